@@ -185,7 +185,7 @@ async def test_what_fails_is_asked_once_by_all_that_want_it():
 
 
 def test_manifests_are_kept_as_far_as_their_budget_goes():
-    kept = discovery._Manifests()
+    kept = discovery._ManifestCache()
     place = RepositoryKey("registry.example", "app")
     manifests = [Manifest("image", f"sha256:{number:064x}", bytes(4 << 20)) for number in range(12)]
     for manifest in manifests:

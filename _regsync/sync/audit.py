@@ -344,10 +344,12 @@ class Audit:
         """
         mapping = image.wanted.mapping
         tag = image.wanted.tag
-        named = await self._discovery.name_at_source(mapping, tag, by_head=True)
+        named = await self._discovery.resolve_at_source(mapping, tag, by_head=True)
         is_held = self._is_held(image, named.digest)
-        if named.pushed is not None:
-            return _Expected(digest=named.pushed, source_digest=named.digest, is_held=is_held)
+        if named.digest_at_target is not None:
+            return _Expected(
+                digest=named.digest_at_target, source_digest=named.digest, is_held=is_held
+            )
 
         # A run that trimmed the index has left its new digest. Without one it is trimmed here.
         key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
@@ -360,7 +362,7 @@ class Audit:
         if is_held:
             # Whatever the target has is right, so nothing is fetched to find out the digest.
             return _Expected(digest="", source_digest=named.digest, is_held=is_held)
-        lookup = await self._discovery.look_up_source(mapping, tag, named.digest)
+        lookup = await self._discovery.look_up_at_source(mapping, tag, named.digest)
         return _Expected(digest=lookup.digest, source_digest=lookup.source_digest, is_held=is_held)
 
     def _is_held(self, image: _AuditedImage, digest: str) -> bool:
@@ -376,11 +378,11 @@ class Audit:
         `likely` is the digest that it probably names. Of several tags with the same likely digest the
         first is read by GET. Its manifest is at hand then, and the others cost a HEAD.
         """
-        listed = self._discovery.names(target)
+        listed = self._discovery.known_listing(target)
         if listed is not None and tag not in listed:
             return None
         async with self._tag_reads[target.key, likely]:
-            if self._discovery.at_hand(target, likely) is None:
+            if self._discovery.cached_manifest(target, likely) is None:
                 return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
 
         digest = await target.head_manifest(tag)

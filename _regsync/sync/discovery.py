@@ -66,12 +66,12 @@ _MOST_MANIFESTS = 10_000
 _LARGEST_TREE = 32 * 1024 * 1024
 
 
-class Named(NamedTuple):
+class SourceImage(NamedTuple):
     """The manifest that a reference names at its source."""
 
     digest: str
     # The digest that targets are to hold; None where the index has to be filtered to know it.
-    pushed: str | None
+    digest_at_target: str | None
     # None where it was not fetched, or is no longer kept.
     manifest: Manifest | None
 
@@ -81,11 +81,11 @@ class TargetTag:
 
     # A run has one for each tag and target, so its size counts.
     __slots__ = (
-        "answered",
+        "answered_event",
         "digest",
         "error",
         "reference",
-        "settled",
+        "settled_event",
         "snapshot_entry",
         "snapshot_key",
         "target",
@@ -103,11 +103,11 @@ class TargetTag:
         self.digest: str | None = None
         self.error: SyncError | None = None
         # Set when the target has answered.
-        self.answered = LazyEvent()
+        self.answered_event = LazyEvent()
         # Set when no other look-up has to wait for what the answer shows.
-        self.settled = LazyEvent()
+        self.settled_event = LazyEvent()
 
-    def is_up_to_date(self, named: Named) -> bool:
+    def is_up_to_date(self, named: SourceImage) -> bool:
         """Say whether nothing has to be copied to the target, as far as digests alone can tell.
 
         With a platform filter the target is to hold another digest than the source, which is not known
@@ -118,10 +118,10 @@ class TargetTag:
             return True  # it fails with this error: nothing is copied to it
         if self.digest is None:
             return False
-        if named.pushed is None:
+        if named.digest_at_target is None:
             snapshot = self.snapshot_entry and self.snapshot_entry.snapshot
             return snapshot == (key_of(named.digest), key_of(self.digest))
-        return self.digest == named.pushed
+        return self.digest == named.digest_at_target
 
     @property
     def was_copied(self) -> bool:
@@ -142,21 +142,21 @@ class TagLookup(NamedTuple):
     source_digest: str
     targets: tuple[TargetTag, ...]
     # The digests of the tree's manifests that the source holds too: all but trimmed indexes.
-    at_source: frozenset[str] = frozenset()
+    digests_at_source: frozenset[str] = frozenset()
     # Whether digests alone have shown that every target holds the image, so that no manifest of it
     # was fetched.
     is_by_digest: bool = False
     # Targets that lack the image and do not get it yet (`min_age`), and until when, in seconds since
     # 1970. They are not among `targets`.
-    held: tuple[TargetTag, ...] = ()
+    held_tags: tuple[TargetTag, ...] = ()
     held_until: int | None = None
 
-    def at(self, target: Repository) -> TargetTag | None:
+    def tag_at(self, target: Repository) -> TargetTag | None:
         """Return what one target holds, None for a target that is not in this look-up."""
         return next((tag for tag in self.targets if tag.target is target), None)
 
 
-class Askers:
+class TargetWorkers:
     """Tasks that ask targets what they hold, one question after another.
 
     A task and a group for each question would cost a twentieth of the CPU of a run without changes.
@@ -176,7 +176,7 @@ class Askers:
             yield
             self._tasks.cancel_scope.cancel()
 
-    def add(self, tag: TargetTag) -> None:
+    def submit(self, tag: TargetTag) -> None:
         """Have a target asked, by an idle task or by a new one."""
         self._questions.append(tag)
         if self._idle:
@@ -190,13 +190,13 @@ class Askers:
             while self._questions:
                 tag = self._questions.popleft()
                 await self._ask(tag)
-                tag.answered.set()
+                tag.answered_event.set()
             question_event = anyio.Event()
             self._idle.append(question_event)
             await question_event.wait()
 
 
-class _Manifests:
+class _ManifestCache:
     """Manifests that were fetched, by repository and digest, within a budget of bytes.
 
     One that is being fetched counts for nothing: `record_use` follows when it is there.
@@ -212,7 +212,7 @@ class _Manifests:
         """Say whether a manifest is kept, or is being fetched."""
         return (where, digest) in self._by_key
 
-    def at_hand(self, where: RepositoryKey, digest: str) -> Manifest | None:
+    def get(self, where: RepositoryKey, digest: str) -> Manifest | None:
         """Return a manifest that is kept, None for any other."""
         once = self._by_key.get((where, digest))
         return once.answer[0] if once is not None and once.answer else None
@@ -227,7 +227,7 @@ class _Manifests:
     def record_use(self, where: RepositoryKey, digest: str, manifest: Manifest) -> None:
         """Keep a manifest as the one used last; drop the least recently used above the budget."""
         key = (where, digest)
-        if self.at_hand(where, digest) is None:
+        if self.get(where, digest) is None:
             self._by_key[key] = Once(manifest)
 
         # The order of the weights is that of use: whatever is used again goes to the end.
@@ -263,7 +263,7 @@ class Discovery:
         self._wants_all_trees = wants_all_trees
 
         # Logs each text once, however many tags of a repository give cause for it.
-        self.say = cache(transport.machine.log)
+        self.log_once = cache(transport.machine.log)
 
         # By registry, name, and whether it is a source.
         self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
@@ -274,7 +274,7 @@ class Discovery:
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         # The tags of target repositories, as `target_tags` returns them.
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
-        self._manifests = _Manifests()
+        self._manifests = _ManifestCache()
         # The digests of source tags, for all mappings (rule 4), by host, repository and tag. Two
         # credentials for one registry are two hosts: they may see different repositories.
         self._source_tags: dict[tuple[Host, str, str], Once[str]] = {}
@@ -282,9 +282,9 @@ class Discovery:
         # bring such a tag; any other one has a single source (`mappings.assign`).
         self._target_signatures: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
-        self.askers = Askers(self._look_at_target)
+        self.target_workers = TargetWorkers(self._look_at_target)
         # The tags that are not settled, by target host, in the order in which they were asked for.
-        self._awaited = defaultdict[str, dict[TargetTag, None]](dict)
+        self._unsettled_tags = defaultdict[str, dict[TargetTag, None]](dict)
         # Tags whose indexes lack wanted platforms, by source and the text of these platforms.
         self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
 
@@ -313,7 +313,7 @@ class Discovery:
         self._hosts[host] = None
         return repository
 
-    def keep_logins(self) -> None:
+    def save_logins(self) -> None:
         """Let a later run know how the hosts of this one ask for a login."""
         for host in self._hosts:
             if any(host.authenticator.snapshot):
@@ -326,7 +326,7 @@ class Discovery:
         listing = self._listings.setdefault(repository.key, Once())
         return await listing.get(repository.list_tags)
 
-    def names(self, repository: Repository) -> Mapping[str, str | None] | None:
+    def known_listing(self, repository: Repository) -> Mapping[str, str | None] | None:
         """Return the tags of a repository by its listing, None where it was not listed yet."""
         listing = self._listings.get(repository.key)
         if listing is None or not listing.answer:
@@ -394,14 +394,14 @@ class Discovery:
             *source.key, reference, *target.key, target_reference, platforms, TRIM_RULE
         )
 
-    def tags_at(
+    def new_target_tags(
         self,
         targets: Iterable[Repository],
         mapping: MappingRule,
         reference: str,
         target_reference: str,
     ) -> list[TargetTag]:
-        """Return what a look-up fills in: one for each target. `recall` follows."""
+        """Return what a look-up fills in: one for each target. `load_snapshots` follows."""
         source = self.source_of(mapping)
         return [
             TargetTag(
@@ -412,7 +412,7 @@ class Discovery:
             for target in targets
         ]
 
-    def recall(self, tags: Collection[TargetTag]) -> None:
+    def load_snapshots(self, tags: Collection[TargetTag]) -> None:
         """Read from the state what earlier runs have copied of these tags."""
         entries = self._knowledge.snapshots(tag.snapshot_key for tag in tags)
         for tag in tags:
@@ -442,18 +442,18 @@ class Discovery:
         source = self.source_of(mapping)
         # Other look-ups may wait for these answers until all that they show is noted.
         for tag in tags:
-            self._awaited[tag.target.host.key][tag] = None
+            self._unsettled_tags[tag.target.host.key][tag] = None
         try:
             asked = [tag for tag in tags if tag.target not in known_to_lack]
             for tag in asked:
-                self.askers.add(tag)
+                self.target_workers.submit(tag)
             # The manifest of an image that may be held back is fetched only when it is due.
             may_be_held = first_seen is not None and mapping.min_age > 0
             by_head = may_be_held or self._should_head_first(mapping, tags)
             # The source's error is raised when the targets have answered.
-            named = await _or_error(self.name_at_source(mapping, reference, by_head=by_head))
+            named = await _or_error(self.resolve_at_source(mapping, reference, by_head=by_head))
             for tag in asked:
-                await tag.answered.wait()
+                await tag.answered_event.wait()
             if isinstance(named, SyncError):
                 raise named
             self._learn_at_hand(source, tags)
@@ -461,14 +461,16 @@ class Discovery:
             for tag in tags:
                 self._settle(tag)
 
-        return await self._decide(mapping, source, reference, named, tags, expected, first_seen)
+        return await self._compare_digests(
+            mapping, source, reference, named, tags, expected, first_seen
+        )
 
-    async def _decide(
+    async def _compare_digests(
         self,
         mapping: MappingRule,
         source: Repository,
         reference: str,
-        named: Named,
+        named: SourceImage,
         tags: Sequence[TargetTag],
         expected: Descriptor | None,
         first_seen: FirstSeen | None,
@@ -489,12 +491,14 @@ class Discovery:
 
         top = named.manifest or await self.top_manifest(source, reference, named.digest, expected)
         if top.digest == named.digest:
-            return await self._compare(mapping, source, reference, top, tuple(tags))
+            return await self._fetch_missing_manifests(mapping, source, reference, top, tuple(tags))
 
         # The tag was moved since it was asked for. What it names now has an age of its own.
-        pushed = None if mapping.platforms else top.digest
-        moved = Named(digest=top.digest, pushed=pushed, manifest=top)
-        return await self._decide(mapping, source, reference, moved, tags, expected, first_seen)
+        digest_at_target = None if mapping.platforms else top.digest
+        moved = SourceImage(digest=top.digest, digest_at_target=digest_at_target, manifest=top)
+        return await self._compare_digests(
+            mapping, source, reference, moved, tags, expected, first_seen
+        )
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
         """Say whether the source is asked for a digest alone, because all targets probably hold the
@@ -509,7 +513,7 @@ class Discovery:
         if mapping.source.head_first:
             return True
 
-        is_listed = any(tag.reference in (self.names(tag.target) or ()) for tag in tags)
+        is_listed = any(tag.reference in (self.known_listing(tag.target) or ()) for tag in tags)
         # Docker Hub counts a manifest's GET against the quota, and not its HEAD
         # (docs/protocol-facts.md section 7.2). A layout shows without a request whether it holds the
         # digest, so that the source's HEAD is all that the comparison costs.
@@ -517,16 +521,18 @@ class Discovery:
         are_local = all(tag.target.is_local for tag in tags)
         return is_listed and (has_quota or are_local)
 
-    async def name_at_source(self, mapping: MappingRule, reference: str, *, by_head: bool) -> Named:
+    async def resolve_at_source(
+        self, mapping: MappingRule, reference: str, *, by_head: bool
+    ) -> SourceImage:
         """Return what a tag or digest names at a mapping's source; raises SyncError."""
         source = self.source_of(mapping)
-        digest = await self.source_digest(source, reference, by_head=by_head)
-        pushed = None if mapping.platforms else digest
+        digest = await self.resolve_digest(source, reference, by_head=by_head)
+        digest_at_target = None if mapping.platforms else digest
         # The caller holds the manifest: `_manifests` may drop it before the targets have answered.
-        manifest = self._manifests.at_hand(source.pool, digest)
-        return Named(digest=digest, pushed=pushed, manifest=manifest)
+        manifest = self._manifests.get(source.pool, digest)
+        return SourceImage(digest=digest, digest_at_target=digest_at_target, manifest=manifest)
 
-    async def source_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
+    async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
         """Return the digest of what a reference names at its source. A tag is asked for once a run
         (rule 4), unless a listing has its digest (rule 5).
 
@@ -541,7 +547,7 @@ class Discovery:
         """Return the shared request for a tag's digest, which may be under way or answered."""
         key = (source.host, source.api_name, tag)
         if key not in self._source_tags:
-            listed_digest = (self.names(source) or {}).get(tag)
+            listed_digest = (self.known_listing(source) or {}).get(tag)
             self._source_tags[key] = Once(listed_digest) if listed_digest else Once()
         return self._source_tags[key]
 
@@ -572,7 +578,7 @@ class Discovery:
         is_outdated = self._source_tag(source, reference).answer == (digest,)
         if is_outdated:
             self._source_tags[source.host, source.api_name, reference] = Once()
-        digest = await self.source_digest(source, reference, by_head=False)
+        digest = await self.resolve_digest(source, reference, by_head=False)
         return await self.manifest(source, digest)
 
     async def _look_at_target(self, tag: TargetTag) -> None:
@@ -615,7 +621,7 @@ class Discovery:
         if is_tag and target.key in self._target_tags:  # it is being listed, or was listed
             listed_tags = await self.target_tags(target)
             # Some registries list digests with the tags (rule 5).
-            listed_digest = (self.names(target) or {}).get(reference)
+            listed_digest = (self.known_listing(target) or {}).get(reference)
             if listed_digest is not None:
                 return listed_digest
             if listed_tags is not None and reference not in listed_tags:
@@ -636,7 +642,7 @@ class Discovery:
             digest = (await target.get_manifest(reference)).digest
         return digest
 
-    async def _compare(
+    async def _fetch_missing_manifests(
         self,
         mapping: MappingRule,
         source: Repository,
@@ -658,7 +664,7 @@ class Discovery:
             for manifest in manifests:
                 self._learn(tag.target, manifest)
 
-        at_source = frozenset(
+        digests_at_source = frozenset(
             manifest.digest
             for manifest in manifests
             if self._manifests.has(source.pool, manifest.digest)
@@ -670,7 +676,7 @@ class Discovery:
             digest=root.digest,
             source_digest=top.digest,
             targets=tags,
-            at_source=at_source,
+            digests_at_source=digests_at_source,
         )
 
     async def _tree_to_copy(
@@ -702,7 +708,7 @@ class Discovery:
     def _learn_at_hand(self, source: Repository, tags: Iterable[TargetTag]) -> None:
         """Learn the manifests whose digests targets have answered, as far as they are at hand."""
         for tag in tags:
-            manifest = self._manifests.at_hand(source.pool, tag.digest or "")
+            manifest = self._manifests.get(source.pool, tag.digest or "")
             if manifest is not None:
                 self._learn(tag.target, manifest)
 
@@ -716,8 +722,8 @@ class Discovery:
 
     def _settle(self, tag: TargetTag) -> None:
         """Let other look-ups wait no longer for the answer of a tag."""
-        self._awaited[tag.target.host.key].pop(tag, None)
-        tag.settled.set()
+        self._unsettled_tags[tag.target.host.key].pop(tag, None)
+        tag.settled_event.set()
 
     async def _wait_for_answers(self, hosts: Collection[str]) -> None:
         """Wait for the answers under way from these hosts. They may show that another repository of
@@ -727,10 +733,10 @@ class Discovery:
         """
         # Where a host never mounts, the answers show nothing of use.
         mounting = [host for host in hosts if self._knowledge.supports_mounts(host) is not False]
-        under_way = [tag for host in mounting for tag in self._awaited[host]]
+        under_way = [tag for host in mounting for tag in self._unsettled_tags[host]]
         with anyio.move_on_after(_ANSWER_PATIENCE):
             for tag in under_way:
-                await tag.settled.wait()
+                await tag.settled_event.wait()
         for tag in under_way:
             self._settle(tag)
 
@@ -751,11 +757,11 @@ class Discovery:
         self._manifests.record_use(where.pool, manifest.digest, manifest)
         return manifest
 
-    def at_hand(self, where: Repository, digest: str) -> Manifest | None:
+    def cached_manifest(self, where: Repository, digest: str) -> Manifest | None:
         """Return a manifest that was fetched and is still kept."""
-        return self._manifests.at_hand(where.pool, digest)
+        return self._manifests.get(where.pool, digest)
 
-    async def completed(self, source: Repository, tree: Tree) -> Tree:
+    async def complete_tree(self, source: Repository, tree: Tree) -> Tree:
         """Return a tree with all its manifests. Some were not fetched, because targets seemed to hold
         them.
         """
@@ -764,7 +770,7 @@ class Discovery:
             source, tree.source_digest, tree.root, at_hand, lambda entry: False
         )
 
-    async def below(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
+    async def child_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests below an image's index that artifacts may refer to. Attestations are left
         out, and trimmed indexes, whose digests the source does not know.
         """
@@ -795,7 +801,7 @@ class Discovery:
             source, top.digest, root, trimmed, lambda entry: entry.digest not in nested
         )
 
-    async def look_up_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
+    async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source alone. `digest` is what the tag named a moment ago.
 
         The answer has the digest at the source and the digest that targets get, which is another one
@@ -823,7 +829,7 @@ class Discovery:
         names_blobs = bool(top.layers) and not top.children
         if not top.is_index or names_blobs:
             text = f"{source}: not an index, so `platforms` does not apply and it is copied"
-            self.say("debug", "no_index", text)
+            self.log_once("debug", "no_index", text)
             return top, {}
 
         # `_fetch_tree` adds the indexes below the top; their images are not needed yet.
@@ -842,11 +848,11 @@ class Discovery:
         if trimmed.manifest is not top:
             digest = trimmed.manifest.digest
             text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {digest}"
-            self.say("info", "index_trimmed", text)
+            self.log_once("info", "index_trimmed", text)
         indexes = [index.manifest for index in trimmed.nested.values()]
         return trimmed.manifest, {index.digest: index for index in indexes}
 
-    def tell_missing_platforms(self) -> None:
+    def warn_of_missing_platforms(self) -> None:
         """Warn of the wanted platforms that indexes lack, once for all tags of a repository."""
         for (source, absent), references in sorted(self._missing_platforms.items()):
             names = sorted(references)
@@ -854,7 +860,7 @@ class Discovery:
             if len(names) > _MOST_NAMED:
                 listed += f" and {len(names) - _MOST_NAMED} more"
             text = f"{source}: the index has {listed}, but not {absent}; the other platforms are copied"
-            self.say("warning", "platform_missing", text)
+            self.log_once("warning", "platform_missing", text)
 
     async def _fetch_tree(
         self,
@@ -913,13 +919,13 @@ def _no_platform_matches(wanted: Iterable[object], available: Iterable[str]) -> 
 def _nothing_to_copy(
     source: Repository,
     reference: str,
-    named: Named,
+    named: SourceImage,
     tags: Iterable[TargetTag],
-    held: tuple[TargetTag, ...],
+    held_tags: tuple[TargetTag, ...],
     held_until: int | None,
 ) -> TagLookup:
-    """Return the look-up of an image that each target holds already, or does not get yet (`held`)."""
-    up_to_date = tuple(tag for tag in tags if tag not in held)
+    """Return the look-up of an image that each target holds already, or does not get yet (`held_tags`)."""
+    up_to_date = tuple(tag for tag in tags if tag not in held_tags)
     # All targets that are up to date hold one digest. With a platform filter nobody else knows it: the
     # index was not fetched and trimmed.
     digests_at_targets = [tag.digest for tag in up_to_date if tag.digest is not None]
@@ -931,7 +937,7 @@ def _nothing_to_copy(
         source_digest=named.digest,
         targets=up_to_date,
         is_by_digest=named.manifest is None,
-        held=held,
+        held_tags=held_tags,
         held_until=held_until,
     )
 

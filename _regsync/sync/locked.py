@@ -22,7 +22,7 @@ from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import SearchDepth, hash_of_list, is_due_without_state
-from _regsync.sync.discovery import Discovery, Named, TagLookup, TargetTag
+from _regsync.sync.discovery import Discovery, SourceImage, TagLookup, TargetTag
 from _regsync.sync.image import ImageCopy
 from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, source_key
 from _regsync.sync.once import gather
@@ -81,12 +81,16 @@ class LockedDiscovery(Discovery):
         """
         return False
 
-    async def name_at_source(self, mapping: MappingRule, reference: str, *, by_head: bool) -> Named:
+    async def resolve_at_source(
+        self, mapping: MappingRule, reference: str, *, by_head: bool
+    ) -> SourceImage:
         """Return what a tag names in the lock; a digest names itself."""
         if is_digest(reference):
-            return await super().name_at_source(mapping, reference, by_head=by_head)
+            return await super().resolve_at_source(mapping, reference, by_head=by_head)
         image = self.locked_image(mapping, reference)
-        return Named(digest=image.digest, pushed=image.digest_at_target, manifest=None)
+        return SourceImage(
+            digest=image.digest, digest_at_target=image.digest_at_target, manifest=None
+        )
 
     async def top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
@@ -103,7 +107,7 @@ class LockedDiscovery(Discovery):
                 error.hint = f"{remedy}: the source has removed what the lock names"
             raise
 
-    async def _compare(
+    async def _fetch_missing_manifests(
         self,
         mapping: MappingRule,
         source: Repository,
@@ -114,7 +118,7 @@ class LockedDiscovery(Discovery):
         """Fetch the manifests that some target lacks. If the trimmed index is not the one in the lock,
         the image fails.
         """
-        lookup = await super()._compare(mapping, source, reference, top, tags)
+        lookup = await super()._fetch_missing_manifests(mapping, source, reference, top, tags)
         if is_digest(reference):
             return lookup
         locked_digest = self.locked_image(mapping, reference).digest_at_target
@@ -244,8 +248,10 @@ class LockedReferrers(Referrers):
             by_digest = await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
             return _found_artifact(artifact, by_digest)
         # At the source the digest is fetched, whatever the tag names there now.
-        tags = self._discovery.tags_at(search.repositories, search.mapping, digest, artifact.tag)
-        self._discovery.recall(tags)
+        tags = self._discovery.new_target_tags(
+            search.repositories, search.mapping, digest, artifact.tag
+        )
+        self._discovery.load_snapshots(tags)
         lookup = await self._discovery.look_up(
             search.mapping, digest, tags, known_to_lack=known_to_lack
         )

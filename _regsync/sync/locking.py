@@ -168,7 +168,7 @@ class Locking:
             for group in await gather(partial(self._resolve_group, group) for group in groups)
             for outcome in group
         ]
-        self._discovery.tell_missing_platforms()
+        self._discovery.warn_of_missing_platforms()
         return self._assemble(outcomes)
 
     # Questions.
@@ -205,7 +205,7 @@ class Locking:
             return error
         source = self._discovery.source_of(rule)
         for event, text in selection.doubts(str(source)):
-            self._discovery.say("warning", event, text)
+            self._discovery.log_once("warning", event, text)
         self.images_known += len(selection.kept)
         return selection.kept
 
@@ -237,7 +237,7 @@ class Locking:
 
         # A tag that the lock has usually names the same digest still, whose content is in the lock.
         needs_manifest = old is None and self._needs_manifest(rule)
-        digest = await self._discovery.source_digest(
+        digest = await self._discovery.resolve_digest(
             self._discovery.source_of(rule), tag, by_head=not needs_manifest
         )
 
@@ -303,7 +303,7 @@ class Locking:
         if not self._needs_manifest(rule):
             return _Content(digest, pushed=None, artifacts=())
 
-        lookup = await self._discovery.look_up_source(rule, tag, digest)
+        lookup = await self._discovery.look_up_at_source(rule, tag, digest)
         artifacts = dict[str, LockedArtifact]()
         for mapping in self._mappings_by_artifacts[source_key(rule)].values():
             if mapping.artifacts.enabled:

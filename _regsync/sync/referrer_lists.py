@@ -84,7 +84,7 @@ class ReferrerLists:
         """Return a source's tags; None where it was not listed, and a listing is refused or would cost
         more requests than it saves.
         """
-        tags = self._discovery.names(source)
+        tags = self._discovery.known_listing(source)
         if tags is not None:
             return tags
         # Without the API each subject has four tags to be asked for: the fallback tag and cosign's.
@@ -253,7 +253,7 @@ class ReferrerLists:
 
     async def _get_held_list(self, target: Repository, subject: str) -> Manifest | None:
         """Return the list that a target holds for a subject, None where it holds none."""
-        held = await self._get_fallback(target, subject, self._discovery.names(target))
+        held = await self._get_fallback(target, subject, self._discovery.known_listing(target))
         if held is not None and not held.is_index:
             text = "this fallback tag does not hold a list of referrers, and is left as it is"
             error = ContentError(text)

@@ -199,14 +199,14 @@ class Referrers:
 
     def listed_cosign_tags(self, source: Repository, digest: str) -> list[str]:
         """Return the tags of cosign's for a digest that the source's listing shows."""
-        listed = self._discovery.names(source) or ()
+        listed = self._discovery.known_listing(source) or ()
         return [tag for tag in _cosign_tags(digest) if tag in listed]
 
     def listed_tag_bits(self, source: Repository, digest: str) -> int:
         """Return which tags with artifacts of a digest the source's listing shows, as the bits that the
         state keeps: 1 for the fallback tag, 2, 4 and 8 for cosign's. 0 where nothing was listed.
         """
-        listed = self._discovery.names(source) or ()
+        listed = self._discovery.known_listing(source) or ()
         bits = 0
         for number, tag in enumerate((referrers_tag(digest), *_cosign_tags(digest))):
             if tag in listed:
@@ -294,7 +294,7 @@ class Referrers:
         if not is_trimmed:
             subjects.append(lookup.source_digest)
         if is_deep:
-            subjects += await self._discovery.below(mapping, lookup)
+            subjects += await self._discovery.child_subjects(mapping, lookup)
         # The own index of a trimmed image is asked about too.
         self.lists.expect_subjects(source, len(subjects) + (1 if is_trimmed else 0))
 
@@ -326,7 +326,7 @@ class Referrers:
         if stripped:
             text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
             place = f"{search.source} -> {search.mapping.target_repository}"
-            self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
+            self._discovery.log_once("warning", "artifacts_stripped", f"{place}: {text}")
         return stripped
 
     async def find_for_subject(
@@ -405,7 +405,7 @@ class Referrers:
 
     async def _subjects_copied(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests that targets get of an image and that artifacts may refer to."""
-        subjects = await self._discovery.below(mapping, lookup)
+        subjects = await self._discovery.child_subjects(mapping, lookup)
         if lookup.digest == lookup.source_digest:
             subjects.insert(0, lookup.source_digest)
         return subjects
@@ -534,7 +534,7 @@ class Referrers:
         tags = await self._cosign_tags_of(search, subject)
         if not (entries or tags or self.lists.has_api(source)):
             text = f"{source}: no artifacts found (no referrers API, no fallback tag); images are copied without"
-            self._discovery.say("info", "no_referrers", text)
+            self._discovery.log_once("info", "no_referrers", text)
 
         examine = partial(self._examine, search, subject)
         questions = [
@@ -565,7 +565,7 @@ class Referrers:
 
         async def ask(tag: str) -> str:
             try:
-                await self._discovery.source_digest(source, tag, by_head=True)
+                await self._discovery.resolve_digest(source, tag, by_head=True)
             except RegistryError as error:
                 if error.status != 404:
                     raise
@@ -592,7 +592,7 @@ class Referrers:
         # A tag of cosign's may have been asked for without a listing, or be gone since.
         if entry is not None:
             text = f"{reference} is listed as a referrer of {subject}, but missing: it is left out"
-            self._discovery.say("warning", "referrer_missing", f"{search.source}: {text}")
+            self._discovery.log_once("warning", "referrer_missing", f"{search.source}: {text}")
         return None
 
     async def _examine_entry(
@@ -676,8 +676,8 @@ class Referrers:
             for target in search.targets_for(subject)
             if target.is_new or target.had_no_tags
         ]
-        tags = self._discovery.tags_at(search.repositories, search.mapping, tag, tag)
-        self._discovery.recall(tags)
+        tags = self._discovery.new_target_tags(search.repositories, search.mapping, tag, tag)
+        self._discovery.load_snapshots(tags)
         lookup = await self._discovery.look_up(
             search.mapping, tag, tags, known_to_lack=known_to_lack
         )

@@ -201,7 +201,7 @@ class Run:
         self._wanted.append((wanted, target_reference))
         self.scheduler.images_known += len(wanted.targets)
         tags = self._tags_at(wanted, target_reference)
-        self._discovery.recall(tags)
+        self._discovery.load_snapshots(tags)
         self._queue_lookup(mapping.source.authority, partial(self._look_up, wanted, tags))
         await self._conduct(stop)
 
@@ -227,7 +227,7 @@ class Run:
                 async with anyio.create_task_group() as self._endings:
                     with work:
                         async with (
-                            self._discovery.askers.running(),
+                            self._discovery.target_workers.running(),
                             anyio.create_task_group() as self._tasks,
                         ):
                             for source, lookups in self._lookups.items():
@@ -239,7 +239,7 @@ class Run:
             # Also after an error, and when a second signal cancels all: what was learnt is kept.
             self._tasks = None
             self._complete_report()
-            self._discovery.tell_missing_platforms()
+            self._discovery.warn_of_missing_platforms()
             await self._save()
 
         if self.scheduler.draining:
@@ -311,7 +311,7 @@ class Run:
             sweep=not self.scheduler.draining, failed=has_failed, leftovers=self._state.is_writer
         )
         self._layouts.close(sweep=not self.scheduler.draining and not has_failed)
-        self._discovery.keep_logins()
+        self._discovery.save_logins()
         self._knowledge.finish()
         self._state.close()
         if self._first_seen is not None:
@@ -454,7 +454,7 @@ class Run:
         """List each target repository whose listing could spare looking up two tags or more
         (docs/design.md section 6, rule 6).
         """
-        self._discovery.recall([tag for _, tags in lookups for tag in tags])
+        self._discovery.load_snapshots([tag for _, tags in lookups for tag in tags])
         # By target, for how many tags a listing may spare the request: a tag that never moves may be
         # there, and a tag without a snapshot is probably absent.
         spared = Counter[Repository]()
@@ -481,7 +481,7 @@ class Run:
         """Return what the look-up of a tag fills in; `target_reference` is its tag or digest at the
         targets.
         """
-        return self._discovery.tags_at(
+        return self._discovery.new_target_tags(
             self._targets(wanted), wanted.mapping, wanted.tag, target_reference
         )
 
@@ -544,11 +544,11 @@ class Run:
         `min_age`.
         """
         until = lookup.held_until
-        if until is None or not lookup.held:
+        if until is None or not lookup.held_tags:
             return
         text = f"{source_name}: held back by min_age until {time_text(until)}"
         self._log("info", "held", text)
-        for tag in lookup.held:
+        for tag in lookup.held_tags:
             outcome = Outcome(
                 source_name,
                 tag.target.reference(wanted.tag),
@@ -561,7 +561,7 @@ class Run:
                 duration=anyio.current_time() - began,
             )
             self._end(outcome)
-        if len(lookup.held) == len(wanted.targets):
+        if len(lookup.held_tags) == len(wanted.targets):
             self._held_tags[wanted.mapping.index].append(until)
 
     def _tell_held_mappings(self) -> None:
@@ -592,7 +592,7 @@ class Run:
             return False
         if self._recheck and mapping.artifacts.enabled:
             return False
-        names_at_target = self._discovery.names(tag.target) or ()  # None: it was not listed
+        names_at_target = self._discovery.known_listing(tag.target) or ()  # None: it was not listed
         if tag.reference not in names_at_target:
             return False
         return not self._has_artifact_news(mapping, tag)
@@ -702,7 +702,7 @@ class Run:
         is_host_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
         for manifest in (tree.root, *tree.children):
             self.scheduler.manifests_by_blob.update(blob.digest for blob in manifest.blobs)
-            if is_host_shared and manifest.digest in lookup.at_source:
+            if is_host_shared and manifest.digest in lookup.digests_at_source:
                 self.scheduler.commit(source.pool, manifest)
 
     def _missing_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
@@ -722,7 +722,7 @@ class Run:
                 copy.listing.setdefault(artifact.subject, []).append(artifact.entry)
 
             # None: the target was not asked for the artifact, because it is known to hold it.
-            tag = artifact.lookup.at(copy.target) if artifact.lookup is not None else None
+            tag = artifact.lookup.tag_at(copy.target) if artifact.lookup is not None else None
             error = tag.error if tag is not None else None
             if error is not None or artifact.subject in failed:
                 copy.error = copy.error or error

@@ -674,7 +674,7 @@ class Scheduler:
         if not lost:
             raise refusal
         text = f"{refusal}; the blobs and manifests it names are checked again"
-        self._discovery.say("debug", "healing", text)
+        self._discovery.log_once("debug", "healing", text)
         for digest in image.tree.with_ancestors(lost):
             self._knowledge.forget(image.target.pool, digest)
         image.healings += 1
@@ -694,7 +694,7 @@ class Scheduler:
         # After a retry the image was probably put by the first attempt, whose answer was lost.
         is_put_by_us = is_ours and refusal.retries > 0
         if image.is_kept_by_immutable_tag and not is_put_by_us:
-            self._discovery.say("debug", "tag_immutable_exists", str(refusal))
+            self._discovery.log_once("debug", "tag_immutable_exists", str(refusal))
             if not image.artifact:
                 image.copy.immutable_digest = digest_at_target
             elif is_ours:
@@ -707,7 +707,7 @@ class Scheduler:
 
     async def _fetch_lacking(self, image: Image) -> None:
         try:
-            image.tree = await self._discovery.completed(image.source, image.tree)
+            image.tree = await self._discovery.complete_tree(image.source, image.tree)
         except SyncError as error:
             image.error = error
             self._end_failed(image)

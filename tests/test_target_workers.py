@@ -8,7 +8,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from _regsync.sync.discovery import Askers, TargetTag
+from _regsync.sync.discovery import TargetTag, TargetWorkers
 
 TARGET: Any = None
 
@@ -28,14 +28,14 @@ async def test_a_task_that_has_its_answer_asks_for_the_next_tag():
         at_once -= 1
         tag.digest = f"of {tag.reference}"
 
-    askers = Askers(ask)
-    async with askers.running():
+    workers = TargetWorkers(ask)
+    async with workers.running():
         for look_up in range(5):
             tags = [TargetTag(TARGET, f"{look_up}.{number}", b"") for number in range(4)]
             for tag in tags:
-                askers.add(tag)
+                workers.submit(tag)
             for tag in tags:
-                await tag.answered.wait()
+                await tag.answered_event.wait()
                 assert tag.digest == f"of {tag.reference}"
     assert len(tasks) == most_at_once == 4
 
@@ -44,7 +44,7 @@ async def test_questions_without_an_answer_are_dropped_at_the_end():
     async def ask(tag: TargetTag) -> None:
         await anyio.sleep_forever()
 
-    askers = Askers(ask)
-    async with askers.running():
-        askers.add(TargetTag(TARGET, "v1", b""))
+    workers = TargetWorkers(ask)
+    async with workers.running():
+        workers.submit(TargetTag(TARGET, "v1", b""))
         await checkpoint()
