@@ -230,7 +230,7 @@ async def in_chunks(sent: Upload) -> None:
 
 
 async def fetch(world: World) -> object:
-    async with world.repository.open_blob(BLOB) as response:
+    async with await world.repository.open_blob(BLOB) as response:
         return await response.read(BLOB.size)
 
 

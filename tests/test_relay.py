@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,9 +39,10 @@ def relay_of(body: bytes, step: int) -> Any:
     def adding_place(*_: object) -> Iterator[None]:
         yield
 
-    @asynccontextmanager
-    async def open_blob(blob: object, offset: int, *, fresh: bool) -> AsyncIterator[Answer]:
-        yield Answer(body[offset:], step)
+    async def open_blob(
+        blob: object, offset: int, *, fresh: bool
+    ) -> AbstractAsyncContextManager[Answer]:
+        return nullcontext(Answer(body[offset:], step))
 
     source: Any = SimpleNamespace(
         reference=str, adding_place=adding_place, open_blob=open_blob, host=None

@@ -10,8 +10,8 @@ Follows: docs/design.md section 13.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from io import FileIO
 from typing import TYPE_CHECKING
 
@@ -402,16 +402,14 @@ class LayoutRepository:
         """Return a repository at a target that is said to hold a blob which was left out here."""
         return self._layout.index().left_out.get(digest)
 
-    @asynccontextmanager
     async def open_blob(
         self, blob: Descriptor, start: int = 0, *, fresh: bool = False
-    ) -> AsyncIterator[_FileBody]:
-        """Give a blob from byte `start` on."""
+    ) -> AbstractAsyncContextManager[_FileBody]:
+        """Open a blob at byte `start`. Returns a context that yields its bytes."""
         with self.adding_place("read blob", self.reference(blob.digest)):
             stream = self._layout.open(blob.digest, blob.size)
-        with stream:
-            stream.seek(start)
-            yield _FileBody(self._layout, stream)
+        stream.seek(start)
+        return _FileBody(self._layout, stream)
 
     @contextmanager
     def reserving(
@@ -439,6 +437,12 @@ class _FileBody:
         self._layout = layout
         self._stream = stream
         self._disk = DiskPace()
+
+    async def __aenter__(self) -> _FileBody:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stream.close()
 
     async def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` and return how many bytes it got, 0 at the end of the blob."""

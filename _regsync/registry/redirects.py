@@ -10,43 +10,64 @@ Follows: docs/protocol-facts.md sections 1.7, 1.13 and 9.2 (R1, R3, R4).
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
-from _regsync.addresses import Origin, is_private
+from _regsync.addresses import DEFAULT_PORTS, Origin, is_private
 from _regsync.errors import ProtocolBroken
 from _regsync.text import printable
 
+# An http or https URL without its fragment.
+_ABSOLUTE_URL = re.compile(r"(?P<origin>https?://[^/?#]*)(?P<target>[^#]*)", re.IGNORECASE)
+
 
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
-    """Return the origin and the path of a `Location` that was answered to `path` at `base`;
-    ProtocolBroken if it is unusable.
+    """Resolve a `Location` that was answered to a request for `path` at `base`. Returns its origin, and
+    its path with the query. Raises ProtocolBroken if it is unusable.
     """
-    from urllib.parse import urljoin, urlsplit
+    url = _ABSOLUTE_URL.match(location) or _ABSOLUTE_URL.match(_join(f"{base}{path}", location))
+    if url is None:
+        raise ProtocolBroken("the Location of the answer is not an http or https URL")
+    target = url["target"]
+    if not target.startswith("/"):
+        target = "/" + target
+    if re.search("[^!-~]", url[0]):
+        raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
+    scheme, host, port = _split_origin(url["origin"])
 
-    # Joining would lose an empty parameter of an absolute URL's path: signatures cover it.
-    is_absolute = re.match("https?://", location, re.IGNORECASE)
+    # A registry behind a TLS proxy may not know its own scheme (I6).
+    schemes = (base.scheme, scheme)
+    if schemes == ("https", "http") and host == base.host and port in (None, base.port):
+        return base, target
+    return Origin(scheme, host, port or DEFAULT_PORTS[scheme], base.via), target
+
+
+def _join(base: str, location: str) -> str:
+    # An absolute URL is not joined: that would drop an empty parameter, which signatures cover.
+    from urllib.parse import urljoin
+
     try:
-        parts = urlsplit(location if is_absolute else urljoin(f"{base}{path}", location))
+        return urljoin(base, location)
+    except ValueError as error:
+        raise ProtocolBroken("the Location of the answer is not a URL") from error
+
+
+# A registry names the same few origins at each upload.
+@lru_cache(maxsize=64)
+def _split_origin(origin: str) -> tuple[str, str, int | None]:
+    """Split `scheme://host:port`. The port is None if it is not given. Raises ProtocolBroken if there
+    is no host, or a login.
+    """
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(origin)
         port = parts.port
         host = (parts.hostname or "").lower()
     except ValueError as error:
         raise ProtocolBroken("the Location of the answer is not a URL") from error
-    if parts.scheme not in ("http", "https") or not host or parts.username is not None:
+    if not host or parts.username is not None:
         raise ProtocolBroken("the Location of the answer is not an http or https URL")
-
-    # A registry behind a TLS proxy may not know its own scheme (I6).
-    schemes = (base.scheme, parts.scheme)
-    if schemes == ("https", "http") and host == base.host and port in (None, base.port):
-        origin = base
-    else:
-        usual_port = 443 if parts.scheme == "https" else 80
-        origin = Origin(parts.scheme, host, port or usual_port, base.via)
-
-    target = parts.path or "/"
-    if parts.query:
-        target += f"?{parts.query}"
-    if re.search("[^!-~]", host + target):
-        raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
-    return origin, target
+    return parts.scheme, host, port
 
 
 def check_foreign(base: Origin, origin: Origin) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import Collection, Iterable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 
 from _regsync.errors import (
     ContentError,
@@ -478,12 +478,12 @@ class RemoteRepository:
         size = answer.headers.get("content-length")
         return int(size) if size is not None else None
 
-    @asynccontextmanager
     async def open_blob(
         self, blob: Descriptor, start: int = 0, *, fresh: bool = False
-    ) -> AsyncIterator[Response]:
-        """Request a blob from byte `start` on, and give the answer, whose body the caller reads in the
-        block. With `fresh` the request goes over a connection that no other request has used.
+    ) -> AbstractAsyncContextManager[Response]:
+        """Request a blob from byte `start` on. Returns a context that yields the response; the caller
+        reads its body inside. With `fresh` the request goes over a connection that no other request
+        has used.
 
         The caller has a permit, and hashes the body (I3). Raises ProtocolBroken when the registry
         does not begin at `start` (docs/protocol-facts.md section 1.13), WrongBytes when the blob has
@@ -492,14 +492,15 @@ class RemoteRepository:
         call = self.call("blob_get", "GET", f"blobs/{blob.digest}")._replace(is_fresh=fresh)
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
-        async with AsyncExitStack() as stack:
-            with self.adding_place("fetch blob", self.reference(blob.digest)):
-                exchange = await self._transport.exchange(self.host, call, (200, 206))
-                response = await stack.enter_async_context(exchange)
-                _check_range(response, blob, start)
-            # The caller's own errors, such as those of the target that it writes to, do not get this
-            # place.
-            yield response
+        with self.adding_place("fetch blob", self.reference(blob.digest)):
+            turn = await self._transport.exchange(self.host, call, (200, 206))
+            assert turn.response is not None
+            try:
+                _check_range(turn.response, blob, start)
+            except SyncError:
+                await turn.end()
+                raise
+        return turn
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:

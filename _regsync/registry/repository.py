@@ -164,10 +164,12 @@ class Repository(Protocol):
     def far_repository(self, digest: str) -> str | None:
         """Return a repository at a target that is said to hold a blob which was left out here."""
 
-    def open_blob(
+    async def open_blob(
         self, blob: Descriptor, start: int = 0, *, fresh: bool = False
     ) -> AbstractAsyncContextManager[BlobBody]:
-        """Give a blob from byte `start` on; with `fresh` not by the way that brought wrong bytes."""
+        """Open a blob at byte `start`. Returns a context that yields its bytes. With `fresh` they do
+        not come over the connection that has delivered wrong bytes before.
+        """
 
     def reserving(
         self, reference: str, blobs: Iterable[Descriptor], manifests: Iterable[Manifest]

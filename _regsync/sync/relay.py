@@ -239,9 +239,8 @@ class Relay(Pieces):
     async def _open(self) -> None:
         """Ask the source for what was not read yet, in place of an answer that has broken."""
         await self._stack.aclose()
-        self._response = await self._stack.enter_async_context(
-            self.source.open_blob(self._blob, self._position, fresh=self.is_fresh)
-        )
+        opened = await self.source.open_blob(self._blob, self._position, fresh=self.is_fresh)
+        self._response = await self._stack.enter_async_context(opened)
 
     async def _read(self) -> memoryview:
         """Read one more piece and return those bytes of it that the target lacks.
