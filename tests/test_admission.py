@@ -37,7 +37,7 @@ def is_idle(gate: Gate) -> bool:
     limits = gate.limits.values()
     return (
         all(
-            (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0})
+            (limit.in_use, limit.bodies, limit.large_bodies) == (0, 0, {"read": 0, "write": 0})
             for limit in limits
         )
         and not any(meter.window.occupants for limit in limits for meter in limit.meters.values())

@@ -631,7 +631,7 @@ async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
                 finally:
                     trio.lowlevel.remove_instrument(steps)
             for limit in made[0].gate.limits.values() if made else ():
-                assert (limit.in_use, limit.bodies, *limit.large.values()) == (0, 0, 0, 0)
+                assert (limit.in_use, limit.bodies, *limit.large_bodies.values()) == (0, 0, 0, 0)
             await anyio.sleep(10)  # the registries have noticed by then what was closed
             assert source.open_connections() == target.open_connections() == 0
             arrived(image, target, await world.copy(source, target))

@@ -100,7 +100,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Noted]:
 def check_idle(transport: Transport) -> None:
     """Nobody has a permit, a place in a window or a stream, and nobody waits for one."""
     for limit in transport.gate.limits.values():
-        assert (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0})
+        assert (limit.in_use, limit.bodies, limit.large_bodies) == (0, 0, {"read": 0, "write": 0})
         assert not any(meter.window.inside for meter in limit.meters.values())
     assert not any(transport.gate._queues.values())
     assert not any(host.first_contact.locked() for host in transport._clients.values())

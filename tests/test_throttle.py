@@ -41,7 +41,9 @@ def limits(**caps: int) -> dict[str, RegistryLimits]:
 
 
 def state(held: dict[str, RegistryLimits]) -> dict[str, tuple[int, int, dict[str, int]]]:
-    return {host: (limit.in_use, limit.bodies, dict(limit.large)) for host, limit in held.items()}
+    return {
+        host: (limit.in_use, limit.bodies, dict(limit.large_bodies)) for host, limit in held.items()
+    }
 
 
 def places(
@@ -148,8 +150,8 @@ def test_no_sequence_of_admissions_breaks_a_limit(
             # One transfer inside a registry may hold two where the limit leaves room for one body.
             assert limit.bodies == len(bodies) <= max(2, cap - max(2, cap // 5))
             for body in ("read", "write"):
-                large = sum(want.large and want.body == body for want in bodies)
-                assert limit.large[body] == large <= 8
+                large = sum(want.is_large and want.body == body for want in bodies)
+                assert limit.large_bodies[body] == large <= 8
     for wants in inside:
         release(held, wants)
     assert state(held) == state(limits(a=a, b=b))

@@ -47,7 +47,7 @@ class Permit:
 
     def take_slot(self, want: Demand) -> Slot:
         """Take out the place that is there for a request."""
-        index = [slot.want.place for slot in self.slots].index(want.place)
+        index = [slot.demand.place for slot in self.slots].index(want.place)
         return self.slots.pop(index)
 
 
@@ -203,7 +203,7 @@ class Gate:
         Where they are not free at once, all is given back and waited for anew (I8), the lease's
         connection too, unless a request of the work is under way.
         """
-        entered = {slot.want.place for slot in permit.slots}
+        entered = {slot.demand.place for slot in permit.slots}
         needs = tuple(want._replace(has_permit=True) for want in wants if want.place not in entered)
         if not needs or self._admits_at_once(permit, needs, anyio.current_time()):
             return
@@ -279,7 +279,7 @@ class Gate:
         and the window would stay one place narrower.
         """
         first = {want.place for want in permit.wants}
-        held = (slot.want._replace(has_permit=True) for slot in permit.slots)
+        held = (slot.demand._replace(has_permit=True) for slot in permit.slots)
         return (*permit.wants, *(want for want in (*held, *needs) if want.place not in first))
 
     def _admits_at_once(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:

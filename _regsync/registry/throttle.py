@@ -1,8 +1,11 @@
-"""The arithmetic of waiting: how often, and how many at a time, a registry may be asked.
+"""The arithmetic of rate limits: how many requests a registry may get, and how many at a time.
 
-Owns: permits of a registry, the windows, buckets and quotas of its actions, pauses, retry budgets.
-May not know: clocks, sockets, tasks; `now` and chance are arguments.
-Invariants: I8 (a request is admitted by one decision that takes everything it needs, or nothing).
+Owns: the permits of a registry; the windows, buckets and quotas of its actions; pauses; retry
+budgets.
+May not know: clocks, sockets, tasks. `now` (seconds of the event loop's clock) and `chance` (a
+random number from 0 to 1) are arguments.
+Invariants: I8 (a request is admitted by one decision, which takes all that the request needs, or
+nothing).
 Follows: docs/specification.md section 8.1, docs/design.md section 9.
 """
 
@@ -17,14 +20,14 @@ from typing import Literal, NamedTuple
 
 from _regsync.providers import Pace
 
-# docs/specification.md section 2.2: `max_concurrent` when unset.
+# The default of `max_concurrent` (docs/specification.md section 2.2).
 DEFAULT_CONCURRENCY = 50
 
-# Bytes from which on a body counts as a stream (docs/design.md section 9): few streams fill a
-# link, more of them only make every image end late.
+# Bodies of at least this many bytes are large (docs/design.md section 9). A few streams fill a
+# link; more of them only make every image finish late.
 LARGE_BODY = 1024 * 1024
 
-# How many streams read from one registry, and how many write to one.
+# How many large bodies are read from one registry at a time, and how many are written to one.
 _LARGE_STREAMS = 8
 
 # docs/design.md section 9: 5 attempts, exponential from 0.5 s, full jitter, at most 30 s.
@@ -32,109 +35,122 @@ ATTEMPTS = 5
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 
-# Seconds after which a request that gets nothing but 429 is given up.
+# Seconds after which a request is given up that has been answered by 429 only.
 THROTTLED_FOR = 600.0
 
-# Seconds that a run waits when a registry asks for a pause; what asks for more is given up.
+# The longest pause in seconds that a run observes if a registry asks for one. Requests that would
+# have to pause longer fail.
 LONGEST_WAIT = 300.0
 
-# Seconds that a congestion epoch lasts at least.
+# The shortest congestion epoch, in seconds.
 _EPOCH = 0.1
 
-# Seconds after which a body that was not refused counts as accepted.
+# Seconds after which an upload's body counts as accepted, if the registry has not refused it.
 UNDER_WAY = 1.0
 
-# The actions that ask what there is. What they find is copied by other actions.
+# The actions that find out what to copy. Other actions then copy it.
 DISCOVERY = ("tag_list", "manifest_head", "manifest_get")
 
-# Seconds until a quota is back, where a registry does not say.
+# Seconds until a quota is renewed, if the registry does not report a time.
 _USUAL_QUOTA = 60.0
 
-# The headers by which registries tell a quota: what is left of it, how large it is, when it is back.
+# The headers that report a quota: requests left, size of the quota, time of its renewal.
 _QUOTA_HEADERS = (
     ("ratelimit-remaining", "ratelimit-limit", "ratelimit-reset"),
     ("x-ratelimit-remaining", "x-ratelimit-limit", "x-ratelimit-reset"),
 )
 
-# A moment in seconds since 1970 is larger than this, a duration is smaller.
+# A larger number of seconds is a time since 1970, a smaller one is a duration.
 _LEAST_MOMENT = 1e9
 
-# A count, and the seconds of the window that it is about: `100;w=21600`.
+# A count, and the seconds of the window that it applies to: `100;w=21600`.
 _QUOTA = "(?P<count>[0-9]{1,12})(?:;.*w=(?P<window>[0-9]{1,9}))?"
 
-# Requests that are remembered to see how many a registry grants; and the longest time between two
-# refusals, in seconds, from which that is learnt: two that are further apart are two strays.
+# How many admitted requests are kept to measure the rate that a registry grants.
 _MOST_SEEN = 1000
+
+# Two refusals that are more seconds apart are unrelated. They do not show a limit.
 _LONGEST_STRETCH = 10.0
 
-# The part of a token by which a bucket is read as fuller than it is: sums of gaps are rounded.
+# The part of a token by which a bucket is treated as fuller than it is, to absorb rounding errors.
 _ROUNDING = 1e-4
 
 
 class Demand(NamedTuple):
-    """What one request, or one side of a blob transfer, takes from a registry.
+    """The limits that one request, or one side of a blob transfer, counts against.
 
-    That is a permit, a place in the window of the first of its meters, and a token of the bucket of
-    each.
+    It takes a permit of the registry, a place in the window of its first meter, and a token from
+    the bucket of each of its meters.
     """
 
-    host: str
-    body: Literal["read", "write"] | None = None  # None: a short request
-    large: bool = False  # a body of LARGE_BODY bytes or more
-    meters: tuple[str, ...] = ()
-    is_discovery: bool = False
-    has_permit: bool = False  # part of work that has a permit, so that it takes none
+    host: str  # host:port of the registry, a key of the registries' limits
+    body: Literal["read", "write"] | None = None  # None: a request without a blob's body
+    is_large: bool = False  # whether the body has at least LARGE_BODY bytes
+    meters: tuple[str, ...] = ()  # names of its meters at the registry
+    is_discovery: bool = False  # whether its action is in DISCOVERY; quotas apply to these only
+    has_permit: bool = False  # whether its work holds the permit already, so that it takes none
 
     @property
     def place(self) -> tuple[str, ...]:
-        """The window and buckets that it draws on; two demands of one place need it once."""
+        """The identity of its window and buckets. Demands with equal places, of one piece of work,
+        share one slot.
+        """
         return (self.host, *self.meters)
 
 
 class PermitNeed(NamedTuple):
-    """What one piece of work takes of the permits of one registry."""
+    """The permits that one piece of work takes at one registry."""
 
     host: str
     permits: int
-    bodies: int  # how many of them are for bodies
-    large: tuple[Literal["read", "write"], ...]  # the ways of those that are large
+    bodies: int  # how many of the permits are for bodies
+    large_bodies: tuple[Literal["read", "write"], ...]  # the direction of each large body
 
 
 @lru_cache(maxsize=1024)
-def permit_needs(wants: tuple[Demand, ...]) -> tuple[PermitNeed, ...]:
-    """Return what `wants` take of permits, for each registry. The same few are asked for at every
-    request.
+def permit_needs(demands: tuple[Demand, ...]) -> tuple[PermitNeed, ...]:
+    """Return the permits that `demands` take, by registry. The result is cached, because few
+    different demands occur and each request asks.
     """
     by_host: dict[str, list[Demand]] = {}
-    for want in wants:
-        if not want.has_permit:
-            by_host.setdefault(want.host, []).append(want)
+    for demand in demands:
+        if not demand.has_permit:
+            by_host.setdefault(demand.host, []).append(demand)
     needs = []
     for host, group in by_host.items():
-        bodies = [want.body for want in group if want.body is not None]
-        large = tuple(want.body for want in group if want.body is not None and want.large)
+        bodies = [demand.body for demand in group if demand.body is not None]
+        large = tuple(
+            demand.body for demand in group if demand.body is not None and demand.is_large
+        )
         needs.append(PermitNeed(host, len(group), len(bodies), large))
     return tuple(needs)
 
 
 class CongestionWindow:
-    """How many requests may be under way at once: one more after successes, half after a 429."""
+    """How many requests may be in flight at once. The width grows by one for each window of
+    successes, and is halved after a 429.
+    """
 
     def __init__(self, start: int) -> None:
         self.width = float(start)
 
-        # The numbers of the requests that are under way, and those of bodies: when each counts as a
-        # success if nothing is heard of it until then.
+        # The numbers of the requests that occupy a place in the window.
         self.occupants: set[int] = set()
+
+        # Uploads among the occupants, by number: the time at which each counts as a success, if no
+        # answer has arrived by then.
         self.presumed_success_at: dict[int, float] = {}
 
-        # The number of the last request that was let in.
+        # The number of the request that was admitted last. Numbers start at 1.
         self.last_number = 0
 
-        # When the first of the 429s came that no success has followed.
+        # The time of the first 429 since the last success; inf if there was none.
         self.refused_since = math.inf
 
         self._halvings = 0  # since the last success
+
+        # The current congestion epoch: the last request that was admitted before the width was
+        # halved, and the earliest time at which the width may be halved again.
         self._last_number_at_halving = 0
         self._epoch_end = -math.inf
 
@@ -147,7 +163,7 @@ class CongestionWindow:
         return self.last_number
 
     def leave(self, number: int) -> bool:
-        """Take a request out; return whether it was still inside."""
+        """Remove a request from the window. Returns False if it was not in the window any more."""
         if number not in self.occupants:
             return False
         self.occupants.remove(number)
@@ -160,10 +176,10 @@ class CongestionWindow:
         self._halvings = 0
 
     def record_refusal(self, number: int, now: float, chance: float) -> float:
-        """Take in a 429; return for how many seconds the window should rest.
+        """Record a 429, and return for how many seconds the window should pause.
 
-        The width is halved once in a congestion epoch. An epoch ends with the answer to a request
-        that entered after the halving, and lasts at least _EPOCH seconds.
+        The width is halved once per congestion epoch. An epoch lasts at least _EPOCH seconds, and
+        until a request is answered that was admitted after the halving.
         """
         self.refused_since = min(self.refused_since, now)
         if number <= self._last_number_at_halving:
@@ -179,16 +195,20 @@ class CongestionWindow:
 
 
 class TokenBucket:
-    """So many requests a second, and so many at once. It is kept as the time at which it is full."""
+    """A bucket that gains `rate` tokens per second and holds at most `burst`. A rate of 0 means no
+    limit.
+    """
 
     def __init__(self, rate: int, burst: int) -> None:
-        # Seconds between two tokens; 0: there are always some.
+        # Seconds between two tokens; 0 if there is no limit.
         self._gap = 1 / rate if rate else 0.0
+
+        # Seconds in which an empty bucket gains all tokens but one.
         self._depth = self._gap * (burst - 1 - _ROUNDING)
-        self._full_at = -math.inf
+        self._full_at = -math.inf  # when the bucket will be full, if no token is taken until then
 
     def next_token(self) -> float:
-        """Return the time from which on a token is there."""
+        """Return the time from which the bucket holds a token."""
         return self._full_at - self._depth
 
     def take(self, now: float) -> None:
@@ -196,14 +216,14 @@ class TokenBucket:
 
 
 class _Entry(NamedTuple):
-    """A request that was let in, and when."""
+    """An admitted request, and the time of its admission."""
 
     number: int
     time: float
 
 
 class Stretch(NamedTuple):
-    """So many requests, in so many seconds."""
+    """A number of requests in a number of seconds."""
 
     requests: int
     seconds: float
@@ -214,37 +234,43 @@ class Stretch(NamedTuple):
 
 
 class GrantedRate:
-    """How many requests a registry grants in which time, learnt between two of its refusals.
+    """The rate that a registry grants, measured between two of its refusals (429).
 
-    A body has been sent when it is refused, so that to wait costs less. What a registry granted
-    between two refusals is a limit: so many requests, in the time from the first of them until the
-    registry granted something again. From then on no more are let in within any stretch of that
-    length. After as many grants without a refusal the limit grows, by 1, then by 4, 16 and so on,
-    and is forgotten when a step would double it.
+    Exceeding a limit is expensive, because a body has been sent when it is refused. The requests
+    that a registry grants between two refusals show its limit: their number, in the time from the
+    first of them until the registry grants a request again. From then on no more requests than that
+    are admitted within any stretch of that length. Each time that as many requests were granted
+    without a refusal, the limit grows: by 1 at first, then by 4, 16 and so on. It is removed when
+    the next step would double it.
 
-    One refusal alone shows no limit, because any server may refuse once.
+    A single refusal does not show a limit, because any server may refuse once.
     """
 
     def __init__(self) -> None:
-        # No more than this is let in; None: nothing was learnt.
+        # No more requests than this are admitted; None if no limit has been measured.
         self.limit: Stretch | None = None
 
-        # After a first refusal, the last requests that were let in and not refused, in their order.
+        # Requests are kept from the first refusal on: the last _MOST_SEEN that were admitted and
+        # not refused, in the order of their admission.
         self._has_refused = False
         self._entries = deque[_Entry](maxlen=_MOST_SEEN)
 
-        # After a refusal: the first request that was let in since, which shows by its answer whether
-        # the registry grants something again. And when the last one entered that has shown it.
-        self._is_refused = False
+        # Whether no request that was admitted after the last refusal has been granted yet. The
+        # first such request is the probe: its answer shows whether the registry grants requests
+        # again.
+        self._awaits_grant = False
         self._probe: _Entry | None = None
+
+        # The admission time of the last probe that was granted.
         self._granted_since = -math.inf
 
-        # Requests to be granted until the number grows, and by how much it does then.
+        # How many more requests have to be granted until the limit grows, and by how much it grows
+        # then.
         self._until_growth = 0
         self._growth = 1
 
     def next_opening(self) -> float:
-        """Return the time from which on one more may be let in."""
+        """Return the time from which the limit allows one more request."""
         limit = self.limit
         if limit is None or len(self._entries) < limit.requests:
             return -math.inf
@@ -255,39 +281,42 @@ class GrantedRate:
             return
         entry = _Entry(number, now)
         self._entries.append(entry)
-        if self._is_refused and self._probe is None:
+        if self._awaits_grant and self._probe is None:
             self._probe = entry
 
     def discard(self, number: int) -> None:
-        """Take out a request that the registry has not counted."""
+        """Remove a request that the registry has not counted."""
         for index in reversed(range(len(self._entries))):
             if self._entries[index].number == number:
                 del self._entries[index]
                 return
 
     def record_refusal(self, number: int) -> None:
-        """Take in a 429."""
+        """Record a 429."""
         self._has_refused = True
         self.discard(number)
 
-        # A request that entered before the probe belongs to the refusal that is known.
+        # Refusals of requests that were admitted before the probe belong to the refusal that the
+        # probe follows.
         if self._probe is None or number >= self._probe.number:
-            self._is_refused = True
+            self._awaits_grant = True
             self._probe = None
 
     def record_grant(self, number: int) -> None:
-        """Take in an answer that is no refusal."""
+        """Record any answer other than a 429."""
         if self._probe is not None and number >= self._probe.number:
             self._learn(self._probe.time)
-            self._is_refused = False
+            self._awaits_grant = False
             self._probe = None
-        elif self.limit is not None and not self._is_refused:
+        elif self.limit is not None and not self._awaits_grant:
             self._until_growth -= 1
             if self._until_growth == 0:
                 self._grow(self.limit)
 
     def _learn(self, until: float) -> None:
-        """Learn from what was granted before a refusal that has ended at `until`."""
+        """Derive the limit from the requests that were granted before a refusal. `until` is the
+        admission time of the probe that ended the refusal.
+        """
         since = self._granted_since
         self._granted_since = until
         if until - since > _LONGEST_STRETCH:
@@ -308,11 +337,11 @@ class GrantedRate:
 
 
 def densest_stretch(times: Sequence[float], until: float) -> Stretch:
-    """Return the stretch of the highest rate: from one of the requests, let in at `times`, to the last
-    of them, in the time from the first of these until `until`.
+    """Return the stretch with the highest rate that ends with the last request.
 
-    A run may have had little to ask for at first, so the beginning may be left out. At least half
-    the requests count, because the last few alone say nothing.
+    `times` are the admission times of the requests, in order. A stretch lasts from the admission of
+    its first request until `until`. It may leave out the beginning, when a run may have had little
+    to request. It holds at least half the requests, because the last few alone say nothing.
     """
     fewest = (len(times) + 1) // 2
     counts = range(fewest, len(times) + 1)
@@ -320,42 +349,48 @@ def densest_stretch(times: Sequence[float], until: float) -> Stretch:
 
 
 class Remaining(NamedTuple):
-    """What is left of a quota: requests, and the seconds until all of it is back at the latest."""
+    """The rest of a quota: how many requests are left, and the seconds until the quota is fully
+    renewed.
+    """
 
     requests: int
     seconds: float
 
 
 class Quota:
-    """What a registry says it will still answer (`ratelimit-remaining`)."""
+    """The quota that a registry reports (`ratelimit-remaining`). It limits requests of discovery."""
 
     def __init__(self) -> None:
-        # Nothing is left before this time.
+        # The quota is used up: no request of discovery is admitted before this time.
         self.paused_until = -math.inf
 
-        # The number of the last request that the quota covers.
+        # The number of the last request that fits into the quota.
         self._last_covered = math.inf
 
-        # What the newest answer said is left, and the last request that had been sent by then.
+        # What the newest answer reported as left, and the number of the last request that had been
+        # admitted when that answer arrived.
         self._left = math.inf
-        self._sent_by_then = 0
+        self._last_number_at_update = 0
 
     def covers(self, number: int) -> bool:
+        """Report whether the request with this number fits into the quota."""
         return number <= self._last_covered
 
     def update(
         self, now: float, number: int, window: CongestionWindow, remaining: Remaining
     ) -> bool:
-        """Take in what the answer to a request says; False when a run does not wait for the rest.
+        """Record the quota that the answer to request `number` reports.
 
-        Answers overtake each other: one to a request that had been sent when the newest was heard
-        may be older, and counts only when it leaves less. Requests that are under way may not have
-        been counted by the registry, so that each of them is taken off.
+        Returns False if the quota is used up for longer than a run waits (LONGEST_WAIT).
         """
-        if number <= self._sent_by_then and remaining.requests >= self._left:
+        # Answers may overtake each other. An answer to a request that was admitted before the last
+        # update may be older than it, and is used only if it reports fewer requests.
+        if number <= self._last_number_at_update and remaining.requests >= self._left:
             return True
         self._left = remaining.requests
-        self._sent_by_then = window.last_number
+        self._last_number_at_update = window.last_number
+
+        # The registry may not have counted the requests in flight yet, so they are subtracted.
         self._last_covered = window.last_number - len(window.occupants) + remaining.requests
 
         if remaining.requests > 0:
@@ -367,33 +402,32 @@ class Quota:
 
 
 class Meter:
-    """What a group of actions at a registry shares: a congestion window, a token bucket, a quota, and
-    pauses that the registry asks for.
+    """The limits that a group of actions at a registry shares: a congestion window, a token bucket,
+    a quota, a measured rate, and pauses that the registry asks for.
     """
 
-    def __init__(self, pace: Pace, limit: RegistryLimits) -> None:
+    def __init__(self, pace: Pace, registry: RegistryLimits) -> None:
         self.window = CongestionWindow(pace.start)
-        self.paused_until = -math.inf
+        self.paused_until = -math.inf  # no request is admitted before this time
         self._bucket = TokenBucket(pace.rate, pace.burst)
         self._granted_rate = GrantedRate()
         self._quota = Quota()
-        self._limit = limit
+        self._registry = registry  # its `cap` bounds the window
 
     @property
     def width(self) -> float:
         return self.window.width
 
     def next_opening(self, *, is_discovery: bool) -> float:
-        """Return the time from which one more request may enter the window.
+        """Return the time from which one more request may be admitted.
 
-        Returns inf if only an answer can make room. Due presumed successes must have been ended
-        with `end_presumed_successes` before.
+        Returns inf if only an answer can make room. Call `end_presumed_successes` first.
         """
         window = self.window
         opens_at = max(
             self.paused_until, self._bucket.next_token(), self._granted_rate.next_opening()
         )
-        is_full = window.is_full(self._limit.cap)
+        is_full = window.is_full(self._registry.cap)
         if is_discovery:
             opens_at = max(opens_at, self._quota.paused_until)
             is_full = is_full or not self._quota.covers(window.last_number + 1)
@@ -409,13 +443,15 @@ class Meter:
         return max(opens_at, min(window.presumed_success_at.values()))
 
     def end_presumed_successes(self, now: float) -> None:
-        """Let uploads leave that the registry has taken for so long that they count as accepted."""
+        """Remove uploads from the window that count as accepted by now, and record each as a
+        success.
+        """
         presumed = self.window.presumed_success_at
         for number in [number for number, moment in presumed.items() if moment <= now]:
             self.end(number, 200)
 
     def enter(self, now: float) -> int:
-        """Take a token and a place in the window; return the request's number."""
+        """Take a token and a place in the window. Returns the number of the request."""
         self._bucket.take(now)
         number = self.window.enter()
         self._granted_rate.enter(number, now)
@@ -432,11 +468,11 @@ class Meter:
         retry_after: float = 0.0,
         chance: float = 0.0,
     ) -> None:
-        """Let a request leave the window.
+        """Remove a request from the window, and record its answer.
 
-        `number` is what `enter` returned. `status` is its answer's, 0 where there is none, and
-        `retry_after` the seconds that the answer asks to pause. `chance`, from 0 to 1, spreads the
-        back-off after a 429 between processes.
+        `number` is the request's, as returned by `enter`. `status` is the status of the answer, or
+        0 if there is no answer. `retry_after` is the pause in seconds that the answer asks for.
+        `chance` spreads the back-off after a 429 over processes.
         """
         was_inside = self.window.leave(number)
         pause = retry_after
@@ -445,152 +481,165 @@ class Meter:
             back_off = self.window.record_refusal(number, now, chance)
             pause = max(pause, back_off)
         elif was_inside and 0 < status < 500:
-            # Any answer but a failure of the server says that it keeps up. One that came when its
-            # request had left, as an upload that counts as accepted does, says nothing new.
-            self.window.record_success(self._limit.cap)
+            # Any answer other than a server error shows that the registry keeps up. The answer to
+            # an upload that already counted as a success is not counted again.
+            self.window.record_success(self._registry.cap)
             self._granted_rate.record_grant(number)
         elif was_inside and status == 0:
-            self._granted_rate.discard(number)  # it was not sent, or got no answer
+            self._granted_rate.discard(number)  # the request was not sent, or not answered
 
-        # Who asks for a longer pause is not waited for: its requests fail (`LONGEST_WAIT`).
+        # Requests to a registry that asks for a longer pause fail, so they do not pause either.
         if 0 < pause <= LONGEST_WAIT:
             self.paused_until = max(self.paused_until, now + pause)
 
     def update_quota(self, now: float, number: int, remaining: Remaining) -> bool:
-        """Take in a quota; `number`: the request that was answered, 0 when it is another meter's.
+        """Record a quota. `number` is the request that was answered, or 0 if it was a request of
+        another meter.
 
-        False when the quota is used up for longer than a run waits.
+        Returns False if the quota is used up for longer than a run waits.
         """
         return self._quota.update(now, number, self.window, remaining)
 
 
 class RegistryLimits:
-    """What one registry gives and who uses it: permits over all actions, and a meter for
+    """The limits of one registry and their use: permits for all actions together, and a meter for
     each group of actions.
     """
 
     def __init__(self, cap: int, paces: Sequence[Pace] = (), *, per_project: bool = False) -> None:
-        self.cap = cap
-        self.in_use = 0
-        self.bodies = 0
-        self.large = {"read": 0, "write": 0}
+        self.cap = cap  # permits
+        self.in_use = 0  # permits that are taken
+        self.bodies = 0  # permits that are taken for bodies
+        self.large_bodies = {"read": 0, "write": 0}  # permits for large bodies, by direction
+
+        # By name: the project, if any, and the actions of the meter.
         self.meters: dict[str, Meter] = {}
 
-        # Whether the first segment of a repository's name has meters of its own.
+        # Whether each first segment of a repository's name ("project") has its own meters.
         self._per_project = per_project
+
+        # The pace of each action that has one.
         self._paces = {action: pace for pace in paces for action in pace.actions.split()}
-        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+        # The results of `meters_of`, by project and actions.
+        self._meter_names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def meters_of(self, repository: str, *actions: str) -> tuple[str, ...]:
-        """Name the meters on which a request draws that does all of `actions`."""
+        """Return the names of the meters for a request that performs all of `actions`. Meters are
+        created on first use.
+        """
         project = f"{repository.partition('/')[0]}: " if self._per_project else ""
         key = (project, *actions)
-        if key not in self._names:
+        if key not in self._meter_names:
             paces = {
                 project + self._paces[action].actions: self._paces[action] for action in actions
             }
             for name, pace in paces.items():
                 self.meters.setdefault(name, Meter(pace, self))
-            self._names[key] = tuple(paces)
-        return self._names[key]
+            self._meter_names[key] = tuple(paces)
+        return self._meter_names[key]
 
     def narrow_windows(self) -> None:
-        """Narrow all windows to a quarter: the registry is back from an outage."""
+        """Narrow all windows to a quarter, because the registry has just returned from an outage."""
         for meter in self.meters.values():
             meter.window.width = max(1.0, meter.window.width / 4)
 
     def has_permits_for(self, need: PermitNeed) -> bool:
-        """Say whether the permits that one piece of work needs here can be taken now."""
+        """Report whether the permits that one piece of work needs are free."""
         if self.in_use + need.permits > self.cap:
             return False
         if need.bodies == 0:
             return True
 
-        # A fifth stays for short requests, and at least two, or one of three at most. A transfer
-        # inside one registry, of two bodies, fits when nothing else is under way.
-        least_kept = 2 if self.cap > 3 else 1
-        most_bodies = max(1, self.cap - max(least_kept, self.cap // 5))
+        # A fifth of the permits, and at least two (one of three or fewer), is reserved for requests
+        # without a body. A transfer within one registry has two bodies; it is admitted if no other
+        # body is in flight.
+        least_reserved = 2 if self.cap > 3 else 1
+        most_bodies = max(1, self.cap - max(least_reserved, self.cap // 5))
         if self.bodies and self.bodies + need.bodies > most_bodies:
             return False
-        return all(self.large[way] < _LARGE_STREAMS for way in need.large)
+        return all(self.large_bodies[way] < _LARGE_STREAMS for way in need.large_bodies)
 
-    def count_permit(self, want: Demand, step: int) -> None:
-        """Take a permit (1), or give it back (-1)."""
+    def count_permit(self, demand: Demand, step: int) -> None:
+        """Take a permit if `step` is 1, or return it if `step` is -1."""
         self.in_use += step
-        if want.body is not None:
+        if demand.body is not None:
             self.bodies += step
-            if want.large:
-                self.large[want.body] += step
+            if demand.is_large:
+                self.large_bodies[demand.body] += step
 
 
 class Slot(NamedTuple):
-    """A place in a window, taken for a request that will be or is under way."""
+    """A place in a window that was taken for a request."""
 
-    want: Demand
+    demand: Demand
     meter: Meter
-    number: int
+    number: int  # of the request in the window
 
 
-def has_permits(limits: Mapping[str, RegistryLimits], wants: tuple[Demand, ...]) -> bool:
-    """Say whether the permits are there that `wants` take."""
-    return all(limits[need.host].has_permits_for(need) for need in permit_needs(wants))
+def has_permits(limits: Mapping[str, RegistryLimits], demands: tuple[Demand, ...]) -> bool:
+    """Report whether all permits that `demands` take are free."""
+    return all(limits[need.host].has_permits_for(need) for need in permit_needs(demands))
 
 
-def take(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: float) -> list[Slot]:
-    """Take all that `wants` name, which is there as `has_permits` and `next_opening` say; return the
-    places in windows.
+def take(limits: Mapping[str, RegistryLimits], demands: Sequence[Demand], now: float) -> list[Slot]:
+    """Take the permits, places in windows and tokens that `demands` name. Returns the places.
+
+    Call it only if `has_permits` is true and `refresh_next_opening` returns a time that has passed.
     """
     slots: list[Slot] = []
-    for want in wants:
-        if not want.has_permit:
-            limits[want.host].count_permit(want, 1)
-        if want.meters:
-            meters = [limits[want.host].meters[name] for name in want.meters]
-            slots.append(Slot(want, meters[0], meters[0].enter(now)))
+    for demand in demands:
+        if not demand.has_permit:
+            limits[demand.host].count_permit(demand, 1)
+        if demand.meters:
+            meters = [limits[demand.host].meters[name] for name in demand.meters]
+            slots.append(Slot(demand, meters[0], meters[0].enter(now)))
             for meter in meters[1:]:
                 meter.take_token(now)
     return slots
 
 
 def refresh_next_opening(
-    limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: float
+    limits: Mapping[str, RegistryLimits], demands: Sequence[Demand], now: float
 ) -> float:
-    """End the presumed successes that are due, and return the time from which all windows and
-    buckets of `wants` have room.
+    """Return the time from which the windows and buckets have room for all of `demands`.
 
-    Returns inf if only an answer can make room.
+    Returns inf if only an answer can make room. Presumed successes that are due are recorded first.
     """
     opens_at = -math.inf
-    for want in wants:
-        meters = limits[want.host].meters
-        for name in want.meters:
+    for demand in demands:
+        meters = limits[demand.host].meters
+        for name in demand.meters:
             meter = meters[name]
             if meter.window.presumed_success_at:
                 meter.end_presumed_successes(now)
-            opens_at = max(opens_at, meter.next_opening(is_discovery=want.is_discovery))
+            opens_at = max(opens_at, meter.next_opening(is_discovery=demand.is_discovery))
     return opens_at
 
 
-def release(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand]) -> None:
-    """Give back the permits that `take` took for `wants`; windows are left by `Meter.end`."""
-    for want in wants:
-        limits[want.host].count_permit(want, -1)
+def release(limits: Mapping[str, RegistryLimits], demands: Sequence[Demand]) -> None:
+    """Return the permits that `take` took for `demands`. Each window is left by `Meter.end`."""
+    for demand in demands:
+        limits[demand.host].count_permit(demand, -1)
 
 
 class RetryBudget:
-    """How often one piece of work may be repeated: so many attempts, and besides 429s for so long."""
+    """How often one piece of work may be repeated: up to a number of attempts, not counting those
+    that were answered by 429, and for at most THROTTLED_FOR seconds of 429s.
+    """
 
     def __init__(self, attempts: int) -> None:
-        self.retries = 0
+        self.retries = 0  # so far, for errors and 429s
         self._left = attempts
-        self._throttled_since: float | None = None
+        self._throttled_since: float | None = None  # the time of the first 429
 
     def take_attempt(
         self, now: float, chance: float, *, is_throttled: bool, retry_after: float
     ) -> float | None:
-        """Use up one attempt, unless `is_throttled`, and return the pause before it in seconds.
+        """Use up one attempt, and return the pause in seconds before the next one.
 
-        The pause is at least `retry_after`. Returns None if the budget is exhausted.
+        `is_throttled` reports that the attempt was answered by 429, which uses up no attempt. The
+        pause is at least `retry_after` seconds. Returns None if the work must not be repeated.
         """
         if is_throttled:
             if self._throttled_since is None:
@@ -606,31 +655,35 @@ class RetryBudget:
 
 
 def backoff(attempt: int, chance: float) -> float:
-    """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
+    """Return the pause in seconds before retry `attempt`, counted from 1. `chance` is uniform in
+    [0, 1).
+    """
     longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(attempt - 1, 9))
     return longest * chance
 
 
 def parse_quota(header: Callable[[str], str | None], wall_now: float) -> Remaining | None:
-    """Read what is left of a quota from an answer's headers; None where nothing is said."""
+    """Read the rest of a quota from the headers of an answer. Returns None if they report no quota."""
     for remaining_name, limit_name, reset_name in _QUOTA_HEADERS:
         value = header(remaining_name)
         remaining = re.match(_QUOTA, value) if value else None
         if remaining is not None:
             limit = re.match(_QUOTA, header(limit_name) or "")
             reset = re.match(_QUOTA, header(reset_name) or "")
-            seconds = _seconds_of(reset, remaining, limit, wall_now)
+            seconds = _seconds_until_reset(reset, remaining, limit, wall_now)
             return Remaining(int(remaining["count"]), seconds)
     return None
 
 
-def _seconds_of(
+def _seconds_until_reset(
     reset: re.Match[str] | None,
     remaining: re.Match[str],
     limit: re.Match[str] | None,
     wall_now: float,
 ) -> float:
-    """Return the seconds until a quota is back: as it says itself, else the length of its window."""
+    """Return the seconds until a quota is renewed: the reported time, or else the length of its
+    window.
+    """
     if reset is not None:
         seconds = float(reset["count"])
         return seconds - wall_now if seconds > _LEAST_MOMENT else seconds
