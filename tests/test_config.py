@@ -585,7 +585,7 @@ def doubts(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
         ConfigFile(
             text.encode(), name="c.yaml", environ=environ or {}, base_dir="/etc/rs", home="/home/me"
         ),
-        lint=True,
+        should_lint=True,
     )
     return [warning.removeprefix("c.yaml:") for warning in found.warnings]
 

@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync.app import cli, environment
-from _regsync.config.yaml import Entry, Node, Unreadable, compose, dump
+from _regsync.config.yaml import DocumentError, Entry, Node, compose, dump
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import parse_manifest, parse_platform, trim_index
 from _regsync.oci.reference import digest_of
@@ -210,7 +210,7 @@ def test_any_scraps_of_yaml_are_what_pyyaml_composes_or_unreadable(text):
         found = compose(
             text.encode("utf-8", "surrogatepass"), lambda node, path, problem: noted.append(problem)
         )
-    except Unreadable as error:
+    except DocumentError as error:
         line = error.line
         column = error.column
         message = error.message
@@ -238,7 +238,7 @@ def test_what_is_dumped_is_read_back(tree):
     ["[", "{", "- ", "a: ", "? ", "[a,", "{a: ", "&a [", "!x [", "\n" * 9 + "- ", "*a ", "'", "|"],
 )
 def test_deep_or_long_yaml_is_refused_in_bounded_work(unit):
-    with contextlib.suppress(Unreadable):
+    with contextlib.suppress(DocumentError):
         compose((unit * (200_000 // len(unit))).encode(), lambda node, path, problem: None)
 
 

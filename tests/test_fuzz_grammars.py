@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from _regsync.auth.challenge import Challenge, parse_challenges
 from _regsync.config.fields import parse_duration, parse_registry_url, parse_size
-from _regsync.config.yaml import mask_values, substitute, variable_names
+from _regsync.config.yaml import drop_defaults, mask_literals, substitute, variable_names
 from _regsync.errors import ConfigError
 from _regsync.net.http1 import parse_retry_after
 from _regsync.net.proxy import proxy_for
@@ -119,8 +119,8 @@ def test_variables_are_replaced_as_by_hand(text):
     if found is not None:
         names = variable_names(text)
         assert all(f"${{{name}" in text for name in names)
-        assert substitute(mask_values(text, ""), {**dict.fromkeys(names, "v")}) is not None
-        assert "secret" not in mask_values(text.replace("x", "secret"), "**").replace(
+        assert substitute(drop_defaults(text), {**dict.fromkeys(names, "v")}) is not None
+        assert "secret" not in mask_literals(text.replace("x", "secret"), "**").replace(
             "${secret}", ""
         )
 
@@ -130,7 +130,7 @@ def test_variables_without_end_are_looked_at_once(unit):
     # A square of this is hours, and would be the run's own time-out.
     text = unit * (1_000_000 // len(unit))
     assert variable_names(text) == set()
-    assert mask_values(text, "**").replace("${", "") is not None
+    assert mask_literals(text, "**").replace("${", "") is not None
 
 
 # Globs.

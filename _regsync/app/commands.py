@@ -77,7 +77,7 @@ def read_config(name: str | None, console: Console | None = None, *, lint: bool 
 
     from _regsync.config.reader import load
 
-    config = load(read_file(name), lint=lint)
+    config = load(read_file(name), should_lint=lint)
     if console is not None:
         for warning in config.warnings:
             console.log("warning", "config", warning)

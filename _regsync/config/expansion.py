@@ -1,8 +1,9 @@
-"""A configuration written out: variables filled in, groups and `defaults` resolved, secrets hidden.
+"""The expansion of a configuration: variables, groups and `defaults` resolved, secrets masked.
 
-Owns: what of a configuration may be shown.
+Owns: which parts of a configuration may be printed.
 May not know: files, the process environment, how a value is used.
-Invariants: what is written out loads again, and means the same; no secret is shown unasked.
+Invariants: an expanded configuration can be loaded again and has the same meaning. No secret is
+printed unless the caller requests it.
 Follows: docs/design.md sections 2 and 3.
 """
 
@@ -13,114 +14,127 @@ from typing import Any
 
 from _regsync.config.fields import SECTIONS, Field
 from _regsync.config.reader import DOCUMENT, MAPPING, REGISTRY, ConfigFile, Reader
-from _regsync.config.yaml import Node, dump, mask_values, substitute, variable_names
+from _regsync.config.yaml import (
+    Node,
+    drop_defaults,
+    dump,
+    mask_literals,
+    substitute,
+    variable_names,
+)
 from _regsync.errors import ConfigError
 
 _MASK = "********"
 
-# Values of an expanded configuration. YAML aliases could repeat them until memory is full.
+# An expanded configuration may have at most this many values. YAML aliases could otherwise repeat
+# values until memory is exhausted.
 _MAX_EXPANDED = 1_000_000
 
 
 def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
-    """Return a configuration as YAML that loads again, without variables, groups and `defaults`.
+    """Return a configuration as YAML with all variables, groups and `defaults` resolved.
 
-    Without `show_secrets`, secrets stay variables or become asterisks. A text that is no secret
-    keeps its variables if one of them gives a secret elsewhere. ConfigError as of `load`.
+    Unless `show_secrets` is set, the variables in secrets are kept and the other parts of secrets are
+    masked. A text that is not secret keeps its variables if one of them also occurs in a secret.
+    Raises ConfigError as `load` does.
     """
-    reader = Reader(file, lint=False)
-    root = reader.read().node
-    return dump(_Expansion(reader, show_secrets).plain(root, DOCUMENT))
+    reader = Reader(file, should_lint=False)
+    root = reader.read_document().node
+    return dump(_Expansion(reader, show_secrets=show_secrets).to_plain(root, DOCUMENT))
 
 
 class _Expansion:
-    """Makes plain values of nodes that a reader has read without a problem."""
+    """Converts the nodes of a valid configuration to plain values that YAML can represent."""
 
-    def __init__(self, reader: Reader, show_secrets: bool) -> None:
-        self.reader = reader
+    def __init__(self, reader: Reader, *, show_secrets: bool) -> None:
+        self.reader = reader  # has read the whole configuration without a problem
         self.show_secrets = show_secrets
-        self.expanded = 0  # values made so far
+        self.value_count = 0  # values converted so far
 
-    def plain(self, node: Node, field: Field) -> Any:
-        """Return a node, read as a field, as YAML writes it: text, number, truth value, list or dict."""
-        self.expanded += 1
-        if self.expanded > _MAX_EXPANDED:
+    def to_plain(self, node: Node, field: Field) -> Any:
+        """Return the value of a field as a str, int, bool, list or dict."""
+        self.value_count += 1
+        if self.value_count > _MAX_EXPANDED:
             raise ConfigError(f"the configuration expands to more than {_MAX_EXPANDED:,} values")
         match field.type:
             case "section":
-                return self.plain_section(node, field.section)
+                return self.section_to_plain(node, field.section)
             case "names":
                 entries = node.entries.items()
-                return {name: self.plain(entry.value, REGISTRY) for name, entry in entries}
+                return {name: self.to_plain(entry.value, REGISTRY) for name, entry in entries}
             case "list":
-                return [self.plain(item, MAPPING) for item in node.items]
+                return [self.to_plain(item, MAPPING) for item in node.items]
             case "alias":
-                return self.reader.value(node, field, "").alias
+                return self.reader.convert(node, field, "").alias
             case "targets":
-                return [target.alias for target in self.reader.value(node, field, "")]
+                return [target.alias for target in self.reader.convert(node, field, "")]
             case _ if node.tag == "seq":
-                return [self.plain(item, field) for item in node.items]
+                return [self.to_plain(item, field) for item in node.items]
             case _:
-                return self.plain_scalar(node, field)
+                return self.scalar_to_plain(node, field)
 
-    def plain_section(self, node: Node, section_name: str) -> dict[str, Any]:
-        nodes = self.field_nodes(node, section_name)
+    def section_to_plain(self, node: Node, section_name: str) -> dict[str, Any]:
+        nodes = self.expanded_nodes(node, section_name)
         return {
-            field.name: self.plain(nodes[field.name], field)
+            field.name: self.to_plain(nodes[field.name], field)
             for field in SECTIONS[section_name]
             if field.name in nodes
         }
 
-    def field_nodes(self, node: Node, section_name: str) -> dict[str, Node]:
-        """Return the nodes of the fields that a section is written out with: its own, and those that it
-        inherits or leaves to their defaults.
+    def expanded_nodes(self, node: Node, section_name: str) -> dict[str, Node]:
+        """Return the node of each field that the expanded section has, by the field's name.
+
+        A mapping also has the fields that it inherits, and `global` has all its default values.
         """
-        # A null counts as not set.
+        # A field with the value null is not set.
         nodes = {
             name: entry.value for name, entry in node.entries.items() if entry.value.tag != "null"
         }
         match section_name:
             case "config":
                 nodes.setdefault("global", Node("map", 0, 0))
-                # Mappings are written out with what they took from these two.
+                # The expanded mappings contain the values of these two sections.
                 nodes.pop("target_groups", None)
                 nodes.pop("defaults", None)
             case "mapping":
-                # Its own fields go before the defaults. Without `to`, the repository is called alike.
+                # The default value of `to` is the value of `from`.
                 nodes = {"to": nodes["from"], **self.reader.defaults.nodes, **nodes}
             case "global":
                 for field in SECTIONS["global"]:
-                    # Standard input is in no directory where a state could be.
-                    has_no_place = field.name == "cache_dir" and not self.reader.file.base_dir
-                    if field.default and not has_no_place:
+                    # A configuration from standard input has no directory, and no default state.
+                    lacks_base_dir = field.name == "cache_dir" and not self.reader.file.base_dir
+                    if field.default and not lacks_base_dir:
                         nodes.setdefault(field.name, Node("str", 0, 0, text=field.default))
         return nodes
 
-    def plain_scalar(self, node: Node, field: Field) -> Any:
-        """Return a scalar with its variables replaced, unless that would show a secret."""
+    def scalar_to_plain(self, node: Node, field: Field) -> Any:
+        """Return the value of a scalar. Its variables are replaced unless they may hold a secret."""
         text = substitute(node.text, self.reader.file.environ)
-        is_secret = field.is_secret(text)
+        if not self.show_secrets and field.is_secret(text):
+            return _mask_secret(node.text, field)
         shares_secret = bool(variable_names(node.text) & self.reader.secret_variables)
-        if not self.show_secrets and (is_secret or shares_secret):
-            return self.hidden(node.text, field, is_secret)
+        if not self.show_secrets and shares_secret:
+            return drop_defaults(node.text)
 
-        # What is written out is read again: there `$$` is a `$`.
+        # When the expanded configuration is loaded, `$$` is read as `$`.
         if field.type not in ("flag", "count", "path"):
             return text.replace("$", "$$")
-        value = self.reader.meaning(text, field)  # a truth value, a number, an absolute path
+        value = self.reader.parse_text(text, field)  # a bool, an int or an absolute path
         return value.replace("$", "$$") if isinstance(value, str) else value
 
-    def hidden(self, written: str, field: Field, is_secret: bool) -> str:
-        """Return a text with its variables as they were written. Of a secret, all else is masked."""
-        if not is_secret:
-            return mask_values(written, "")
-        if field.name != "proxy":
-            return mask_values(written, _MASK)
 
-        # Of a proxy's URL the user and password are masked, where an `@` shows their end.
-        match = re.match(r"\w+://", written)
-        scheme = match[0] if match else ""
-        _, at, host = mask_values(written, "").rpartition("@")
-        if at:
-            return f"{scheme}{_MASK}@{host}"
-        return scheme + mask_values(written[len(scheme) :], _MASK)
+def _mask_secret(written: str, field: Field) -> str:
+    """Return a secret, as written in the configuration, with everything but its variables masked.
+
+    In the URL of a proxy, only the user name and password are masked.
+    """
+    if field.name != "proxy":
+        return mask_literals(written, _MASK)
+
+    match = re.match(r"\w+://", written)
+    scheme = match[0] if match else ""
+    _, at, host = drop_defaults(written).rpartition("@")
+    if at:
+        return f"{scheme}{_MASK}@{host}"
+    # The `@` is in the value of a variable, so the login may end anywhere.
+    return scheme + mask_literals(written[len(scheme) :], _MASK)

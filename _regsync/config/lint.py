@@ -1,11 +1,11 @@
-"""What of a configuration can hardly be meant, though it is valid.
+"""Warnings about settings that are valid but probably a mistake.
 
-Owns: the warnings that `validate` alone gives.
+Owns: the warnings that only `validate` prints.
 May not know: YAML, places in a file.
-Invariants: a warning is certain whatever a registry holds, but for those that go by custom: tags
-that are known to move, ranges without an end, repositories that are called as their registry, ages
-that no release waits for.
-No glob is compared with another, no mapping with another.
+Invariants: a warning is correct whatever tags a registry has. The exceptions are warnings that rest on
+conventions: tags that usually move, ranges without an upper bound, repositories named like their
+registry, ages shorter than any interval between runs.
+No glob is compared with another glob, and no mapping with another mapping.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ from _regsync.providers import canonical_host
 from _regsync.semver import Version, admits, parse_range
 from _regsync.tags import TagRule, check_glob, compile_glob, select
 
-# Tags that move by custom: names, and versions that leave something out.
+# Tags that conventionally move: names such as `latest`, and versions without a minor or patch number.
 _MOVING_TAG = (
     r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|nightly|canary|rolling"
     r"|snapshot|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*"
 )
 
-# Tags that move each day by custom, or more often.
-_RESTLESS_TAG = (
+# Tags that conventionally move every day or more often.
+_DAILY_TAG = (
     r"(?:main|master|trunk|head|edge|nightly|canary|rolling|snapshot|dev|develop|unstable)"
     r"(?:-[a-z]+)*"
 )
 
-# Seconds. A shorter age was meant in another unit, as a run that comes later finds it over.
+# Seconds. A shorter `min_age` has no effect because the next run starts later. Another unit was
+# probably meant.
 _LEAST_AGE = 60.0
 _DAY = 86400.0
 
-# An alternative or a set of a glob. What stands in it is not looked at.
+# An alternative or a character set of a glob. Its contents are not examined.
 _GROUPS = r"\{.*\}|\[(?:\\.|[^\]\\])*\]"
 
-# A glob that a tag can match, with `*` in place of its groups.
+# A glob that can match a tag, after its groups have been replaced by `*`.
 _POSSIBLE = r"(?:[A-Za-z0-9_*?][A-Za-z0-9_.*?-]*)?"
 
-# A version above all that will ever be released.
+# A version above every version that will ever be released.
 _FAR_VERSION = Version((1_000_000_000, 0, 0))
 
 
-class Doubt(NamedTuple):
+class LintWarning(NamedTuple):
     """A warning about one field of a section."""
 
-    field: str
+    field: str  # the field's name
     message: str
 
 
 @lru_cache(256)  # large configurations repeat a few rules
-def doubts_of_tags(rule: TagRule) -> Sequence[Doubt]:
-    """Return what of a tag rule can hardly be meant."""
+def lint_tag_rule(rule: TagRule) -> Sequence[LintWarning]:
     return (
-        *_impossible_patterns(rule),
-        *_literals_never_copied(rule),
-        *_globs_excluded_whole(rule),
-        *_endless_range(rule),
-        *_immutable_tags_that_move(rule),
+        *_lint_impossible_patterns(rule),
+        *_lint_dropped_literals(rule),
+        *_lint_excluded_globs(rule),
+        *_lint_endless_range(rule),
+        *_lint_moving_immutable_tags(rule),
     )
 
 
-def _impossible_patterns(rule: TagRule) -> Iterator[Doubt]:
-    """Warn of patterns with a character that no tag can have at its place."""
+def _lint_impossible_patterns(rule: TagRule) -> Iterator[LintWarning]:
+    """Warn of patterns that match no tag because of a character that tags cannot contain."""
     patterns = [("glob", pattern) for pattern in rule.glob]
     patterns += [("exclude", pattern) for pattern in rule.exclude]
     if rule.immutable_tags:
@@ -77,42 +77,47 @@ def _impossible_patterns(rule: TagRule) -> Iterator[Doubt]:
         without_groups = re.sub(_GROUPS, "*", pattern, flags=re.DOTALL)
         unescaped = without_groups.replace("\\", "")
         if re.fullmatch(_POSSIBLE, unescaped) is None:
-            yield Doubt(field, f"{pattern!r} {why}")
+            yield LintWarning(field, f"{pattern!r} {why}")
 
 
-def _literals_never_copied(rule: TagRule) -> Iterator[Doubt]:
-    """Warn of tags that `glob` names in full, and another field drops."""
+def _lint_dropped_literals(rule: TagRule) -> Iterator[LintWarning]:
+    """Warn of tags that `glob` lists without wildcards but another field of the rule drops."""
     literals = _literals(rule)
     if not literals or not (rule.exclude or rule.drops_versions):
         return
-    # What `latest` and `min_tags` do depends on all other tags.
+    # The effect of `latest` and `min_tags` depends on tags that only a listing has.
     selection = select(literals, rule._replace(latest=None, min_tags=None))
     for tag, reason in selection.dropped.items():
         may_come_back = rule.min_tags and reason != "exclude"
         if not may_come_back:
-            yield Doubt("glob", f"{tag!r} is never copied: the {reason} rule drops it")
+            yield LintWarning("glob", f"{tag!r} is never copied: the {reason} rule drops it")
 
 
-def _globs_excluded_whole(rule: TagRule) -> Iterator[Doubt]:
-    """Warn of an `exclude` that leaves nothing of a glob, as the same pattern stands there too."""
+def _lint_excluded_globs(rule: TagRule) -> Iterator[LintWarning]:
+    """Warn of globs whose pattern is also in `exclude`, so that all their tags are dropped."""
     for pattern in rule.glob or ("*",):
-        is_literal = check_glob(pattern) is not None  # `_literals_never_copied` sees these
+        is_literal = check_glob(pattern) is not None  # `_lint_dropped_literals` checks literals
         if not is_literal and ("*" in rule.exclude or pattern in rule.exclude):
-            yield Doubt("exclude", f"drops every tag that the glob {pattern!r} takes: narrow it")
+            yield LintWarning(
+                "exclude", f"drops every tag that the glob {pattern!r} takes: narrow it"
+            )
 
 
-def _endless_range(rule: TagRule) -> Iterator[Doubt]:
-    """Warn of a range that takes all versions to come, which nothing else limits."""
+def _lint_endless_range(rule: TagRule) -> Iterator[LintWarning]:
+    """Warn of a range that admits every future version, unless another field limits the tags."""
     takes_every_version = set(rule.glob) <= {"*", "v*"} and rule.latest is None
     if rule.semver is None or not takes_every_version:
         return
     if admits(parse_range(rule.semver), _FAR_VERSION):
         trouble = f"{rule.semver!r} has no upper bound, so that every future version is copied"
-        yield Doubt("semver", f"{trouble}: add `latest`, or a bound such as '<2'")
+        yield LintWarning("semver", f"{trouble}: add `latest`, or a bound such as '<2'")
 
 
-def _immutable_tags_that_move(rule: TagRule) -> Iterator[Doubt]:
-    """Warn of tags known to move that `immutable_tags` matches: those that a field names in full."""
+def _lint_moving_immutable_tags(rule: TagRule) -> Iterator[LintWarning]:
+    """Warn of tags that conventionally move although `immutable_tags` matches them.
+
+    Only tags that a field lists without wildcards are examined.
+    """
     if not rule.immutable_tags:
         return
     single_tag = check_glob(rule.immutable_tags)
@@ -121,64 +126,60 @@ def _immutable_tags_that_move(rule: TagRule) -> Iterator[Doubt]:
     for tag in tags:
         if re.fullmatch(_MOVING_TAG, tag) and is_immutable(tag):
             why = "usually moves, and would never be updated: leave it out"
-            yield Doubt("immutable_tags", f"{tag!r} {why}")
+            yield LintWarning("immutable_tags", f"{tag!r} {why}")
 
 
 def _literals(rule: TagRule) -> list[str]:
-    """Return the tags that `glob` names in full, without wildcards."""
+    """Return the tags that `glob` lists without wildcards."""
     tags = [check_glob(pattern) for pattern in rule.glob]
     return [tag for tag in tags if tag is not None]
 
 
-def doubts_of_artifacts(rule: ArtifactRule) -> Sequence[Doubt]:
-    """Return what of an artifact rule can hardly be meant."""
+def lint_artifact_rule(rule: ArtifactRule) -> Sequence[LintWarning]:
     if rule.include and set(rule.include) <= set(rule.exclude):
-        return (Doubt("exclude", "drops every type that `include` takes"),)
+        return (LintWarning("exclude", "drops every type that `include` takes"),)
     return ()
 
 
-def doubts_of_repositories(rule: MappingRule) -> Iterator[Doubt]:
-    """Warn of repositories of a mapping that begin with the host name of their own registry."""
-    yield from _host_in_repository("from", rule.source_repository, [rule.source])
+def lint_repositories(rule: MappingRule) -> Iterator[LintWarning]:
+    """Warn of repositories that begin with the host name of their own registry."""
+    yield from _lint_host_in_repository("from", rule.source_repository, [rule.source])
     if rule.target_repository != rule.source_repository:
-        yield from _host_in_repository("to", rule.target_repository, rule.targets)
+        yield from _lint_host_in_repository("to", rule.target_repository, rule.targets)
 
 
-def _host_in_repository(
+def _lint_host_in_repository(
     field: str, repository: str, registries: Sequence[Registry]
-) -> Iterator[Doubt]:
+) -> Iterator[LintWarning]:
     first, _, rest = repository.partition("/")
     hosts = [registry.host for registry in registries]
-    # A host without a dot, as `harbor`, may well be the name of a team.
+    # A host name without a dot, such as `harbor`, may also be the name of a team.
     if "." in first and rest and canonical_host(first) in hosts:
         trouble = f"begins with the registry's own host, which does not belong here: write {rest!r}"
-        yield Doubt(field, f"{repository!r} {trouble}")
+        yield LintWarning(field, f"{repository!r} {trouble}")
 
 
-def doubts_of_age(seconds: float) -> Iterator[Doubt]:
-    """Warn of a `min_age` that was meant in another unit."""
+def lint_min_age(seconds: float) -> Iterator[LintWarning]:
+    """Warn of a `min_age` that was probably meant in another unit."""
     if 0 < seconds < _LEAST_AGE:
         trouble = f"{seconds:.0f} seconds have passed before the next run"
-        yield Doubt("min_age", f"{trouble}: write {seconds:.0f}d for days")
+        yield LintWarning("min_age", f"{trouble}: write {seconds:.0f}d for days")
 
 
-def tags_never_old_enough(rule: MappingRule) -> Iterator[Doubt]:
-    """Warn of tags under which no digest stands for so long that `min_age` lets it go."""
+def lint_moving_tags(rule: MappingRule) -> Iterator[LintWarning]:
+    """Warn of tags that move so often that none of their digests reaches `min_age`."""
     if rule.min_age < _DAY:
         return
     for tag in _literals(rule.tags):
-        if re.fullmatch(_RESTLESS_TAG, tag):
+        if re.fullmatch(_DAILY_TAG, tag):
             why = "usually moves within a day, so that none of its digests gets old enough"
-            yield Doubt("min_age", f"{tag!r} {why}: give it a mapping with `min_age: 0`")
+            yield LintWarning("min_age", f"{tag!r} {why}: give it a mapping with `min_age: 0`")
 
 
 def unused_logins(registries: Iterable[Registry], rules: Sequence[MappingRule]) -> list[str]:
-    """Return the aliases of registries whose password or token no mapping uses.
-
-    A file without mappings is for `copy -c`, which may use any of them.
-    """
+    """Return the aliases of registries that have a password or token but occur in no mapping."""
     if not rules:
-        return []
+        return []  # the file is for `copy -c`, which may use any registry
     used = {registry.alias for rule in rules for registry in (rule.source, *rule.targets)}
     return [
         registry.alias

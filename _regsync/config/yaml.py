@@ -1,9 +1,9 @@
-"""A YAML document as nodes that know their place, and the environment's values in its texts.
+"""YAML documents as nodes with line and column, and environment variables in their texts.
 
 Owns: decoding, composing, duplicate and merged keys, `${NAME}`.
 May not know: which fields exist.
-Invariants: work and memory are bounded by the length of the input, whatever it nests, repeats or
-refers to; a value of the environment never changes the document's structure.
+Invariants: work and memory are bounded by the length of the input, regardless of its nesting, aliases
+and merge keys. The value of an environment variable never changes the document's structure.
 Follows: docs/design.md section 3.
 """
 
@@ -16,25 +16,27 @@ from typing import Any, NamedTuple
 
 import yaml
 
-# Levels of nodes; legitimate documents have 6.
+# Levels of nested nodes. Real configurations have 6.
 _MAX_DEPTH = 32
 
-# Values that `<<` may repeat, as each is read again; this is some 60,000 mappings.
+# The number of entries that all `<<` of a document may merge, because each is converted again. The
+# limit corresponds to about 60,000 mappings.
 _MAX_MERGED = 1_000_000
 
-# Characters of a key that a path shows: a long key must not be repeated for each of many items.
-_SHOWN_KEY = 64
+# A path shows at most this many characters of a key, because many problems may repeat a long key.
+_MAX_KEY_IN_PATH = 64
 
 _TAG_PREFIX = "tag:yaml.org,2002:"
 
-# `$$`, or `${NAME}` with an operator and its text. Where nothing closes `${` properly, `${` alone
-# matches. Each character is looked at once.
+# Either `$$`, or `${NAME}` with an optional operator and its argument. If a `${` is malformed, only
+# the two characters `${` match, and `name` is None. Matching takes linear time.
 _VARIABLE = (
     r"\$\$"
     r"|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
     r"(?::(?P<operator>[-?])(?P<rest>(?:[^$}]|\$(?!\{))*))?\})?"
 )
 
+# The names of YAML types in messages, by `Node.tag`.
 _KINDS = {
     "map": "a mapping",
     "seq": "a list",
@@ -49,21 +51,21 @@ _KINDS = {
 
 
 class Node(NamedTuple):
-    """A YAML node with its place, lines and columns counted from 1.
+    """A YAML node with its line and column, both counted from 1.
 
-    An alias is the very node of its anchor.
+    A YAML alias is represented by the same Node object as its anchor.
     """
 
-    tag: str  # the last word of the YAML tag
+    tag: str  # "map", "seq" or the type of a scalar: the last word of the YAML tag
     line: int
     column: int
-    text: str = ""  # of a scalar
-    items: Sequence[Node] = ()  # of a list
-    entries: Mapping[str, Entry] = MappingProxyType({})  # of a mapping, by the text of the key
+    text: str = ""  # the text of a scalar
+    items: Sequence[Node] = ()  # the items of a list
+    entries: Mapping[str, Entry] = MappingProxyType({})  # the entries of a mapping, by key
 
     @property
     def kind(self) -> str:
-        """What a message calls such a node."""
+        """The name of the node's type in messages."""
         return _KINDS[self.tag]
 
     @property
@@ -72,17 +74,17 @@ class Node(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One key of a mapping, and what stands behind it."""
+    """A key of a mapping and its value."""
 
     key: Node
     value: Node
 
 
-Note = Callable[[Node, str, str], None]  # takes a problem: its node, its path, a message
+AddProblem = Callable[[Node, str, str], None]  # its arguments: node, path of keys, message
 
 
-class Unreadable(Exception):
-    """The document cannot be read any further than here."""
+class DocumentError(Exception):
+    """A problem after which the rest of the document cannot be read."""
 
     def __init__(self, line: int, column: int, message: str) -> None:
         super().__init__(message)
@@ -91,27 +93,29 @@ class Unreadable(Exception):
         self.message = message
 
 
-def compose(text: bytes, note: Note) -> Node | None:
-    """Return the root of the one document in `text`, None when there is none.
+def compose(text: bytes, add_problem: AddProblem) -> Node | None:
+    """Parse a YAML file and return the root node of its document.
 
-    `note` is called with each problem after which reading goes on. Unreadable is raised for the others.
+    Returns None if the file has no document. Calls `add_problem` for each problem that leaves the
+    rest of the document readable. Raises DocumentError if the rest cannot be read.
     """
     decoded = _decode(text)
 
     try:
-        loader = yaml.SafeLoader(decoded)  # looks for control characters at once
+        loader = yaml.SafeLoader(decoded)  # the constructor checks every character
     except yaml.reader.ReaderError as error:
         message = f"control character U+{error.character:04X}: remove it"
-        raise _unreadable_after(decoded[: error.position], message) from None
+        raise _error_after(decoded[: error.position], message) from None
 
     try:
-        return _Composer(loader, note).document()
+        return _Composer(loader, add_problem).read_document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise _unreadable_at(mark, f"malformed YAML: {_remedy(error)}") from None
+        raise _error_at(mark, f"malformed YAML: {_explain(error)}") from None
     except (ValueError, OverflowError):
-        # PyYAML lets chr() and int() refuse "\UFFFFFFFF" and an endless %YAML version themselves.
-        raise _unreadable_at(loader, "malformed YAML: a number out of range") from None
+        # PyYAML does not catch the errors of chr() and int() for "\UFFFFFFFF" or for a %YAML version
+        # with very many digits.
+        raise _error_at(loader, "malformed YAML: a number out of range") from None
 
 
 def _decode(text: bytes) -> str:
@@ -119,11 +123,11 @@ def _decode(text: bytes) -> str:
         return text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode()
-        raise _unreadable_after(before, "not UTF-8: save the file as UTF-8") from None
+        raise _error_after(before, "not UTF-8: save the file as UTF-8") from None
 
 
-def _remedy(error: yaml.MarkedYAMLError) -> str:
-    """Return PyYAML's message, with the usual reason for it."""
+def _explain(error: yaml.MarkedYAMLError) -> str:
+    """Return PyYAML's message, extended or replaced by the usual cause of the error."""
     message: str = error.problem or "cannot be parsed"
     if "'\\t'" in message:
         return "a tab is not allowed here: indent with spaces"
@@ -134,44 +138,42 @@ def _remedy(error: yaml.MarkedYAMLError) -> str:
     return message
 
 
-def _unreadable_at(mark: Any, message: str) -> Unreadable:
-    """Return the error for a mark of PyYAML's, whose lines and columns count from 0."""
-    return Unreadable(mark.line + 1, mark.column + 1, message)
+def _error_at(mark: Any, message: str) -> DocumentError:
+    """Return the error for a PyYAML mark. PyYAML counts lines and columns from 0."""
+    return DocumentError(mark.line + 1, mark.column + 1, message)
 
 
-def _unreadable_after(before: str, message: str) -> Unreadable:
+def _error_after(before: str, message: str) -> DocumentError:
     """Return the error for the character that follows the text `before`."""
-    return Unreadable(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
+    return DocumentError(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
 
 
 class _Composer:
-    """Makes nodes of the parser's events, in one pass.
+    """Builds nodes from the events of the PyYAML parser.
 
-    PyYAML's own composer would neither bound the depth nor name repeated keys.
+    PyYAML's own composer does not limit the nesting depth and does not report duplicate keys.
     """
 
-    def __init__(self, loader: yaml.SafeLoader, note: Note) -> None:
-        self.loader: Any = loader  # types-PyYAML gives its methods no types
-        self.note = note
-        self.anchors: dict[str, Node] = {}
-        self.merged = 0  # values that `<<` has repeated so far
+    def __init__(self, loader: yaml.SafeLoader, add_problem: AddProblem) -> None:
+        self.loader: Any = loader  # Any: types-PyYAML does not annotate the methods used here
+        self.add_problem = add_problem
+        self.anchors: dict[str, Node] = {}  # the nodes read so far that have an anchor, by its name
+        self.merged_count = 0  # entries that `<<` has merged so far
 
-    def document(self) -> Node | None:
-        """Return the root of the stream's one document, None where it has none."""
+    def read_document(self) -> Node | None:
+        """Return the root of the only document. Returns None if the stream has no document."""
         root: Node | None = None
-        for event in self.events_before(yaml.StreamEndEvent):
+        for event in self.events_until(yaml.StreamEndEvent):
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
-                raise _unreadable_at(
-                    event.start_mark, "a second YAML document: keep one in each file"
-                )
+                raise _error_at(event.start_mark, "a second YAML document: keep one in each file")
             if isinstance(event, yaml.NodeEvent):
-                root = self.node(event, "", 1)
+                root = self.read_node(event, "", 1)
         return root
 
-    def events_before(self, end: type) -> Iterator[Any]:
-        """Yield the events of a collection before its end event.
+    def events_until(self, end: type) -> Iterator[Any]:
+        """Yield the parser's events up to the next event of type `end`, which is consumed.
 
-        The caller reads each node to its end before it takes the next event.
+        Before the caller takes the next event, it must have read the node that the last event began.
         """
         while True:
             event = self.loader.get_event()
@@ -179,72 +181,79 @@ class _Composer:
                 return
             yield event
 
-    def node(self, event: Any, path: str, depth: int) -> Node:
-        """Return the node that begins with an event, `depth` being 1 for the root."""
+    def read_node(self, event: Any, path: str, depth: int) -> Node:
+        """Return the node that begins with `event`. The root has depth 1."""
         if isinstance(event, yaml.AliasEvent):
-            return self.anchored(event)
+            return self.resolve_alias(event)
         if depth > _MAX_DEPTH:
-            raise _unreadable_at(event.start_mark, f"nested more than {_MAX_DEPTH} levels deep")
+            raise _error_at(event.start_mark, f"nested more than {_MAX_DEPTH} levels deep")
 
         line = event.start_mark.line + 1
         column = event.start_mark.column + 1
         if isinstance(event, yaml.MappingStartEvent):
-            node = Node("map", line, column, entries=self.mapping(path, depth + 1))
+            node = Node("map", line, column, entries=self.read_mapping(path, depth + 1))
         elif isinstance(event, yaml.SequenceStartEvent):
-            node = Node("seq", line, column, items=self.sequence(path, depth + 1))
+            node = Node("seq", line, column, items=self.read_sequence(path, depth + 1))
         else:
             node = Node(self.scalar_tag(event), line, column, text=event.value)
 
-        # "!" says that a scalar is text. Any other tag may only be the one the node has anyway.
+        # The tag "!" marks a scalar as text. A full tag must be equal to the implicit tag.
         is_redundant = event.tag in (None, "!", _TAG_PREFIX + node.tag)
         if not is_redundant:
             remedy = "remove it, or quote text beginning with '!'"
-            self.note(node, path, f"a YAML tag is not supported: {remedy}")
+            self.add_problem(node, path, f"a YAML tag is not supported: {remedy}")
         if event.anchor is not None:
-            # The anchor is known from here on, so that no node can contain itself.
+            # The anchor is defined only after its node has been read, so no node can contain itself.
             self.anchors[event.anchor] = node
         return node
 
-    def anchored(self, event: Any) -> Node:
+    def resolve_alias(self, event: Any) -> Node:
         if event.anchor not in self.anchors:
             message = "no anchor of that name above: quote text beginning with '*'"
-            raise _unreadable_at(event.start_mark, message)
+            raise _error_at(event.start_mark, message)
         return self.anchors[event.anchor]
 
     def scalar_tag(self, event: Any) -> str:
-        """Return what a scalar is, which only one without quotes and without a YAML tag leaves open."""
+        """Return the type of a scalar.
+
+        Quoted scalars and scalars with a YAML tag are text. The type of a plain scalar follows from
+        its characters.
+        """
         is_plain = event.implicit[0]
         if not is_plain:
             return "str"
         tag: str = self.loader.resolve(yaml.ScalarNode, event.value, (True, False))
-        # PyYAML has a tag of its own for "=".
+        # PyYAML gives the scalar "=" the tag "value".
         return tag.removeprefix(_TAG_PREFIX).replace("value", "str")
 
-    def sequence(self, path: str, depth: int) -> list[Node]:
-        events = self.events_before(yaml.SequenceEndEvent)
-        return [self.node(event, f"{path}[{index}]", depth) for index, event in enumerate(events)]
+    def read_sequence(self, path: str, depth: int) -> list[Node]:
+        events = self.events_until(yaml.SequenceEndEvent)
+        return [
+            self.read_node(event, f"{path}[{index}]", depth) for index, event in enumerate(events)
+        ]
 
-    def mapping(self, path: str, depth: int) -> dict[str, Entry]:
-        """Return the entries by key, each key once. The mapping's own go before those that `<<` merges
-        into it, wherever `<<` stands.
+    def read_mapping(self, path: str, depth: int) -> dict[str, Entry]:
+        """Return the entries of a mapping by key, including entries merged by `<<`.
+
+        The mapping's own entries take precedence over merged entries, regardless of their order.
         """
         entries: dict[str, Entry] = {}
-        sources: list[Node] = []  # the mappings that `<<` names
+        sources: list[Node] = []  # the nodes that `<<` refers to, in order
 
-        for event in self.events_before(yaml.MappingEndEvent):
-            key = self.node(event, path, depth)
+        for event in self.events_until(yaml.MappingEndEvent):
+            key = self.read_node(event, path, depth)
             value_path = path
             if key.is_scalar:
-                value_path = f"{path}.{key.text[:_SHOWN_KEY]}".removeprefix(".")
-            value = self.node(self.loader.get_event(), value_path, depth)
+                value_path = f"{path}.{key.text[:_MAX_KEY_IN_PATH]}".removeprefix(".")
+            value = self.read_node(self.loader.get_event(), value_path, depth)
 
             if not key.is_scalar:
-                self.note(key, path, f"{key.kind} cannot be a key")
+                self.add_problem(key, path, f"{key.kind} cannot be a key")
             elif key.tag == "merge":
                 sources += value.items if value.tag == "seq" else [value]
             elif key.text in entries:
                 earlier = entries[key.text].key.line
-                self.note(key, value_path, f"duplicate key: it is on line {earlier} already")
+                self.add_problem(key, value_path, f"duplicate key: it is on line {earlier} already")
             else:
                 entries[key.text] = Entry(key, value)
 
@@ -253,50 +262,57 @@ class _Composer:
         return entries
 
     def merge(self, source: Node, entries: dict[str, Entry], path: str) -> None:
-        """Add the entries of a mapping that `<<` names, without the keys that `entries` has."""
+        """Add to `entries` the entries of a mapping that `<<` refers to. Keys in `entries` are kept."""
         if source.tag != "map":
-            self.note(source, path, "'<<' takes a mapping or a list of mappings")
+            self.add_problem(source, path, "'<<' takes a mapping or a list of mappings")
             return
-        self.merged += 1 + len(source.entries)  # an empty mapping costs time too
-        if self.merged > _MAX_MERGED:
+        self.merged_count += 1 + len(source.entries)  # an empty mapping takes time too
+        if self.merged_count > _MAX_MERGED:
             message = f"'<<' repeats over {_MAX_MERGED:,} values"
-            raise Unreadable(source.line, source.column, message)
+            raise DocumentError(source.line, source.column, message)
         for name, entry in source.entries.items():
             entries.setdefault(name, entry)
 
 
 def dump(value: object) -> str:
-    """Return plain values as a YAML document that every reader of YAML understands alike."""
+    """Serialize dicts, lists and scalars as a YAML document."""
     return yaml.safe_dump(
         value, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
 
 
 def variable_names(text: str) -> set[str]:
-    """Return the names that `substitute` looks up."""
+    """Return the names of the variables that occur in a text."""
     return {match["name"] for match in re.finditer(_VARIABLE, text) if match["name"]}
 
 
-def mask_values(text: str, mask: str) -> str:
-    """Return a text with its variables as `${NAME}`, without their defaults.
+def drop_defaults(text: str) -> str:
+    """Return a text with each variable written as `${NAME}`, without its default or message."""
 
-    All text between variables becomes `mask`, unless that is empty: then it stays.
+    def shorten(match: re.Match[str]) -> str:
+        return f"${{{match['name']}}}" if match["name"] else match[0]
+
+    return re.sub(_VARIABLE, shorten, text)
+
+
+def mask_literals(text: str, mask: str) -> str:
+    """Return a text with each variable written as `${NAME}` and everything else masked.
+
+    Each stretch of text between variables is replaced by one `mask`.
     """
     masked = ""
     for match in re.finditer(rf"{_VARIABLE}|[^$]+|\$", text):
         if match["name"]:
             masked += f"${{{match['name']}}}"
-        elif not mask:
-            masked += match[0]
-        elif not masked.endswith(mask):  # one mask for several pieces in a row
+        elif not masked.endswith(mask):
             masked += mask
     return masked
 
 
 def substitute(text: str, environ: Mapping[str, str]) -> str:
-    """Replace the variables of a text by the environment's values; ValueError says what is wrong.
+    """Replace each variable in a text by its value. Variables inside a value are not replaced.
 
-    A value is not searched for further variables.
+    Raises ValueError if a variable is malformed or has no value.
     """
     if "$" not in text:
         return text
@@ -304,7 +320,7 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
 
 
 def _value_of(variable: re.Match[str], environ: Mapping[str, str]) -> str:
-    """Return what a match of `_VARIABLE` stands for; ValueError where it has no value."""
+    """Return the replacement for a match of `_VARIABLE`. Raises ValueError if there is no value."""
     if variable[0] == "$$":
         return "$"
 
@@ -313,7 +329,7 @@ def _value_of(variable: re.Match[str], environ: Mapping[str, str]) -> str:
         forms = "${NAME}, ${NAME:-default} or ${NAME:?message}"
         raise ValueError(f"malformed '${{': write {forms}, not nested, and $$ for a single $")
 
-    # As in a shell: with `:-` and `:?`, an empty variable counts as not set.
+    # As in a shell, the operators `:-` and `:?` treat an empty variable as not set.
     value = environ.get(name)
     operator = variable["operator"]
     if operator == "-":
