@@ -518,7 +518,7 @@ def test_the_first_directory_is_used_alone(
         (bases[base] / name).mkdir(parents=True)
         for file in ("b.crt", "a.crt", "x.cert", "x.key", "README", "old.pem", "..data"):
             (bases[base] / name / file).write_text("")
-    found = tls.certs_d(str(tmp_path / "home"), authority, port)
+    found = tls.find_certs_d(str(tmp_path / "home"), authority, port)
     base, _, name = (expected or "").partition("/")
     files = (
         [str(bases[base] / name / file) for file in ("a.crt", "b.crt", "x.cert", "x.key")]
@@ -535,9 +535,9 @@ def test_an_empty_directory_ends_the_search_and_what_cannot_be_listed_does_not(
     (bases["docker"] / "r.example" / "a.crt").write_text("")
     bases["containers"].mkdir()
     (bases["containers"] / "r.example").write_text("no directory")
-    assert len(tls.certs_d(None, "r.example", 443)) == 1
+    assert len(tls.find_certs_d(None, "r.example", 443)) == 1
     (bases["home"] / "r.example").mkdir(parents=True)
-    assert tls.certs_d(str(tmp_path / "home"), "r.example", 443) == ()
+    assert tls.find_certs_d(str(tmp_path / "home"), "r.example", 443) == ()
 
 
 def test_looking_costs_six_failed_listings_at_most(
@@ -550,9 +550,9 @@ def test_looking_costs_six_failed_listings_at_most(
         raise FileNotFoundError
 
     monkeypatch.setattr(os, "listdir", listdir)
-    assert tls.certs_d("/home/me", "r.example", 443) == ()
+    assert tls.find_certs_d("/home/me", "r.example", 443) == ()
     assert len(looked) == 6
-    assert tls.certs_d("/home/me", "r.example:5000", 5000) == ()
+    assert tls.find_certs_d("/home/me", "r.example:5000", 5000) == ()
     assert len(looked) == 9
     assert set(bases)
 

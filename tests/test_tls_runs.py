@@ -324,7 +324,7 @@ def test_the_first_of_two_pairs_by_name_is_shown(scene: Scene) -> None:
 
 
 def test_plain_http_looks_for_no_directory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "certs_d", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(host, "find_certs_d", lambda *_: pytest.fail("looked"))
     plain = scene.serve()
     scene.image.load_into(plain.app, "app", tag="v1")  # type: ignore[arg-type]
     assert scene.copy(plain).status == 0

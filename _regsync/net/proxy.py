@@ -1,10 +1,10 @@
-"""Which proxy, if any, a request goes through.
+"""Select the proxy for a request.
 
-Owns: the proxy variables, the grammar of NO_PROXY, what never sees a proxy.
+Owns: the proxy variables, the grammar of NO_PROXY, the hosts that are never reached by proxy.
 May not know: sockets, CONNECT, the environment of the process (it is an argument).
-Invariants: no text of a `Proxy` and no error shows its user name or password.
-Follows: docs/protocol-facts.md section 8.1: Go's `httpproxy` rules, as container clients have them;
-lower case first, and empty is unset, as curl and Python have it.
+Invariants: neither the text of a `Proxy` nor an error contains its user name or password.
+Follows: docs/protocol-facts.md section 8.1: Go's `httpproxy` rules, which container clients use. As
+in curl and Python, the lower-case variable comes first, and an empty variable counts as unset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from _regsync.addresses import DEFAULT_PORTS, is_address_in_disguise
 from _regsync.errors import ConfigError
 
-# Metadata services hand out this machine's credentials, which no proxy is to see
+# Metadata services return this machine's credentials, which no proxy may see
 # (docs/protocol-facts.md sections 8.1 and 9.2, R20).
 _NEVER_PROXIED = (
     "localhost",
@@ -30,12 +30,9 @@ _NEVER_PROXIED = (
     "metadata.google.internal",
 )
 
-# The end of `127.1`, `2130706433` and `0x7f.1`, which are addresses to the resolver. No name of a
-# host ends so.
-
 
 class Proxy(NamedTuple):
-    """A proxy to send CONNECT to; user name and password are percent-decoded."""
+    """An HTTP proxy that supports CONNECT. User name and password are percent-decoded."""
 
     scheme: str
     host: str
@@ -49,7 +46,9 @@ class Proxy(NamedTuple):
 
 
 class _Setting(NamedTuple):
-    """A value and what it is called to the user; "" when it is not set."""
+    """A proxy setting: the name that is shown to the user, and the value, which is empty if it is
+    not set.
+    """
 
     name: str
     value: str
@@ -64,10 +63,11 @@ def proxy_for(
     *,
     heeds_exemptions: bool = False,
 ) -> tuple[Proxy | None, str]:
-    """Return the proxy of an origin, None for a direct connection, and what decided so.
+    """Return the proxy for an origin, or None for a direct connection, and the reason.
 
-    `override` is a registry's own proxy, used in place of the variables. It is used for exempt origins
-    too, unless it `heeds_exemptions`. ConfigError when the value that is used is no proxy.
+    The reason is the name of the setting that decides, or a phrase for the log. `override` is the
+    proxy of a registry's configuration; it replaces the variables. It also applies to exempt
+    origins, unless `heeds_exemptions`. Raises ConfigError if the selected value is not a proxy URL.
     """
     setting = _variable(environ, f"{scheme}_proxy")
     if override:
@@ -83,7 +83,7 @@ def proxy_for(
 
 
 def _variable(environ: Mapping[str, str], lower: str) -> _Setting:
-    """Return the first of a variable's two spellings that is set."""
+    """Return the first spelling of a variable, lower or upper case, that is set."""
     for name in (lower, lower.upper()):
         # In a CGI program the client's "Proxy:" header arrives as HTTP_PROXY (CVE-2016-1000110).
         if name == "HTTP_PROXY" and "REQUEST_METHOD" in environ:
@@ -95,7 +95,7 @@ def _variable(environ: Mapping[str, str], lower: str) -> _Setting:
 
 
 def _exemption(host: str, port: int, environ: Mapping[str, str]) -> str | None:
-    """Say what names an origin to be reached directly; None when nothing does."""
+    """Return the reason why an origin is reached without a proxy. Returns None if it is not exempt."""
     never = "the list of what never sees a proxy names"
     without_dot = host.rstrip(".")
     if is_address_in_disguise(without_dot):
@@ -113,7 +113,9 @@ def _exemption(host: str, port: int, environ: Mapping[str, str]) -> str | None:
 
 
 def _names_origin(item: str, host: str, port: int) -> bool:
-    """Ask whether an item of NO_PROXY, in lower case, names an origin. No name is ever resolved."""
+    """Report whether an item of NO_PROXY, in lower case, matches an origin. Host names are not
+    resolved.
+    """
     if item == "*":
         return True
     if "/" in item:
@@ -148,7 +150,9 @@ def _is_in_network(host: str, network: str) -> bool:
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
-    """Return an address that is written as one, a v4-mapped one as the IPv4 address it means."""
+    """Parse an IP address. An IPv4-mapped IPv6 address is returned as IPv4. Returns None if the
+    host is a name.
+    """
     try:
         address = ip_address(host)
     except ValueError:
@@ -159,7 +163,9 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _parse(setting: _Setting) -> Proxy:
-    """Read a proxy's URL; ConfigError, which does not show it, when it is none."""
+    """Parse a proxy's URL. Raises ConfigError, which does not contain the value, if it is not
+    valid.
+    """
     malformed = ConfigError(
         f"{setting.name} is not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT"
     )
@@ -172,10 +178,10 @@ def _parse(setting: _Setting) -> Proxy:
         raise malformed from None
 
     host = parts.hostname or ""
-    # Bytes that are no text are not printable.
+    # Undecodable bytes of the environment are not printable.
     if not value.isprintable() or not re.fullmatch(r"[\w.:-]+", host):
         raise malformed
-    # Behind the host an @ is that of a login whose password has a / that is not escaped.
+    # An @ after the host belongs to a login whose password contains an unescaped slash.
     if "@" in value.replace(parts.netloc, ""):
         raise malformed
 

@@ -1,9 +1,9 @@
-"""The TLS contexts of the program, and words for what goes wrong with them.
+"""Create TLS contexts, and describe TLS failures.
 
-Owns: trusted authorities, client certificates, the lowest version, the text of TLS failures.
-May not know: sockets, registries, how many contexts there are. The caller shares them, because
-reading a bundle of authorities takes 30 ms.
-Invariants: a file that the user named is used or is an error; nothing else takes its place.
+Owns: trusted authorities, client certificates, the lowest TLS version, the text of TLS failures.
+May not know: sockets, registries. The caller caches contexts, because reading a bundle of
+authorities takes 30 ms.
+Invariants: a file that the user named is used, or is an error; no other file replaces it.
 Follows: docs/design.md section 9 ("CA"), docs/protocol-facts.md section 8.2.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from _regsync.errors import ConfigError
 from _regsync.text import printable
 
-# Where truststore 0.10.5 looks when OpenSSL's own defaults do not exist.
+# The bundles that truststore 0.10.5 tries if OpenSSL's own defaults do not exist.
 _BUNDLES = (
     "/etc/ssl/cert.pem",  # Alpine, Arch, RHEL 9 and 10
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Fedora
@@ -28,23 +28,26 @@ _BUNDLES = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
 )
 
+# The system's directories of certificates by registry, as other container clients use them.
 _CERTS_D = ("/etc/containers/certs.d", "/etc/docker/certs.d")
 
-# Python cannot choose among the cipher suites of TLS 1.3 before 3.15; OpenSSL's first is AES.
+# A pattern of cipher names. Python before 3.15 cannot select cipher suites of TLS 1.3; OpenSSL
+# prefers AES there.
 _UNWANTED_CIPHERS = "CHACHA20|MD5"
 
 
-def certs_d(home: str | None, authority: str, port: int) -> tuple[str, ...]:
-    """Return the certificate files that container clients have for a registry.
+def find_certs_d(home: str | None, authority: str, port: int) -> tuple[str, ...]:
+    """Return the certificate files that other container clients use for a registry.
 
-    They are the paths in the first directory that can be read, sorted by name; empty when there is
-    none.
+    The files are those of the first directory that can be read, sorted by name. Returns an empty
+    tuple if there is no such directory. `home` is the user's home directory, if it is known.
+    `authority` is the registry's HOST or HOST:PORT.
     """
     bases = list(_CERTS_D)
     if home:
         bases.insert(0, f"{home}/.config/containers/certs.d")
 
-    # A directory may be named with the port also where it is the scheme's own.
+    # The name of a directory may include the port even if it is the default port of the scheme.
     host = authority.removesuffix(f":{port}")
     names = dict.fromkeys((authority, f"{host}:{port}"))
 
@@ -69,11 +72,11 @@ def make_context(
     *,
     environ: Mapping[str, str],
 ) -> ssl.SSLContext:
-    """Build a client's context that trusts the system's authorities and those that were named.
+    """Return a client context that trusts the system's authorities and the named ones.
 
-    `certs_d` are files as the function of that name returns them. Their authorities count where
-    there is no `ca_file`, their certificates where there is no `client_cert`. ConfigError names the
-    file or the variable that cannot be used.
+    `certs_d` are certificate files as `find_certs_d` returns them. Their authorities are used only
+    if `ca_file` is not given, and their client certificates only if `client_cert` is not given.
+    Raises ConfigError, which names the file or the variable, if one cannot be used.
     """
     own_authorities = [file for file in certs_d if file.endswith(".crt")]
     authorities = [ca_file] if ca_file else own_authorities
@@ -88,22 +91,22 @@ def make_context(
     if client_cert:
         _show_certificate(context, client_cert, client_key or client_cert)
     else:
-        for certificate, key in _pairs(certs_d):
+        for certificate, key in _client_certificate_pairs(certs_d):
             _show_certificate(context, certificate, key)
     return context
 
 
-def _asks_system() -> bool:
-    """Ask whether the system's trust is behind an interface that OpenSSL does not know."""
+def _uses_truststore() -> bool:
+    """Report whether the system's authorities are kept in a store that OpenSSL cannot read."""
     return sys.platform in ("darwin", "win32")
 
 
 def _new_context() -> ssl.SSLContext:
-    if not _asks_system():
+    if not _uses_truststore():
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
-    # Since truststore 0.10.5 do_handshake() checks the peer at its end, also when the socket was
-    # wrapped without a handshake.
+    # truststore 0.10.5 and newer verify the peer at the end of do_handshake(), even if the socket
+    # was wrapped without a handshake.
     import truststore
 
     return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -112,8 +115,11 @@ def _new_context() -> ssl.SSLContext:
 def _trust_system(
     context: ssl.SSLContext, environ: Mapping[str, str], *, is_required: bool
 ) -> None:
-    """Load the system's authorities; ConfigError when there are none and `is_required`."""
-    if _asks_system():
+    """Load the system's authorities.
+
+    Raises ConfigError if `is_required` and no authority can be found.
+    """
+    if _uses_truststore():
         bundle = environ.get("SSL_CERT_FILE")
         directories: list[str] = []
     else:
@@ -133,10 +139,11 @@ def _trust_system(
 def _system_trust(
     environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths
 ) -> tuple[str | None, list[str]]:
-    """Return the bundle file, if any, and the hashed directories to trust.
+    """Return the bundle file, or None, and the hashed directories that the system trusts.
 
-    Each variable replaces its own default only, as in OpenSSL. Of the defaults one is enough; the
-    directory is the first choice, because it costs nothing until a certificate is looked up.
+    SSL_CERT_FILE and SSL_CERT_DIR each replace only their own default, as in OpenSSL. If neither is
+    set, one default is enough: the directory is preferred, because OpenSSL reads from it only if it
+    looks up a certificate.
     """
     bundle = environ.get("SSL_CERT_FILE")
     variable = environ.get("SSL_CERT_DIR")
@@ -150,7 +157,8 @@ def _system_trust(
         candidates = [defaults.openssl_capath]
     directories = [directory for directory in candidates if _is_hashed(directory)]
 
-    # Beside SSL_CERT_FILE an empty directory is no mistake: the two replace the whole store.
+    # An empty directory is valid together with SSL_CERT_FILE: the two variables replace the whole
+    # store.
     if variable and not directories and not bundle:
         raise ConfigError(
             f"SSL_CERT_DIR={variable} holds no hashed certificate names",
@@ -166,7 +174,7 @@ def _system_trust(
 
 
 def _is_hashed(directory: str) -> bool:
-    """Ask whether OpenSSL can look up a certificate in a directory."""
+    """Report whether OpenSSL can look up certificates in a directory: its files are named by hash."""
     try:
         names = os.listdir(directory)
     except OSError:
@@ -175,20 +183,23 @@ def _is_hashed(directory: str) -> bool:
 
 
 def _restrict(context: ssl.SSLContext) -> None:
-    """Tighten what the system's policy allows; where that is stricter, it stays."""
+    """Restrict ciphers and versions further than the system's policy. A stricter policy stays in
+    effect.
+    """
     names = [cipher["name"] for cipher in context.get_ciphers()]
     context.set_ciphers(":".join(name for name in names if not re.search(_UNWANTED_CIPHERS, name)))
     context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
-    # An intermediate authority may be the anchor, as in Go and Python 3.13.
+    # Accept an intermediate authority as the trust anchor, as Go and Python 3.13 do.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
-def _pairs(files: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Give the pairs of a certificate and its key among the files of `certs_d`.
+def _client_certificate_pairs(files: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the paths of each client certificate and its key among `files`.
 
-    Of several for one kind of key OpenSSL shows the one that was loaded last. The last by name
-    therefore comes first.
+    Raises ConfigError if a certificate has no key, or a key no certificate.
     """
+    # Of several certificates with the same type of key, OpenSSL uses the one that was loaded last.
+    # Load in reverse order, so that the first by name is used.
     for path in reversed(files):
         stem, _, kind = path.rpartition(".")
         if kind not in ("cert", "key"):
@@ -214,9 +225,11 @@ def _show_certificate(context: ssl.SSLContext, certificate: str, key: str) -> No
 
 
 def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
-    """Let a context read files; ConfigError when it cannot."""
+    """Load files into a context with `load`. Raises ConfigError if that fails. `what` names the
+    setting.
+    """
     for file in files:
-        # Reading a pipe would wait for ever.
+        # Reading a pipe would block.
         if os.path.isfile(file) and os.access(file, os.R_OK):
             continue
         why = "does not exist"
@@ -239,7 +252,7 @@ def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> 
         ) from error
 
 
-# Remedies.
+# Hints for failures.
 
 _CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
 
@@ -262,9 +275,10 @@ _STRONG = "have the certificate reissued with an RSA key of 2048 bits or more, o
 
 
 class _Failure(NamedTuple):
-    """A way in which TLS fails.
+    """A kind of TLS failure.
 
-    `pattern` matches the number in OpenSSL's x509_vfy.h, or else the error's name.
+    `pattern` matches the number of a verification error in OpenSSL's x509_vfy.h, or the name of any
+    other error. `what` follows the name of the host in the message.
     """
 
     pattern: str
@@ -272,8 +286,8 @@ class _Failure(NamedTuple):
     hint: str
 
 
-# The first that matches counts. Plain HTTP read as a TLS record has another name in each of OpenSSL
-# 1.1.1, 3.0 and 3.2; Go says BAD_CERTIFICATE also where it got none.
+# The first match is used. Plain HTTP that is read as a TLS record has different error names in
+# OpenSSL 1.1.1, 3.0 and 3.2. Go sends BAD_CERTIFICATE even if it received no certificate.
 _FAILURES = (
     _Failure("9", "is not trusted: its certificate is not valid yet", _CLOCK),
     _Failure("10", "is not trusted: its certificate has expired", _CLOCK),
@@ -317,12 +331,14 @@ _FAILURES = (
 
 
 def explain(error: OSError, host: str) -> tuple[str, str | None]:
-    """Return one line that says why TLS with `host` failed, and a remedy where one is known."""
+    """Return one line that says why TLS with `host` failed, and a hint, or None if no hint is
+    known.
+    """
     reason = getattr(error, "reason", None) or type(error).__name__
     name = str(getattr(error, "verify_code", reason))
     for failure in _FAILURES:
         if re.fullmatch(failure.pattern, name):
             return f"{host} {failure.what}", failure.hint
 
-    said = getattr(error, "verify_message", None) or error.strerror or str(error) or reason
-    return f"TLS with {host} failed: {printable(said, 200)}", None
+    message = getattr(error, "verify_message", None) or error.strerror or str(error) or reason
+    return f"TLS with {host} failed: {printable(message, 200)}", None

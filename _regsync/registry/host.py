@@ -30,7 +30,7 @@ from _regsync.net.http1 import Response, parse_retry_after
 from _regsync.net.pool import open_stream
 from _regsync.net.proxy import Proxy, proxy_for
 from _regsync.net.streams import Stream, Timeouts
-from _regsync.net.tls import CLIENT_CERT_HINT, certs_d, make_context
+from _regsync.net.tls import CLIENT_CERT_HINT, find_certs_d, make_context
 from _regsync.providers import api_host
 from _regsync.registry.recovery import Peer
 from _regsync.text import Secrets, one_line
@@ -209,7 +209,7 @@ class Dialer:
 
         self.read = cache(read)
         self._contexts = cache(partial(make_context, environ=environ))
-        self._certs_d = cache(certs_d)
+        self._certs_d = cache(find_certs_d)
 
     def prepare(self, registry: Registry) -> None:
         """Read what the configuration names for a registry; ConfigError when it is unusable."""
@@ -228,7 +228,7 @@ class Dialer:
         contexts = self._contexts
         directories = self._certs_d
         self._contexts = cache(partial(make_context, environ=self._environ))
-        self._certs_d = cache(certs_d)
+        self._certs_d = cache(find_certs_d)
         try:
             for registry in registries:
                 self.prepare(registry)
