@@ -483,6 +483,8 @@ def _is_deeper_than(levels: int, value: object) -> bool:
     """Return whether there is an object or a list so many levels below a value."""
     nested = _nested_in([value])
     for _ in range(levels):
+        if not nested:
+            return False
         nested = [inner for outer in nested for inner in _nested_in(outer)]
     return bool(nested)
 
