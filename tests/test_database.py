@@ -132,7 +132,7 @@ def answers(archive: Archive) -> list[object]:
     return [
         [archive.blob(where, key) for where in WHERES for key in KEYS],
         [archive.manifest(where, key) for where in WHERES for key in KEYS],
-        [archive.manifest_moments(where, KEYS) for where in WHERES],
+        [archive.manifest_times(where, KEYS) for where in WHERES],
         archive.snapshots(NAMES),
         [archive.artifact_check(name) for name in NAMES],
         [sorted(map(repr, archive.facts_of(host))) for host in ("host:5000", "else")],
@@ -207,13 +207,13 @@ def test_what_is_too_old_is_removed_from_the_file(tmp_path: Path) -> None:
             state.put_snapshot(name, SnapshotEntry(moment, Snapshot(key, key)))
             state.put_artifact_check(name, ArtifactCheck(moment, 1, 1, b""))
             state.put_fact("host", Fact("mounts", str(moment), True, moment))
-        state.sweep(9, entries_before=5, looks_before=5, facts_before=5)
-        assert state.swept == 9
+        state.sweep(9, entries_before=5, checks_before=5, facts_before=5)
+        assert state.swept_at == 9
     assert {table: len(found) for table, found in rows(tmp_path).items()} == dict.fromkeys(
         ("blob", "manifest", "snapshot", "look", "fact", "swept"), 1
     )
     with opened(tmp_path) as state:
-        assert (state.swept, blobs(state)) == (9, {1})
+        assert (state.swept_at, blobs(state)) == (9, {1})
 
 
 @pytest.mark.rule("R16")

@@ -145,7 +145,7 @@ def test_what_a_tag_vouches_for_is_renewed_in_each_quarter_of_its_life(
     for digest in (TOP, CHILD):
         entry = archive.manifest(A, key_of(digest))
         assert entry is not None
-        assert entry.confirmed == moment
+        assert entry.confirmed_at == moment
     assert archive.blob(A, key_of(BLOB)) == BlobEntry(moment, True)
     assert archive.blob(A, key_of(OTHER)) == BlobEntry(NOW - age, True)
 
@@ -236,12 +236,12 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> 
         knowledge = known(archive, now)
         knowledge.record_snapshot(name, keys, knowledge.snapshots([name]).get(name))
         assert knowledge.snapshots([name])[name].snapshot == keys
-        assert archive.snapshots_by_name[name].confirmed == (written or now)
+        assert archive.snapshots_by_name[name].confirmed_at == (written or now)
     knowledge = known(archive, NOW + 7 * HOUR)
     knowledge.record_snapshot(
         name, Snapshot(keys.source, keys.source), knowledge.snapshots([name])[name]
     )
-    assert archive.snapshots_by_name[name].confirmed == NOW + 7 * HOUR
+    assert archive.snapshots_by_name[name].confirmed_at == NOW + 7 * HOUR
     assert known(archive, NOW + 40 * HOUR).snapshots([name]) == {}
 
 
@@ -251,7 +251,7 @@ def test_what_is_too_old_is_swept_once_a_day(monkeypatch: pytest.MonkeyPatch) ->
 
     def sweep(moment: int, **limits: int) -> None:
         swept.append((moment, limits))
-        archive.swept = moment
+        archive.swept_at = moment
 
     monkeypatch.setattr(archive, "sweep", sweep)
     for now in (NOW, NOW + DAY, NOW + DAY + 1):
@@ -260,7 +260,7 @@ def test_what_is_too_old_is_swept_once_a_day(monkeypatch: pytest.MonkeyPatch) ->
     assert [moment for moment, _ in swept] == [NOW, NOW + DAY + 1, NOW + 3 * DAY]
     assert swept[0][1] == {
         "entries_before": NOW - 7 * DAY,
-        "looks_before": NOW - 400 * DAY,
+        "checks_before": NOW - 400 * DAY,
         "facts_before": NOW - DAY,
     }
     assert swept[2][1]["entries_before"] == 0
@@ -361,7 +361,7 @@ def test_snapshots_are_read_at_once_and_nothing_is_read_when_one_is_recorded() -
     assert archive.asked_for_snapshots == [names]
     entries = knowledge.snapshots(names)
     assert [entries[name].snapshot for name in names] == [old, new, new]
-    assert entries[names[0]].confirmed == NOW - HOUR
+    assert entries[names[0]].confirmed_at == NOW - HOUR
 
 
 # What a tag's answer teaches (docs/design.md section 6, rule 4).

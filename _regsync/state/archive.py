@@ -1,7 +1,7 @@
-"""What is kept of registries from one run to the next: entries, and what an archive of them can do.
+"""Entries that are kept from one run to the next, and the archive that keeps them.
 
-Owns: the forms of entries and their keys; `Archive`, which the state file is (state/database.py);
-`Notes`, an archive in memory.
+Owns: the forms of entries and their keys; the protocol `Archive`, which the state file implements
+(state/database.py); `Notes`, an archive in memory.
 May not know: whether an entry is believed (state/knowledge.py), clocks, files, SQL.
 Follows: docs/design.md section 8.
 """
@@ -16,114 +16,118 @@ from typing import NamedTuple, Protocol
 from _regsync.crypto import hash_hex
 from _regsync.oci.reference import split_digest
 
-# The first byte of a digest's key says the algorithm.
+# The first byte of a key, by the algorithm of its digest.
 _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 
-# Bytes of a digest's key.
+# Length of a key in bytes.
 DIGEST_BYTES = 33
 
-# Repositories from which the mount of one blob is tried at most.
+# Maximum number of repositories from which the mount of one blob is tried.
 MOST_HOLDERS = 32
 
-# The flags of an artifact check. Its bits 1 to 8 say which tags with artifacts the source's listing
-# showed (`Referrers.listed_tag_bits`).
+# Flags of an artifact check. The flags 1, 2, 4 and 8 record which tags with artifacts the source's
+# listing had (`Referrers.listed_tag_bits`).
 
 # All artifacts are at the target.
 COMPLETE = 32
-# The image was copied, not found there.
+# A run has copied the image: the image was not at the target already.
 COPIED = 64
 
 
 class RepositoryKey(NamedTuple):
     """One repository of one registry."""
 
-    host: str  # `host` or `host:port`, as reports show it; of an image layout `oci-layout:PATH`
+    host: str  # `host` or `host:port`, as in reports; `oci-layout:PATH` for an image layout
     name: str
 
     @property
     def first_segment(self) -> str:
-        """The part of the name that some registries give settings of its own, as a project."""
+        """The first path segment of the name. Some registries have settings for each, as a project."""
         return self.name.partition("/")[0]
 
     @property
     def area(self) -> str:
-        """Host and first segment: what is learnt of one repository in an area holds for all."""
+        """Host and first segment. Some facts hold for all repositories of an area."""
         return f"{self.host} {self.first_segment}"
 
 
-# An image's digests are asked for some twenty times while it is copied, and soon after each other.
+# The cache helps because the keys of an image's digests are needed some twenty times while the image is
+# copied.
 @lru_cache(4096)
 def key_of(digest: str) -> bytes:
-    """Return the 33 bytes that stand for a digest.
+    """Return the key of a digest: a byte for the algorithm and the first 32 bytes of the hash.
 
-    Of sha512 they hold the first 256 bits, which are as hard to meet as a sha256.
+    The first 32 bytes of a sha512 resist collisions as well as a sha256.
     """
     algorithm, encoded = split_digest(digest)
     return _ALGORITHMS[algorithm] + bytes.fromhex(encoded[:64])
 
 
 def digest_like(key: bytes) -> str:
-    """Return the digest of a key; of a sha512 only the first half, as a referrers tag has it."""
+    """Return the digest of a key, or the first half of the digest if it is a sha512.
+
+    Names of referrers tags have the same half. The algorithm is empty if the key is malformed.
+    """
     for algorithm, mark in _ALGORITHMS.items():
         if key[:1] == mark:
             return f"{algorithm}:{key[1:].hex()}"
-    return f":{key[1:].hex()}"  # somebody else has written this key
+    return f":{key[1:].hex()}"  # another program has written this key
 
 
 def is_whole(key: bytes) -> bool:
-    """Whether `digest_like` returns all of a digest, so that a registry can be asked for it."""
+    """Report whether `digest_like` returns the complete digest of a key."""
     return key.startswith(_ALGORITHMS["sha256"])
 
 
 def hashed_key(*words: str) -> bytes:
-    """Return a hash of these words, 32 bytes, as the key of a snapshot or artifact check."""
+    """Return the name of a snapshot or artifact check: a hash of the words, 32 bytes."""
     return bytes.fromhex(hash_hex("sha256", "\0".join(words).encode()))
 
 
-class BlobEntry(NamedTuple):
-    """A blob that a repository holds. Moments are seconds of the wall clock."""
+# All times in entries are whole seconds since 1970.
 
-    confirmed: int
-    is_mountable: bool  # a committed manifest of the repository names the blob
+
+class BlobEntry(NamedTuple):
+    """A blob that a repository holds."""
+
+    confirmed_at: int  # when a registry's answer showed this
+    is_mountable: bool  # whether a committed manifest of the repository names the blob
 
 
 class ManifestEntry(NamedTuple):
-    """A manifest that a repository holds, and the keys of what it names."""
+    """A manifest that a repository holds."""
 
-    confirmed: int
-    blobs: tuple[bytes, ...]
-    children: tuple[bytes, ...]
+    confirmed_at: int  # when a registry's answer showed this
+    blobs: tuple[bytes, ...]  # keys of the blobs that the manifest names
+    children: tuple[bytes, ...]  # keys of the manifests that it names
 
 
 class Holder(NamedTuple):
     """A repository that holds a blob under a committed manifest."""
 
     repository: str
-    confirmed: int
+    confirmed_at: int  # see `BlobEntry`
 
 
 class Snapshot(NamedTuple):
-    """What a tag named when its target last held it: keys of the source's digest and the pushed one."""
+    """Which digests a tag had at its source and at its target when the target was last up to date."""
 
-    source: bytes
-    pushed: bytes
+    source: bytes  # key of the digest at the source
+    pushed: bytes  # key of the digest at the target; another one if the index is trimmed
 
 
 class SnapshotEntry(NamedTuple):
-    confirmed: int
+    confirmed_at: int  # when the tag was last found up to date
     snapshot: Snapshot
 
 
 class ArtifactCheck(NamedTuple):
-    """What is remembered of the looks at the artifacts of an image at one target.
+    """The result of the last check of an image's artifacts at one target."""
 
-    Moments are seconds since 1970, 0 where nobody has looked.
-    """
-
-    last: int
-    first: int
-    flags: int
-    listing_hash: bytes  # 8 bytes; of the digests that the source listed
+    last: int  # time of the last check; 0 if there was none
+    first: int  # time of the first check; 0 if there was none
+    flags: int  # COMPLETE, COPIED, and 1, 2, 4 and 8 as above
+    listing_hash: bytes  # hash of the digests that the source listed, 8 bytes
 
     @property
     def is_complete(self) -> bool:
@@ -134,40 +138,41 @@ class ArtifactCheck(NamedTuple):
         return bool(self.flags & COPIED)
 
 
-NO_CHECK = ArtifactCheck(0, 0, 0, bytes(8))
+NO_CHECK = ArtifactCheck(last=0, first=0, flags=0, listing_hash=bytes(8))
 
 
 class Fact(NamedTuple):
-    """One learnt field of `HostFacts`, as it is kept; `segment` is "" for the whole host."""
+    """One field of `HostFacts` as it is saved."""
 
     name: str
-    segment: str
-    value: object  # of JSON's types
-    learnt: int
+    segment: str  # first path segment of the repositories for which it holds; "" for the whole host
+    value: object  # a value that JSON can represent
+    learnt_at: int
 
 
 class Archive(Protocol):
-    """What earlier runs left, and where the findings of this one go.
+    """Entries that earlier runs have left, and that this run adds.
 
-    Each entry that was put is found again by the same run.
+    A method that returns one entry returns None if there is no entry. A run finds all entries that it
+    has added itself.
     """
 
     @property
-    def swept(self) -> int:
-        """When old entries were removed last; 0 where that is not known."""
+    def swept_at(self) -> int:
+        """When old entries were last removed. 0 if unknown."""
 
     def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None: ...
 
     def manifest(self, where: RepositoryKey, key: bytes) -> ManifestEntry | None: ...
 
-    def manifest_moments(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
-        """Return when each of these manifests was confirmed, as far as there are entries."""
+    def manifest_times(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
+        """Return `confirmed_at` of each of these manifests that has an entry, by key."""
 
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
-        """Return repositories of a host where a blob is mountable, the last confirmed first."""
+        """Return the repositories of a host from which a blob may be mounted, newest entry first."""
 
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
-        """Return the snapshots with these names, as far as there are any."""
+        """Return the snapshots that have one of these names, by name."""
 
     def artifact_check(self, name: bytes) -> ArtifactCheck | None: ...
 
@@ -178,7 +183,7 @@ class Archive(Protocol):
     def put_manifest(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None: ...
 
     def forget(self, where: RepositoryKey, keys: Iterable[bytes]) -> None:
-        """Drop blobs and manifests."""
+        """Remove the entries of blobs and manifests with these keys."""
 
     def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None: ...
 
@@ -186,27 +191,33 @@ class Archive(Protocol):
 
     def put_fact(self, host: str, fact: Fact) -> None: ...
 
-    def sweep(self, now: int, *, entries_before: int, looks_before: int, facts_before: int) -> None:
-        """Remove artifact checks last looked at before `looks_before`, facts learnt before
-        `facts_before`, other entries confirmed before `entries_before`. Set `swept` to `now`.
+    def sweep(
+        self, now: int, *, entries_before: int, checks_before: int, facts_before: int
+    ) -> None:
+        """Remove old entries, and set `swept_at` to `now`.
+
+        Artifact checks are removed if their last check was before `checks_before`. Facts are removed if
+        they were learnt before `facts_before`. Other entries are removed if they were confirmed before
+        `entries_before`.
         """
 
 
 class Notes:
-    """An archive in memory. A blob or manifest whose value is None was forgotten."""
+    """An archive in memory. The value None marks a blob or manifest as forgotten."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Drop everything."""
-        self.swept = 0
-        # By host and key, then by repository.
+        self.swept_at = 0
+        # Outer keys: host and key of the blob. Inner keys: repository names.
         self.blobs: defaultdict[tuple[str, bytes], dict[str, BlobEntry | None]] = defaultdict(dict)
+        # Keys: repository, and key of the manifest.
         self.manifests: dict[tuple[RepositoryKey, bytes], ManifestEntry | None] = {}
         self.snapshots_by_name: dict[bytes, SnapshotEntry] = {}
+        # Keys: names of checks.
         self.artifact_checks: dict[bytes, ArtifactCheck] = {}
-        # By host, then by name and segment.
+        # Outer keys: hosts. Inner keys: name and segment of the fact.
         self.facts: defaultdict[str, dict[tuple[str, str], Fact]] = defaultdict(dict)
 
     def __bool__(self) -> bool:
@@ -225,14 +236,14 @@ class Notes:
     def manifest(self, where: RepositoryKey, key: bytes) -> ManifestEntry | None:
         return self.manifests.get((where, key))
 
-    def manifest_moments(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
+    def manifest_times(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
         entries = ((key, self.manifest(where, key)) for key in keys)
-        return {key: entry.confirmed for key, entry in entries if entry is not None}
+        return {key: entry.confirmed_at for key, entry in entries if entry is not None}
 
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         entries = self.blobs.get((host, key), {})
         return [
-            Holder(repository, entry.confirmed)
+            Holder(repository, entry.confirmed_at)
             for repository, entry in entries.items()
             if entry is not None and entry.is_mountable
         ]
@@ -268,6 +279,8 @@ class Notes:
     def put_fact(self, host: str, fact: Fact) -> None:
         self.facts[host][fact.name, fact.segment] = fact
 
-    def sweep(self, now: int, *, entries_before: int, looks_before: int, facts_before: int) -> None:
-        """Remove nothing: this process has put all entries."""
-        self.swept = now
+    def sweep(
+        self, now: int, *, entries_before: int, checks_before: int, facts_before: int
+    ) -> None:
+        """Set `swept_at`. There are no old entries, because this process has put all entries."""
+        self.swept_at = now

@@ -275,7 +275,9 @@ class StateFile:
         else:
             self._notes.clear()
 
-    def sweep(self, now: int, *, entries_before: int, looks_before: int, facts_before: int) -> None:
+    def sweep(
+        self, now: int, *, entries_before: int, checks_before: int, facts_before: int
+    ) -> None:
         """Remove what is older than the three moments behind `now` (see `Archive.sweep`). The noted
         entries are written first.
         """
@@ -289,7 +291,7 @@ class StateFile:
                     connection.execute(
                         f"DELETE FROM {table} WHERE confirmed < ?", (entries_before,)
                     )
-                connection.execute("DELETE FROM look WHERE last < ?", (looks_before,))
+                connection.execute("DELETE FROM look WHERE last < ?", (checks_before,))
                 connection.execute("DELETE FROM fact WHERE learnt < ?", (facts_before,))
                 connection.execute("INSERT OR REPLACE INTO swept VALUES (1, ?)", (now,))
         except sqlite3.Error as error:
@@ -325,7 +327,7 @@ class StateFile:
             yield from self._select(f"{query} IN ({marks})", *values, *batch)
 
     @property
-    def swept(self) -> int:
+    def swept_at(self) -> int:
         match self._select("SELECT moment FROM swept"):
             case [(int(moment),)]:
                 return moment
@@ -355,7 +357,7 @@ class StateFile:
                 return ManifestEntry(confirmed, _split_keys(blobs), _split_keys(children))
         return None
 
-    def manifest_moments(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
+    def manifest_times(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
         keys = list(keys)
         query = (
             "SELECT digest, confirmed FROM manifest WHERE host = ? AND repository = ? AND digest"
@@ -367,7 +369,7 @@ class StateFile:
                     # A note is newer than the file, also one that the manifest was forgotten.
                     if (where, key) not in self._notes.manifests:
                         moments[key] = confirmed
-        return moments | self._notes.manifest_moments(where, keys)
+        return moments | self._notes.manifest_times(where, keys)
 
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         query = (
@@ -490,7 +492,7 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
             if blob is None:
                 deleted_blobs.append((host, key, repository))
             else:
-                blobs.append((host, key, repository, blob.confirmed, int(blob.is_mountable)))
+                blobs.append((host, key, repository, blob.confirmed_at, int(blob.is_mountable)))
     yield "DELETE FROM blob WHERE host = ? AND digest = ? AND repository = ?", deleted_blobs
     yield "INSERT OR REPLACE INTO blob VALUES (?, ?, ?, ?, ?)", blobs
 
@@ -502,12 +504,13 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
         else:
             blob_keys = b"".join(manifest.blobs)
             child_keys = b"".join(manifest.children)
-            manifests.append((host, repository, key, manifest.confirmed, blob_keys, child_keys))
+            manifests.append((host, repository, key, manifest.confirmed_at, blob_keys, child_keys))
     yield "DELETE FROM manifest WHERE host = ? AND repository = ? AND digest = ?", deleted_manifests
     yield "INSERT OR REPLACE INTO manifest VALUES (?, ?, ?, ?, ?, ?)", manifests
 
     snapshots = [
-        (name, entry.confirmed, *entry.snapshot) for name, entry in notes.snapshots_by_name.items()
+        (name, entry.confirmed_at, *entry.snapshot)
+        for name, entry in notes.snapshots_by_name.items()
     ]
     yield "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", list[_Row](snapshots)
 
@@ -515,7 +518,7 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
     yield "INSERT OR REPLACE INTO look VALUES (?, ?, ?, ?, ?)", list[_Row](checks)
 
     facts = [
-        (host, fact.name, fact.segment, json.dumps(fact.value), fact.learnt)
+        (host, fact.name, fact.segment, json.dumps(fact.value), fact.learnt_at)
         for host, by_name in notes.facts.items()
         for fact in by_name.values()
     ]

@@ -1,8 +1,10 @@
-"""What this run believes of registries, repositories, blobs, manifests and tags.
+"""What this run believes about registries, repositories, blobs, manifests and tags.
 
-Owns: which entries of earlier runs are believed ("Vouching"); what was learnt of hosts; when an entry is renewed.
+Owns: which evidence is enough to believe that a repository holds a digest; facts about hosts; when an
+entry of the archive is renewed.
 May not know: clocks (`now` is an argument), sockets, tasks, files, SQL.
-Invariants: an entry exists only because a registry answered. Wrong entries cost requests, never a wrong image (I5).
+Invariants: every entry was made from a registry's answer. A wrong entry costs requests, and never leads
+to a wrong image (I5).
 Follows: docs/specification.md section 1.1 (three-step look-up), docs/design.md sections 6 (rules 10, 11), 7 and 8.
 """
 
@@ -33,49 +35,73 @@ from _regsync.state.archive import (
     key_of,
 )
 
-# An entry this young is believed without a vouching manifest (docs/design.md section 7).
-_FRESH_SECONDS = 30 * 60
+# Evidence that a repository holds a blob or manifest, strongest first. Any evidence is enough to skip
+# a transfer, and to put a manifest that names the digest.
+#
+# | evidence  | where it comes from                                   | recorded by               |
+# |-----------|-------------------------------------------------------|---------------------------|
+# | confirmed | an answer of this run about the digest itself, or     | `confirm_blob`,           |
+# |           | about a manifest that names it and that this run put  | `confirm_manifest`,       |
+# |           |                                                       | `confirm_tagged_manifest` |
+# | probed    | a 201 for a probing POST of this run (rule 11)        | `record_probed_blob`      |
+# | implied   | a manifest that a tag of this repository names, and   | `learn_manifest`          |
+# |           | whose content this run has read, names the digest     |                           |
+# | vouched   | an entry of an earlier run, however old; a manifest   | `confirm_tagged_manifest` |
+# |           | that a tag names in this run names it at any depth    |                           |
+# | recent    | an entry that is at most 30 minutes old               | an earlier run            |
+# | archived  | an entry that is at most `ttl` seconds old            | an earlier run            |
+#
+# After a refused manifest, only confirmed evidence is left: the caller forgets all other parts of the
+# image, and asks the registry for each (I5). After `record_contradiction`, only confirmed evidence is
+# left, and vouched evidence that is recorded later. Archived evidence is not enough if the host accepts
+# manifests that name absent blobs, or if the caller passes `must_be_recent`.
 
-# What was learnt of a host is forgotten after a day (docs/design.md section 8).
-_FACTS_SECONDS = 24 * 3600
+# Maximum age of a recent entry (docs/design.md section 7).
+_RECENT_SECONDS = 30 * 60
 
-# An entry from a clock that is further ahead than this is not believed.
+# Maximum age of a fact about a host (docs/design.md section 8).
+_FACT_SECONDS = 24 * 3600
+
+# An entry whose time is further in the future than this is not believed: the clock was wrong.
 _CLOCK_AHEAD_SECONDS = 24 * 3600
 
-# Seconds between two removals of old entries: a removal reads the whole file.
+# Seconds between two removals of old entries. A removal reads the whole file.
 _SWEEP_SECONDS = 24 * 3600
 
-# An artifact check is removed so long after its last look, because the image is no longer mirrored.
-_LONGEST_LOOK_SECONDS = 400 * 86400
+# An artifact check is removed if the artifacts were last looked at longer ago than this: the image is
+# no longer mirrored.
+_ARTIFACT_CHECK_SECONDS = 400 * 86400
 
 
 class ProbeAnswers(NamedTuple):
-    """Whether the answer to a probing POST, which looks for a blob and starts its upload, tells the
-    truth (rule 11); None where that is not known.
+    """Whether a registry answers a probing POST correctly (rule 11). None means unknown.
+
+    A probing POST finds out whether the repository has a blob. If it has not, the POST opens an upload.
     """
 
-    absent: bool | None  # of an absent blob: 202
-    present: bool | None  # of a present blob: 201
+    absent: bool | None  # for an absent blob: whether the answer is 202
+    present: bool | None  # for a present blob: whether the answer is 201
 
 
 @dataclass
 class HostFacts:
-    """What was learnt of one registry host; None where it is not known."""
+    """What runs have learnt about one registry host. None means unknown."""
 
     supports_mounts: bool | None = None
     # Whether the host accepts manifests that name absent blobs.
     is_lenient: bool | None = None
-    # Bodies from this size on, in bytes, go in the kind's other dialect (docs/protocol-facts.md section 7.9).
+    # Bodies of at least this many bytes are sent in the kind's other dialect
+    # (docs/protocol-facts.md section 7.9). None means that no body is.
     smallest_patch: int | None = None
-    # What `Authenticator.restore` takes.
+    # The saved challenge, in the form of `Authenticator.snapshot`.
     login: object = None
-    # By the first path segment of a repository's name.
+    # Keys: first path segments of repository names.
     probes: dict[str, ProbeAnswers] = field(default_factory=dict)
-    # By the first path segment of a repository's name.
+    # Keys: first path segments of repository names.
     has_referrers_api: dict[str, bool] = field(default_factory=dict)
 
     def recall(self, fact: Fact) -> None:
-        """Take a fact from an earlier run; a fact of another form than ours is ignored."""
+        """Set the field that `fact` was saved from. A fact of an unknown form is ignored."""
         match fact.name, fact.value:
             case "mounts", bool(value):
                 self.supports_mounts = value
@@ -93,55 +119,59 @@ class HostFacts:
 
 @dataclass(slots=True)
 class _Repository:
-    """What this run believes of one repository.
+    """What this run has learnt about the content of one repository.
 
-    A digest is `str` in these sets; its key (`key_of`), by which the archive knows it, is `bytes`.
+    Confirmed and probed evidence is kept by digest (`str`). Everything that is compared with the archive
+    is kept by key (`bytes`, see `key_of`), because the archive has no digests.
     """
 
-    archive: Archive  # where entries of this repository are
+    archive: Archive  # the archive that keeps this repository's entries
 
-    # What a registry confirmed in this run.
-    blobs: set[str] = field(default_factory=set)
-    manifests: set[str] = field(default_factory=set)
-    # Blobs that an answer of this run implies (a manifest that names them, a probing POST), but
-    # that were not confirmed one by one.
-    implied: set[bytes] = field(default_factory=set)
-    # Blobs that are known only by a probing POST, and that no HEAD has confirmed (rule 11).
-    said_present: set[str] = field(default_factory=set)
-    # Manifests that this run has put into the archive with their blobs.
-    committed: set[bytes] = field(default_factory=set)
-    # What was forgotten in this run: no tag's answer makes it believed again.
-    forgotten: set[bytes] = field(default_factory=set)
-    # Whether it held manifests when this run asked; None: nobody has asked.
+    # Confirmed evidence, by digest.
+    confirmed_blobs: set[str] = field(default_factory=set)
+    confirmed_manifests: set[str] = field(default_factory=set)
+    # Blobs with probed evidence, by digest. `forget` does not remove them, so that the next request for
+    # such a blob is a HEAD (`needs_head`).
+    probed_blobs: set[str] = field(default_factory=set)
+    # Keys of blobs with implied or probed evidence.
+    implied_keys: set[bytes] = field(default_factory=set)
+
+    # Keys of manifests that `confirm_manifest` has written to the archive, to write each once.
+    committed_keys: set[bytes] = field(default_factory=set)
+    # Keys that `forget` was called for. A tagged manifest is no evidence for them.
+    forgotten_keys: set[bytes] = field(default_factory=set)
+
+    # Whether the repository held manifests when this run asked. None if this run has not asked.
     is_populated: bool | None = None
-    # Repositories from which a mount to this one was refused.
+    # Names of repositories from which a mount into this repository was refused.
     refused_sources: set[str] = field(default_factory=set)
 
-    # Manifests that a tag of this repository named in this run. They vouch for all that they name, at
-    # any depth: what a registry accepted with them is believed to be there (I5).
-    tagged: set[bytes] = field(default_factory=set)
-    # What is vouched for, so far as `_vouched_keys` has looked it up, and manifests still to look up.
-    vouched: set[bytes] = field(default_factory=set)
-    unexpanded: list[bytes] = field(default_factory=list)
-    # Whether an answer of this run contradicted the state: then only what is vouched for is believed.
+    # Vouched evidence. Keys of manifests that a tag of this repository names in this run.
+    tagged_keys: set[bytes] = field(default_factory=set)
+    # Keys of tagged manifests and of the blobs and manifests below them, as far as `_vouched_keys` has
+    # looked them up.
+    vouched_keys: set[bytes] = field(default_factory=set)
+    # Keys of manifests that `_vouched_keys` has to look up.
+    unexpanded_keys: list[bytes] = field(default_factory=list)
+    # Whether an answer of this run contradicts the archive. Then recent and archived evidence is void.
     is_contradicted: bool = False
 
-    def contradict(self) -> None:
-        """Believe only what this run confirms, or vouches for, from now on."""
+    def record_contradiction(self) -> None:
+        """Drop all evidence that is not confirmed. Evidence that is recorded later counts again."""
         self.is_contradicted = True
-        self.tagged.clear()
-        self.vouched.clear()
-        self.unexpanded.clear()
-        self.implied.clear()
+        self.tagged_keys.clear()
+        self.vouched_keys.clear()
+        self.unexpanded_keys.clear()
+        self.implied_keys.clear()
 
 
 class _Repositories(dict[RepositoryKey, _Repository]):
-    """All repositories by their keys; one that is asked for first has an empty record."""
+    """The records of all repositories. Looking up an unknown repository adds an empty record."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
-        # What this run learns of image layouts. No later run knows of it: another disk may be
-        # mounted then (docs/design.md section 13).
+        # Entries of image layouts. They are not saved, because another disk may be mounted in the next
+        # run (docs/design.md section 13).
         self._layouts = Notes()
 
     def __missing__(self, where: RepositoryKey) -> _Repository:
@@ -155,7 +185,8 @@ class _Repositories(dict[RepositoryKey, _Repository]):
 class Knowledge:
     """What registries have answered in this run, and what earlier runs left in the archive.
 
-    `now` is the wall clock, `ttl` says for how many seconds an entry is believed (0: for ever).
+    `now` returns the time in seconds since 1970. `ttl` is the maximum age of an entry that is believed,
+    in seconds; 0 means no maximum.
     """
 
     def __init__(
@@ -168,101 +199,112 @@ class Knowledge:
         self._archive: Archive = Notes() if archive is None else archive
         self._now = now
         self._ttl = ttl
-        self._lifetime = ttl or math.inf  # seconds for which an entry is believed
+        self._max_age = ttl or math.inf  # seconds
 
         self._repositories = _Repositories(self._archive)
         self._hosts: dict[str, HostFacts] = {}
 
-        # Repositories that hold a blob under a committed manifest, to mount it from, in three tables.
-        # By host and digest, those that this run has committed, oldest first. A run keeps this for each
-        # blob that it copies, so its size counts.
-        self._holders: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
-        # By host and key, those where a manifest that this run has read implies the blob.
+        # Mount sources: repositories that hold a blob under a committed manifest, in three tables.
+        #
+        # Repositories where this run has committed such a manifest, oldest first. Outer keys: hosts.
+        # Inner keys: digests. Values: repository names. A run has an entry for each blob that it
+        # copies, so the size of an entry counts.
+        self._committed_holders: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
+        # Repositories for which this run has implied evidence. Keys: host and key of the blob. The
+        # inner dicts are ordered sets.
         self._implied_holders = defaultdict[tuple[str, bytes], dict[RepositoryKey, None]](dict)
-        # Those of earlier runs. Several decisions on a blob ask for them; what this run adds is in the
-        # tables above, and what it forgets in the record of the repository.
+        # Repositories of the archive. This is a cache, because several decisions about one blob ask for
+        # them. It need not see changes of this run: `holders` consults the two tables above and
+        # `forgotten_keys`.
         self._archived_holders = lru_cache(4096)(self._read_holders)
 
-        # By manifest, the repositories where a tag names it, or names an index above it.
-        self._shown_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
+        # Keys: manifests. Values: the repositories where a tag names the manifest in this run, or names
+        # an index above it that this run has read. Nothing is removed: see `_is_tagged_in`.
+        self._tagged_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
 
     # Blobs and manifests.
 
     def is_blob_believed(
         self, where: RepositoryKey, digest: str, *, must_be_recent: bool = False
     ) -> bool:
-        """Say whether a blob is known to be in a repository.
+        """Report whether there is evidence that a repository holds a blob.
 
-        `must_be_recent` is for blobs whose absence the registry would not notice.
+        Pass `must_be_recent` if the registry would accept a manifest although the blob is absent.
+        Archived evidence is then not enough.
         """
         repository = self._repositories[where]
-        if digest in repository.blobs:
-            return True
         key = key_of(digest)
-        if key in repository.implied:
+        if digest in repository.confirmed_blobs or key in repository.implied_keys:
             return True
         entry = repository.archive.blob(where, key)
-        return entry is not None and self._is_believed(where, key, entry.confirmed, must_be_recent)
+        return entry is not None and self._is_entry_believed(
+            where, key, entry.confirmed_at, must_be_recent=must_be_recent
+        )
 
     def is_confirmed(self, where: RepositoryKey, digest: str) -> bool:
-        """Say whether a registry answered in this run that it holds a blob or manifest there."""
+        """Report whether this run has confirmed that a repository holds a blob or manifest."""
         repository = self._repositories[where]
-        return digest in repository.blobs or digest in repository.manifests
+        return digest in repository.confirmed_blobs or digest in repository.confirmed_manifests
 
     def is_manifest_confirmed(self, where: RepositoryKey, digest: str) -> bool:
-        """Say whether a registry answered in this run that it holds a manifest there."""
-        return digest in self._repositories[where].manifests
-
-    def record_probed_blob(self, where: RepositoryKey, digest: str) -> None:
-        """Note a blob that a registry holds by its answer to a POST, unconfirmed by a HEAD. If the blob
-        is forgotten, the next request for it is a HEAD (`needs_head`).
-        """
-        repository = self._repositories[where]
-        repository.said_present.add(digest)
-        repository.implied.add(key_of(digest))
-        self._put_blob(where, digest, is_mountable=False)
-
-    def confirm_blob(self, where: RepositoryKey, digest: str) -> None:
-        """Note a blob that a registry holds."""
-        blobs = self._repositories[where].blobs
-        if digest not in blobs:
-            blobs.add(digest)
-            self._put_blob(where, digest, is_mountable=False)
+        """Report whether this run has confirmed that a repository holds a manifest."""
+        return digest in self._repositories[where].confirmed_manifests
 
     def is_manifest_believed(self, where: RepositoryKey, digest: str) -> bool:
-        """Say whether a manifest is known to be in a repository."""
+        """Report whether there is evidence that a repository holds a manifest and all that it names."""
         repository = self._repositories[where]
-        if digest in repository.manifests:
+        if digest in repository.confirmed_manifests:
             return True
         key = key_of(digest)
         entry = repository.archive.manifest(where, key)
         if entry is None:
-            return self._is_shown_in(where, key)
-        return self._is_believed(where, key, entry.confirmed, must_be_recent=False)
+            return self._is_tagged_in(where, key)
+        return self._is_entry_believed(where, key, entry.confirmed_at)
+
+    def record_probed_blob(self, where: RepositoryKey, digest: str) -> None:
+        """Record that a repository has answered 201 to a probing POST for a blob (rule 11).
+
+        If the blob is forgotten later, `needs_head` returns True for it.
+        """
+        repository = self._repositories[where]
+        repository.probed_blobs.add(digest)
+        repository.implied_keys.add(key_of(digest))
+        self._put_blob(where, digest, is_mountable=False)
+
+    def confirm_blob(self, where: RepositoryKey, digest: str) -> None:
+        """Record that a registry has confirmed a blob in a repository."""
+        blobs = self._repositories[where].confirmed_blobs
+        if digest not in blobs:
+            blobs.add(digest)
+            self._put_blob(where, digest, is_mountable=False)
 
     def confirm_manifest(
         self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()
     ) -> None:
-        """Note a manifest that a registry holds; the blobs that it names may be mounted from there."""
-        repository = self._repositories[where]
-        repository.manifests.add(digest)
-        key = key_of(digest)
-        if key in repository.committed:
-            return
-        repository.committed.add(key)
+        """Record that a repository holds a manifest and the blobs that it names.
 
-        holders = self._holders[where.host]
+        `blobs` and `children` are the digests that the manifest names. The blobs may be mounted from
+        the repository from now on.
+        """
+        repository = self._repositories[where]
+        repository.confirmed_manifests.add(digest)
+        key = key_of(digest)
+        if key in repository.committed_keys:
+            return
+        repository.committed_keys.add(key)
+
+        holders = self._committed_holders[where.host]
         blobs = tuple(dict.fromkeys(blobs))
         for blob in blobs:
-            repository.blobs.add(blob)
-            known = holders.get(blob, ())
-            if where.name not in known and len(known) < MOST_HOLDERS:
-                holders[blob] = (*known, where.name)
+            repository.confirmed_blobs.add(blob)
+            names = holders.get(blob, ())
+            if where.name not in names and len(names) < MOST_HOLDERS:
+                holders[blob] = (*names, where.name)
             self._put_blob(where, blob, is_mountable=True)
         repository.archive.put_manifest(where, key, self._entry(blobs, children))
 
     def _entry(self, blobs: Iterable[str], children: Iterable[str]) -> ManifestEntry:
-        """Return the entry of a manifest that names these digests, confirmed now."""
+        """Return an entry with the current time for a manifest that names these digests."""
         return ManifestEntry(
             int(self._now()),
             tuple(key_of(blob) for blob in blobs),
@@ -270,152 +312,161 @@ class Knowledge:
         )
 
     def _put_blob(self, where: RepositoryKey, digest: str, *, is_mountable: bool) -> None:
-        # A blob that was mountable stays so.
+        # A blob that was mountable stays mountable.
         is_mountable = is_mountable or where.name in self.holders(where.host, digest)
         entry = BlobEntry(int(self._now()), is_mountable)
         self._repositories[where].archive.put_blob(where, key_of(digest), entry)
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
-        """Drop what was believed of a digest: a registry said otherwise. Of what its manifest names, drop
-        what was believed only because of the manifest or of an earlier run.
+        """Drop all evidence of a blob or manifest, because an answer has shown that it may be absent.
+
+        If it is a manifest, evidence of the blobs and children that it names is dropped too, except
+        confirmed evidence.
         """
         repository = self._repositories[where]
-        repository.blobs.discard(digest)
-        repository.manifests.discard(digest)
-        holders = self._holders[where.host]
+        repository.confirmed_blobs.discard(digest)
+        repository.confirmed_manifests.discard(digest)
+        holders = self._committed_holders[where.host]
         if where.name in holders.get(digest, ()):
             holders[digest] = tuple(name for name in holders[digest] if name != where.name)
 
         key = key_of(digest)
-        repository.committed.discard(key)
+        repository.committed_keys.discard(key)
 
         entry = repository.archive.manifest(where, key)
         named_keys = () if entry is None else (*entry.blobs, *entry.children)
         keys = (key, *named_keys)
         repository.archive.forget(where, keys)
-        repository.implied.difference_update(keys)
-        repository.forgotten.update(keys)
+        repository.implied_keys.difference_update(keys)
+        repository.forgotten_keys.update(keys)
 
     # Vouching (docs/design.md section 7).
 
     def record_absent_blob(self, where: RepositoryKey, digest: str) -> None:
-        """Note that a repository lacks a blob. If it is vouched for there, the host has accepted a
-        manifest without its blobs: the host is lenient.
+        """Record that a repository lacks a blob.
+
+        If a tagged manifest names the blob, the host has accepted a manifest without its blobs. The
+        host is recorded as lenient.
         """
         facts = self.host(where.host)
         if facts.is_lenient is not True and key_of(digest) in self._vouched_keys(where):
             facts.is_lenient = True
-            self._keep(where.host, "is_lenient", True)
+            self._put_fact(where.host, "is_lenient", True)
 
     def confirm_tagged_manifest(self, where: RepositoryKey, digest: str) -> None:
-        """Note that a target's tag names this manifest, which vouches for all that it names."""
+        """Record that a tag of a repository names a manifest. The manifest vouches for all that it names."""
         key = key_of(digest)
         repository = self._repositories[where]
-        repository.manifests.add(digest)
-        repository.tagged.add(key)
-        repository.unexpanded.append(key)
-        self._show_in(where, key)
+        repository.confirmed_manifests.add(digest)
+        repository.tagged_keys.add(key)
+        repository.unexpanded_keys.append(key)
+        self._add_tagged(where, key)
 
     def learn_manifest(
         self, host: str, digest: str, blobs: Iterable[str], children: Iterable[str]
     ) -> None:
-        """Note what a manifest names, for the repositories of a host where a tag's answer shows it: they
-        are believed to hold all that it names. If one has lost a part, it is healed (I5).
+        """Record what a manifest names, as evidence for each repository of a host that has it tagged.
+
+        Does nothing if no tag of the host names the manifest, directly or through an index. `blobs` and
+        `children` are the digests that the manifest names.
         """
         key = key_of(digest)
         places = [
             where
-            for where in self._shown_in.get(key, ())
-            if where.host == host and self._is_shown_in(where, key)
+            for where in self._tagged_in.get(key, ())
+            if where.host == host and self._is_tagged_in(where, key)
         ]
         if not places:
             return
         entry = self._entry(dict.fromkeys(blobs), children)
         for where in places:
-            self._believe(where, key, entry)
+            self._imply_content(where, key, entry)
 
-    def _believe(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
-        """Believe that a repository holds all that one of its manifests names."""
+    def _imply_content(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
+        """Record that a repository with this tagged manifest holds all that the manifest names."""
         repository = self._repositories[where]
-        blobs = [blob for blob in entry.blobs if blob not in repository.forgotten]
-        repository.implied.update(blobs)
+        blobs = [blob for blob in entry.blobs if blob not in repository.forgotten_keys]
+        repository.implied_keys.update(blobs)
         for blob in blobs:
             self._implied_holders[where.host, blob][where] = None
 
-        # Entries that are still believed are not written again.
+        # An entry that is not too old is left in the archive as it is.
         old = repository.archive.manifest(where, key)
-        if old is None or not self._is_young(old.confirmed, self._lifetime):
+        if old is None or not self._is_young(old.confirmed_at, self._max_age):
             repository.archive.put_manifest(where, key, entry)
             for blob in blobs:
                 repository.archive.put_blob(
-                    where, blob, BlobEntry(entry.confirmed, is_mountable=True)
+                    where, blob, BlobEntry(entry.confirmed_at, is_mountable=True)
                 )
 
         self._vouched_keys(where).update(entry.blobs)
         for child in entry.children:
-            repository.unexpanded.append(child)
-            self._show_in(where, child)
+            repository.unexpanded_keys.append(child)
+            self._add_tagged(where, child)
 
-    def _show_in(self, where: RepositoryKey, key: bytes) -> None:
-        places = self._shown_in.get(key, ())
+    def _add_tagged(self, where: RepositoryKey, key: bytes) -> None:
+        places = self._tagged_in.get(key, ())
         if where not in places:
-            self._shown_in[key] = (*places, where)
+            self._tagged_in[key] = (*places, where)
 
-    def _is_shown_in(self, where: RepositoryKey, key: bytes) -> bool:
-        """Say whether a tag's answer in this run shows a manifest in a repository, and nothing has
-        spoken against it since.
+    def _is_tagged_in(self, where: RepositoryKey, key: bytes) -> bool:
+        """Report whether a tag of a repository names a manifest, directly or through an index that this
+        run has read. Returns False if the manifest was forgotten, or if the evidence was contradicted.
         """
-        if where not in self._shown_in.get(key, ()) or key in self._repositories[where].forgotten:
+        if where not in self._tagged_in.get(key, ()):
+            return False
+        if key in self._repositories[where].forgotten_keys:
             return False
         return key in self._vouched_keys(where)
 
     def record_contradiction(self, where: RepositoryKey) -> None:
-        """Note that an answer of this run speaks against the entries of a repository: those that no
-        manifest vouches for are not believed any more.
-        """
-        self._repositories[where].contradict()
+        """Record that an answer of this run contradicts the entries of a repository.
 
-    def set_populated(self, where: RepositoryKey, holds: bool = True) -> None:
-        """Note whether a repository held manifests when this run asked, whose blobs may be there too.
-        An empty repository contradicts what the state says of it.
+        Only confirmed evidence is left, and manifests that are found tagged after this call.
+        """
+        self._repositories[where].record_contradiction()
+
+    def set_populated(self, where: RepositoryKey, is_populated: bool = True) -> None:
+        """Record whether a repository holds manifests. A repository without manifests contradicts the
+        archive.
         """
         repository = self._repositories[where]
-        repository.is_populated = holds
-        if not holds:
-            repository.contradict()
+        repository.is_populated = is_populated
+        if not is_populated:
+            repository.record_contradiction()
 
     def is_empty(self, where: RepositoryKey) -> bool:
-        """Say whether a repository held no manifests when this run listed it."""
+        """Report whether a repository held no manifests when this run listed its tags."""
         return self._repositories[where].is_populated is False
 
-    def _is_believed(
-        self, where: RepositoryKey, key: bytes, confirmed: int, must_be_recent: bool
+    def _is_entry_believed(
+        self, where: RepositoryKey, key: bytes, confirmed_at: int, *, must_be_recent: bool = False
     ) -> bool:
-        """Say whether an entry of the archive is believed, which was `confirmed` at that moment.
+        """Report whether an entry of the archive with the time `confirmed_at` is believed.
 
-        `must_be_recent` is for what the registry would not miss: there the entry has to be fresh.
+        A vouched entry is always believed. Any other entry must be young enough and not contradicted.
         """
+        if self.host(where.host).is_lenient is True:
+            must_be_recent = True
+        max_age = min(_RECENT_SECONDS, self._max_age) if must_be_recent else self._max_age
         is_contradicted = self._repositories[where].is_contradicted
-        if not is_contradicted and self._is_young(confirmed, self._lifetime):
-            must_be_fresh = must_be_recent or self.host(where.host).is_lenient is True
-            if not must_be_fresh or self._is_young(confirmed, _FRESH_SECONDS):
-                return True
-        # A tag's answer in this run renews what is too old, and outweighs what speaks against it.
+        if not is_contradicted and self._is_young(confirmed_at, max_age):
+            return True
         return key in self._vouched_keys(where)
 
-    def _is_young(self, moment: int, seconds: float) -> bool:
-        """Say whether a moment is at most `seconds` ago; a moment over a day ahead is not young."""
-        return -_CLOCK_AHEAD_SECONDS <= self._now() - moment <= seconds
+    def _is_young(self, time: int, seconds: float) -> bool:
+        """Report whether `time` is at most `seconds` ago, and at most a day in the future."""
+        return -_CLOCK_AHEAD_SECONDS <= self._now() - time <= seconds
 
     def _vouched_keys(self, where: RepositoryKey) -> set[bytes]:
-        """Return the keys of a repository's tagged manifests and of what they name, at any depth, as
-        far as the archive says what they name.
+        """Return the keys of a repository's tagged manifests, and of all blobs and manifests below them.
 
-        Each manifest is looked up in the archive once, when the keys are next asked for.
+        A manifest whose content is not in the archive is included without its content. The archive is
+        read once for each manifest, when this method is first called after the manifest was added.
         """
         repository = self._repositories[where]
-        vouched = repository.vouched
-        unexpanded = repository.unexpanded
+        vouched = repository.vouched_keys
+        unexpanded = repository.unexpanded_keys
         while unexpanded:
             key = unexpanded.pop()
             if key in vouched:
@@ -430,185 +481,206 @@ class Knowledge:
     # Mounts and probes (docs/design.md section 6, rules 10 and 11).
 
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
-        """Return a repository of the same host from which to mount a blob; None where there is none."""
+        """Return the name of a repository of the same host from which to mount a blob.
+
+        Returns None if no such repository is known.
+        """
         for holder in self.holders(where.host, digest):
             if holder != where.name and self.may_mount(where, holder):
                 return holder
         return None
 
     def holders(self, host: str, digest: str) -> Iterator[str]:
-        """Yield the repositories of a host that hold a blob under a committed manifest, or are
-        believed to hold it: first those that this run has committed, then those whose manifest it has
-        read, then those of earlier runs.
+        """Yield the names of repositories that hold a blob under a committed manifest.
+
+        Repositories where this run has committed a manifest come first, then repositories with implied
+        evidence, then repositories of the archive.
         """
-        committed = self._holders[host].get(digest, ())
+        committed = self._committed_holders[host].get(digest, ())
         yield from committed
 
         key = key_of(digest)
         yielded = set(committed)
         for where in self._implied_holders.get((host, key), ()):
-            is_still_believed = key in self._repositories[where].implied
-            if is_still_believed and where.name not in yielded:
+            is_still_implied = key in self._repositories[where].implied_keys
+            if is_still_implied and where.name not in yielded:
                 yielded.add(where.name)
                 yield where.name
 
-        for where, confirmed in self._archived_holders(host, key):
-            if where.name in yielded or key in self._repositories[where].forgotten:
+        for where, confirmed_at in self._archived_holders(host, key):
+            if where.name in yielded or key in self._repositories[where].forgotten_keys:
                 continue
-            if self._is_believed(where, key, confirmed, must_be_recent=False):
+            if self._is_entry_believed(where, key, confirmed_at):
                 yield where.name
 
     def _read_holders(self, host: str, key: bytes) -> list[tuple[RepositoryKey, int]]:
-        """Return the repositories that hold a blob, and when each was confirmed."""
+        """Return the repositories of the archive that hold a blob, each with the time of its entry."""
         holders = self._repositories.archive_of(host).holders_of(host, key)
         return [
-            (RepositoryKey(host, holder.repository), holder.confirmed)
+            (RepositoryKey(host, holder.repository), holder.confirmed_at)
             for holder in holders
-            # The file has no checksum, and the name becomes a part of a URL.
+            # The file has no checksum, and the name becomes part of a URL.
             if is_repository(holder.repository)
         ]
 
     def supports_mounts(self, host: str) -> bool | None:
-        """Say whether a host mounts, None where no mount has been answered yet."""
+        """Report whether a host mounts blobs. Returns None until the first mount has been answered."""
         return self.host(host).supports_mounts
 
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
-        """Say whether a mount from `source` is worth asking for, or waiting for."""
+        """Report whether a mount from the repository `source` may succeed."""
         is_refused = source in self._repositories[where].refused_sources
         return not is_refused and self.supports_mounts(where.host) is not False
 
     def record_refused_mount(self, where: RepositoryKey, source: str) -> None:
-        """Note a refused mount: that pair is not tried again.
+        """Record that a mount from `source` was refused. The same mount is not tried again.
 
-        A host that refuses its first mount is taken for one that never mounts.
+        If it was the first mount on the host, the host is recorded as one that does not mount.
         """
         self._repositories[where].refused_sources.add(source)
         if self.supports_mounts(where.host) is None:
             self.host(where.host).supports_mounts = False
-            self._keep(where.host, "mounts", False)
+            self._put_fact(where.host, "mounts", False)
 
     def record_mount(self, host: str) -> None:
-        """Note that this host mounts; refusals, also earlier ones, then concern their pair only."""
+        """Record that a host has mounted a blob."""
         facts = self.host(host)
         if facts.supports_mounts is not True:
             facts.supports_mounts = True
-            self._keep(host, "mounts", True)
+            self._put_fact(host, "mounts", True)
 
     def needs_head(self, where: RepositoryKey, digest: str) -> bool:
-        """Say whether a HEAD has to ask for an unknown blob, because the POST that starts its upload
-        would not tell that it is there.
+        """Report whether a HEAD must check for a blob before its upload is started by a probing POST.
 
-        A repository that is not known to have held manifests is asked by POST in any case: most blobs
-        are absent there, and a probing POST costs no more than a plain POST.
+        A HEAD is needed if the answer to the POST would not show whether the blob is present. It is not
+        needed in a repository without known manifests: most blobs are absent there, and the upload
+        needs the POST anyway.
         """
         repository = self._repositories[where]
         answers = self.probe_answers(where)
-        if answers.absent is False or digest in repository.said_present:
+        if answers.absent is False or digest in repository.probed_blobs:
             return True
         return bool(repository.is_populated) and not answers.present
 
     def record_probe_answer(
         self, where: RepositoryKey, *, absent: bool | None = None, present: bool | None = None
     ) -> None:
-        """Note how a repository answers a probing POST: see `ProbeAnswers`; None is no news."""
+        """Record whether a probing POST was answered correctly (see `ProbeAnswers`).
+
+        An argument of None leaves the recorded value as it is.
+        """
         old = self.probe_answers(where)
         answers = ProbeAnswers(
-            old.absent if absent is None else absent, old.present if present is None else present
+            absent=old.absent if absent is None else absent,
+            present=old.present if present is None else present,
         )
         if answers != old:
             segment = where.first_segment
             self.host(where.host).probes[segment] = answers
-            self._keep(where.host, "probe_answers", list(answers), segment)
+            self._put_fact(where.host, "probe_answers", list(answers), segment)
 
     def probe_answers(self, where: RepositoryKey) -> ProbeAnswers:
-        """Return what is known of the answers to probing POSTs."""
-        return self.host(where.host).probes.get(where.first_segment, ProbeAnswers(None, None))
+        """Return whether a repository's registry answers probing POSTs correctly."""
+        unknown = ProbeAnswers(absent=None, present=None)
+        return self.host(where.host).probes.get(where.first_segment, unknown)
 
     def choose_present_blob(self, where: RepositoryKey) -> str | None:
-        """Return a blob that an answer of this run shows to be in a repository, None where none does."""
+        """Return the digest of a blob that an answer of this run has shown to be in a repository.
+
+        Returns None if there is no such blob. Archived evidence alone is not enough.
+        """
         repository = self._repositories[where]
-        if repository.blobs:
-            return min(repository.blobs)
-        if repository.implied:
-            keys: Iterable[bytes] = sorted(repository.implied)
+        if repository.confirmed_blobs:
+            return min(repository.confirmed_blobs)
+        if repository.implied_keys:
+            keys: Iterable[bytes] = sorted(repository.implied_keys)
         else:
             vouched = sorted(self._vouched_keys(where))
+            # Only the archive shows which of the keys are blobs.
             keys = (key for key in vouched if repository.archive.blob(where, key) is not None)
         return next((digest_like(key) for key in keys if is_whole(key)), None)
 
     # Facts of hosts.
 
     def host(self, host: str) -> HostFacts:
-        """Return what is known of a host, not older than a day; only this module changes it."""
+        """Return what is known of a host. Only methods of this class may change the result.
+
+        The first call reads the facts of the last day from the archive.
+        """
         if host not in self._hosts:
             facts = self._hosts[host] = HostFacts()
             for fact in self._repositories.archive_of(host).facts_of(host):
-                if self._is_young(fact.learnt, _FACTS_SECONDS):
+                if self._is_young(fact.learnt_at, _FACT_SECONDS):
                     facts.recall(fact)
         return self._hosts[host]
 
     def learn_login(self, host: str, login: object) -> None:
-        """Keep how a host wants to be asked (`Authenticator.snapshot`)."""
+        """Record the challenge of a host, in the form of `Authenticator.snapshot`."""
         facts = self.host(host)
         if facts.login != login:
             facts.login = login
-            self._keep(host, "login", login)
+            self._put_fact(host, "login", login)
 
     def learn_smallest_patch(self, host: str, size: int | None) -> None:
-        """Keep from which size on bodies go in the kind's other dialect; None where none does."""
+        """Record the size in bytes from which on bodies are sent in the kind's other dialect.
+
+        None means that no body is.
+        """
         facts = self.host(host)
         if facts.smallest_patch != size:
             facts.smallest_patch = size
-            self._keep(host, "smallest_patch", size)
+            self._put_fact(host, "smallest_patch", size)
 
     def has_referrers_api(self, where: RepositoryKey) -> bool | None:
-        """Say whether a repository's registry has the referrers API, None where that is not known."""
+        """Report whether a repository's registry has the referrers API. Returns None if unknown."""
         return self.host(where.host).has_referrers_api.get(where.first_segment)
 
-    def learn_referrers_api(self, where: RepositoryKey, has: bool) -> None:
-        """Keep whether a repository's registry has the referrers API."""
-        if self.has_referrers_api(where) is not has:
+    def learn_referrers_api(self, where: RepositoryKey, has_api: bool) -> None:
+        """Record whether a repository's registry has the referrers API."""
+        if self.has_referrers_api(where) is not has_api:
             segment = where.first_segment
-            self.host(where.host).has_referrers_api[segment] = has
-            self._keep(where.host, "has_referrers_api", has, segment)
+            self.host(where.host).has_referrers_api[segment] = has_api
+            self._put_fact(where.host, "has_referrers_api", has_api, segment)
 
-    def _keep(self, host: str, name: str, value: object, segment: str = "") -> None:
-        self._repositories.archive_of(host).put_fact(
-            host, Fact(name, segment, value, int(self._now()))
-        )
+    def _put_fact(self, host: str, name: str, value: object, segment: str = "") -> None:
+        """Write a fact to the archive. `segment` is empty if the fact holds for the whole host."""
+        archive = self._repositories.archive_of(host)
+        archive.put_fact(host, Fact(name, segment, value, int(self._now())))
 
     # Tags, and artifacts of images.
 
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
-        """Return what each of these tags named when its target last held it, where that is known. An
-        empty name has no entry.
+        """Return the snapshots with these names that are known and not too old, by name.
+
+        An empty name never has a snapshot.
         """
         return {
             name: entry
             for name, entry in self._archive.snapshots(filter(None, names)).items()
-            if self._is_young(entry.confirmed, self._lifetime)
+            if self._is_young(entry.confirmed_at, self._max_age)
         }
 
     def record_snapshot(
         self, name: bytes, snapshot: Snapshot, old: SnapshotEntry | None = None
     ) -> None:
-        """Note what a tag names at its source, and what at its target: the keys of both digests. Nothing
-        is noted under an empty name. `old` is the entry that was there.
+        """Record what a tag names at its source and at its target. Does nothing if `name` is empty.
+
+        `old` is the entry that `snapshots` has returned for the name.
         """
         if not name:
             return
-        # An unchanged tag is written again only after a quarter of `ttl`, so that most runs without
+        # An unchanged snapshot is written again only after a quarter of `ttl`, so that most runs without
         # changes write nothing.
         is_recent = (
             old is not None
             and old.snapshot == snapshot
-            and self._is_young(old.confirmed, self._ttl / 4 or math.inf)
+            and self._is_young(old.confirmed_at, self._ttl / 4 or math.inf)
         )
         if not is_recent:
             self._archive.put_snapshot(name, SnapshotEntry(int(self._now()), snapshot))
 
     def artifact_check(self, name: bytes) -> ArtifactCheck:
-        """Return what is remembered of the artifacts of an image; NO_CHECK where nobody has looked."""
+        """Return the last artifact check of an image. Returns NO_CHECK if there is none."""
         check = self._archive.artifact_check(name) if name else None
         if check is None or not self._is_young(check.last, math.inf):
             return NO_CHECK
@@ -617,10 +689,10 @@ class Knowledge:
     def record_artifact_check(
         self, name: bytes, flags: int, listing_hash: bytes, *, first: int = 0
     ) -> None:
-        """Note what a look at the artifacts of an image found; this does not age with `ttl`.
+        """Record the result of an artifact check. Does nothing if `name` is empty.
 
-        `first` is the moment of the first look, 0 where this look is the first. Nothing is noted under
-        an empty name.
+        `first` is the time of the first check of the image, or 0 if this check is the first. A check
+        stays valid for longer than `ttl`.
         """
         if not name:
             return
@@ -632,38 +704,36 @@ class Knowledge:
     # The end of a run.
 
     def finish(self) -> None:
-        """Renew the entries that this run's tags vouch for, once a quarter of `ttl` has passed; remove old
-        entries once a day.
-        """
+        """Renew vouched entries that are older than a quarter of `ttl`. Remove old entries once a day."""
         if self._ttl:
             for where, repository in self._repositories.items():
-                moments = repository.archive.manifest_moments(where, repository.tagged)
-                for key, moment in moments.items():
-                    if not self._is_young(moment, self._ttl / 4):
+                times = repository.archive.manifest_times(where, repository.tagged_keys)
+                for key, confirmed_at in times.items():
+                    if not self._is_young(confirmed_at, self._ttl / 4):
                         self._renew(where, key)
 
         now = int(self._now())
-        if not self._is_young(self._archive.swept, _SWEEP_SECONDS):
+        if not self._is_young(self._archive.swept_at, _SWEEP_SECONDS):
             self._archive.sweep(
                 now,
                 entries_before=now - int(self._ttl) if self._ttl else 0,
-                looks_before=now - _LONGEST_LOOK_SECONDS,
-                facts_before=now - _FACTS_SECONDS,
+                checks_before=now - _ARTIFACT_CHECK_SECONDS,
+                facts_before=now - _FACT_SECONDS,
             )
 
     def _renew(self, where: RepositoryKey, root: bytes) -> None:
-        """Confirm a tagged manifest, and what it names at any depth."""
+        """Set the time of a manifest's entry, and of all entries below it, to now."""
         archive = self._repositories[where].archive
         now = int(self._now())
         unread = [root]
         while unread:
             key = unread.pop()
             entry = archive.manifest(where, key)
-            if entry is None or entry.confirmed == now:
+            if entry is None or entry.confirmed_at == now:
                 continue
-            archive.put_manifest(where, key, entry._replace(confirmed=now))
+            archive.put_manifest(where, key, entry._replace(confirmed_at=now))
             unread.extend(entry.children)
             for blob in entry.blobs:
                 old = archive.blob(where, blob)
                 if old is not None:
-                    archive.put_blob(where, blob, old._replace(confirmed=now))
+                    archive.put_blob(where, blob, old._replace(confirmed_at=now))
