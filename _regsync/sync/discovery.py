@@ -1,9 +1,8 @@
-"""Ask registries what there is: listings, what a tag names at both ends, the tree of an image.
+"""Find out what has to be copied: list tags, resolve tags at both ends, fetch manifests.
 
-Owns: which requests find out what has to be copied, in which order, and that none is sent twice in
-a run (docs/design.md section 6, rules 3 to 8).
-May not know: what is transferred when.
-Invariants: an answer already held is not asked for again; concurrent askers share one request.
+Owns: which of these requests are sent, and in which order (docs/design.md section 6, rules 3 to 8).
+May not know: when anything is transferred.
+Invariants: no request is repeated while its answer is cached; concurrent tasks share one request.
 Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" and "Platform filtering".
 """
 
@@ -46,40 +45,40 @@ from _regsync.text import printable
 
 _T = TypeVar("_T")
 
-# Bytes of manifests that are kept (docs/design.md section 6, rule 13).
+# Bytes of manifests in the cache (docs/design.md section 6, rule 13).
 _MANIFEST_BUDGET = 32 * 1024 * 1024
-# The least that a manifest counts for, because what it is parsed into needs memory too.
+# Bytes that a manifest counts for at least, because the parsed manifest needs memory too.
 _LIGHTEST_MANIFEST = 8192
 
-# Seconds for which a look-up waits for answers that may show where its blobs can be mounted from.
+# Seconds that a look-up waits for other look-ups, which may find repositories to mount blobs from.
 _ANSWER_PATIENCE = 5.0
 
-# Tags that one warning names.
-_MOST_NAMED = 10
+# Tags that one warning lists.
+_MOST_LISTED_TAGS = 10
 
-# Several registries answer so for repositories that they hide (docs/design.md section 9).
+# Some registries answer 401 or 403 for a repository that does not exist (docs/design.md section 9).
 _HIDING_STATUSES = (401, 403)
 
-# Manifests of one image on all levels.
+# Manifests of one image, on all levels.
 _MOST_MANIFESTS = 10_000
-# Bytes of these manifests: an entry may name an index of 4 MiB.
+# Bytes of all these manifests. A single index may have 4 MiB.
 _LARGEST_TREE = 32 * 1024 * 1024
 
 
 class SourceImage(NamedTuple):
-    """The manifest that a reference names at its source."""
+    """The image that a tag or digest resolves to at its source."""
 
     digest: str
-    # The digest that targets are to hold; None where the index has to be filtered to know it.
+    # The digest that the image will have at targets. None if the index must first be filtered.
     digest_at_target: str | None
-    # None where it was not fetched, or is no longer kept.
+    # The manifest of `digest`. None if it is not in the cache.
     manifest: Manifest | None
 
 
 class TargetTag:
-    """What one target holds under a tag or digest. A look-up fills it in."""
+    """A tag or digest at one target, with the result of looking it up there."""
 
-    # A run has one for each tag and target, so its size counts.
+    # A run has a TargetTag for each tag and target, so its size matters.
     __slots__ = (
         "answered_event",
         "digest",
@@ -93,92 +92,99 @@ class TargetTag:
 
     def __init__(self, target: Repository, reference: str, snapshot_key: bytes) -> None:
         self.target = target
+        # The tag or digest at the target.
         self.reference = reference
-        # The key of the snapshot in the state (`Discovery.snapshot_key`); empty for a directory.
+        # The key of `snapshot_entry` in the state (`Discovery.snapshot_key`). Empty if the state keeps no
+        # snapshot of this tag or digest.
         self.snapshot_key = snapshot_key
-        # The digests of both ends when an earlier run copied the tag; None where none has.
+        # The digests at source and target after an earlier run copied the tag. None if unknown.
         self.snapshot_entry: SnapshotEntry | None = None
-        # The digest that the target has answered. None where it has not been asked, where the tag is
-        # absent, and where the answer is an error.
+        # The digest at the target. None if the tag is absent, or if `error` is set, or before the
+        # target has answered.
         self.digest: str | None = None
+        # Why the target could not be asked. The image fails with this error at this target.
         self.error: SyncError | None = None
-        # Set when the target has answered.
+        # Set when `digest` and `error` are final.
         self.answered_event = LazyEvent()
-        # Set when no other look-up has to wait for what the answer shows.
+        # Set when everything that follows from the answer is in `Knowledge`, so that other look-ups
+        # need not wait any longer (`Discovery._wait_for_answers`).
         self.settled_event = LazyEvent()
 
-    def is_up_to_date(self, named: SourceImage) -> bool:
-        """Say whether nothing has to be copied to the target, as far as digests alone can tell.
+    def needs_copy(self, source_image: SourceImage) -> bool:
+        """Report whether the image must be copied to the target, judged by digests alone.
 
-        With a platform filter the target is to hold another digest than the source, which is not known
-        before the index is filtered. Then the snapshot decides: the target is up to date if neither
-        end has changed since.
+        Returns False if the target could not be asked, because the image fails there.
         """
         if self.error is not None:
-            return True  # it fails with this error: nothing is copied to it
-        if self.digest is None:
             return False
-        if named.digest_at_target is None:
-            snapshot = self.snapshot_entry and self.snapshot_entry.snapshot
-            return snapshot == (key_of(named.digest), key_of(self.digest))
-        return self.digest == named.digest_at_target
+        if self.digest is None:
+            return True
+        if source_image.digest_at_target is not None:
+            return self.digest != source_image.digest_at_target
+        # The index must be filtered before its digest at the target is known. The target is up to
+        # date if the digests at both ends are those of the snapshot.
+        snapshot = self.snapshot_entry and self.snapshot_entry.snapshot
+        return snapshot != (key_of(source_image.digest), key_of(self.digest))
 
     @property
     def was_copied(self) -> bool:
-        """Whether an earlier run has copied the tag, as far as the state says."""
+        """Whether the state says that an earlier run copied the tag."""
         return self.snapshot_entry is not None
 
 
 class TagLookup(NamedTuple):
-    """What a tag or digest names at the source, and what the targets hold under it."""
+    """The result of looking up a tag or digest at its source and at the targets."""
 
     source: Repository
+    # The tag or digest at the source.
     reference: str
-    # The image to copy; None when every target holds it.
+    # The image to copy. None if every target holds the image under this reference.
     tree: Tree | None
-    # The digest that the targets are to hold.
+    # The digest that the image has at targets.
     digest: str
-    # The source's own digest, which differs where an index is trimmed to its platforms.
+    # The digest at the source. It differs from `digest` if the index was trimmed to `platforms`.
     source_digest: str
+    # The targets that were looked up, except those of `held_tags`.
     targets: tuple[TargetTag, ...]
-    # The digests of the tree's manifests that the source holds too: all but trimmed indexes.
+    # The digests of the tree's manifests that the source holds too: all except trimmed indexes.
     digests_at_source: frozenset[str] = frozenset()
-    # Whether digests alone have shown that every target holds the image, so that no manifest of it
-    # was fetched.
+    # Whether no manifest was needed, because digests alone showed that every target is up to date.
     is_by_digest: bool = False
-    # Targets that lack the image and do not get it yet (`min_age`), and until when, in seconds since
-    # 1970. They are not among `targets`.
+    # The targets that lack the image but do not get it yet, because of `min_age`.
     held_tags: tuple[TargetTag, ...] = ()
+    # When the image of `held_tags` will be old enough, in seconds since 1970.
     held_until: int | None = None
 
     def tag_at(self, target: Repository) -> TargetTag | None:
-        """Return what one target holds, None for a target that is not in this look-up."""
+        """Return the result for one target. Returns None if the target was not looked up."""
         return next((tag for tag in self.targets if tag.target is target), None)
 
 
 class TargetWorkers:
-    """Tasks that ask targets what they hold, one question after another.
+    """A pool of tasks that look up tags at targets.
 
-    A task and a group for each question would cost a twentieth of the CPU of a run without changes.
+    Idle tasks are reused: a new task for each tag would cost 5% of the CPU time of a run in which
+    nothing has changed.
     """
 
-    def __init__(self, ask: Callable[[TargetTag], Awaitable[None]]) -> None:
-        self._ask = ask
-        self._questions = deque[TargetTag]()
+    def __init__(self, look_up: Callable[[TargetTag], Awaitable[None]]) -> None:
+        self._look_up = look_up
+        self._queue = deque[TargetTag]()
+        # None outside `running`.
         self._tasks: anyio.abc.TaskGroup | None = None
-        # The events that idle tasks wait for.
+        # The events that idle tasks wait for, one for each task.
         self._idle = list[anyio.Event]()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Return a block in which questions are asked. Its end drops those without an answer."""
+        """Run the tasks for the duration of a block. The end of the block cancels open look-ups."""
         async with anyio.create_task_group() as self._tasks:
             yield
             self._tasks.cancel_scope.cancel()
 
     def submit(self, tag: TargetTag) -> None:
-        """Have a target asked, by an idle task or by a new one."""
-        self._questions.append(tag)
+        """Queue a tag. An idle task or a new task looks it up and sets its `answered_event`."""
+        self._queue.append(tag)
         if self._idle:
             self._idle.pop().set()
         else:
@@ -187,50 +193,50 @@ class TargetWorkers:
 
     async def _work(self) -> None:
         while True:
-            while self._questions:
-                tag = self._questions.popleft()
-                await self._ask(tag)
+            while self._queue:
+                tag = self._queue.popleft()
+                await self._look_up(tag)
                 tag.answered_event.set()
-            question_event = anyio.Event()
-            self._idle.append(question_event)
-            await question_event.wait()
+            wake_event = anyio.Event()
+            self._idle.append(wake_event)
+            await wake_event.wait()
 
 
 class _ManifestCache:
-    """Manifests that were fetched, by repository and digest, within a budget of bytes.
-
-    One that is being fetched counts for nothing: `record_use` follows when it is there.
-    """
+    """The manifests that were fetched most recently, within a budget of bytes."""
 
     def __init__(self) -> None:
+        # By repository and digest, the requests for manifests, finished or under way.
         self._by_key: dict[tuple[RepositoryKey, str], Once[Manifest]] = {}
-        # The bytes that each fetched manifest counts for, the least recently used first.
+        # By repository and digest, the bytes that each fetched manifest counts for, the least
+        # recently used first. A manifest that is being fetched has no entry.
         self._weights: dict[tuple[RepositoryKey, str], int] = {}
+        # The sum of `_weights`.
         self._total_weight = 0
 
     def has(self, where: RepositoryKey, digest: str) -> bool:
-        """Say whether a manifest is kept, or is being fetched."""
+        """Report whether a manifest is in the cache or is being fetched."""
         return (where, digest) in self._by_key
 
     def get(self, where: RepositoryKey, digest: str) -> Manifest | None:
-        """Return a manifest that is kept, None for any other."""
-        once = self._by_key.get((where, digest))
-        return once.answer[0] if once is not None and once.answer else None
+        """Return a manifest from the cache. Returns None if the manifest is not there."""
+        request = self._by_key.get((where, digest))
+        return request.answer[0] if request is not None and request.answer else None
 
-    def once(self, where: RepositoryKey, digest: str) -> Once[Manifest]:
-        """Return the shared request for a manifest, which may be under way or answered."""
+    def request(self, where: RepositoryKey, digest: str) -> Once[Manifest]:
+        """Return the shared request for a manifest, which may be new, under way or finished."""
         key = (where, digest)
         if key not in self._by_key:
             self._by_key[key] = Once()
         return self._by_key[key]
 
     def record_use(self, where: RepositoryKey, digest: str, manifest: Manifest) -> None:
-        """Keep a manifest as the one used last; drop the least recently used above the budget."""
+        """Make a manifest the most recently used. Drops the least recently used above the budget."""
         key = (where, digest)
         if self.get(where, digest) is None:
             self._by_key[key] = Once(manifest)
 
-        # The order of the weights is that of use: whatever is used again goes to the end.
+        # Remove the entry and add it again, because a dict keeps the order of insertion.
         self._total_weight -= self._weights.pop(key, 0)
         self._weights[key] = max(manifest.size, _LIGHTEST_MANIFEST)
         self._total_weight += self._weights[key]
@@ -253,8 +259,10 @@ class Discovery:
         reads_only: bool = False,
         wants_all_trees: bool = False,
     ) -> None:
-        """Prepare to ask. With `reads_only` no token with the right to push is asked for; with
-        `wants_all_trees` the manifests of images that no target lacks are fetched as well.
+        """Create a Discovery without making a request.
+
+        If `reads_only` is set, tokens are requested without the right to push. If `wants_all_trees`
+        is set, the manifests of every image are fetched, even if no target lacks the image.
         """
         self._transport = transport
         self._knowledge = knowledge
@@ -262,34 +270,37 @@ class Discovery:
         self._reads_only = reads_only
         self._wants_all_trees = wants_all_trees
 
-        # Logs each text once, however many tags of a repository give cause for it.
+        # `log_once(level, event, text)` logs each text once in a run.
         self.log_once = cache(transport.machine.log)
 
-        # By registry, name, and whether it is a source.
+        # By registry, repository name, and whether the repository is a source.
         self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
-        # The clients of registries, each once, for `keep_logins`.
+        # The clients of the registries in use, in order of first use. The values are unused.
         self._hosts: dict[RegistryClient, None] = {}
 
-        # The answers of this run, each asked for once.
+        # By repository, the digest of each tag: None for a digest that the listing does not have,
+        # and None in place of the listing if the repository does not exist.
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
-        # The tags of target repositories, as `target_tags` returns them.
+        # By target repository, the result of `target_tags`.
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _ManifestCache()
-        # The digests of source tags, for all mappings (rule 4), by host, repository and tag. Two
-        # credentials for one registry are two hosts: they may see different repositories.
+        # By host, repository name and tag, the digest of a source tag (rule 4). Two credentials for
+        # one registry are two hosts, because they may have access to different repositories.
         self._source_tags: dict[tuple[Host, str, str], Once[str]] = {}
-        # What targets hold under tags of cosign's, by target and tag. Images of several sources may
-        # bring such a tag; any other one has a single source (`mappings.assign`).
+        # By target and tag, the digest at the target, or None if the tag is absent. It holds cosign's
+        # tags only: several source images may have the same cosign tag, while any other target tag
+        # has one source (`mappings.assign`).
         self._target_signatures: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
-        self.target_workers = TargetWorkers(self._look_at_target)
-        # The tags that are not settled, by target host, in the order in which they were asked for.
+        self.target_workers = TargetWorkers(self._look_up_at_target)
+        # By target host, the tags whose `settled_event` is not set, oldest first. The values of the
+        # inner dict are unused.
         self._unsettled_tags = defaultdict[str, dict[TargetTag, None]](dict)
-        # Tags whose indexes lack wanted platforms, by source and the text of these platforms.
+        # By source repository and list of platforms, the tags whose indexes lack these platforms.
         self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
-        """Return a repository, the same object each time."""
+        """Return a repository. The same arguments always return the same object."""
         key = (registry, name, side is Side.SOURCE)
         if key not in self._repositories:
             open_repository = self._layouts.repository if registry.is_layout else self.open_remote
@@ -301,20 +312,20 @@ class Discovery:
         return self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
 
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
-        """Return a repository of a registry, a new object each time. No request is made."""
+        """Create a repository of a registry, without making a request."""
         host = self._transport.host(registry, name)
         repository = RemoteRepository(
             self._transport, host, name, side, reads_only=self._reads_only
         )
-        # The challenge that an earlier run got saves the request that would ask for it (rule 1). What
-        # this run has learnt already is not replaced.
+        # With a challenge saved by an earlier run the first request can carry a token, which saves a
+        # 401 round trip (rule 1). `restore` does not replace a challenge of this run.
         host.authenticator.restore(self._knowledge.host(host.key).login)
         host.authenticator.plan_scope(repository.api_name, repository.rights)
         self._hosts[host] = None
         return repository
 
     def save_logins(self) -> None:
-        """Let a later run know how the hosts of this one ask for a login."""
+        """Save the authentication challenges of this run's hosts for later runs."""
         for host in self._hosts:
             if any(host.authenticator.snapshot):
                 self._knowledge.learn_login(host.key, host.authenticator.snapshot)
@@ -322,19 +333,26 @@ class Discovery:
     # Listings.
 
     async def list_tags(self, repository: Repository) -> Mapping[str, str | None] | None:
-        """List a repository, once a run (rule 3); returns what `Repository.list_tags` does."""
+        """List a repository, once a run (rule 3).
+
+        Returns the digest of each tag, or None for a digest that the listing does not have. Returns
+        None in place of the listing if the repository does not exist.
+        """
         listing = self._listings.setdefault(repository.key, Once())
         return await listing.get(repository.list_tags)
 
     def known_listing(self, repository: Repository) -> Mapping[str, str | None] | None:
-        """Return the tags of a repository by its listing, None where it was not listed yet."""
+        """Return the listing of a repository if this run has made it, without making a request.
+
+        Returns None if the repository was not listed, and an empty listing if it does not exist.
+        """
         listing = self._listings.get(repository.key)
         if listing is None or not listing.answer:
             return None
         return listing.answer[0] or {}
 
     async def select(self, rule: TagRule, source: Repository) -> Selection:
-        """Return what a rule selects of a source's tags; SyncError where they cannot be listed."""
+        """Select tags of a source repository. Raises SyncError if the tags cannot be listed."""
         listing = await self.list_tags(source)
         if listing is None:
             error = RegistryError("the registry has no such repository", status=404)
@@ -342,8 +360,9 @@ class Discovery:
         return tags_module.select(listing, rule)
 
     async def select_tags(self, mapping: MappingRule) -> Selection:
-        """Return what a mapping selects of its source's tags. One that names its tags without a pattern
-        needs no listing.
+        """Select the tags of a mapping. Raises SyncError if the source's tags cannot be listed.
+
+        The source is not listed if the mapping names its tags without a pattern.
         """
         selection = tags_module.select_literals(mapping.tags)
         if selection is None:
@@ -351,14 +370,15 @@ class Discovery:
         return selection
 
     async def target_tags(self, target: Repository) -> Collection[str] | None:
-        """Return the tags of a target by its listing (rule 6), None where the registry hides it."""
+        """List the tags of a target repository, once a run (rule 6).
+
+        Returns an empty collection if the repository does not exist. Returns None if the registry
+        answers 401 or 403, because the repository may exist or not.
+        """
         tags = self._target_tags.setdefault(target.key, Once())
         return await tags.get(partial(self._list_target, target))
 
     async def _list_target(self, target: Repository) -> Collection[str] | None:
-        """Return a target's tags: none for a repository that does not exist, None for one that the
-        registry hides, where nobody knows. The first write will show whether we may write there.
-        """
         try:
             listing = await self.list_tags(target)
         except RegistryError as error:
@@ -379,11 +399,11 @@ class Discovery:
         reference: str,
         target_reference: str,
     ) -> bytes:
-        """Return the key of a tag's snapshot: the digests that the source and the target had when an
-        earlier run copied the tag. Empty for a directory, of which the state keeps no snapshot.
+        """Return the key of a tag's snapshot in the state, or b"" for a tag in an image layout.
 
-        The key is a hash of all that the target's digest depends on: both ends, the platforms, and
-        the rule by which indexes are trimmed to these.
+        A snapshot has the digests at source and target after the tag was last copied. The key is a
+        hash of everything that determines the digest at the target: source, target, platforms, and
+        the version of the trimming rule. Layouts have no snapshots.
         """
         if target.is_local:
             return b""
@@ -401,7 +421,7 @@ class Discovery:
         reference: str,
         target_reference: str,
     ) -> list[TargetTag]:
-        """Return what a look-up fills in: one for each target. `load_snapshots` follows."""
+        """Create a TargetTag for each target. The caller calls `load_snapshots` with them."""
         source = self.source_of(mapping)
         return [
             TargetTag(
@@ -413,13 +433,13 @@ class Discovery:
         ]
 
     def load_snapshots(self, tags: Collection[TargetTag]) -> None:
-        """Read from the state what earlier runs have copied of these tags."""
+        """Set the snapshots of tags from the state."""
         entries = self._knowledge.snapshots(tag.snapshot_key for tag in tags)
         for tag in tags:
             tag.snapshot_entry = entries.get(tag.snapshot_key)
 
     def is_probably_absent(self, tag: TargetTag) -> bool:
-        """Say whether a target is likely to lack a tag: no earlier run has copied it."""
+        """Report whether a target probably lacks a tag, because no earlier run copied the tag."""
         return not tag.was_copied
 
     async def look_up(
@@ -432,37 +452,40 @@ class Discovery:
         expected: Descriptor | None = None,
         first_seen: FirstSeen | None = None,
     ) -> TagLookup:
-        """Find out what a tag or digest names, and which targets lack it (rules 4 to 6 and 8).
+        """Look up a tag or digest at its source and its targets (rules 4 to 6 and 8).
 
-        `tags` are those of `tags_at`. Targets in `known_to_lack` are not asked. `expected` is the entry
-        of an index that names the digest. `first_seen` is given for an image that a mapping selects,
-        and not for artifacts: its digest is noted there, and held back until it is `min_age` old. Raises
-        the source's SyncError; a target's is kept in its TargetTag.
+        `reference` is the tag or digest at the source, `tags` come from `new_target_tags`. No request
+        is sent to the targets in `known_to_lack`. `expected` is the descriptor of the digest, if an
+        index has named the digest. With `first_seen` the digest is recorded there, and the image is
+        held back until the digest is `min_age` old.
+
+        Raises SyncError if the source fails. The error of a target is kept in its TargetTag.
         """
         source = self.source_of(mapping)
-        # Other look-ups may wait for these answers until all that they show is noted.
         for tag in tags:
             self._unsettled_tags[tag.target.host.key][tag] = None
         try:
-            asked = [tag for tag in tags if tag.target not in known_to_lack]
-            for tag in asked:
+            submitted = [tag for tag in tags if tag.target not in known_to_lack]
+            for tag in submitted:
                 self.target_workers.submit(tag)
-            # The manifest of an image that may be held back is fetched only when it is due.
+            # An image that is held back needs no manifest in this run.
             may_be_held = first_seen is not None and mapping.min_age > 0
             by_head = may_be_held or self._should_head_first(mapping, tags)
-            # The source's error is raised when the targets have answered.
-            named = await _or_error(self.resolve_at_source(mapping, reference, by_head=by_head))
-            for tag in asked:
+            # Wait for the targets even if the source fails, so that their answers are recorded.
+            source_image = await _result_or_error(
+                self.resolve_at_source(mapping, reference, by_head=by_head)
+            )
+            for tag in submitted:
                 await tag.answered_event.wait()
-            if isinstance(named, SyncError):
-                raise named
-            self._learn_at_hand(source, tags)
+            if isinstance(source_image, SyncError):
+                raise source_image
+            self._learn_cached_manifests(source, tags)
         finally:
             for tag in tags:
                 self._settle(tag)
 
         return await self._compare_digests(
-            mapping, source, reference, named, tags, expected, first_seen
+            mapping, source, reference, source_image, tags, expected, first_seen
         )
 
     async def _compare_digests(
@@ -470,30 +493,31 @@ class Discovery:
         mapping: MappingRule,
         source: Repository,
         reference: str,
-        named: SourceImage,
+        source_image: SourceImage,
         tags: Sequence[TargetTag],
         expected: Descriptor | None,
         first_seen: FirstSeen | None,
     ) -> TagLookup:
-        """Decide what a look-up comes to, when both ends have answered.
+        """Compare the digests at both ends, and fetch the image's manifests if they are needed.
 
-        Nothing is to be copied now where all targets hold the image, and where its digest is younger
-        than `min_age`. Then no manifest is fetched, except for an analysis (`wants_all_trees`), which
-        looks at all images whatever their age.
+        They are not needed if all targets are up to date or if the digest is younger than `min_age`,
+        unless `wants_all_trees` is set.
         """
-        lacking = tuple(tag for tag in tags if not tag.is_up_to_date(named))
+        lacking = tuple(tag for tag in tags if tag.needs_copy(source_image))
         held_until = None
         if first_seen is not None:
-            held_until = first_seen.held_until(source.key, named.digest, mapping.min_age)
+            held_until = first_seen.held_until(source.key, source_image.digest, mapping.min_age)
         is_to_be_copied = bool(lacking) and held_until is None
         if not is_to_be_copied and not self._wants_all_trees:
-            return _nothing_to_copy(source, reference, named, tags, lacking, held_until)
+            return _lookup_without_tree(source, reference, source_image, tags, lacking, held_until)
 
-        top = named.manifest or await self.top_manifest(source, reference, named.digest, expected)
-        if top.digest == named.digest:
+        top = source_image.manifest
+        if top is None:
+            top = await self.top_manifest(source, reference, source_image.digest, expected)
+        if top.digest == source_image.digest:
             return await self._fetch_missing_manifests(mapping, source, reference, top, tuple(tags))
 
-        # The tag was moved since it was asked for. What it names now has an age of its own.
+        # The tag was moved after it had been resolved. The new image has an age of its own.
         digest_at_target = None if mapping.platforms else top.digest
         moved = SourceImage(digest=top.digest, digest_at_target=digest_at_target, manifest=top)
         return await self._compare_digests(
@@ -501,22 +525,22 @@ class Discovery:
         )
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
-        """Say whether the source is asked for a digest alone, because all targets probably hold the
-        image (rule 4). If one does not, the manifest costs a second request.
+        """Report whether to send a HEAD to the source instead of a GET (rule 4).
+
+        A HEAD is enough if all targets are up to date. Otherwise the manifest costs a second request.
         """
         if self._wants_all_trees:
             return False
         if all(tag.was_copied for tag in tags):
             return True
         if mapping.platforms:
-            return False  # without a snapshot a digest does not tell what the targets should hold
+            return False  # without a snapshot the filtered index has to be compared
         if mapping.source.head_first:
             return True
 
         is_listed = any(tag.reference in (self.known_listing(tag.target) or ()) for tag in tags)
-        # Docker Hub counts a manifest's GET against the quota, and not its HEAD
-        # (docs/protocol-facts.md section 7.2). A layout shows without a request whether it holds the
-        # digest, so that the source's HEAD is all that the comparison costs.
+        # Docker Hub counts a manifest GET against the quota, but not a HEAD (docs/protocol-facts.md
+        # section 7.2). A layout is read without a request, so the HEAD is the only request.
         has_quota = mapping.source.kind == "dockerhub"
         are_local = all(tag.target.is_local for tag in tags)
         return is_listed and (has_quota or are_local)
@@ -524,19 +548,19 @@ class Discovery:
     async def resolve_at_source(
         self, mapping: MappingRule, reference: str, *, by_head: bool
     ) -> SourceImage:
-        """Return what a tag or digest names at a mapping's source; raises SyncError."""
+        """Resolve a tag or digest at a mapping's source. Raises SyncError if that fails."""
         source = self.source_of(mapping)
         digest = await self.resolve_digest(source, reference, by_head=by_head)
         digest_at_target = None if mapping.platforms else digest
-        # The caller holds the manifest: `_manifests` may drop it before the targets have answered.
+        # The result refers to the manifest, because the cache may drop it before the caller needs it.
         manifest = self._manifests.get(source.pool, digest)
         return SourceImage(digest=digest, digest_at_target=digest_at_target, manifest=manifest)
 
     async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
-        """Return the digest of what a reference names at its source. A tag is asked for once a run
-        (rule 4), unless a listing has its digest (rule 5).
+        """Resolve a reference to a digest at its source.
 
-        Without `by_head` a tag's manifest is fetched and kept: it is probably needed.
+        A tag is resolved once a run (rule 4), without a request if a listing has its digest (rule 5).
+        With `by_head` only the digest is requested. Otherwise the manifest is fetched and cached.
         """
         if is_digest(reference):
             return reference
@@ -544,7 +568,7 @@ class Discovery:
         return await self._source_tag(source, reference).get(partial(ask, source, reference))
 
     def _source_tag(self, source: Repository, tag: str) -> Once[str]:
-        """Return the shared request for a tag's digest, which may be under way or answered."""
+        """Return the shared request for a tag's digest, which may be new, under way or finished."""
         key = (source.host, source.api_name, tag)
         if key not in self._source_tags:
             listed_digest = (self.known_listing(source) or {}).get(tag)
@@ -556,7 +580,7 @@ class Discovery:
         if digest is None:
             error = RegistryError("no such tag or manifest", status=404)
             raise error.with_place(Side.SOURCE, "look up", source.reference(tag))
-        # The digest is empty where a registry answers a HEAD without one.
+        # The digest is empty if the registry sends none in the answer to a HEAD.
         return digest or await self._get_tag(source, tag)
 
     async def _get_tag(self, source: Repository, tag: str) -> str:
@@ -565,8 +589,10 @@ class Discovery:
     async def top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
     ) -> Manifest:
-        """Fetch the manifest of a digest that a reference named a moment ago. If the manifest is gone,
-        the tag has been moved: the tag is asked for once more, for all mappings (rule 4).
+        """Fetch the manifest of `digest`, to which `reference` was resolved before.
+
+        If the manifest is gone, the tag was moved: the tag is resolved again, for all mappings (rule
+        4), and the manifest that it names now is returned. Raises SyncError if the request fails.
         """
         try:
             return await self.manifest(source, digest, expected)
@@ -574,23 +600,23 @@ class Discovery:
             if error.status != 404 or reference == digest:
                 raise
 
-        # The answer may be newer than `digest`, or on its way: another mapping has asked then.
+        # Another mapping may have started or finished a new request already.
         is_outdated = self._source_tag(source, reference).answer == (digest,)
         if is_outdated:
             self._source_tags[source.host, source.api_name, reference] = Once()
         digest = await self.resolve_digest(source, reference, by_head=False)
         return await self.manifest(source, digest)
 
-    async def _look_at_target(self, tag: TargetTag) -> None:
-        """Find out what a target holds under a tag; set the digest or error of `tag`.
+    async def _look_up_at_target(self, tag: TargetTag) -> None:
+        """Set the digest or the error of a tag, with a request to its target if necessary.
 
-        The answer confirms or contradicts what the state says of the repository (I5).
+        The answer confirms or contradicts what the state says about the repository (I5).
         """
         target = tag.target
         reference = tag.reference
         ask = partial(self._target_digest, target, reference)
         try:
-            if is_referrer_tag(reference):  # other look-ups may ask for it too
+            if is_referrer_tag(reference):  # several images may have this tag
                 once = self._target_signatures.setdefault((target.key, reference), Once())
                 tag.digest = await once.get(ask)
             else:
@@ -601,26 +627,28 @@ class Discovery:
             return
 
         if tag.digest is not None:
-            # `look_up` settles the tag, when it has noted what the manifest names.
+            # `look_up` settles the tag after it has learned the blobs of the manifest.
             self._knowledge.confirm_tagged_manifest(target.pool, tag.digest)
             return
 
         self._settle(tag)
         if tag.was_copied:
-            # The state says that the tag was copied: whatever it says of this repository is in doubt.
+            # According to the state the tag was copied, so the state may be wrong about everything in
+            # this repository.
             self._knowledge.record_contradiction(target.pool)
         elif is_digest(reference) and self._knowledge.is_manifest_believed(target.pool, reference):
-            # It says that the target holds this manifest.
+            # According to the state the target has this manifest.
             self._knowledge.forget(target.pool, reference)
 
     async def _target_digest(self, target: Repository, reference: str) -> str | None:
-        """Return the digest that a target holds under a tag, by its listing or a HEAD; None where the
-        tag is absent or the repository is hidden.
+        """Resolve a reference at a target, from the target's listing or by a HEAD.
+
+        Returns None if the reference is absent, or if the registry answers 401 or 403.
         """
         is_tag = not is_digest(reference)
-        if is_tag and target.key in self._target_tags:  # it is being listed, or was listed
+        if is_tag and target.key in self._target_tags:  # a listing was made or is under way
             listed_tags = await self.target_tags(target)
-            # Some registries list digests with the tags (rule 5).
+            # The listings of some registries contain digests (rule 5).
             listed_digest = (self.known_listing(target) or {}).get(reference)
             if listed_digest is not None:
                 return listed_digest
@@ -632,13 +660,13 @@ class Discovery:
         except RegistryError as error:
             if error.status not in _HIDING_STATUSES:
                 raise
-            return (
-                None  # it may not exist yet; the first write will show whether we may write there
-            )
+            # The repository may not exist yet. If the credential lacks the right to write, the first
+            # write fails.
+            return None
 
         if digest is not None:
             self._knowledge.set_populated(target.key)
-        if digest == "":  # a registry may answer a HEAD without a digest
+        if digest == "":  # the registry sent no digest in the answer to the HEAD
             digest = (await target.get_manifest(reference)).digest
         return digest
 
@@ -650,19 +678,19 @@ class Discovery:
         top: Manifest,
         tags: tuple[TargetTag, ...],
     ) -> TagLookup:
-        """Fetch the manifests that some target lacks; return the look-up."""
+        """Filter the platforms of the index `top`, and fetch the manifests that some target lacks."""
         root, trimmed = await self._filter_platforms(mapping, source, reference, top)
         lacking = [
             tag.target.pool for tag in tags if tag.digest != root.digest and tag.error is None
         ]
         if lacking:
             await self._wait_for_answers({host for host, _ in lacking})
-        tree = await self._tree_to_copy(source, top, root, trimmed, lacking)
+        tree = await self._fetch_tree_to_copy(source, top, root, trimmed, lacking)
 
         manifests = (tree.root, *tree.children) if tree is not None else (root,)
         for tag in tags:
             for manifest in manifests:
-                self._learn(tag.target, manifest)
+                self._learn_manifest(tag.target, manifest)
 
         digests_at_source = frozenset(
             manifest.digest
@@ -679,7 +707,7 @@ class Discovery:
             digests_at_source=digests_at_source,
         )
 
-    async def _tree_to_copy(
+    async def _fetch_tree_to_copy(
         self,
         source: Repository,
         top: Manifest,
@@ -687,51 +715,55 @@ class Discovery:
         trimmed: dict[str, Manifest],
         lacking: Sequence[RepositoryKey],
     ) -> Tree | None:
-        """Return an image with those of its manifests that some of the target repositories `lacking`
-        have not got; None where nothing is to be copied.
+        """Fetch the manifests of an image that some of the repositories `lacking` do not have.
+
+        `lacking` are the target repositories that do not have the image under its reference. Returns
+        None if there are none, unless `wants_all_trees` is set.
         """
 
-        def is_there(manifest: Descriptor | Manifest) -> bool:
+        def is_everywhere(manifest: Descriptor | Manifest) -> bool:
             if self._wants_all_trees:
                 return False
             return all(
                 self._knowledge.is_manifest_believed(where, manifest.digest) for where in lacking
             )
 
-        if not is_there(root):
-            return await self._fetch_tree(source, top.digest, root, trimmed, is_there)
-        # The targets have the root, but not under this tag.
+        if not is_everywhere(root):
+            return await self._fetch_tree(source, top.digest, root, trimmed, is_everywhere)
+        # The repositories have the root, but not under this tag.
         return Tree(root, (), top.digest) if lacking else None
 
-    # What the answers of targets show to be there (rule 4).
+    # Learning from the answers of targets (rule 4).
 
-    def _learn_at_hand(self, source: Repository, tags: Iterable[TargetTag]) -> None:
-        """Learn the manifests whose digests targets have answered, as far as they are at hand."""
+    def _learn_cached_manifests(self, source: Repository, tags: Iterable[TargetTag]) -> None:
+        """Learn the manifests of the digests at targets, if they are in the cache."""
         for tag in tags:
             manifest = self._manifests.get(source.pool, tag.digest or "")
             if manifest is not None:
-                self._learn(tag.target, manifest)
+                self._learn_manifest(tag.target, manifest)
 
-    def _learn(self, target: Repository, manifest: Manifest) -> None:
-        """Note the blobs and children of a manifest as present in all repositories of a target's host
-        that hold the manifest: a registry accepts it only with them.
+    def _learn_manifest(self, target: Repository, manifest: Manifest) -> None:
+        """Record the blobs and children of a manifest as present at a target's host.
+
+        A registry accepts a manifest only if they are present, so they are in each repository of the
+        host that has the manifest.
         """
         blobs = (blob.digest for blob in manifest.blobs)
         children = (child.digest for child in manifest.children)
         self._knowledge.learn_manifest(target.host.key, manifest.digest, blobs, children)
 
     def _settle(self, tag: TargetTag) -> None:
-        """Let other look-ups wait no longer for the answer of a tag."""
+        """Wake the look-ups that wait for the answer of a tag."""
         self._unsettled_tags[tag.target.host.key].pop(tag, None)
         tag.settled_event.set()
 
     async def _wait_for_answers(self, hosts: Collection[str]) -> None:
-        """Wait for the answers under way from these hosts. They may show that another repository of
-        the host holds the blobs, from where these can be mounted.
+        """Wait until the look-ups under way at these hosts are settled, for 5 seconds at most.
 
-        An answer that takes too long is settled, so that no other look-up waits for it.
+        They may find other repositories that have the blobs, so that the blobs can be mounted. A
+        look-up that takes longer is settled too, so that no other look-up waits for it again.
         """
-        # Where a host never mounts, the answers show nothing of use.
+        # On a host that never mounts, other repositories do not matter.
         mounting = [host for host in hosts if self._knowledge.supports_mounts(host) is not False]
         under_way = [tag for host in mounting for tag in self._unsettled_tags[host]]
         with anyio.move_on_after(_ANSWER_PATIENCE):
@@ -745,38 +777,37 @@ class Discovery:
     async def manifest(
         self, source: Repository, digest: str, expected: Descriptor | None = None
     ) -> Manifest:
-        """Fetch a manifest by its digest, once as long as the budget holds it (rules 7, 8 and 13)."""
-        once = self._manifests.once(source.pool, digest)
-        manifest = await once.get(partial(source.get_manifest, digest, expected=expected))
+        """Return a manifest from the cache, or fetch it by its digest (rules 7, 8 and 13)."""
+        request = self._manifests.request(source.pool, digest)
+        manifest = await request.get(partial(source.get_manifest, digest, expected=expected))
         self._manifests.record_use(source.pool, digest, manifest)
         return manifest
 
     async def manifest_of_tag(self, where: Repository, tag: str) -> Manifest:
-        """Fetch what a tag names now, and keep it."""
+        """Fetch the manifest that a tag names now, and add it to the cache."""
         manifest = await where.get_manifest(tag)
         self._manifests.record_use(where.pool, manifest.digest, manifest)
         return manifest
 
     def cached_manifest(self, where: Repository, digest: str) -> Manifest | None:
-        """Return a manifest that was fetched and is still kept."""
+        """Return a manifest if it is in the cache, and None otherwise. No request is made."""
         return self._manifests.get(where.pool, digest)
 
     async def complete_tree(self, source: Repository, tree: Tree) -> Tree:
-        """Return a tree with all its manifests. Some were not fetched, because targets seemed to hold
-        them.
-        """
-        at_hand = {child.digest: child for child in tree.children}
+        """Fetch the manifests that are missing in a tree because targets seemed to have them."""
+        children = {child.digest: child for child in tree.children}
         return await self._fetch_tree(
-            source, tree.source_digest, tree.root, at_hand, lambda entry: False
+            source, tree.source_digest, tree.root, children, lambda entry: False
         )
 
     async def child_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
-        """Return the digests below an image's index that artifacts may refer to. Attestations are left
-        out, and trimmed indexes, whose digests the source does not know.
+        """Return the digests below an image's root that may be the subject of artifacts.
+
+        Attestations are left out. Trimmed indexes are left out because the source does not have them.
         """
         source = lookup.source
         tree = lookup.tree or await self._indexes_of(mapping, lookup)
-        # Trimmed indexes were made here, so that none was fetched from the source.
+        # Trimmed indexes were created by the platform filter. All other manifests are in the cache.
         trimmed = {
             child.digest
             for child in tree.children
@@ -790,9 +821,7 @@ class Discovery:
         ]
 
     async def _indexes_of(self, mapping: MappingRule, lookup: TagLookup) -> Tree:
-        """Return an image with its nested indexes, as the platform filter leaves them, and without the
-        manifests of platforms: an index names these.
-        """
+        """Return the filtered tree of an image with its indexes only, without platform manifests."""
         source = lookup.source
         top = await self.manifest(source, lookup.source_digest)
         root, trimmed = await self._filter_platforms(mapping, source, lookup.reference, top)
@@ -802,10 +831,10 @@ class Discovery:
         )
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
-        """Look up an image at its source alone. `digest` is what the tag named a moment ago.
+        """Look up an image at its source only. `digest` is the digest to which the tag was resolved.
 
-        The answer has the digest at the source and the digest that targets get, which is another one
-        where platforms are left out; it has no tree.
+        The result has the digests at source and target, which differ if platforms are filtered. It
+        has no tree and no targets.
         """
         source = self.source_of(mapping)
         top = await self.top_manifest(source, tag, digest, expected=None)
@@ -817,22 +846,22 @@ class Discovery:
     async def _filter_platforms(
         self, mapping: MappingRule, source: Repository, reference: str, top: Manifest
     ) -> tuple[Manifest, dict[str, Manifest]]:
-        """Apply the platform filter (docs/specification.md section 1.1).
+        """Apply the platform filter of a mapping to the index `top` (docs/specification.md section 1.1).
 
-        Returns the root to push, and by digest the trimmed indexes below it. RegistryError where no
-        platform is left.
+        Returns the root for the targets, and the trimmed indexes below it by digest. Raises
+        RegistryError if no platform matches.
         """
         platforms = mapping.platforms
         if not platforms:
             return top, {}
-        # The entries of an index may be blobs (BuildKit's older cache): it has no platforms.
+        # The entries of an index may be blobs (BuildKit's older cache). Such an index has no platforms.
         names_blobs = bool(top.layers) and not top.children
         if not top.is_index or names_blobs:
             text = f"{source}: not an index, so `platforms` does not apply and it is copied"
             self.log_once("debug", "no_index", text)
             return top, {}
 
-        # `_fetch_tree` adds the indexes below the top; their images are not needed yet.
+        # `_fetch_tree` adds the indexes below `top` to `nested`. Image manifests are not needed yet.
         nested = dict[str, Manifest]()
         await self._fetch_tree(source, top.digest, top, nested, lambda entry: not entry.is_index)
         with source.adding_place("filter platforms of", source.reference(top.digest)):
@@ -853,13 +882,15 @@ class Discovery:
         return trimmed.manifest, {index.digest: index for index in indexes}
 
     def warn_of_missing_platforms(self) -> None:
-        """Warn of the wanted platforms that indexes lack, once for all tags of a repository."""
+        """Log the platforms that indexes lack, in one warning for all tags of a repository."""
         for (source, absent), references in sorted(self._missing_platforms.items()):
             names = sorted(references)
-            listed = ", ".join(names[:_MOST_NAMED])
-            if len(names) > _MOST_NAMED:
-                listed += f" and {len(names) - _MOST_NAMED} more"
-            text = f"{source}: the index has {listed}, but not {absent}; the other platforms are copied"
+            tags = ", ".join(names[:_MOST_LISTED_TAGS])
+            if len(names) > _MOST_LISTED_TAGS:
+                tags += f" and {len(names) - _MOST_LISTED_TAGS} more"
+            text = (
+                f"{source}: the index has {tags}, but not {absent}; the other platforms are copied"
+            )
             self.log_once("warning", "platform_missing", text)
 
     async def _fetch_tree(
@@ -867,40 +898,41 @@ class Discovery:
         source: Repository,
         top_digest: str,
         root: Manifest,
-        at_hand: dict[str, Manifest],
+        known: dict[str, Manifest],
         is_left_out: Callable[[Descriptor], bool],
     ) -> Tree:
-        """Fetch the manifests below the root, level by level, and return the tree.
+        """Fetch the manifests below `root`, level by level, and return the tree.
 
-        Those in `at_hand` are not fetched; the fetched ones are added there. Where `is_left_out` is true
-        of an entry, neither its manifest is fetched nor what that names. `top_digest` is that of the
-        source's own index, of which the root may be a trimmed one. Raises ContentError for a tree that
-        is too large or too deep.
+        `known` has manifests by digest that are not fetched. The fetched manifests are added to it. An
+        entry is neither fetched nor descended into if `is_left_out` returns True. `top_digest` is the
+        digest of the root at the source, before platforms were filtered.
+
+        Raises ContentError if the tree is too large or too deep.
         """
-        parents = [root, *at_hand.values()]
+        parents = [root, *known.values()]
         with source.adding_place("read", source.reference(top_digest)):
-            # One level more than is allowed, because `build_tree` refuses what is too deep.
+            # One level more than allowed is read, because `build_tree` refuses a tree that is too deep.
             for _ in range(MAX_INDEX_DEPTH + 1):
                 entries = {entry.digest: entry for parent in parents for entry in parent.children}
-                lacking = [
+                unknown = [
                     entry
                     for entry in entries.values()
-                    if entry.digest not in at_hand and not is_left_out(entry)
+                    if entry.digest not in known and not is_left_out(entry)
                 ]
-                check_tree_size([*at_hand.values(), *lacking])
-                if not lacking:
+                check_tree_size([*known.values(), *unknown])
+                if not unknown:
                     break
 
                 parents = await gather(
-                    partial(self.manifest, source, entry.digest, entry) for entry in lacking
+                    partial(self.manifest, source, entry.digest, entry) for entry in unknown
                 )
-                for entry, manifest in zip(lacking, parents, strict=True):
-                    at_hand[entry.digest] = manifest
-            return build_tree(root, at_hand, top_digest)
+                for entry, manifest in zip(unknown, parents, strict=True):
+                    known[entry.digest] = manifest
+            return build_tree(root, known, top_digest)
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
-    """Raise ContentError for more manifests of one image, or more bytes of them, than any real one has."""
+    """Raise ContentError if an image has more manifests, or more bytes of them, than a real image has."""
     size = sum(manifest.size for manifest in manifests)
     if len(manifests) > _MOST_MANIFESTS or size > _LARGEST_TREE:
         text = f"more than {_MOST_MANIFESTS} manifests, or more than {_LARGEST_TREE} bytes of them"
@@ -916,35 +948,38 @@ def _no_platform_matches(wanted: Iterable[object], available: Iterable[str]) -> 
     return error
 
 
-def _nothing_to_copy(
+def _lookup_without_tree(
     source: Repository,
     reference: str,
-    named: SourceImage,
+    source_image: SourceImage,
     tags: Iterable[TargetTag],
     held_tags: tuple[TargetTag, ...],
     held_until: int | None,
 ) -> TagLookup:
-    """Return the look-up of an image that each target holds already, or does not get yet (`held_tags`)."""
+    """Return the look-up of an image that is not copied now.
+
+    The targets in `held_tags` do not get the image yet. All other targets are up to date, or failed.
+    """
     up_to_date = tuple(tag for tag in tags if tag not in held_tags)
-    # All targets that are up to date hold one digest. With a platform filter nobody else knows it: the
-    # index was not fetched and trimmed.
+    # All targets that are up to date have the same digest. With a platform filter it is not known from
+    # the source, because the index was not fetched and trimmed.
     digests_at_targets = [tag.digest for tag in up_to_date if tag.digest is not None]
     return TagLookup(
         source,
         reference,
         tree=None,
-        digest=digests_at_targets[0] if digests_at_targets else named.digest,
-        source_digest=named.digest,
+        digest=digests_at_targets[0] if digests_at_targets else source_image.digest,
+        source_digest=source_image.digest,
         targets=up_to_date,
-        is_by_digest=named.manifest is None,
+        is_by_digest=source_image.manifest is None,
         held_tags=held_tags,
         held_until=held_until,
     )
 
 
-async def _or_error(answer: Awaitable[_T]) -> _T | SyncError:
-    """Return an answer, or the SyncError in its place: raised in a task group it cancels the others."""
+async def _result_or_error(call: Awaitable[_T]) -> _T | SyncError:
+    """Await a call and return its result, or return the SyncError that the call raises."""
     try:
-        return await answer
+        return await call
     except SyncError as error:
         return error
