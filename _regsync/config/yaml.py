@@ -33,7 +33,7 @@ _TAG_PREFIX = "tag:yaml.org,2002:"
 _VARIABLE = (
     r"\$\$"
     r"|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-    r"(?::(?P<operator>[-?])(?P<rest>(?:[^$}]|\$(?!\{))*))?\})?"
+    r"(?::(?P<operator>[-?])(?P<argument>(?:[^$}]|\$(?!\{))*))?\})?"
 )
 
 # The names of YAML types in messages, by `Node.tag`.
@@ -173,7 +173,8 @@ class _Composer:
     def events_until(self, end: type) -> Iterator[Any]:
         """Yield the parser's events up to the next event of type `end`, which is consumed.
 
-        Before the caller takes the next event, it must have read the node that the last event began.
+        The caller must read the node that an event begins, with all its children, before it takes the
+        next event.
         """
         while True:
             event = self.loader.get_event()
@@ -333,8 +334,8 @@ def _value_of(variable: re.Match[str], environ: Mapping[str, str]) -> str:
     value = environ.get(name)
     operator = variable["operator"]
     if operator == "-":
-        return value or variable["rest"]
+        return value or variable["argument"]
     if value is None or (operator == "?" and not value):
-        remedy = variable["rest"] or "set it, or give a default"
+        remedy = variable["argument"] or "set it, or give a default"
         raise ValueError(f"environment variable {name} is not set: {remedy}")
     return value

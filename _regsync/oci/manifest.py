@@ -1,11 +1,11 @@
-"""Manifests and indexes: what they name, and what a platform filter leaves of them.
+"""Manifests and indexes: parsing, validation, and trimming by platform.
 
-Owns: what a readable manifest is, descriptors, platforms, trimmed indexes, fallback lists of
-referrers.
+Owns: which documents are accepted as manifests, descriptors, platforms, trimmed indexes, fallback
+lists of referrers.
 May not know: registries, configuration, HTTP.
-Invariants: a manifest's bytes are never changed, but for an index that `trim_index` trims or
-`extend_referrers_list` extends; no digest or media type leaves unchecked, as each may become part of a
-URL, header or file name (docs/protocol-facts.md section 9.2, R11 to R14).
+Invariants: the bytes of a manifest are never changed, except for an index that `trim_index` trims or
+`extend_referrers_list` extends. Every digest and media type is validated, because each may become
+part of a URL, header or file name (docs/protocol-facts.md section 9.2, R11 to R14).
 Follows: docs/protocol-facts.md section 1, docs/design.md sections 2 and 4.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import binascii
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -38,58 +38,63 @@ IMAGE_CONFIGS = (
     "application/vnd.docker.container.image.v1+json",
 )
 
-# A type missing here makes `distribution` answer 404, or the linux/amd64 child in place of a list.
+# The Accept header of requests for manifests. If a type is missing, `distribution` answers 404, or it
+# answers the linux/amd64 child instead of the manifest list.
 ACCEPT_MANIFESTS = ", ".join(_INDEX_TYPES + _IMAGE_TYPES)
 
-# Sent by servers that do not know what they hold; the document decides then.
+# Content types of servers that do not know the type of the document. The document's own fields
+# determine the type then.
 _GENERIC_TYPES = ("", "application/json", "application/octet-stream", "text/plain")
 
-# Layers that are not to be pushed (docs/protocol-facts.md section 1.6): by media type, never by the
-# presence of `urls`.
+# The prefixes of the media types of layers that must not be pushed (docs/protocol-facts.md section
+# 1.6). The presence of `urls` does not make a layer foreign.
 _FOREIGN_LAYERS = (
     "application/vnd.oci.image.layer.nondistributable.",
     "application/vnd.docker.image.rootfs.foreign.",
 )
 
-# What an index of BuildKit's older cache names in place of manifests. Entries of any other type are
-# manifests, as other tools take them.
+# The prefixes of the media types of blobs that an index may list under `manifests`, as indexes of
+# BuildKit's older cache format do. Entries of all other types are manifests, as in other tools.
 _BLOB_TYPES = (
     "application/vnd.oci.image.layer.",
     "application/vnd.docker.image.rootfs.",
     "application/vnd.buildkit.cacheconfig.",
 )
 
-# Descriptors of one document: 4 MiB have room for about 30,000, but nobody has seen 10,000.
+# Descriptors in one document. A document of 4 MiB could have about 30,000. No known document has
+# 10,000.
 _MAX_DESCRIPTORS = 10_000
 
-# JSON values of one document: 4 MiB of empty lists take seconds, and 100 MB.
+# JSON values in one document. Parsing 4 MiB of empty lists takes seconds and 100 MB.
 _MAX_VALUES = 30 * _MAX_DESCRIPTORS
 
-# Levels of JSON in an index that is changed (docs/design.md section 4).
+# Levels of nested JSON objects and lists (docs/design.md section 4).
 _MAX_JSON_DEPTH = 64
 
 # Sizes are int64 (image-spec descriptor.md).
 _SIZE_LIMIT = 2**63
 
-# Digits of a number; sizes have 19 at most.
+# Digits of an integer in a document. Sizes have 19 digits at most.
 _MAX_DIGITS = 40
 
-# Indexes within indexes, the top one counted (docs/protocol-facts.md section 1.5).
+# Levels of nested indexes, including the top index (docs/protocol-facts.md section 1.5).
 MAX_INDEX_DEPTH = 4
 
-# Part of the key under which the state keeps trimmed indexes. A change of how they are trimmed
-# needs another number.
+# Part of the key under which the state keeps trimmed indexes. It must be incremented whenever the
+# result of trimming changes.
 TRIM_RULE = "1"
 
-# RFC 6838 section 4.2. A parameter is forgiven: some push files as `text/plain; charset=utf-8`.
+# RFC 6838 section 4.2. A parameter is accepted because some tools push files as
+# `text/plain; charset=utf-8`.
 _TYPE_NAME = r"[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}"
 _MEDIA_TYPE = rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?"
 
 _PLATFORM_PART = r"[a-z0-9][a-z0-9._-]{0,63}"
 
-# What an entry without a variant means (docs/design.md section 4).
-_USUAL_VARIANTS = {"arm64": "v8", "arm": "v7"}
+# By architecture: the variant of an index entry that names none (docs/design.md section 4).
+_DEFAULT_VARIANTS = {"arm64": "v8", "arm": "v7"}
 
+# The names of JSON types in messages.
 _JSON_KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
 
 
@@ -97,7 +102,7 @@ _JSON_KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an ob
 
 
 class Platform(NamedTuple):
-    """Where an image runs; `unknown/unknown` marks BuildKit's attestations."""
+    """A platform that an image runs on. BuildKit marks attestations with `unknown/unknown`."""
 
     os: str
     architecture: str
@@ -111,32 +116,33 @@ _UNKNOWN_PLATFORM = Platform("unknown", "unknown")
 
 
 def parse_platform(text: str) -> Platform:
-    """Read `os/arch[/variant]`, lower-casing it; ValueError when it is something else."""
+    """Parse `os/arch[/variant]` and convert it to lower case. Raises ValueError if it is malformed."""
     if not re.fullmatch(rf"{_PLATFORM_PART}(?:/{_PLATFORM_PART}){{1,2}}", text.lower()):
         raise ValueError(f"{printable(text, 100)!r} is not OS/ARCH[/VARIANT], as in linux/arm64")
     return Platform(*text.lower().split("/"))
 
 
 def platform_matches(wanted: Platform, have: Platform) -> bool:
-    """Return whether the platform of an index entry is the one wanted, which takes any variant unless
-    it names one (docs/design.md section 4).
+    """Report whether an index entry with the platform `have` satisfies a platform filter.
+
+    A filter without a variant matches every variant (docs/design.md section 4).
     """
     if wanted.os != have.os or wanted.architecture != have.architecture:
         return False
-    variant = have.variant or _USUAL_VARIANTS.get(have.architecture)
+    variant = have.variant or _DEFAULT_VARIANTS.get(have.architecture)
     return wanted.variant is None or wanted.variant == variant
 
 
 class Descriptor(NamedTuple):
-    """What a document says of a blob or manifest."""
+    """A descriptor of the OCI image specification: the type, digest and size of a blob or manifest."""
 
-    media_type: str
+    media_type: str  # "" if only the digest is known
     digest: str
     size: int  # bytes
     platform: Platform | None = None
     annotations: Mapping[str, str] = MappingProxyType({})
     artifact_type: str | None = None
-    data: bytes | None = None  # embedded content, not compared with the digest yet
+    data: bytes | None = None  # embedded content; not yet compared with the digest
 
     @property
     def is_foreign(self) -> bool:
@@ -152,22 +158,22 @@ class Descriptor(NamedTuple):
 
     @property
     def attested_digest(self) -> str | None:
-        """The digest of the sibling that this entry is BuildKit's attestation of."""
+        """The digest of the image that BuildKit's attestation describes; None for other entries."""
         if self.platform != _UNKNOWN_PLATFORM:
             return None
         return self.annotations.get("vnd.docker.reference.digest")
 
 
 class Manifest(NamedTuple):
-    """A manifest or index, and what it says that a copy needs."""
+    """The body of a manifest or index, and the fields of it that a copy needs."""
 
     media_type: str
-    digest: str  # by the algorithm that it was asked for with, else sha256
+    digest: str  # in the algorithm of the requested digest; sha256 if none was requested
     body: bytes
     is_index: bool = False
     config: Descriptor | None = None
-    layers: tuple[Descriptor, ...] = ()
-    children: tuple[Descriptor, ...] = ()
+    layers: tuple[Descriptor, ...] = ()  # of an index: entries that are blobs
+    children: tuple[Descriptor, ...] = ()  # of an index: entries that are manifests
     subject: Descriptor | None = None
     artifact_type: str | None = None
     annotations: Mapping[str, str] = MappingProxyType({})
@@ -178,7 +184,7 @@ class Manifest(NamedTuple):
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
-        """The blobs that a target needs before this manifest: config, then layers, each once."""
+        """The config and the layers, without foreign layers and without duplicates."""
         unique: dict[str, Descriptor] = {}
         for blob in (self.config, *self.layers):
             if blob and not blob.is_foreign:
@@ -187,11 +193,11 @@ class Manifest(NamedTuple):
 
     @property
     def dependencies(self) -> tuple[Descriptor, ...]:
-        """All that has to be in a repository before this manifest: its blobs and children."""
+        """The blobs and children that a repository must have before this manifest is pushed."""
         return (*self.blobs, *self.children)
 
 
-# Reading.
+# Parsing.
 
 
 def parse_manifest(
@@ -201,35 +207,37 @@ def parse_manifest(
     digest: str | None = None,
     expected: Descriptor | None = None,
 ) -> Manifest:
-    """Verify and read a manifest or index; ContentError says what is wrong with it, WrongBytes that
-    it is not what was asked for.
+    """Verify and parse the body of a manifest or index.
 
-    `content_type` is the answer's header. `digest` or the index entry `expected` is what was asked
-    for; neither is given for a tag.
+    `content_type` is the header of the response. `digest` is the requested digest, or `expected` is
+    the descriptor whose manifest was requested. Both are None if a tag was requested. Raises
+    WrongBytes if the body does not have the requested digest, and ContentError if the body is not
+    an acceptable manifest.
     """
-    answered_type = (content_type or "").partition(";")[0].strip().lower()
-    received = _description(body, answered_type)
+    response_type = (content_type or "").partition(";")[0].strip().lower()
+    received = _describe_response(body, response_type)
     wanted_digest = expected.digest if expected else digest
-    actual_digest = _digest_like(wanted_digest, body)
+    actual_digest = _digest_of_body(body, like=wanted_digest)
     has_wanted_digest = not wanted_digest or wanted_digest == actual_digest
-    # Bytes of the wanted digest stay as they are. Of others, the next reading may bring better ones.
-    unreadable = ContentError if has_wanted_digest else WrongBytes
+    # If the digest is right, every later response will have the same bytes. If the digest is wrong,
+    # the caller may repeat the request.
+    error_type = ContentError if has_wanted_digest else WrongBytes
 
     if expected and len(body) != expected.size:
-        raise unreadable(
+        raise error_type(
             f"the manifest has {len(body)} bytes, the index says {expected.size}; {received}"
         )
     try:
         document = load_json(body, received)
     except ContentError as error:
         hint = "check whether a proxy or a login page answers in place of the registry"
-        raise unreadable(error.message, hint=hint) from error
+        raise error_type(error.message, hint=hint) from error
     own_type = _field(document, "mediaType", str).lower()
 
-    # Schema 1 is refused before digests are compared: its digest leaves out the signatures, and is
-    # never that of the body.
+    # Schema 1 is refused before digests are compared, because the digest of a schema 1 manifest
+    # excludes the signatures and therefore never matches the body.
     is_schema_1 = document.get("schemaVersion") == 1 or any(
-        media_type.startswith(_DOCKER_SCHEMA_1) for media_type in (answered_type, own_type)
+        media_type.startswith(_DOCKER_SCHEMA_1) for media_type in (response_type, own_type)
     )
     if is_schema_1:
         raise ContentError(
@@ -239,36 +247,40 @@ def parse_manifest(
     if not has_wanted_digest:
         raise WrongBytes(f"asked for {wanted_digest}, got {actual_digest}; {received}")
 
-    named_types = [own_type]
-    if answered_type not in _GENERIC_TYPES:
-        named_types.append(answered_type)
+    stated_types = [own_type]
+    if response_type not in _GENERIC_TYPES:
+        stated_types.append(response_type)
     if expected:
-        named_types.append(expected.media_type)
-    media_type = _settle_type(document, [name for name in named_types if name], received)
+        stated_types.append(expected.media_type)
+    media_type = _determine_type(document, [stated for stated in stated_types if stated], received)
     return _read_manifest(document, media_type, actual_digest, body)
 
 
-def _description(body: bytes, answered_type: str) -> str:
-    """Describe an answer for messages: its type and how its body begins."""
+def _describe_response(body: bytes, response_type: str) -> str:
+    """Describe a response in an error message by its content type and the first bytes of its body."""
     beginning = f"beginning {clean_beginning(body, 60)!r}" if body else "no body"
-    return f"received {printable(answered_type, 80) or 'no content type'}, {beginning}"
+    return f"received {printable(response_type, 80) or 'no content type'}, {beginning}"
 
 
-def _digest_like(wanted: str | None, body: bytes) -> str:
-    """Return the digest of a body, by the algorithm of the digest that was `wanted`."""
-    if not wanted:
+def _digest_of_body(body: bytes, *, like: str | None) -> str:
+    """Compute the digest of a body with the algorithm of the digest `like`, by default sha256."""
+    if not like:
         return digest_of(body)
-    algorithm, _ = split_digest(check_digest(wanted))
+    algorithm, _ = split_digest(check_digest(like))
     return digest_of(body, algorithm)
 
 
-def _settle_type(document: Mapping[str, object], names: Sequence[str], received: str) -> str:
-    """Return the media type of a document. ContentError where the `names` that the document itself, the
-    header and the index entry give it differ, or its fields are of another type (R13: a document that
-    readers take for two things is refused).
+def _determine_type(
+    document: Mapping[str, object], stated_types: Sequence[str], received: str
+) -> str:
+    """Return the media type of a document.
+
+    `stated_types` are the types in the document, the response header and the index entry, as far as
+    they are present. Raises ContentError if they differ, or if the document's fields do not fit the
+    type, because two readers could otherwise take the document for two different things (R13).
     """
-    if len(set(names)) > 1:
-        text = ", ".join(printable(name, 100) for name in names)
+    if len(set(stated_types)) > 1:
+        text = ", ".join(printable(stated, 100) for stated in stated_types)
         raise ContentError(
             f"document, header and index entry name different types ({text}); {received}"
         )
@@ -279,8 +291,8 @@ def _settle_type(document: Mapping[str, object], names: Sequence[str], received:
             "the document is both a manifest and an index, which is refused (CVE-2021-41190)"
         )
 
-    if names:
-        media_type = names[0]
+    if stated_types:
+        media_type = stated_types[0]
     elif has_manifests:
         media_type = _OCI_INDEX
     elif has_image_fields:
@@ -300,27 +312,27 @@ def _has_image_fields(document: Mapping[str, object]) -> bool:
 
 def _has_fields_of(media_type: str, document: Mapping[str, object]) -> bool:
     if media_type in _INDEX_TYPES:
-        # `"manifests": null` is an empty index, as Go reads it.
+        # `"manifests": null` is an empty index, as in Go's JSON decoder.
         return "manifests" in document and not _has_image_fields(document)
     if media_type in _IMAGE_TYPES:
         return document.get("config") is not None
-    return True  # nobody knows which fields another type needs
+    return True  # the required fields of other types are unknown
 
 
 def _read_manifest(
     document: Mapping[str, object], media_type: str, digest: str, body: bytes
 ) -> Manifest:
-    """Return what a copy needs of a document; ContentError where a descriptor in it is wrong."""
+    """Build the Manifest for a document. Raises ContentError if one of its descriptors is invalid."""
     _check_count(document)
     config = _descriptor_in(document, "config")
     subject = _descriptor_in(document, "subject")
     listed_layers = _descriptors_in(document, "layers")
-    blobs = _descriptors_in(document, "blobs")  # the layers of the old ORAS artifact manifest
+    blobs = _descriptors_in(document, "blobs")  # the layers of an old ORAS artifact manifest
     entries = _descriptors_in(document, "manifests")
     single = [descriptor for descriptor in (config, subject) if descriptor is not None]
     _check_sizes([*single, *listed_layers, *blobs, *entries])
 
-    # An index of BuildKit's older cache names blobs among its manifests.
+    # An index of BuildKit's older cache format lists blobs under `manifests`.
     children = tuple(entry for entry in entries if not entry.is_blob)
     layers = (*listed_layers, *blobs, *(entry for entry in entries if entry.is_blob))
     artifact_type = _field(document, "artifactType", str)
@@ -341,7 +353,7 @@ def _read_manifest(
 
 
 def _check_count(document: Mapping[str, object]) -> None:
-    """Raise ContentError for a document with too many descriptors, before any of them is read."""
+    """Raise ContentError if a document has too many descriptors. Reads none of the descriptors."""
     single = [key for key in ("config", "subject") if document.get(key) is not None]
     listed = [len(_field(document, key, list)) for key in ("layers", "blobs", "manifests")]
     if len(single) + sum(listed) > _MAX_DESCRIPTORS:
@@ -359,7 +371,7 @@ def _descriptors_in(document: Mapping[str, object], key: str) -> list[Descriptor
 
 
 def _check_sizes(descriptors: Sequence[Descriptor]) -> None:
-    """Raise ContentError where two descriptors give one digest two sizes."""
+    """Raise ContentError if two descriptors have the same digest but different sizes."""
     sizes: dict[str, int] = {}
     for descriptor in descriptors:
         if sizes.setdefault(descriptor.digest, descriptor.size) != descriptor.size:
@@ -367,7 +379,10 @@ def _check_sizes(descriptors: Sequence[Descriptor]) -> None:
 
 
 def read_descriptor(value: object, where: str) -> Descriptor:
-    """Read the descriptor at `where` in a document; ContentError says what is wrong with it."""
+    """Parse and validate a descriptor. Raises ContentError if it is invalid.
+
+    `where` is the descriptor's place in the document, for error messages.
+    """
     try:
         if not isinstance(value, dict):
             raise ContentError("not an object")
@@ -389,15 +404,17 @@ def read_descriptor(value: object, where: str) -> Descriptor:
 
 def _size(descriptor: Mapping[str, object]) -> int:
     size = descriptor.get("size")
-    # A bool is an int to Python.
+    # In Python, bool is a subclass of int.
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < _SIZE_LIMIT:
         raise ContentError(f"{printable(repr(size), 40)} is not a size")
     return size
 
 
 def _platform(descriptor: Mapping[str, object]) -> Platform | None:
-    """Return a descriptor's platform. None where it names none, or one that no platform filter can
-    name, as with an empty `os`.
+    """Return the platform of a descriptor.
+
+    Returns None if the descriptor has no platform, or if no platform filter can match the platform,
+    for example because `os` is empty.
     """
     platform = _field(descriptor, "platform", dict)
     if not platform:
@@ -410,7 +427,7 @@ def _platform(descriptor: Mapping[str, object]) -> Platform | None:
 
 
 def _data(descriptor: Mapping[str, object]) -> bytes | None:
-    """Return a descriptor's embedded content; None where it is empty or no base64."""
+    """Return a descriptor's embedded content. Returns None if it is empty or not valid base64."""
     text = _field(descriptor, "data", str)
     try:
         return binascii.a2b_base64(text) or None
@@ -419,13 +436,13 @@ def _data(descriptor: Mapping[str, object]) -> bytes | None:
 
 
 def _annotations(document: Mapping[str, object]) -> dict[str, str]:
-    """Return annotations without nulls, which occur, and mean nothing to a copy."""
+    """Return the annotations whose value is a string. Some documents have null values, too."""
     annotations = _field(document, "annotations", dict)
     return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
 
 def _field(document: Mapping[str, object], key: str, kind: type[_T]) -> _T:
-    """Return the value of a field; ContentError unless it is of type `kind`.
+    """Return the value of a field. Raises ContentError if its type is not `kind`.
 
     An absent or null field has the empty value of its type, as in Go.
     """
@@ -437,23 +454,20 @@ def _field(document: Mapping[str, object], key: str, kind: type[_T]) -> _T:
     return value
 
 
-# JSON within bounds.
+# JSON with limits.
 
 
 def load_json(
-    body: bytes,
-    context: str,
-    parse_float: Callable[[str], object] | None = None,
-    *,
-    most_values: int = _MAX_VALUES,
+    body: bytes, context: str, *, most_values: int = _MAX_VALUES, must_round_trip: bool = False
 ) -> dict[str, Any]:
-    """Parse the JSON object in a body; ContentError when it is too large, too deep or no object.
+    """Parse a JSON object.
 
-    `context` is the last part of each message. `parse_float` converts numbers with a fraction or an
-    exponent, as in `json.loads`.
+    `context` ends each error message. If `must_round_trip` is set, numbers with a fraction or an
+    exponent are refused, because serializing them again could change them. Raises ContentError if the
+    body is not a JSON object, has more than `most_values` values, or is nested too deeply.
     """
-    # Each value but the outermost follows one of these characters. Their count, strings included,
-    # is an upper bound that needs no parsing.
+    # Every value except the outermost follows one of these characters. Counting them, even inside
+    # strings, gives an upper bound without parsing.
     values = body.count(b"{") + body.count(b"[") + body.count(b",")
     if values > most_values:
         raise ContentError(f"the document holds more than {most_values} values; {context}")
@@ -462,9 +476,9 @@ def load_json(
     try:
         document = json.loads(
             body.decode(),
-            object_pairs_hook=_object,
-            parse_int=_integer,
-            parse_float=parse_float,
+            object_pairs_hook=_build_object,
+            parse_int=_parse_integer,
+            parse_float=_refuse_number if must_round_trip else None,
             parse_constant=_refuse_number,
         )
     except ValueError as error:
@@ -480,7 +494,7 @@ def load_json(
 
 
 def _is_deeper_than(levels: int, value: object) -> bool:
-    """Return whether there is an object or a list so many levels below a value."""
+    """Report whether an object or list is nested at least `levels` levels inside a value."""
     nested = _nested_in([value])
     for _ in range(levels):
         if not nested:
@@ -490,15 +504,16 @@ def _is_deeper_than(levels: int, value: object) -> bool:
 
 
 def _nested_in(outer: Any) -> list[Any]:
-    """Return the objects and lists in an object or list."""
+    """Return the objects and lists directly inside an object or list."""
     values = outer.values() if isinstance(outer, dict) else outer
     return [value for value in values if isinstance(value, dict | list)]
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build an object whose keys are all different.
+def _build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Build a dict from the keys and values of a JSON object. Raises ContentError for a repeated key.
 
-    Two readers could take two values for one key, and see two images (as in CVE-2021-41190).
+    If a key is repeated, two readers could use different values and see different images (as in
+    CVE-2021-41190).
     """
     built: dict[str, object] = {}
     for key, value in pairs:
@@ -508,8 +523,8 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return built
 
 
-def _integer(text: str) -> int:
-    # int() takes quadratic time on long texts, which newer Pythons refuse in words of their own.
+def _parse_integer(text: str) -> int:
+    # int() takes quadratic time for long texts. Newer versions of Python raise their own error.
     if len(text) > _MAX_DIGITS:
         _refuse_number(text)
     return int(text)
@@ -522,7 +537,7 @@ def _refuse_number(text: str) -> NoReturn:
 
 
 def _dump(document: Mapping[str, object]) -> bytes:
-    """Return a changed index as it is pushed (docs/design.md section 4)."""
+    """Serialize a changed index for the push (docs/design.md section 4)."""
     try:
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError as error:
@@ -534,24 +549,26 @@ def _dump(document: Mapping[str, object]) -> bytes:
 # Changed indexes.
 
 
-class Trimmed(NamedTuple):
-    """What a platform filter leaves of an index.
+class TrimmedIndex(NamedTuple):
+    """The result of trimming an index to the wanted platforms.
 
-    Where `matched` is empty it leaves nothing, and `manifest` is the index as it was.
+    If no platform matched, `matched` is empty and `manifest` is the unchanged index.
     """
 
     manifest: Manifest
-    nested: Mapping[str, Trimmed]  # the indexes below that have a match, by digest before trimming
+    # The results for nested indexes with a matching platform, by the digest before trimming.
+    nested: Mapping[str, TrimmedIndex]
     matched: frozenset[Platform]  # the wanted platforms that the index has
     available: tuple[str, ...]  # all platforms that the index has
 
 
 def trim_index(
     index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest]
-) -> Trimmed:
-    """Keep the entries that `wanted` asks for (docs/design.md section 4).
+) -> TrimmedIndex:
+    """Remove the entries of an index whose platform is not wanted (docs/design.md section 4).
 
-    `nested` holds all indexes below, by digest. ContentError where the index cannot be changed.
+    `nested` holds all nested indexes at any depth, by digest. Raises ContentError if the index cannot
+    be changed.
     """
     return _trim(index, wanted, nested, {})
 
@@ -560,15 +577,17 @@ def _trim(
     index: Manifest,
     wanted: Sequence[Platform],
     nested: Mapping[str, Manifest],
-    trimmed: dict[str, Trimmed],
-) -> Trimmed:
-    """Trim an index, its nested indexes first. `trimmed` collects the results for nested indexes,
-    by digest before trimming.
+    trimmed: dict[str, TrimmedIndex],
+) -> TrimmedIndex:
+    """Trim an index after its nested indexes.
+
+    The results for nested indexes are added to `trimmed`, by the digest before trimming.
     """
-    # For each child what stands in its place: the child itself, a trimmed index, or None.
+    # The new entry of each child, in order: the child's own descriptor, the descriptor of a trimmed
+    # index, or None if the child is dropped.
     chosen: list[Descriptor | None] = []
     matched: set[Platform] = set()
-    available: dict[str, None] = {}  # a set in the order of the index
+    available: dict[str, None] = {}  # an ordered set
     for child in index.children:
         entry: Descriptor | None = None
         if child.is_index:
@@ -578,8 +597,8 @@ def _trim(
             matched |= result.matched
             available |= dict.fromkeys(result.available)
             if result.matched:
-                left = result.manifest
-                entry = child._replace(digest=left.digest, size=left.size)
+                trimmed_child = result.manifest
+                entry = child._replace(digest=trimmed_child.digest, size=trimmed_child.size)
         elif child.platform and not child.attested_digest:
             matches = [want for want in wanted if platform_matches(want, child.platform)]
             matched.update(matches)
@@ -588,30 +607,30 @@ def _trim(
                 entry = child
         chosen.append(entry)
 
-    chosen = _with_attestations(index.children, chosen)
-    digests_chosen = [entry and entry.digest for entry in chosen]
-    is_changed = digests_chosen != [child.digest for child in index.children]
-    manifest = _rewritten(index, chosen) if is_changed and matched else index
+    entries = _with_attestations(index.children, chosen)
+    new_digests = [entry and entry.digest for entry in entries]
+    is_changed = new_digests != [child.digest for child in index.children]
+    manifest = _rewritten(index, entries) if is_changed and matched else index
     nested_with_match = {digest: result for digest, result in trimmed.items() if result.matched}
-    return Trimmed(manifest, nested_with_match, frozenset(matched), tuple(available))
+    return TrimmedIndex(manifest, nested_with_match, frozenset(matched), tuple(available))
 
 
 def _with_attestations(
     children: Sequence[Descriptor], chosen: Sequence[Descriptor | None]
 ) -> list[Descriptor | None]:
-    """Return the chosen entries, and among them the attestations of each image that stays."""
+    """Return `chosen` with the attestations of each chosen image added at their places."""
     pairs = list(zip(children, chosen, strict=True))
     chosen_digests = {child.digest for child, entry in pairs if entry}
     return [child if child.attested_digest in chosen_digests else entry for child, entry in pairs]
 
 
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
-    """Return an index with only the chosen children, and without the entries that name blobs.
+    """Return an index with the chosen entries only. Entries for blobs are dropped.
 
-    `chosen` has an element for each child, in the index's order: None to drop it, or its descriptor,
-    which is a new one for a nested index that was trimmed.
+    `chosen` has one element for each child, in order: the child's new descriptor, or None to drop the
+    child.
     """
-    document = load_json(index.body, "the index cannot be trimmed", _refuse_number)
+    document = load_json(index.body, "the index cannot be trimmed", must_round_trip=True)
     child_entries = [
         entry for entry in document["manifests"] if not read_descriptor(entry, "manifests").is_blob
     ]
@@ -621,19 +640,18 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
             continue
         if descriptor.digest != entry["digest"]:
             entry.update(digest=descriptor.digest, size=descriptor.size)
-            # Embedded content is that of the nested index before it was trimmed.
+            # Embedded content would be the nested index before it was trimmed.
             entry.pop("data", None)
         kept.append(entry)
     document["manifests"] = kept
 
     body = _dump(document)
     children = tuple(descriptor for descriptor in chosen if descriptor)
-    # The layers of an index are its entries that name blobs.
     return index._replace(body=body, digest=digest_of(body), layers=(), children=children)
 
 
 def referrer_entry(manifest: Manifest) -> Descriptor:
-    """Return the entry of a manifest in a list of referrers."""
+    """Return the descriptor of a manifest for a list of referrers."""
     return Descriptor(
         manifest.media_type,
         manifest.digest,
@@ -643,22 +661,21 @@ def referrer_entry(manifest: Manifest) -> Descriptor:
     )
 
 
-def by_digest_alone(digest: str) -> Descriptor:
-    """Return what stands for an entry of which only the digest is known: it has no media type."""
+def digest_only_descriptor(digest: str) -> Descriptor:
+    """Return a descriptor of which only the digest is known. Its media type is empty."""
     return Descriptor("", digest, 0)
 
 
 def extend_referrers_list(existing: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
-    """Return a fallback list of referrers: the entries of `existing`, and `more` behind them.
+    """Return a fallback list of referrers with the entries of `existing`, followed by `more`.
 
-    docs/protocol-facts.md section 1.10 has its form. ContentError where `existing` cannot be
-    changed.
+    Its form is described in docs/protocol-facts.md section 1.10. Raises ContentError if `existing`
+    cannot be changed.
     """
     document: dict[str, Any] = {"schemaVersion": 2, "mediaType": _OCI_INDEX, "manifests": []}
     if existing:
-        document = load_json(
-            existing.body, "the list of referrers cannot be extended", _refuse_number
-        )
+        context = "the list of referrers cannot be extended"
+        document = load_json(existing.body, context, must_round_trip=True)
     for referrer in more:
         entry = {
             "mediaType": referrer.media_type,

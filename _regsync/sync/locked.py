@@ -16,7 +16,7 @@ from functools import partial
 from _regsync.config.model import MappingRule
 from _regsync.errors import ContentError, RegistryError
 from _regsync.layout.layouts import Layouts
-from _regsync.oci.manifest import Descriptor, Manifest, by_digest_alone, referrer_entry
+from _regsync.oci.manifest import Descriptor, Manifest, digest_only_descriptor, referrer_entry
 from _regsync.oci.reference import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
@@ -263,7 +263,7 @@ def _found_artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artif
     entry: Descriptor | None = None
     if artifact.tag is None:
         # What a list says of it is made of its manifest, which is at hand where a target lacks it.
-        entry = by_digest_alone(artifact.digest)
+        entry = digest_only_descriptor(artifact.digest)
         if lookup is not None and lookup.tree is not None:
             entry = referrer_entry(lookup.tree.root)
     reference = artifact.tag or artifact.digest
