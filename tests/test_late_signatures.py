@@ -713,8 +713,8 @@ async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(mirror):
 def test_only_what_refers_to_the_image_itself_is_known_to_be_late():
     """A target has been asked for the image's own list, not for those of the manifests below it."""
     target = mock.Mock()
-    known = SearchedTarget(target, False, True, had_no_referrers=True, had_no_tags=False)
-    search = Search(mock.Mock(), mock.Mock(), (known,), top="a")
+    known = SearchedTarget(target, False, True, had_no_referrers=True, had_no_cosign_tags=False)
+    search = Search(mock.Mock(), mock.Mock(), (known,), image_digest="a")
     assert search.targets_for("a") == (known,)
     assert search.targets_for("b") == (known._replace(had_no_referrers=False),)
 

@@ -141,7 +141,7 @@ class LockedReferrers(Referrers):
         """Decide whether targets are asked for an image's artifacts. A target that had all of them
         after an earlier run is not asked again.
         """
-        usable = self.recall_looks(mapping, copies)
+        usable = self.load_last_checks(mapping, copies)
         is_at_all_targets = all(copy.already_at_target for copy in usable)
         artifacts = self._locked_artifacts(mapping, lookup)
         if is_at_all_targets and not artifacts:
@@ -243,7 +243,7 @@ class LockedReferrers(Referrers):
     async def _examine_locked(self, search: Search, artifact: LockedArtifact) -> Artifact:
         """Find out which targets lack an artifact. Targets that lack the image are not asked."""
         digest = artifact.digest
-        known_to_lack = [target.repository for target in search.targets if target.is_new]
+        known_to_lack = [target.repository for target in search.targets if target.lacks_image]
         if artifact.tag is None:
             by_digest = await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
             return _found_artifact(artifact, by_digest)

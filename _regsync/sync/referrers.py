@@ -1,9 +1,9 @@
-"""Which artifacts refer to an image, and which targets lack them.
+"""Find the artifacts that refer to an image, and the targets that lack them.
 
-Owns: the search for artifacts of docs/specification.md section 1.1, "Artifacts" (lists of referrers,
-cosign's tags, artifacts of artifacts), and its filters.
+Owns: the search for artifacts of docs/specification.md section 1.1, "Artifacts" (referrers lists,
+cosign tags, artifacts of artifacts), and its filters.
 May not know: how anything is copied.
-Invariants: what could not be asked is an error, never "none".
+Invariants: a failed request is an error. It never counts as "no artifacts".
 Follows: docs/design.md section 6, rule 15.
 """
 
@@ -39,42 +39,41 @@ from _regsync.sync.referrer_lists import ReferrerLists
 
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
 
-# The type of an artifact's config that has no content. As the type of the artifact it says nothing:
-# cosign 3 writes that of its bundles where no list looks (docs/protocol-facts.md section 1.10).
+# The media type of an empty config. Registries list it as the artifact type of cosign 3's bundles,
+# which set their type elsewhere. So it does not identify the type of an artifact
+# (docs/protocol-facts.md section 1.10).
 _EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
 
-# Levels of artifacts on artifacts. Real chains have up to three; a longer one is somebody's trap.
+# Levels of artifacts on artifacts. Real chains have up to three. A longer chain may be an attack.
 MOST_LEVELS = 8
 
 # Artifacts of one image.
 MOST_ARTIFACTS = 10_000
 
-# Searches for the artifacts of a subject that are kept, for other tags of the same image.
-_MOST_KEPT = 1024
+# Subjects whose artifacts are cached, for other tags of the same image.
+_MOST_CACHED_SUBJECTS = 1024
 
-# Subjects that are asked about at the same time. They are few, because each answer may name 10,000
+# Subjects that are searched concurrently. The limit is low because each answer may list 10,000
 # artifacts.
-_MOST_ASKED = 32
+_MOST_CONCURRENT_SUBJECTS = 32
 
 
 class Artifact(NamedTuple):
-    """One artifact, as it is named at the source."""
+    """One artifact at the source."""
 
-    # The digest that it refers to.
+    # The digest of the manifest that the artifact refers to.
     subject: str
-    # Its digest, or the tag that cosign gave it.
+    # The artifact's digest, or its cosign tag.
     reference: str
-    # Its entry in a list of referrers; None for a tag of cosign's.
+    # The artifact's descriptor in a referrers list. None for a cosign tag.
     entry: Descriptor | None
-    # Which targets lack it; None where it was not looked up, because it is known that none does.
+    # The targets that lack the artifact. None if every target is known to hold it without a look-up.
     lookup: TagLookup | None
-    # Its artifact type; of a tag of cosign's, the media types of config and layers. Empty where
-    # they are not known.
+    # The artifact type. For a cosign tag, the media types of config and layers. Empty if unknown.
     types: frozenset[str]
 
     @property
     def source_digest(self) -> str:
-        """Its digest at the source."""
         if self.entry is not None:
             return self.entry.digest
         assert self.lookup is not None
@@ -89,41 +88,43 @@ class FoundArtifacts(NamedTuple):
 
     # The artifacts that the targets are to hold.
     copied: tuple[Artifact, ...] = ()
-    # The artifacts of the source's own index where the image is trimmed: the target has no such index,
-    # so they stay behind. For a dry run, all that the mapping never copies.
+    # If the image is trimmed, the artifacts of the source's untrimmed index. They are not copied,
+    # because the target does not get that index. In a dry run, all artifacts that are not copied.
     stripped: tuple[Artifact, ...] = ()
 
 
 class SearchedTarget(NamedTuple):
-    """What is known of an image's artifacts at one target before it is asked for any."""
+    """What is known without a request about an image's artifacts at one target."""
 
     repository: Repository
-    # Whether the target lacks the image itself: then it lacks the artifacts too.
-    is_new: bool
-    # Whether it held all artifacts after the last look: then the state is believed of each.
-    is_complete: bool
-    # Whether that look found no referrer of the image itself, and no tag of cosign's for it. What is
-    # found now has come to the source since, so that the target lacks it.
+    # Whether the target lacks the image. If so, it also lacks the artifacts.
+    lacks_image: bool
+    # Whether the target held all artifacts after the last search. If so, the state is trusted for
+    # each artifact.
+    was_complete: bool
+    # Whether the last search found the target complete and found no referrers of the image itself.
+    # Referrers that are found now are new at the source, so the target lacks them.
     had_no_referrers: bool
-    had_no_tags: bool
-    # The digests in the source's list for the image, if that is the list of the last look: the target
-    # holds them. Empty where the list has changed.
-    listed_before: frozenset[str] = frozenset()
+    # The same for cosign tags of the image itself.
+    had_no_cosign_tags: bool
+    # The digests in the source's referrers list for the image, if the list is unchanged since the
+    # last search. The target holds these artifacts. Empty if the list has changed.
+    unchanged_list: frozenset[str] = frozenset()
 
 
 class Search(NamedTuple):
-    """Where the artifacts of an image are looked for, and which targets may lack them."""
+    """The parameters of a search for the artifacts of an image."""
 
-    # With the platform filter off, because artifacts are copied whole.
+    # Has no platform filter, because artifacts are copied with all their platforms.
     mapping: MappingRule
     source: Repository
+    # The targets that may lack artifacts. Empty if only the source is searched.
     targets: tuple[SearchedTarget, ...] = ()
     # The image's digest at the source.
-    top: str = ""
+    image_digest: str = ""
 
     @property
     def repositories(self) -> tuple[Repository, ...]:
-        """The repositories of the targets."""
         return tuple(target.repository for target in self.targets)
 
     @property
@@ -133,40 +134,47 @@ class Search(NamedTuple):
 
     def targets_for(self, subject: str) -> tuple[SearchedTarget, ...]:
         """Return what is known about the artifacts of one subject in the image."""
-        if subject == self.top:
+        if subject == self.image_digest:
             return self.targets
-        # The last look was at the list of the image itself, not at those of the manifests below it.
+        # Earlier searches recorded only whether the image itself had artifacts, not the manifests
+        # below it.
         return tuple(
-            target._replace(had_no_referrers=False, had_no_tags=False) for target in self.targets
+            target._replace(had_no_referrers=False, had_no_cosign_tags=False)
+            for target in self.targets
         )
 
     def wants(self, types: frozenset[str]) -> bool:
-        """Say whether the filters take an artifact of these types."""
+        """Report whether the mapping's filters accept an artifact with these types."""
         rule = self.mapping.artifacts
         if rule.include and types.isdisjoint(rule.include):
             return False
         return types.isdisjoint(rule.exclude)
 
 
-def name_of_check(
-    mapping: MappingRule, source: Repository, target: Repository, *keys: bytes
+def _check_key(
+    mapping: MappingRule,
+    source: Repository,
+    target: Repository,
+    *,
+    source_digest_key: bytes,
+    target_digest_key: bytes,
 ) -> bytes:
-    """Return the name under which the state keeps the last look at an image's artifacts at a target.
+    """Return the key under which the state records searches for an image's artifacts at a target.
 
-    `keys` are the keys of the image's digests at source and target. The name is empty for a directory,
-    of which no state is kept.
+    `source_digest_key` and `target_digest_key` are the keys (`key_of`) of the image's digests. The key
+    is empty for a target that is an image layout, because the state keeps nothing about layouts.
     """
     if target.is_local:
         return b""
-    # With other filters the last look says nothing, so they are in the name.
+    # A search with other filters does not count, so the filters are part of the key.
     rule = mapping.artifacts
     filters = [",".join(sorted(rule.include)), ",".join(sorted(rule.exclude))]
-    digests = [key.hex() for key in keys]
+    digests = [source_digest_key.hex(), target_digest_key.hex()]
     return hashed_key("artifacts", *source.key, *target.key, *digests, *filters)
 
 
 class Referrers:
-    """The artifacts of the images of one run; `lists` reads and writes lists of referrers."""
+    """The search for the artifacts of all images of one run."""
 
     def __init__(
         self,
@@ -178,9 +186,12 @@ class Referrers:
         recheck: bool = False,
         never_lists_tags: bool = False,
     ) -> None:
-        """`wall` gives the time in seconds since 1970; `has_state` says whether this run knows what
-        earlier runs left. With `recheck` all images are looked at, whatever the state says. In a run
-        that `never_lists_tags` an image's tags of cosign's are asked for one by one.
+        """Prepare the searches of one run.
+
+        `wall` returns the time in seconds since 1970. `has_state` says whether the results of earlier
+        runs are available. With `recheck` every image is searched, even if the state says that its
+        artifacts are complete. With `never_lists_tags` the run does not list the tags of sources, so
+        each cosign tag of an image is looked up by a HEAD request.
         """
         self._discovery = discovery
         self._knowledge = knowledge
@@ -188,23 +199,30 @@ class Referrers:
         self._has_state = has_state
         self._recheck = recheck
         self._never_lists_tags = never_lists_tags
+        # Reads and writes referrers lists.
         self.lists = ReferrerLists(discovery, knowledge)
 
-        # The artifacts of one subject, for all tags of its image (rule 7). The key has all that the
-        # answer depends on.
+        # The artifacts of a subject, shared by all tags of its image (rule 7). The key holds the
+        # mapping's index and all other inputs of the search (`_direct_artifacts`).
         self._artifacts = defaultdict[object, Once[list[Artifact]]](Once)
-        self._permits = anyio.CapacityLimiter(_MOST_ASKED)
+        # Limits how many subjects are searched concurrently.
+        self._permits = anyio.CapacityLimiter(_MOST_CONCURRENT_SUBJECTS)
 
-    # When to look.
+    # When to search.
 
     def listed_cosign_tags(self, source: Repository, digest: str) -> list[str]:
-        """Return the tags of cosign's for a digest that the source's listing shows."""
+        """Return the cosign tags of a digest that are in the source's tag listing.
+
+        The list is empty if the source's tags have not been listed.
+        """
         listed = self._discovery.known_listing(source) or ()
         return [tag for tag in _cosign_tags(digest) if tag in listed]
 
     def listed_tag_bits(self, source: Repository, digest: str) -> int:
-        """Return which tags with artifacts of a digest the source's listing shows, as the bits that the
-        state keeps: 1 for the fallback tag, 2, 4 and 8 for cosign's. 0 where nothing was listed.
+        """Return a bit for each tag with artifacts of a digest that is in the source's tag listing.
+
+        The bits are those of `ArtifactCheck.flags`: 1 for the fallback tag; 2, 4 and 8 for the cosign
+        tags `.sig`, `.att` and `.sbom`. Returns 0 if the source's tags have not been listed.
         """
         listed = self._discovery.known_listing(source) or ()
         bits = 0
@@ -216,11 +234,11 @@ class Referrers:
     def plan_search(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> SearchDepth:
-        """Decide how much of an image is looked at for artifacts, for all its targets.
+        """Decide how deep to search for the artifacts of an image. One search serves all targets.
 
         Sets `artifact_search` of each copy without an error.
         """
-        usable = self.recall_looks(mapping, copies)
+        usable = self.load_last_checks(mapping, copies)
         if not usable:
             return SearchDepth.NONE
         listed_tag_bits = self.listed_tag_bits(lookup.source, lookup.source_digest)
@@ -229,50 +247,78 @@ class Referrers:
         if self._recheck or not all(copy.already_at_target for copy in usable):
             return SearchDepth.DEEP
 
-        depth = self._decide_by_schedule(usable)
-        was_looked_at = any(copy.artifact_search.last_check.last for copy in usable)
+        depth = self._scheduled_depth(usable)
+        was_searched = any(copy.artifact_search.last_check.last for copy in usable)
         was_copied = any(tag.was_copied for tag in lookup.targets)
-        is_from_others = not (was_looked_at or was_copied)
-        if is_from_others and lookup.is_by_digest:
-            # Whoever copied the image is believed to have copied what refers to the manifests below
-            # it. Only the image's digest is at hand, and a deep look would cost a GET (rule 4).
+        was_copied_by_others = not (was_searched or was_copied)
+        if was_copied_by_others and lookup.is_by_digest:
+            # The image's manifest has not been fetched, so a deep search would cost a GET (rule 4). The
+            # client that copied the image is assumed to have copied the artifacts of the manifests
+            # below it.
             return min(depth, SearchDepth.TOP)
         return depth
 
-    def _decide_by_schedule(self, copies: Sequence[ImageCopy]) -> SearchDepth:
-        """Decide on an image that all targets hold, by what the state says of the last looks at it."""
+    def _scheduled_depth(self, copies: Sequence[ImageCopy]) -> SearchDepth:
+        """Decide how deep to search for the artifacts of an image that all targets hold.
+
+        The decision depends on the records of the last searches, or without state on the time of day.
+        """
         now = self._wall()
-        # The state knows nothing of directories.
+        # The state keeps nothing about image layouts.
         checks = [copy.artifact_search.last_check for copy in copies if not copy.target.is_local]
         if self._has_state and checks:
             return decide_depth(checks, copies[0].artifact_search.listed_tag_bits, now)
         is_due = is_due_without_state(copies[0].source_digest, now)
         return SearchDepth.DEEP if is_due else SearchDepth.NONE
 
-    def recall_looks(self, mapping: MappingRule, copies: Sequence[ImageCopy]) -> list[ImageCopy]:
-        """Return the copies without an error, each with what the state says of the last look at it."""
+    def load_last_checks(
+        self, mapping: MappingRule, copies: Sequence[ImageCopy]
+    ) -> list[ImageCopy]:
+        """Set `artifact_search` of each copy without an error from the record of its last search.
+
+        Returns these copies.
+        """
         usable = [copy for copy in copies if copy.error is None]
         for copy in usable:
-            keys = (key_of(copy.source_digest), key_of(copy.digest))
-            key = name_of_check(mapping, copy.source, copy.target, *keys)
+            key = _check_key(
+                mapping,
+                copy.source,
+                copy.target,
+                source_digest_key=key_of(copy.source_digest),
+                target_digest_key=key_of(copy.digest),
+            )
             is_in_state = self._knowledge.is_manifest_believed(copy.target.pool, copy.digest)
-            # A look at an image that the target has lost since does not count.
-            counts = copy.already_at_target or is_in_state
-            last = self._knowledge.artifact_check(key) if counts else NO_CHECK
-            copy.artifact_search = ArtifactSearch(key, last)
+            # If the target has lost the image, the record of the last search does not count.
+            is_valid = copy.already_at_target or is_in_state
+            last_check = self._knowledge.artifact_check(key) if is_valid else NO_CHECK
+            copy.artifact_search = ArtifactSearch(key, last_check)
         return usable
 
     def may_have_new_artifacts(
-        self, mapping: MappingRule, source: Repository, target: Repository, *keys: bytes
+        self,
+        mapping: MappingRule,
+        source: Repository,
+        target: Repository,
+        source_digest_key: bytes,
+        target_digest_key: bytes,
     ) -> bool:
-        """Say whether a tag that never moves may have artifacts that the target lacks. No request is
-        made. `keys` are the keys of the tag's digests at source and target.
+        """Report whether an immutable tag may have artifacts that the target lacks.
+
+        `source_digest_key` and `target_digest_key` are the keys (`key_of`) of the tag's digests. No
+        request is sent.
         """
-        check = self._knowledge.artifact_check(name_of_check(mapping, source, target, *keys))
-        listed_tag_bits = self.listed_tag_bits(source, digest_like(keys[0]))
+        key = _check_key(
+            mapping,
+            source,
+            target,
+            source_digest_key=source_digest_key,
+            target_digest_key=target_digest_key,
+        )
+        check = self._knowledge.artifact_check(key)
+        listed_tag_bits = self.listed_tag_bits(source, digest_like(source_digest_key))
         return depth_without_schedule(check, listed_tag_bits) is not SearchDepth.NONE
 
-    # What is there.
+    # Searches.
 
     async def find(
         self,
@@ -281,21 +327,22 @@ class Referrers:
         copies: Sequence[ImageCopy],
         depth: SearchDepth,
     ) -> FoundArtifacts:
-        """Return the artifacts of an image. Raises SyncError when one may be missed.
+        """Find the artifacts of an image, as deep as `plan_search` has decided.
 
-        Notes the hash of the list in the look of each copy. If a required artifact is missing, sets the error of the
-        copies whose targets do not hold the image yet.
+        Sets `listing_hash` of each copy's `artifact_search`. If the mapping requires an artifact and
+        the image has no artifacts, sets the error of each copy whose target lacks the image. Raises
+        SyncError if a request fails.
         """
         source = lookup.source
         is_deep = depth is SearchDepth.DEEP
-        # A trimmed image has another top than the source's index.
         is_trimmed = lookup.digest != lookup.source_digest
         subjects = list[str]()
+        # A trimmed index has a new digest, to which no artifact refers.
         if not is_trimmed:
             subjects.append(lookup.source_digest)
         if is_deep:
             subjects += await self._discovery.child_subjects(mapping, lookup)
-        # The own index of a trimmed image is asked about too.
+        # `_find_stripped` also reads the list of the untrimmed index.
         self.lists.expect_subjects(source, len(subjects) + (1 if is_trimmed else 0))
 
         listed = list[str]()
@@ -305,11 +352,11 @@ class Referrers:
         listing_hash = hash_of_list(listed)
         for copy in copies:
             copy.artifact_search = copy.artifact_search._replace(listing_hash=listing_hash)
-        # A look is deep where the last one does not count (`decide`).
-        listed_before = frozenset[str]() if is_deep else frozenset(listed)
+        # In a deep search the records of earlier searches do not count.
+        trusted_list = frozenset[str]() if is_deep else frozenset(listed)
 
-        search = self.search_for(mapping, source, copies, listed_before)
-        found = await self._artifacts_of(search, subjects, deep=is_deep)
+        search = self.search_for(mapping, source, copies, trusted_list)
+        found = await self._artifacts_of(search, subjects, is_deep=is_deep)
         stripped = list[Artifact]()
         if is_trimmed:
             stripped = await self._find_stripped(search, lookup.source_digest)
@@ -318,11 +365,9 @@ class Referrers:
         return FoundArtifacts(tuple(found), tuple(stripped))
 
     async def _find_stripped(self, search: Search, index_digest: str) -> list[Artifact]:
-        """Return the artifacts of an index that is trimmed on its way, and warn of them: they refer to
-        an index that the target does not get.
-        """
+        """Find the artifacts of the source's untrimmed index, and warn that they are not copied."""
         for_no_target = search._replace(targets=())
-        stripped = await self._artifacts_of(for_no_target, [index_digest], deep=False)
+        stripped = await self._artifacts_of(for_no_target, [index_digest], is_deep=False)
         if stripped:
             text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
             place = f"{search.source} -> {search.mapping.target_repository}"
@@ -332,17 +377,18 @@ class Referrers:
     async def find_for_subject(
         self, mapping: MappingRule, tag: str, subject: str
     ) -> list[Artifact]:
-        """Return the artifacts of one subject that a mapping takes; no target is asked.
+        """Find the artifacts of one subject that a mapping selects. No target is asked.
 
-        The tag does not matter here, only in a lock, where each tag's image has its own artifacts.
+        `tag` is used only by `LockedReferrers`, because a lock lists artifacts by tag.
         """
         search = Search(mapping._replace(platforms=None), self._discovery.source_of(mapping))
         return await self._direct_artifacts(search, subject)
 
     def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
-        """Say whether an artifact in an image may have artifacts itself, so that it is asked about.
+        """Report whether artifacts of an artifact should be searched for.
 
-        What cosign's tag names may have some only where a listing shows their tags.
+        For the manifest under a cosign tag, only if the source's tag listing shows such artifacts.
+        `tag` is used only by `LockedReferrers`.
         """
         source = self._discovery.source_of(mapping)
         return artifact.entry is not None or bool(
@@ -350,29 +396,30 @@ class Referrers:
         )
 
     async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
-        """Say whether the source holds an artifact that it lists."""
+        """Report whether the source holds an artifact that it lists."""
         if artifact.entry is None:
-            return True  # its tag has just answered
+            return True  # the search has just read the cosign tag
         source = self._discovery.source_of(mapping)
         return await source.head_manifest(artifact.entry.digest) is not None
 
     async def list_all(self, mapping: MappingRule, lookup: TagLookup) -> list[Artifact]:
-        """Return the artifacts of an image that a mapping takes, each behind its subject, whatever
-        targets hold. Raises SyncError when one may be missed.
+        """Find all artifacts of an image that a mapping selects. No target is asked.
+
+        Each artifact follows its subject in the list. Raises SyncError if a request fails.
         """
-        subjects = await self._subjects_copied(mapping, lookup)
+        subjects = await self._copied_subjects(mapping, lookup)
         self.lists.expect_subjects(lookup.source, len(subjects))
         search = Search(mapping._replace(platforms=None), lookup.source)
-        return await self._artifacts_of(search, subjects, deep=True)
+        return await self._artifacts_of(search, subjects, is_deep=True)
 
     async def find_left_behind(
         self, mapping: MappingRule, lookup: TagLookup
     ) -> tuple[Artifact, ...]:
-        """Return the artifacts of an image that a mapping never copies, whatever the targets hold: a
-        dry run names them. Raises SyncError when one may be missed.
+        """Find the artifacts of an image that the mapping does not copy, for the output of a dry run.
 
-        An artifact stays behind when the mapping takes none, when the filters refuse the artifact or
-        its subject, or when its subject is left out by the platform filter.
+        An artifact is not copied if the mapping's `artifacts` are disabled, if a filter rejects the
+        artifact or its subject, or if the platform filter removes its subject from the image. No
+        target is asked. Raises SyncError if a request fails.
         """
         rule = mapping.artifacts
         has_filters = bool(rule.include or rule.exclude)
@@ -385,35 +432,35 @@ class Referrers:
         subjects = await self._subjects_below(source, top)
         copied_subjects = list[str]()
         if rule.enabled:
-            copied_subjects = await self._subjects_copied(mapping, lookup)
+            copied_subjects = await self._copied_subjects(mapping, lookup)
         if takes_all:
-            # Only the artifacts of what the platform filter leaves out stay behind.
+            # Only subjects that the platform filter removes have artifacts that are not copied.
             copied = set(copied_subjects)
             subjects = [digest for digest in subjects if digest not in copied]
 
         self.lists.expect_subjects(source, len(subjects))
         without_filters = rule._replace(include=(), exclude=())
         search = Search(mapping._replace(platforms=None, artifacts=without_filters), source)
-        artifacts = await self._artifacts_of(search, subjects, deep=True)
+        artifacts = await self._artifacts_of(search, subjects, is_deep=True)
         if takes_all:
             return tuple(artifacts)
 
         filtered_search = Search(mapping._replace(platforms=None), source)
-        wanted = await self._artifacts_of(filtered_search, copied_subjects, deep=True)
+        wanted = await self._artifacts_of(filtered_search, copied_subjects, is_deep=True)
         references = {artifact.reference for artifact in wanted}
         return tuple(artifact for artifact in artifacts if artifact.reference not in references)
 
-    async def _subjects_copied(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
-        """Return the digests that targets get of an image and that artifacts may refer to."""
+    async def _copied_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
+        """Return the digests of an image's manifests that are copied and may have artifacts."""
         subjects = await self._discovery.child_subjects(mapping, lookup)
         if lookup.digest == lookup.source_digest:
             subjects.insert(0, lookup.source_digest)
         return subjects
 
     async def _subjects_below(self, source: Repository, top: Manifest) -> list[str]:
-        """Return the digests of a manifest and of all below it, but for attestations.
+        """Return the digests of a manifest and all manifests below it, except attestations.
 
-        Only indexes are fetched: they name the others.
+        Only indexes are fetched, because other manifests have no children.
         """
         subjects = {top.digest: None}
         indexes = [top]
@@ -431,67 +478,73 @@ class Referrers:
         mapping: MappingRule,
         source: Repository,
         copies: Sequence[ImageCopy],
-        listed_before: frozenset[str] = frozenset(),
+        trusted_list: frozenset[str] = frozenset(),
     ) -> Search:
-        """Return the search for an image's artifacts at the targets of these copies.
+        """Build the search for an image's artifacts at the targets of its copies.
 
-        `listed_before` has the digests of the source's list for the image. A target whose last look
-        saw the same list holds them.
+        `trusted_list` has the digests in the source's referrers list for the image. A target holds
+        these artifacts if its last search saw the same list.
         """
         targets = list[SearchedTarget]()
         for copy in copies:
             if copy.error is not None:
                 continue
             check = copy.artifact_search.last_check
-            # With --recheck the state is believed of no artifact: targets are asked.
-            is_complete = copy.already_at_target and check.is_complete and not self._recheck
+            # With --recheck the state is not trusted, and the targets are asked for each artifact.
+            was_complete = copy.already_at_target and check.is_complete and not self._recheck
             is_same_list = check.listing_hash == copy.artifact_search.listing_hash
+            listed_tag_bits = copy.artifact_search.listed_tag_bits
             target = SearchedTarget(
                 copy.target,
-                is_new=not copy.already_at_target,
-                is_complete=is_complete,
-                had_no_referrers=is_complete and found_no_referrers(check),
-                had_no_tags=is_complete
-                and found_no_tags(check, copy.artifact_search.listed_tag_bits),
-                listed_before=listed_before if is_same_list else frozenset(),
+                lacks_image=not copy.already_at_target,
+                was_complete=was_complete,
+                had_no_referrers=was_complete and found_no_referrers(check),
+                had_no_cosign_tags=was_complete and found_no_tags(check, listed_tag_bits),
+                unchanged_list=trusted_list if is_same_list else frozenset(),
             )
             targets.append(target)
         return Search(
-            mapping._replace(platforms=None), source, tuple(targets), top=copies[0].source_digest
+            mapping._replace(platforms=None),
+            source,
+            tuple(targets),
+            image_digest=copies[0].source_digest,
         )
 
     async def _artifacts_of(
-        self, search: Search, subjects: Iterable[str], *, deep: bool
+        self, search: Search, subjects: Iterable[str], *, is_deep: bool
     ) -> list[Artifact]:
-        """Return the artifacts of these subjects that the filters take, and the artifacts of these
-        artifacts, and so on. Raises SyncError.
+        """Find the artifacts of these subjects, the artifacts of these artifacts, and so on.
 
-        Without `deep` an artifact's own artifacts are not asked for when every target holds it.
+        Artifacts that the filters reject are left out. Unless the search is deep, the artifacts of an
+        artifact are not searched for if every target holds it. Raises SyncError if a request fails, or
+        if there are too many artifacts.
         """
         source = search.source
-        # The subjects of one level: first those of the image, then the artifacts of these, and so on.
+        # The subjects of the current level: first those of the image, then their artifacts.
         level = list(dict.fromkeys(subjects))
-        # All subjects that were asked about: a chain may lead back to one.
+        # All subjects of this and earlier levels, because a chain of artifacts may be a cycle.
         seen = set[str]()
-        # An artifact of several subjects is in here several times.
+        # Has an artifact once for each of its subjects.
         found = list[Artifact]()
-        by_reference = dict[str, Artifact]()  # each once
+        # Has each artifact once.
+        by_reference = dict[str, Artifact]()
 
-        async def ask(subject: str) -> None:
+        async def collect(subject: str) -> None:
             async with self._permits:
-                if len(found) <= MOST_ARTIFACTS:  # else the search has failed already
+                # Above the limit the search fails anyway.
+                if len(found) <= MOST_ARTIFACTS:
                     found.extend(await self._direct_artifacts(search, subject))
 
         for _ in range(MOST_LEVELS):
             seen.update(level)
-            await gather(partial(ask, subject) for subject in level)
-            # The order does not depend on which answer came first.
+            await gather(partial(collect, subject) for subject in level)
+            # Answers arrive in any order, but the result must not depend on it.
             found.sort(key=lambda artifact: (artifact.subject, artifact.reference))
             by_reference.update((artifact.reference, artifact) for artifact in found)
 
             below = list[str]()
             for artifact in by_reference.values():
-                below += await self._subjects_in(source, artifact, deep=deep)
+                below += await self._subjects_in(source, artifact, is_deep=is_deep)
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
             if len(found) > MOST_ARTIFACTS or len(level) > MOST_ARTIFACTS:
                 break
@@ -502,17 +555,19 @@ class Referrers:
         raise too_many_artifacts().with_place(source.side, "list referrers in", str(source))
 
     async def _subjects_in(
-        self, source: Repository, artifact: Artifact, *, deep: bool
+        self, source: Repository, artifact: Artifact, *, is_deep: bool
     ) -> list[str]:
-        """Return the digests of an artifact that may have artifacts themselves: its own, and for an
-        index those below it.
+        """Return the digests in an artifact whose own artifacts should be searched for.
+
+        These are the artifact's digest and, if it is an index, the digests below it. Unless the search
+        is deep, the list is empty for an artifact that every target holds.
         """
         if artifact.entry is None:
-            # What cosign's tag names is asked about only where a listing shows artifacts of it.
+            # A cosign tag. A search is worth its requests only if the listing shows a result.
             has_tags = self.listed_tag_bits(source, artifact.source_digest) != 0
             return [artifact.source_digest] if has_tags else []
         is_at_all_targets = artifact.lookup is None
-        if is_at_all_targets and not deep:
+        if is_at_all_targets and not is_deep:
             return []
         if not artifact.entry.is_index:
             return [artifact.entry.digest]
@@ -520,50 +575,53 @@ class Referrers:
         return await self._subjects_below(source, index)
 
     async def _direct_artifacts(self, search: Search, subject: str) -> list[Artifact]:
-        """Return the artifacts of one subject, asked for once for all its tags (rule 7)."""
-        if len(self._artifacts) > _MOST_KEPT:
+        """Find the artifacts that refer to a subject directly. The result is cached (rule 7)."""
+        if len(self._artifacts) > _MOST_CACHED_SUBJECTS:
+            # Drop the oldest result.
             self._artifacts.pop(next(iter(self._artifacts)))
         targets = search.targets_for(subject)
         once = self._artifacts[search.mapping.index, search.is_filtered, targets, subject]
-        return await once.get(partial(self._ask_for_artifacts, search, subject))
+        return await once.get(partial(self._fetch_direct_artifacts, search, subject))
 
-    async def _ask_for_artifacts(self, search: Search, subject: str) -> list[Artifact]:
-        """Ask the source what refers to a subject, and the targets which of that they lack."""
+    async def _fetch_direct_artifacts(self, search: Search, subject: str) -> list[Artifact]:
+        """Ask the source for the artifacts of a subject, and the targets for each artifact."""
         source = search.source
         entries = (await self.lists.read(source, subject)).entries
-        tags = await self._cosign_tags_of(search, subject)
+        tags = await self._possible_cosign_tags(search, subject)
         if not (entries or tags or self.lists.has_api(source)):
             text = f"{source}: no artifacts found (no referrers API, no fallback tag); images are copied without"
             self._discovery.log_once("info", "no_referrers", text)
 
         examine = partial(self._examine, search, subject)
-        questions = [
+        requests = [
             partial(examine, entry.digest, entry)
             for entry in entries
-            if entry.digest != subject  # a list may name its own subject, which is no artifact
+            # A list may name its own subject, which is not an artifact.
+            if entry.digest != subject
         ]
-        questions += [partial(examine, tag, None) for tag in tags]
-        artifacts = await gather(questions)
+        requests += [partial(examine, tag, None) for tag in tags]
+        artifacts = await gather(requests)
         return [artifact for artifact in artifacts if artifact is not None]
 
-    async def _cosign_tags_of(self, search: Search, subject: str) -> list[str]:
-        """Return the tags of cosign's for a subject that its source has, or may have."""
+    async def _possible_cosign_tags(self, search: Search, subject: str) -> list[str]:
+        """Return the cosign tags of a subject that may exist at the source."""
         source = search.source
         cosign_tags = _cosign_tags(subject)
         listed = await self.lists.tags(source)
         if listed is not None:
             return [tag for tag in cosign_tags if tag in listed]
         if self.lists.has_api(source) is False:
-            return cosign_tags  # each may be there, and is asked for
-        if self._never_lists_tags and subject == search.top:
+            return cosign_tags
+        if self._never_lists_tags and subject == search.image_digest:
             return await self._existing_tags(source, cosign_tags)
-        # A source with the API may have them as well. They are left to the runs that list it.
+        # A source with the referrers API may also have cosign tags. Asking for them would cost three
+        # requests a subject, so only runs that list the source's tags find them.
         return []
 
     async def _existing_tags(self, source: Repository, tags: Iterable[str]) -> list[str]:
-        """Return those of these tags that the source has, each asked for by one HEAD."""
+        """Return the tags that exist at the source. Each tag costs a HEAD request."""
 
-        async def ask(tag: str) -> str:
+        async def existing(tag: str) -> str:
             try:
                 await self._discovery.resolve_digest(source, tag, by_head=True)
             except RegistryError as error:
@@ -572,14 +630,16 @@ class Referrers:
                 return ""
             return tag
 
-        answers = await gather(partial(ask, tag) for tag in tags)
-        return [tag for tag in answers if tag]
+        found = await gather(partial(existing, tag) for tag in tags)
+        return [tag for tag in found if tag]
 
     async def _examine(
         self, search: Search, subject: str, reference: str, entry: Descriptor | None
     ) -> Artifact | None:
-        """Find out what an artifact is and which targets lack it. None where the filters refuse it, or
-        the source does not hold it. `entry` is None for a tag of cosign's.
+        """Find out the types of an artifact and which targets lack it.
+
+        `reference` is a digest with its `entry` in a referrers list, or a cosign tag without an entry.
+        Returns None if the filters reject the artifact, or if the source does not hold it.
         """
         try:
             if entry is not None:
@@ -589,7 +649,7 @@ class Referrers:
             if error.status != 404:
                 raise
 
-        # A tag of cosign's may have been asked for without a listing, or be gone since.
+        # A cosign tag need not exist, but a listed referrer should.
         if entry is not None:
             text = f"{reference} is listed as a referrer of {subject}, but missing: it is left out"
             self._discovery.log_once("warning", "referrer_missing", f"{search.source}: {text}")
@@ -598,14 +658,15 @@ class Referrers:
     async def _examine_entry(
         self, search: Search, subject: str, entry: Descriptor
     ) -> Artifact | None:
-        """Find out which targets lack an entry of a list of referrers; None where the filters refuse
-        the entry, by the type in the list or by that in its manifest.
+        """Find out which targets lack an entry of a referrers list.
+
+        Returns None if the filters reject the type in the list or the type in the manifest.
         """
-        types = frozenset[str]()  # not known
+        types = frozenset[str]()
         if entry.artifact_type is not None and entry.artifact_type != _EMPTY_CONFIG:
             types = frozenset({entry.artifact_type})
         elif search.is_filtered:
-            # Lists of old tools have no types, and that of an empty config says nothing.
+            # The list does not say the type, so only the manifest can be matched with the filters.
             manifest = await self._discovery.manifest(search.source, entry.digest, entry)
             types = types_of(manifest)
         if not search.wants(types):
@@ -614,11 +675,12 @@ class Referrers:
         known_to_lack = [
             target.repository
             for target in search.targets_for(subject)
-            if target.is_new or target.had_no_referrers
+            if target.lacks_image or target.had_no_referrers
         ]
         lookup = await self.look_up_digest(search, entry.digest, entry, known_to_lack=known_to_lack)
         if lookup is not None and lookup.tree is not None:
-            # A target lacks it, so that its manifest was fetched: what that says counts, not the list.
+            # A target lacks the artifact, so its manifest has been fetched. The manifest takes
+            # precedence over the list.
             manifest = lookup.tree.root
             types = types_of(manifest)
             if not search.wants(types):
@@ -636,13 +698,16 @@ class Referrers:
         *,
         known_to_lack: Collection[Repository] = (),
     ) -> TagLookup | None:
-        """SearchDepth up an artifact by its digest; None where all targets hold it and none has to be asked.
+        """Look up an artifact by its digest at the source and the targets.
 
-        `expected` is its entry in a list of referrers. A target in `known_to_lack` is not asked either,
-        unless the state says that it holds the artifact.
+        `expected` is the artifact's entry in a referrers list. A target in `known_to_lack` is not asked,
+        unless the state says that it holds the artifact. Returns None if all targets are known to hold
+        the artifact.
         """
         targets = [
-            target.repository for target in search.targets if not self._holds(target, digest)
+            target.repository
+            for target in search.targets
+            if not self._is_known_to_hold(target, digest)
         ]
         if not targets:
             return None
@@ -652,29 +717,33 @@ class Referrers:
             if repository in known_to_lack
             and not self._knowledge.is_manifest_believed(repository.pool, digest)
         ]
-        # The state keeps no snapshot of what is put by its digest.
+        # The state keeps snapshots only of tags.
         tags = [TargetTag(target, digest, snapshot_key=b"") for target in targets]
         return await self._discovery.look_up(
             search.mapping, digest, tags, known_to_lack=lacking, expected=expected
         )
 
-    def _holds(self, target: SearchedTarget, digest: str) -> bool:
-        """Say whether it is certain, without a request, that a target holds an artifact."""
+    def _is_known_to_hold(self, target: SearchedTarget, digest: str) -> bool:
+        """Report whether a target is known to hold an artifact. No request is sent."""
         pool = target.repository.pool
+        # This run has put the artifact there, or has seen it there.
         if self._knowledge.is_confirmed(pool, digest):
-            return True  # this run has put or seen it there
-        if digest in target.listed_before:
             return True
-        # An earlier run has put or seen it there. Somebody may have removed it since, unless the last
-        # look found all artifacts there.
-        return target.is_complete and self._knowledge.is_manifest_believed(pool, digest)
+        if digest in target.unchanged_list:
+            return True
+        # An earlier run has put the artifact there, or has seen it there. That counts only if the last
+        # search found all artifacts there.
+        return target.was_complete and self._knowledge.is_manifest_believed(pool, digest)
 
     async def _examine_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
-        """Find out which targets lack what a tag of cosign's names; None where the filters refuse it."""
+        """Find out which targets lack the manifest under a cosign tag.
+
+        Returns None if the filters reject its types.
+        """
         known_to_lack = [
             target.repository
             for target in search.targets_for(subject)
-            if target.is_new or target.had_no_tags
+            if target.lacks_image or target.had_no_cosign_tags
         ]
         tags = self._discovery.new_target_tags(search.repositories, search.mapping, tag, tag)
         self._discovery.load_snapshots(tags)
@@ -682,7 +751,8 @@ class Referrers:
             search.mapping, tag, tags, known_to_lack=known_to_lack
         )
         types = frozenset[str]()
-        # Where a target lacks it, its manifest is at hand. Else only filters are worth the request.
+        # If a target lacks the artifact, its manifest has been fetched and this sends no request. If
+        # not, a request is worthwhile only for filters.
         if lookup.tree is not None or search.is_filtered:
             manifest = await self._discovery.manifest(search.source, lookup.source_digest)
             types = types_of_parts(manifest)
@@ -692,19 +762,24 @@ class Referrers:
 
 
 def _cosign_tags(digest: str) -> list[str]:
-    """Return the tags under which cosign keeps signatures, attestations and SBOMs of a digest."""
+    """Return the tags under which cosign stores signatures, attestations and SBOMs of a digest."""
     return [referrers_tag(digest) + suffix for suffix in _COSIGN_SUFFIXES]
 
 
 def types_of_parts(manifest: Manifest) -> frozenset[str]:
-    """Return the types of what has a tag of cosign's: the media types of config and layers."""
+    """Return the media types of a manifest's config, layers and children.
+
+    The filters match these types for a cosign tag, whose manifest has no artifact type.
+    """
     parts = (*manifest.dependencies, manifest.config)
     return frozenset(part.media_type for part in parts if part is not None)
 
 
 def types_of(manifest: Manifest) -> frozenset[str]:
-    """Return the artifact type of a manifest; where that is an empty config's, the media types of the
-    layers as well.
+    """Return the types of an artifact that the filters match.
+
+    This is the artifact type. If that is the type of an empty config, the media types of the layers
+    are added.
     """
     if manifest.artifact_type == _EMPTY_CONFIG:
         return types_of_parts(manifest)
@@ -714,7 +789,7 @@ def types_of(manifest: Manifest) -> frozenset[str]:
 
 
 def too_many_artifacts() -> ContentError:
-    """Return the error of an image with more artifacts, or longer chains of them, than any real one."""
+    """Return the error for an image that exceeds MOST_ARTIFACTS or MOST_LEVELS."""
     limits = f"more than {MOST_ARTIFACTS} artifacts, or artifacts on artifacts more than {MOST_LEVELS} deep"
     return ContentError(limits)
 
@@ -726,9 +801,10 @@ def fail_without_artifact(
     *,
     has_stripped: bool = False,
 ) -> None:
-    """Fail the copies of an image that has no artifact, if the mapping requires one.
+    """Set the error of each copy of an image without artifacts, if the mapping requires artifacts.
 
-    A copy that its target holds already does not fail (docs/specification.md section 3).
+    A copy whose target already holds the image does not fail (docs/specification.md section 3).
+    `has_stripped` says whether the source's untrimmed index has artifacts.
     """
     rule = mapping.artifacts
     if not rule.require_artifacts:
