@@ -1,9 +1,9 @@
-"""`regsync audit`: what targets hold, told as findings, JSON and a receipt.
+"""Run `regsync audit` and write its results: findings, a JSON document and a receipt.
 
-Owns: how the audit, the signals and the console come together; the receipt's file.
-May not know: what is asked, and what an answer means.
-Invariants: a receipt is replaced as a whole, and only by an audit that has come to its end and knew
-    which images there are.
+Owns: how the audit, the signals and the console work together; the receipt file.
+May not know: which requests an audit sends, what their answers mean.
+Invariants: a receipt is replaced atomically. It is replaced only if the audit was not interrupted and
+all sources could be read.
 Follows: docs/design.md section 12.
 """
 
@@ -28,38 +28,46 @@ from _regsync.text import printable, reason_of
 
 
 async def audit(
-    config: Config, console: Console, *, read: int, receipt: str | None, lock: Lock | None
+    config: Config,
+    console: Console,
+    *,
+    blobs_to_read: int,
+    receipt_path: str | None,
+    lock: Lock | None,
 ) -> int:
-    """Look at what the targets of a configuration hold; return the exit status.
+    """Check that targets hold the images that a configuration selects. Returns the exit status.
 
-    `read` is how many blobs of each target are downloaded and checked. `receipt` is the file that gets
-    the list of what is there. With a lock its digests and artifacts are expected, and no source is asked.
+    `blobs_to_read` is the number of blobs per target whose bytes are downloaded and checked. A receipt
+    lists every manifest and blob that was found; without a path none is written. With a lock, no source
+    is contacted: the lock has the expected digests and artifacts.
     """
-    began = anyio.current_time()
+    start = anyio.current_time()
     started_at = utc_now()
-    run_id = os.urandom(8).hex()
 
-    def tell(news: Finding | Outcome) -> None:
-        if isinstance(news, Outcome):
-            console.show_outcome(news)
+    def show(result: Finding | Outcome) -> None:
+        if isinstance(result, Outcome):  # an image that could not be checked
+            console.show_outcome(result)
         elif not console.writes_json:
-            console.print_line(news.line())
+            console.print_line(result.line())
 
     report = AuditReport()
     with closing(connect(console)) as transport:
         known = lock.first_seen_times() if lock is not None else None
         wall = transport.machine.wall
         first_seen = first_seen_for(config, wall, console.log, keep=False, known=known)
-        work = Audit(transport, config, tell, report, read=read, first_seen=first_seen, lock=lock)
+        work = Audit(
+            transport, config, show, report, read=blobs_to_read, first_seen=first_seen, lock=lock
+        )
         signals = await carry_out(work.run, console, work)
-    elapsed = anyio.current_time() - began
+    elapsed = anyio.current_time() - start
 
     if report.interrupted:
         console.log("warning", "interrupted", report.undone_text())
-    elif receipt is not None:
-        write_receipt(receipt, report, console)
+    elif receipt_path is not None:
+        write_receipt(receipt_path, report, console)
     console.print_summary(report, elapsed)
     if console.writes_json:
+        run_id = os.urandom(8).hex()
         console.print_document(
             report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
         )
@@ -67,13 +75,16 @@ async def audit(
 
 
 def write_receipt(path: str, report: AuditReport, console: Console) -> None:
-    """Replace a receipt by what an audit has found; RegsyncError when it cannot be written."""
-    # Where a source did not tell its images, an older receipt stays. A new one would lack them, or be
-    # empty, and the next disk for the closed network would hold everything again.
-    unread = 0
+    """Replace the receipt file. Raises RegsyncError if it cannot be written.
+
+    If a source could not be read, an existing receipt is kept and an error is logged.
+    """
+    unread = 0  # images whose source could not be read
     for outcome in report.failures:
         if isinstance(outcome.error, SyncError) and outcome.error.side is Side.SOURCE:
             unread += 1
+    # A new receipt would lack these images. The next disk for the closed network would then contain
+    # them in full, although the other side has them.
     if unread and os.path.exists(path) and os.path.getsize(path) > 0:
         text = (
             f"{printable(path)} is left as it was: images whose source could not be read: {unread}"

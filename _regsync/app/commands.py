@@ -1,8 +1,9 @@
-"""The commands: each reads what its arguments name, and has the work done.
+"""Run each command: read the files that its arguments name, and start the work.
 
-Owns: which configuration, mapping or rule the arguments mean.
-May not know: how arguments are written, how anything is asked or copied.
-Invariants: a command imports what it needs when it runs, so that `version` and `--help` need little.
+Owns: which configuration, mappings and tag rules the arguments select.
+May not know: how arguments are parsed, how registries are queried, how images are copied.
+Invariants: a command imports the modules that it needs when it runs, so that `version` and `--help`
+start fast.
 Follows: docs/design.md section 2.
 """
 
@@ -13,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from _regsync.errors import ConfigError
 from _regsync.text import printable, reason_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from _regsync.app.console import Console
+    from _regsync.app.running import RunKind
     from _regsync.config.model import ArtifactRule, Config, MappingRule
     from _regsync.config.reader import ConfigFile
     from _regsync.oci.manifest import Platform
@@ -31,32 +33,35 @@ if TYPE_CHECKING:
     from _regsync.tags import TagRule
 
 LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
-DEFAULT_INTERVAL = "5m"
+DEFAULT_INTERVAL = "5m"  # between two cycles of `watch`
 DEFAULT_HEALTH_ADDRESS = "127.0.0.1"
 DEFAULT_HEALTH_PORT = 8080
 
-MOST_NAMED = 10  # images in one warning
+MOST_NAMED = 10  # images that one warning names
 
 
-def read_bytes(name: str, most: int) -> bytes:
-    """Read a file, `-` from standard input; ConfigError where it has more than `most` bytes."""
+def read_bytes(name: str, limit: int) -> bytes:
+    """Read a file, or standard input if `name` is `-`.
+
+    Raises ConfigError if the file cannot be read or has more than `limit` bytes.
+    """
     try:
         if name == "-":
-            data = sys.stdin.buffer.read(most + 1)
+            data = sys.stdin.buffer.read(limit + 1)
         else:
             with open(name, "rb") as stream:
-                data = stream.read(most + 1)
+                data = stream.read(limit + 1)
     except OSError as error:
         printable_name = printable(name) or "a file without a name"
         reason = reason_of(error)
         raise ConfigError(f"{printable_name} cannot be read: {reason}") from error
-    if len(data) > most:
-        raise ConfigError(f"{printable(name)} is larger than {most} bytes")
+    if len(data) > limit:
+        raise ConfigError(f"{printable(name)} is larger than {limit} bytes")
     return data
 
 
-def read_file(name: str) -> ConfigFile:
-    """Read a configuration's file, `-` from standard input."""
+def read_config_file(name: str) -> ConfigFile:
+    """Read the text of a configuration, from standard input if `name` is `-`."""
     from _regsync.config.reader import ConfigFile
 
     return ConfigFile(
@@ -68,24 +73,32 @@ def read_file(name: str) -> ConfigFile:
     )
 
 
-def read_config(name: str | None, console: Console | None = None, *, lint: bool = False) -> Config:
-    """Read a configuration, an empty one without a name; its warnings go to the console."""
+def read_optional_config(name: str | None) -> Config:
+    """Read a configuration without showing its warnings. Without a name, return an empty one."""
     if name is None:
         from _regsync.config.model import Config
 
         return Config({}, ())
-
     from _regsync.config.reader import load
 
-    config = load(read_file(name), should_lint=lint)
-    if console is not None:
-        for warning in config.warnings:
-            console.log("warning", "config", warning)
+    return load(read_config_file(name))
+
+
+def read_config(name: str, console: Console, *, should_lint: bool = False) -> Config:
+    """Read a configuration and log its warnings.
+
+    With `should_lint`, valid settings that are probably mistakes cause warnings too.
+    """
+    from _regsync.config.reader import load
+
+    config = load(read_config_file(name), should_lint=should_lint)
+    for warning in config.warnings:
+        console.log("warning", "config", warning)
     return config
 
 
 def lock_path(arguments: Namespace) -> str:
-    """Return the path of the lock: beside the configuration `FILE.yaml` it is `FILE.lock`."""
+    """Return the path of the lock file. The default for `mirror.yaml` is `mirror.lock`."""
     if arguments.lock is not None:
         return str(arguments.lock)
     if arguments.config == "-":
@@ -96,9 +109,10 @@ def lock_path(arguments: Namespace) -> str:
     return f"{name}.lock"
 
 
-def lock_for(arguments: Namespace, config: Config) -> Lock | None:
-    """Return the lock of a run with `--locked`, else None; ConfigError unless it is for this
-    configuration.
+def read_lock(arguments: Namespace, config: Config) -> Lock | None:
+    """Read the lock file. Returns None without `--locked` and `--lock`.
+
+    Raises ConfigError if the file does not exist or was made for other mappings.
     """
     if not arguments.locked and arguments.lock is None:
         return None
@@ -115,7 +129,7 @@ def lock_for(arguments: Namespace, config: Config) -> Lock | None:
 
 
 def read_reference(text: str) -> Reference:
-    """Read a reference; the path of an image layout becomes absolute."""
+    """Parse a reference from the command line. The path of an image layout is made absolute."""
     from _regsync.oci.reference import parse_reference
 
     reference = parse_reference(text)
@@ -126,16 +140,16 @@ def read_reference(text: str) -> Reference:
 
 
 def check_has_repository(reference: Reference) -> None:
-    """Raise ConfigError for an image layout without a repository in it."""
+    """Raise ConfigError if the reference is an image layout's and names no repository in it."""
     if not reference.repository:
         hint = f"write {reference.registry}//REPO:TAG"
         raise ConfigError(f"reference {str(reference)!r}: the repository is missing", hint=hint)
 
 
-def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Config:
-    """Return the part of a configuration that is one shard's, or all of it without a shard.
+def select_shard(shard: str | None, config: Config, log: Callable[..., None]) -> Config:
+    """Return a configuration with only the mappings of one shard, or `config` without a shard.
 
-    A shard is `I/N`, or `/N` with I from a variable of the environment.
+    `shard` is the value of `--shard`: `I/N`, or `/N` if an environment variable holds I.
     """
     if shard is None:
         return config
@@ -159,19 +173,19 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     from _regsync.app.running import SingleImage, run
     from _regsync.config.model import ArtifactRule
 
-    config = read_config(arguments.config)
+    config = read_optional_config(arguments.config)
     source = read_reference(arguments.src)
     target = read_reference(arguments.dst)
     check_has_repository(source)
     if not target.repository:
-        # Only DST as a layout may leave it out: the image keeps the source's repository.
+        # DST is an image layout without a repository. The image keeps the source's repository.
         target = target._replace(repository=source.repository)
     reference = source.digest or source.tag or "latest"
     if source.digest is None and source.tag is None:
         console.log("info", "default_tag", f"{source}: no tag given, using latest")
 
     platforms = tuple(arguments.platform)
-    # An index that is trimmed to its platforms gets another digest.
+    # An index that is trimmed to some platforms has another digest than the source's.
     has_same_digest = target.digest == source.digest and not platforms
     if target.digest is not None and not has_same_digest:
         raise ConfigError(
@@ -183,7 +197,8 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     mapping = mapping_between(source, target, config, platforms, artifacts)
     image = SingleImage(mapping, reference, target.digest or target.tag or reference)
     config = config._replace(mappings=(mapping,))
-    return run_async(partial(run, config, console, image=image))
+    # `recheck`: look up the image's artifacts even if the saved state says that nothing has changed.
+    return run_async(partial(run, config, console, kind="copy", image=image, recheck=True))
 
 
 def mapping_between(
@@ -193,8 +208,9 @@ def mapping_between(
     platforms: tuple[Platform, ...],
     artifacts: ArtifactRule,
 ) -> MappingRule:
-    """Return a mapping between two repositories, as a configuration could have it; ConfigError where it
-    could never be carried out.
+    """Return a mapping from the source repository to the target repository.
+
+    Raises ConfigError if `max_concurrent` of the registry is too low to copy within it.
     """
     from _regsync.config.model import MappingRule, registry_for
     from _regsync.tags import TagRule
@@ -211,7 +227,8 @@ def mapping_between(
     )
     is_within_registry = mapping.source.address == mapping.targets[0].address
     if is_within_registry and mapping.source.max_concurrent == 1:
-        # A copy takes a permit for reading and one for writing in one step, and there is only one (I8).
+        # A copy needs two permits at once, one to read and one to write, and this registry has only
+        # one (I8).
         raise ConfigError(
             f"{mapping.source.authority}: max_concurrent is 1, but a copy within one registry reads"
             " and writes at the same time",
@@ -225,22 +242,22 @@ def run_sync(arguments: Namespace, console: Console) -> int:
     from _regsync.app.running import run
 
     config = read_config(arguments.config, console)
-    retry = retry_for(arguments, config, console.log)
-    config = shard_of(arguments.shard, config, console.log)
-    lock = lock_for(arguments, config)
+    retry = read_retry(arguments, config, console.log)
+    config = select_shard(arguments.shard, config, console.log)
+    lock = read_lock(arguments, config)
     if retry is not None:
-        # This comes last: shards and the lock are those of whole mappings.
+        # After sharding and the check of the lock, because both need the unchanged mappings.
         config = retry.narrowed(config)
-    kind: Literal["plan", "sync"] = "plan" if arguments.dry_run else "sync"
-    recheck = arguments.recheck
+    kind: RunKind = "plan" if arguments.dry_run else "sync"
     return run_async(
-        partial(run, config, console, kind=kind, recheck=recheck, lock=lock, retry=retry)
+        partial(run, config, console, kind=kind, recheck=arguments.recheck, lock=lock, retry=retry)
     )
 
 
-def retry_for(arguments: Namespace, config: Config, log: Callable[..., None]) -> Retry | None:
-    """Return which images of a report are to be tried again, None without `--retry-from`; warn of
-    those that no mapping selects any more.
+def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -> Retry | None:
+    """Read which images failed or were left undone in the report of `--retry-from`.
+
+    Returns None without `--retry-from`. Logs a warning about images that no mapping selects any more.
     """
     if arguments.retry_from is None:
         return None
@@ -294,8 +311,8 @@ def run_analyze(arguments: Namespace, console: Console) -> int:
     from _regsync.app.environment import run_async
     from _regsync.app.running import run
 
-    config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
-    lock = lock_for(arguments, config)
+    config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)
+    lock = read_lock(arguments, config)
     return run_async(partial(run, config, console, kind="analysis", lock=lock))
 
 
@@ -308,10 +325,12 @@ def run_audit(arguments: Namespace, console: Console) -> int:
     receipt = arguments.receipt
     if receipt is not None and not os.path.isdir(os.path.dirname(receipt) or "."):
         raise ConfigError(f"{printable(receipt)} cannot be written: its directory does not exist")
-    config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
-    lock = lock_for(arguments, config)
+    config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)
+    lock = read_lock(arguments, config)
     return run_async(
-        partial(audit, config, console, read=arguments.read, receipt=receipt, lock=lock)
+        partial(
+            audit, config, console, blobs_to_read=arguments.read, receipt_path=receipt, lock=lock
+        )
     )
 
 
@@ -330,7 +349,7 @@ def run_watch(arguments: Namespace, console: Console) -> int:
     from _regsync.config.fields import parse_duration
 
     def load(log: Callable[..., None], file: ConfigFile) -> Config:
-        return shard_of(arguments.shard, reader.load(file), log)
+        return select_shard(arguments.shard, reader.load(file), log)
 
     if arguments.config == "-":
         raise ConfigError("watch needs a file, not -, because it reads the configuration again")
@@ -346,11 +365,12 @@ def run_watch(arguments: Namespace, console: Console) -> int:
         partial(
             watch.run,
             console,
-            read=partial(read_file, arguments.config),
+            read_file=partial(read_config_file, arguments.config),
             load=load,
-            read_lock=partial(lock_for, arguments),
+            read_lock=partial(read_lock, arguments),
             interval=interval,
-            health_at=(address, port),
+            health_address=address,
+            health_port=port,
         )
     )
 
@@ -361,61 +381,67 @@ def run_tags(arguments: Namespace, console: Console) -> int:
     from _regsync.config.model import registry_for
     from _regsync.tags import TagRule
 
-    config = read_config(arguments.config)
-    where = read_reference(arguments.repo)
-    check_has_repository(where)
-    if where.tag or where.digest:
+    config = read_optional_config(arguments.config)
+    reference = read_reference(arguments.repo)
+    check_has_repository(reference)
+    if reference.tag or reference.digest:
         raise ConfigError(
-            f"reference {str(where)!r}: only a repository can be listed",
+            f"reference {str(reference)!r}: only a repository can be listed",
             hint="leave out the tag or digest, and select tags with --glob",
         )
 
-    registry = registry_for(where.registry, config)
-    rule = rule_from(arguments)
-    rules = [rule]
-    # Without options the rules are those of the configuration; without these all tags are listed.
-    if rule == TagRule():
-        rules = rules_for(registry.repository_key(where.repository), config, console) or rules
-    return run_async(partial(list_tags, registry, where.repository, rules, console))
+    registry = registry_for(reference.registry, config)
+    rules = [rule_from_options(arguments)]
+    has_no_options = rules == [TagRule()]
+    if has_no_options:
+        source_key = registry.repository_key(reference.repository)
+        mappings = mappings_from(source_key, config)
+        for mapping in mappings:
+            console.log("info", "rule", f"the rule is that of mappings[{mapping.index}]")
+        if mappings:
+            rules = list(dict.fromkeys(mapping.tags for mapping in mappings))
+    return run_async(partial(list_tags, registry, reference.repository, rules, console))
 
 
-def rule_from(arguments: Namespace) -> TagRule:
-    """Return the rule that the options of `tags` make; ConfigError for one that is wrong."""
+def rule_from_options(arguments: Namespace) -> TagRule:
+    """Return the tag rule that the options of `tags` describe.
+
+    Raises ConfigError if a pattern or a version range is invalid.
+    """
     from _regsync.tags import TagRule, select
 
     fields: dict[str, Any] = {}
     for name in TagRule._fields:
-        # Not every field has an option.
+        # A field without an option has no attribute here.
         value = getattr(arguments, name, None)
         fields[name] = tuple(value) if isinstance(value, list) else value
     rule = TagRule(**fields)
     try:
-        select((), rule)  # without tags, because this checks the rule
+        select((), rule)  # `select` checks the rule, even without tags
     except ValueError as error:
         raise ConfigError(str(error), hint="see `regsync tags --help`") from error
     return rule
 
 
-def rules_for(source_key: object, config: Config, console: Console) -> list[TagRule]:
-    """Return the rules of the mappings that copy from a repository, each once."""
-    rules: list[TagRule] = []
-    for mapping in config.mappings:
-        if mapping.source.repository_key(mapping.source_repository) == source_key:
-            console.log("info", "rule", f"the rule is that of mappings[{mapping.index}]")
-            if mapping.tags not in rules:
-                rules.append(mapping.tags)
-    return rules
+def mappings_from(source_key: object, config: Config) -> list[MappingRule]:
+    """Return the mappings whose source has the key `source_key` (`Registry.repository_key`)."""
+    return [
+        mapping
+        for mapping in config.mappings
+        if mapping.source.repository_key(mapping.source_repository) == source_key
+    ]
 
 
 def run_validate(arguments: Namespace, console: Console) -> int:
-    read_config(arguments.file, console, lint=True)
+    read_config(arguments.file, console, should_lint=True)
     return 0
 
 
 def run_expand(arguments: Namespace, console: Console) -> int:
     from _regsync.config.expansion import expand
 
-    write_text(expand(read_file(arguments.file), show_secrets=arguments.show_secrets))
+    file = read_config_file(arguments.file)
+    write_text(expand(file, show_secrets=arguments.show_secrets))
     return 0
 
 
@@ -449,7 +475,8 @@ def run_schema(arguments: Namespace, console: Console) -> int:
 def write_text(text: str) -> None:
     try:
         sys.stdout.write(text)
-    except UnicodeEncodeError:  # YAML is UTF-8, whatever the terminal's encoding is
+    except UnicodeEncodeError:
+        # The output is a UTF-8 file, such as YAML or HTML, whatever encoding the locale selects.
         sys.stdout.buffer.write(text.encode())
     sys.stdout.flush()
 

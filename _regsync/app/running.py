@@ -1,7 +1,7 @@
-"""A run, and a listing of tags: from a configuration to results, report and exit status.
+"""Run the mappings of a configuration, copy one image, or list the tags of a repository.
 
-Owns: how the run, the signals and the console come together.
-May not know: arguments, configuration files, how anything is copied.
+Owns: how a run, the signals and the console work together.
+May not know: arguments, configuration files, how an image is copied.
 Invariants: connections are closed however a command ends.
 Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5 and 10.
 """
@@ -21,8 +21,9 @@ from _regsync.app.console import Console
 from _regsync.app.environment import carry_out, connect, utc_now
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import Side
+from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge
-from _regsync.state.seen import first_seen_for
+from _regsync.state.seen import FirstSeen, first_seen_for
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report, analysis_lines
 from _regsync.sync.run import Run
@@ -32,8 +33,13 @@ if TYPE_CHECKING:
     from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
 
+# sync: all mappings; copy: one image; plan: what a sync would do; analysis: sizes and requests.
+RunKind = Literal["sync", "copy", "plan", "analysis"]
+
 
 class SingleImage(NamedTuple):
+    """The image of a run of the kind `copy`."""
+
     mapping: MappingRule
     reference: str  # tag or digest at the source
     target_reference: str  # tag or digest at the target
@@ -43,61 +49,56 @@ async def run(
     config: Config,
     console: Console,
     *,
-    kind: Literal["sync", "plan", "analysis"] = "sync",
+    kind: RunKind,
     image: SingleImage | None = None,
     recheck: bool = False,
     lock: Lock | None = None,
     retry: Retry | None = None,
 ) -> int:
-    """Run all mappings of a configuration, or copy `image` alone; return the exit status.
+    """Carry out one run and show its results. Returns the exit status.
 
-    A plan and an analysis change nothing. With `recheck`, and for one image, artifacts are looked
-    at whatever the state says of them. With a lock, names and digests of sources are the lock's.
-    With `retry`, only the images of an earlier report are tried.
+    `image` is the image of a copy, and None for the other kinds, which run all mappings. With
+    `recheck`, artifacts are looked up whatever the saved state says about them. With a lock, its tags
+    and digests stand in for those of the sources. With `retry`, only its images are copied.
     """
-    began = anyio.current_time()
+    start = anyio.current_time()
     started_at = utc_now()
-    run_id = os.urandom(8).hex()
-    writes = kind == "sync"
-    is_sync_of_mappings = writes and image is None
-    if writes and config.cache_dir is None:
+    if kind in ("sync", "copy") and config.cache_dir is None:
         message = "nothing is kept for the next run: there is no configuration file"
         console.log("info", "no_state", f"{message}, and no absolute cache_dir")
 
     report = Report()
+    stop = anyio.Event()  # set by the first signal
     with closing(connect(console)) as transport:
-        first_seen = None
-        # An analysis is also about images that are too young to be copied.
-        if kind != "analysis":
-            wall = transport.machine.wall
-            known = lock.first_seen_times() if lock is not None else None
-            first_seen = first_seen_for(config, wall, console.log, keep=writes, known=known)
         work = Run(
             transport,
             config,
             console.show_outcome,
             report,
-            kind if image is None else "copy",
-            recheck=recheck or image is not None,
-            first_seen=first_seen,
+            kind,
+            recheck=recheck,
+            first_seen=_load_first_seen(kind, config, transport, lock),
             lock=lock,
             retry=retry,
         )
-        if is_sync_of_mappings:
-            console.omit_shared_hosts(_hosts_of(config))
-        stop = anyio.Event()
-        act = partial(work.sync, stop) if image is None else partial(work.copy, *image, stop)
+        if kind == "sync":
+            console.omit_shared_hosts(_host_pairs(config))
+        if image is None:
+            act = partial(work.sync, stop)
+        else:
+            act = partial(work.copy, image.mapping, image.reference, image.target_reference, stop)
         signals = await carry_out(act, console, work.scheduler, stop)
-    elapsed = anyio.current_time() - began
+    elapsed = anyio.current_time() - start
 
     if report.interrupted:
         console.log("warning", "interrupted", report.undone_text())
-    if is_sync_of_mappings:
+    if kind == "sync":
         console.print_summary(report, elapsed)
     if kind == "analysis":
-        assert work.dry_run is not None  # the run has made one for this kind
-        _show_analysis(work.dry_run.analysis(), console)
+        assert work.dry_run is not None  # a run of this kind has one
+        _print_analysis(work.dry_run.analysis(), console)
     elif console.writes_json:
+        run_id = os.urandom(8).hex()
         console.print_document(
             report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
         )
@@ -109,15 +110,30 @@ async def run(
     return report.exit_status()
 
 
-def _show_analysis(analysis: dict[str, Any], console: Console) -> None:
+def _load_first_seen(
+    kind: RunKind, config: Config, transport: Transport, lock: Lock | None
+) -> FirstSeen | None:
+    """Load when each digest was first seen. Returns None if the run needs no such times."""
+    if kind == "analysis":
+        return None  # an analysis includes images that `min_age` holds back
+    return first_seen_for(
+        config,
+        transport.machine.wall,
+        transport.machine.log,
+        keep=kind in ("sync", "copy"),
+        known=lock.first_seen_times() if lock is not None else None,
+    )
+
+
+def _print_analysis(analysis: dict[str, Any], console: Console) -> None:
     if console.writes_json:
         console.print_document(analysis)
     else:
         console.print_lines(analysis_lines(analysis))
 
 
-def _hosts_of(config: Config) -> set[tuple[str, str]]:
-    """Return from which source hosts to which target hosts the mappings copy."""
+def _host_pairs(config: Config) -> set[tuple[str, str]]:
+    """Return the source host and target host of each direction in which the mappings copy."""
     return {
         (mapping.source.authority, target.authority)
         for mapping in config.mappings
@@ -128,14 +144,15 @@ def _hosts_of(config: Config) -> set[tuple[str, str]]:
 async def list_tags(
     registry: Registry, repository: str, rules: Sequence[TagRule], console: Console
 ) -> int:
-    """Show the tags of a repository that any of the rules selects, and for each other tag the reason
-    why the first rule drops it; return the exit status.
+    """Print the tags of a repository that at least one rule selects. Returns the exit status.
+
+    Every other tag is logged with the reason why the first rule drops it.
     """
     with closing(connect(console)) as transport:
         transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
         source = discovery.repository(registry, repository, Side.SOURCE)
-        # The repository is listed once, however many rules there are.
+        # The listing is requested only once: `discovery` keeps it for the next rule.
         selections = [await discovery.select(rule, source) for rule in rules]
 
     kept = dict.fromkeys(tag for selection in selections for tag in selection.kept)
@@ -163,35 +180,36 @@ async def list_tags(
     return 0
 
 
-def _missing_tags(rules: Sequence[TagRule], present: Collection[str]) -> list[str]:
-    """Return the tags that rules name without wildcards, and that the repository does not have."""
+def _missing_tags(rules: Sequence[TagRule], tags: Collection[str]) -> list[str]:
+    """Return the tags that a rule names without wildcards and that are not among `tags`."""
     patterns = [pattern for rule in rules for pattern in rule.glob]
-    named = dict.fromkeys(check_glob(pattern) for pattern in patterns)
-    return [tag for tag in named if tag is not None and tag not in present]
+    # None for a pattern with wildcards.
+    literals = dict.fromkeys(check_glob(pattern) for pattern in patterns)
+    return [tag for tag in literals if tag is not None and tag not in tags]
 
 
 def _log_selection(
     repository: str,
-    kept: int,
+    kept_count: int,
     dropped: Mapping[str, Reason],
     missing: Sequence[str],
     console: Console,
 ) -> None:
-    """Log what is not selected and why, then how many tags are."""
+    """Log each dropped and each missing tag, then the number of selected tags."""
     for tag, reason in dropped.items():
         console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
     for tag in missing:
         console.log("warning", "tag_missing", f"{repository}: tag {tag!r} does not exist", tag=tag)
-    message = f"{repository}: {_count_text(kept, dropped)}"
-    if kept:
+    message = f"{repository}: {_count_text(kept_count, dropped)}"
+    if kept_count:
         console.log("info", "selected", message)
     else:
         console.log("warning", "nothing_selected", message)
 
 
-def _count_text(kept: int, dropped: Mapping[str, Reason]) -> str:
-    """Return `12 of 20 tags are selected (dropped: 5 glob, 3 exclude)`."""
-    text = f"{kept} of {kept + len(dropped)} tags are selected"
+def _count_text(kept_count: int, dropped: Mapping[str, Reason]) -> str:
+    """Format the counts: `12 of 20 tags are selected (dropped: 5 glob, 3 exclude)`."""
+    text = f"{kept_count} of {kept_count + len(dropped)} tags are selected"
     if not dropped:
         return text
     counts = Counter(dropped.values()).most_common()

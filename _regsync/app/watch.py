@@ -1,10 +1,10 @@
-"""Watch mode: cycle after cycle until a signal, each with the configuration as it is then.
+"""Run cycles until a signal arrives, and read the configuration again before each cycle.
 
-Owns: when a cycle begins, what a new configuration changes, what is shown of a cycle, and the
-states that probes ask for.
-May not know: how a run goes, HTTP.
-Invariants: a configuration that cannot be used leaves the last good one in force; what repeats is
-said once.
+Owns: when a cycle begins, which changes of the configuration are logged, which events of a cycle are
+shown, and the states that health probes report.
+May not know: how a run works, HTTP.
+Invariants: if the configuration becomes invalid, the last valid one stays in force. A message that
+repeats in the next cycle is not shown again.
 Follows: docs/specification.md section 1.5, docs/design.md section 10 ("Health", "Watch").
 """
 
@@ -34,35 +34,38 @@ from _regsync.sync.report import Outcome, Report
 from _regsync.sync.run import Run
 from _regsync.text import duration_text
 
-STANDSTILL_SECONDS = 900.0  # without an answer or a byte, after which /healthz says 503
-QUIET_SECONDS = 3600.0  # between two signs of life at DEBUG while nothing changes
+STANDSTILL_SECONDS = 900.0  # without progress, after which /healthz answers 503
+QUIET_SECONDS = 3600.0  # between two summaries at DEBUG while cycles have no news
 
-# Fields of a configuration whose change is told by name.
+# Global settings whose changes are logged by name.
 SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_limit")
 
-Log = Callable[..., None]  # as `Console.log`
-Read = Callable[[], ConfigFile]
-Load = Callable[[Log, ConfigFile], Config]
-ReadLock = Callable[[Config], Lock | None]  # None: the cycles are not from a lock
+Log = Callable[..., None]  # has the parameters of `Console.log`
+ReadFile = Callable[[], ConfigFile]  # reads the configuration file
+Load = Callable[[Log, ConfigFile], Config]  # parses and checks it
+ReadLock = Callable[[Config], Lock | None]  # returns None without `--locked`
 
 
 class Health(NamedTuple):
-    """What probes are told; replaced as a whole, because a thread of its own reads it."""
+    """The state that health probes report.
 
-    due: float  # when the cycle under way began, or when the next one is to begin
-    status: str = (
-        "starting"  # "ready" once a cycle has ended well; "stopping" from the first signal
-    )
-    cycle: dict[str, object] | None = None  # the last that has ended
-    reload_error: str | None = None
+    It is immutable, because the health listener's thread reads it. `Watch` replaces it as a whole.
+    Times are those of the event loop's clock, in seconds.
+    """
 
-    def answer(self, path: str, now: float, moved: float) -> tuple[int, dict[str, object]]:
-        """Return HTTP status and document for `/healthz` or `/readyz`.
+    due: float  # the start of the current cycle; between two cycles, the planned start of the next
+    # "ready" after the first successful cycle, "stopping" after the first signal
+    status: str = "starting"
+    cycle: dict[str, object] | None = None  # the result of the last finished cycle
+    reload_error: str | None = None  # why the configuration file is not in force; None if it is
 
-        `moved` is when a registry last answered or bytes last moved.
+    def answer(self, path: str, now: float, last_progress: float) -> tuple[int, dict[str, object]]:
+        """Return the HTTP status and the JSON document for `/healthz` or `/readyz`.
+
+        `last_progress` is the last time at which a registry answered or bytes of a blob were moved.
         """
         if path == "/healthz":
-            is_well = now - max(self.due, moved) < STANDSTILL_SECONDS
+            is_well = now - max(self.due, last_progress) < STANDSTILL_SECONDS
         else:
             is_well = self.status == "ready"
         document: dict[str, object] = {
@@ -75,9 +78,9 @@ class Health(NamedTuple):
 
 
 def changes(old: Config, new: Config) -> Iterator[str]:
-    """Give a line for each registry, mapping and setting that was added, removed or changed.
+    """Yield a line for each registry, mapping and setting that was added, removed or changed.
 
-    No line holds a value: it may be a secret.
+    The lines contain names but no values, because a value may be a secret.
     """
     before = named_parts(old)
     after = named_parts(new)
@@ -91,75 +94,75 @@ def changes(old: Config, new: Config) -> Iterator[str]:
 
 
 def named_parts(config: Config) -> dict[str, object]:
-    """Return what a configuration consists of, under the names that `changes` uses."""
-    mappings = defaultdict[str, list[object]](list)
+    """Return the registries, mappings and settings of a configuration by their names for `changes`."""
+    mappings = defaultdict[str, list[object]](list)  # several mappings may have one name
     for rule in config.mappings:
         name = f"mapping {rule.source.alias}/{rule.source_repository} -> {rule.target_repository}"
-        # By their aliases: a registry that has changed has a line of its own.
+        # Compare targets by alias only, because a changed registry has a line of its own.
         targets = [target.alias for target in rule.targets]
-        rules = (rule.tags, rule.min_age, rule.platforms, rule.artifacts)
-        mappings[name].append((targets, *rules))
+        mappings[name].append((targets, rule.tags, rule.min_age, rule.platforms, rule.artifacts))
     registries = {f"registry {alias}": registry for alias, registry in config.registries.items()}
     settings = {f"setting {name}": getattr(config, name) for name in SETTINGS}
     return {**registries, **mappings, **settings}
 
 
 class CycleLog:
-    """Shows what happens in cycles; what the cycle before has shown is not shown again."""
+    """Shows the messages and outcomes of a cycle, except those that repeat the previous cycle."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # Event and message of each line that was due, in the cycle before and in this one.
-        self._said_before = set[object]()
-        self._said_now = set[object]()
+        # (event, message) of each line of this cycle and of the previous one, shown or not.
+        self._lines = set[tuple[str, str]]()
+        self._previous_lines = set[tuple[str, str]]()
 
-        # How each image fails in this cycle, by source and target: code and HTTP status. Its
-        # message may hold a time.
+        # The images that fail in this cycle and in the previous one. The key is (source, target). The
+        # value identifies the error by (code, HTTP status), because its message may contain a time.
         self.failures = dict[tuple[str, str], object]()
-        self._failures_before = dict[tuple[str, str], object]()  # as `failures`, the cycle before
+        self._previous_failures = dict[tuple[str, str], object]()
 
-        self.has_news = False  # whether this cycle has shown an image
+        self.has_news = False  # whether an image was shown in this cycle
 
     def begin_cycle(self) -> None:
-        """Begin a cycle: what this one was is the cycle before now."""
-        self._said_before = self._said_now
-        self._said_now = set()
-        self._failures_before = self.failures
+        self._previous_lines = self._lines
+        self._lines = set()
+        self._previous_failures = self.failures
         self.failures = {}
         self.has_news = False
-        # Hints are shown once; the next failure may come months later, and needs its hint then.
+        # The same failure may occur again after months. Its hint is then needed again.
         self._console.shown_hints.clear()
 
     def log(self, level: str, event: str, message: str, **fields: object) -> None:
-        """Log a line, unless this cycle or the one before had the same; debugging sees all lines."""
-        line = (event, message)
-        is_repeated = line in self._said_before or line in self._said_now
-        if level in ("trace", "debug"):
-            is_repeated = False
-        else:
-            self._said_now.add(line)
-        if not is_repeated:
+        """Log a line, unless the same line was logged in this cycle or in the previous one.
+
+        Lines at DEBUG and TRACE are always logged.
+        """
+        is_new = True
+        if level not in ("trace", "debug"):
+            line = (event, message)
+            is_new = line not in self._lines and line not in self._previous_lines
+            self._lines.add(line)
+        if is_new:
             self._console.log(level, event, message, **fields)
 
-    def outcome(self, outcome: Outcome) -> None:
-        """Show an image that was copied, or that fails in another way than in the cycle before."""
+    def show_outcome(self, outcome: Outcome) -> None:
+        """Show an image that was synced, or whose failure differs from that of the previous cycle."""
         key = (outcome.source, outcome.target)
         if outcome.error is not None:
             self.failures[key] = (outcome.error.code, getattr(outcome.error, "status", None))
-        has_changed = self._failures_before.get(key) != self.failures.get(key)
+        has_changed = self._previous_failures.get(key) != self.failures.get(key)
         if outcome.status == "synced" or has_changed:
             self.has_news = True
             self._console.show_outcome(outcome)
 
     def end_cycle(self) -> None:
-        """Say which images no longer fail, a line for each pair of repositories."""
-        recovered = Counter[str]()
-        for key in sorted(self._failures_before.keys() - self.failures.keys()):
+        """Log how many images no longer fail, with a line for each pair of repositories."""
+        recovered = Counter[str]()  # images by "SOURCE -> TARGET"
+        for key in sorted(self._previous_failures.keys() - self.failures.keys()):
             source, target = (name.rpartition(":")[0] for name in key)
-            # Where the listing of a mapping failed (`REPO:*`), its images were not looked at: they
-            # count as failing.
+            # If a mapping's tags could not be listed, the failure's key is `REPO:*` and the mapping's
+            # images were not tried. Their earlier failures still count.
             if (f"{source}:*", f"{target}:*") in self.failures:
-                self.failures[key] = self._failures_before[key]
+                self.failures[key] = self._previous_failures[key]
             else:
                 recovered[f"{source} -> {target}"] += 1
         for name, count in recovered.items():
@@ -167,38 +170,56 @@ class CycleLog:
 
 
 class Watch:
-    """The loop over cycles. Clients, windows, connections and state live across cycles."""
+    """The loop over cycles. The transport and the state are kept from one cycle to the next."""
 
     def __init__(
-        self, console: Console, read: Read, load: Load, read_lock: ReadLock, interval: float
+        self,
+        console: Console,
+        read_file: ReadFile,
+        load: Load,
+        read_lock: ReadLock,
+        interval: float,
     ) -> None:
+        """Read the configuration and the lock. Raises ConfigError if either is invalid.
+
+        `interval` is the pause between two cycles, in seconds.
+        """
         self._console = console
-        self._read = read
+        self._read_file = read_file
         self._load = load
         self._read_lock = read_lock
         self._interval = interval
         self._log = CycleLog(console)
-        file = read()
-        self._text: bytes | None = file.text  # of the file as last read; None: it cannot be used
+        file = read_file()
+        # The text of the configuration in force. None after a failed reload, so that the next reload
+        # parses the file even if its old text was restored.
+        self._config_text: bytes | None = file.text
         self._config = load(self._log.log, file)
         self._lock = read_lock(self._config)
         self.transport = connect(console, self._log.log)
-        self._first_seen = self._first_seen_for(self._config, self._lock)
-        self._states = dict[str | None, StateFile]()  # by cache_dir, which a reload may change
-        self._stop = anyio.Event()
-        self._wake = anyio.Event()  # ends the pause between two cycles
-        self._number = 0  # of the cycle under way, or of the last one
-        self._last_sign_of_life = anyio.current_time()
+        # When each digest was first seen; None if no mapping has `min_age`.
+        self._first_seen = self._load_first_seen(self._config, self._lock)
+        # Open state files by cache_dir. A reload may change cache_dir.
+        self._states = dict[str | None, StateFile]()
+        self._stop = anyio.Event()  # set by the first SIGINT or SIGTERM
+        self._wake = anyio.Event()  # set to end the pause between two cycles
+        self._cycle_number = 0  # of the current or the last cycle; 0 before the first one
+        self._last_summary_at = anyio.current_time()  # when a cycle's summary was last logged
         self._health = Health(due=anyio.current_time())
-        self._cycle_scope = anyio.CancelScope()  # of the cycle under way
+        self._cycle_scope = anyio.CancelScope()  # cancels the current cycle
 
     def answer_probe(self, path: str) -> tuple[int, dict[str, object]]:
-        """Answer a probe, in whatever thread: all event loops of asyncio share one clock."""
+        """Return the HTTP status and the JSON document for `/healthz` or `/readyz`.
+
+        The health listener calls this in its own thread. `current_time` returns the same clock in the
+        event loops of both threads.
+        """
         return self._health.answer(path, anyio.current_time(), self.transport.last_progress)
 
     def on_signal(self, number: int) -> None:
-        """SIGHUP ends the pause. The first SIGINT or SIGTERM ends the watch after this cycle, the
-        second one ends the cycle.
+        """Stop after the current cycle on SIGINT or SIGTERM, or at once on a second one.
+
+        Any signal, SIGHUP included, ends the pause between two cycles.
         """
         if number in (signal.SIGINT, signal.SIGTERM):
             if self._stop.is_set():
@@ -208,33 +229,36 @@ class Watch:
         self._wake.set()
 
     async def run_cycles(self) -> None:
-        """Run a cycle, wait, and read the configuration again, until a signal stops the watch."""
+        """Run cycles, with the pause between them, until SIGINT or SIGTERM."""
         while not self._stop.is_set():
             self._wake = anyio.Event()
             self._log.begin_cycle()
-            if self._number > 0:
+            if self._cycle_number > 0:
                 self._reload()
             await self._run_cycle()
             if self._interval > self.transport.machine.timeouts.idle_connection:
-                # Idle connections would be stale by the next cycle. The transport opens new ones.
+                # Idle connections would expire before the next cycle, which opens new ones.
                 self.transport.close()
             with anyio.move_on_after(self._interval):
                 await self._wake.wait()
 
     def _reload(self) -> None:
-        """Take a changed configuration or lock; keep the last good ones where one is unusable."""
+        """Read the configuration and the lock again, and log their changes.
+
+        If either is invalid, log the error and keep the previous configuration and lock.
+        """
         try:
-            file = self._read()
-            has_new_config = file.text != self._text
+            file = self._read_file()
+            has_new_config = file.text != self._config_text
             config = self._load(self._log.log, file) if has_new_config else self._config
             lock = self._read_lock(config)
             has_new_lock = lock != self._lock
             self.transport.renew(config.in_use)
             if has_new_config or has_new_lock:
-                self._first_seen = self._first_seen_for(config, lock)
+                self._first_seen = self._load_first_seen(config, lock)
         except ConfigError as error:
-            # The file is read again before each cycle, and told again only in other words.
-            self._text = None
+            # Each reload fails until the file is valid again. `self._log` shows the error only once.
+            self._config_text = None
             self._health = self._health._replace(reload_error=str(error))
             for problem in error.problems or [error]:
                 text = f"{error.code}: {problem}; the last valid configuration stays in force"
@@ -242,35 +266,35 @@ class Watch:
             return
 
         if has_new_lock:
-            moved = compare(self._lock or Lock(), lock or Lock())
-            text = f"images added, removed or changed in the lock: {len(moved)}"
+            lock_changes = compare(self._lock or Lock(), lock or Lock())
+            text = f"images added, removed or changed in the lock: {len(lock_changes)}"
             self._console.log("info", "lock_changed", text)
             self._lock = lock
         if has_new_config:
             lines = list(changes(self._config, config))
             for line in (*lines, f"configuration changes: {len(lines)}"):
                 self._console.log("info", "reloaded", line)
-            self._text = file.text
+            self._config_text = file.text
             self._config = config
             self._health = self._health._replace(reload_error=None)
 
     async def _run_cycle(self) -> None:
-        """Copy what the configuration selects, once, and show what came of it."""
-        began = anyio.current_time()
+        """Sync all mappings once and show the results."""
+        start = anyio.current_time()
         started_at = utc_now()
-        self._number += 1
-        self._health = self._health._replace(due=began)
+        self._cycle_number += 1
+        self._health = self._health._replace(due=start)
         for warning in self._config.warnings:
             self._log.log("warning", "config", warning)
         self.transport.begin(self._config.in_use)
         report = Report()
         state = self._state_in(self._config.cache_dir)
         if self._first_seen is not None:
-            self._first_seen.refresh()  # other processes may have added to it
+            self._first_seen.refresh()  # another process may have written to its file
         work = Run(
             self.transport,
             self._config,
-            self._log.outcome,
+            self._log.show_outcome,
             report,
             state=state,
             first_seen=self._first_seen,
@@ -285,7 +309,7 @@ class Watch:
 
         if not report.interrupted:
             self._log.end_cycle()
-        duration = anyio.current_time() - began
+        duration = anyio.current_time() - start
         if self._console.writes_json:
             run_id = os.urandom(8).hex()
             transport = self.transport
@@ -296,7 +320,7 @@ class Watch:
             )
         self._record_cycle(report, started_at, duration)
 
-    def _first_seen_for(self, config: Config, lock: Lock | None) -> FirstSeen | None:
+    def _load_first_seen(self, config: Config, lock: Lock | None) -> FirstSeen | None:
         known = lock.first_seen_times() if lock is not None else None
         return first_seen_for(config, self.transport.machine.wall, self._log.log, known=known)
 
@@ -306,29 +330,32 @@ class Watch:
         return self._states[cache_dir]
 
     def _record_cycle(self, report: Report, started_at: str, duration: float) -> None:
-        """Keep the cycle for probes. Show it if it brought news, or if nothing was shown for long."""
+        """Publish the cycle's result to health probes, and log its summary.
+
+        The summary of a cycle without news is logged only at DEBUG, once an hour.
+        """
         now = anyio.current_time()
         cycle = {
-            "number": self._number,
+            "number": self._cycle_number,
             "started_at": started_at,
             "duration_s": round(duration, 3),
             "exit_status": report.exit_status(),
             "images": report.totals()["images"],
         }
         status = self._health.status
-        # After 1 some images failed, but others did not: the configuration serves.
-        serves = cycle["exit_status"] in (0, 1)
-        if status == "starting" and serves:
+        # Exit status 1 means that some images failed and others did not, which is enough to be ready.
+        is_successful = cycle["exit_status"] in (0, 1)
+        if status == "starting" and is_successful:
             status = "ready"
         next_cycle = now + self._interval
         self._health = self._health._replace(status=status, cycle=cycle, due=next_cycle)
 
-        text = f"cycle {self._number}: {'; '.join(report.summary(duration))}"
+        text = f"cycle {self._cycle_number}: {'; '.join(report.summary(duration))}"
         if self._log.has_news:
-            self._last_sign_of_life = now
+            self._last_summary_at = now
             self._console.log("info", "cycle", text, **cycle)
-        elif now - self._last_sign_of_life >= QUIET_SECONDS:
-            self._last_sign_of_life = now
+        elif now - self._last_summary_at >= QUIET_SECONDS:
+            self._last_summary_at = now
             state = "the same images fail" if self._log.failures else "all is well"
             self._console.log("debug", "quiet", f"{state}; {text}")
 
@@ -336,30 +363,35 @@ class Watch:
 async def run(
     console: Console,
     *,
-    read: Read,
+    read_file: ReadFile,
     load: Load,
     read_lock: ReadLock,
     interval: float,
-    health_at: tuple[str, int],
+    health_address: str,
+    health_port: int,
 ) -> int:
-    """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM; return the exit status.
+    """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM. Returns the exit status.
 
-    `health_at`: address and port at which probes are answered; ConfigError if nobody can listen.
+    Health probes are answered at `health_address` and `health_port`; port 0 means any free port.
+    Raises ConfigError if the configuration or the lock is invalid, or if the port cannot be opened.
     """
-    watch = Watch(console, read, load, read_lock, interval)
-    address, _ = health_at
-    numbers = [signal.SIGINT, signal.SIGTERM]
+    watch = Watch(console, read_file, load, read_lock, interval)
+    signals = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP"):
-        numbers.append(signal.SIGHUP)
-    with closing(watch.transport), serving(*health_at, watch.answer_probe) as addresses:
+        signals.append(signal.SIGHUP)
+    with (
+        closing(watch.transport),
+        serving(health_address, health_port, watch.answer_probe) as addresses,
+    ):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(listen_for_signals, watch.on_signal, numbers)
-            # The listener for signals starts at this checkpoint, before anything is announced.
+            tasks.start_soon(listen_for_signals, watch.on_signal, signals)
+            # This checkpoint lets the listener start, so that a signal that is sent after the next
+            # log line is not lost.
             await anyio.lowlevel.checkpoint()
-            port = addresses[0][1]
+            bound_port = addresses[0][1]
             text = (
                 f"waiting {duration_text(interval)} between cycles; "
-                f"health probes at {address} port {port}"
+                f"health probes at {health_address} port {bound_port}"
             )
             console.log("info", "listening", text)
             await watch.run_cycles()
