@@ -63,7 +63,7 @@ def test_long_challenges_are_read_in_linear_time(text: str) -> None:
 def realm(
     url: str, registry: str = "registry.example.org", scheme: str = "https", secret: bool = True
 ) -> str:
-    check_realm(url, scheme, registry, secret)
+    check_realm(url, registry, is_http_allowed=scheme == "http", has_credentials=secret)
     return url
 
 

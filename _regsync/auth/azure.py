@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from _regsync.auth.cloud import CloudEnvironment, Login, life_of
+from _regsync.auth.cloud import CloudEnvironment, Login, jwt_lifetime
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, RegistryError, WireError
@@ -167,7 +167,7 @@ async def log_in(
         raise
 
     now = machine.wall()
-    life = life_of(refresh_token, now)
+    life = jwt_lifetime(refresh_token, now)
     expires = math.inf if life is None else now + life
     credential = Credential(_TOKEN_USER, identity_token=refresh_token, found_at=token.found_at)
     return Login(credential, expires)

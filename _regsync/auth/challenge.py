@@ -1,9 +1,9 @@
-"""What a registry's refusal says: challenges and error bodies.
+"""Parsing of the challenges and error bodies that registries send.
 
-Owns: the grammar of WWW-Authenticate, which realms may get credentials, the shapes of error bodies.
+Owns: the grammar of WWW-Authenticate, the rules for realms, the formats of error bodies.
 May not know: credentials, tokens, sockets.
-Invariants: a realm that `check_realm` refuses gets no request, or a registry could have credentials
-sent to a stranger (R2, R9).
+Invariants: no request is sent to a realm that `check_realm` refuses. Otherwise a registry could have
+credentials sent to another party (R2, R9).
 Follows: docs/protocol-facts.md sections 1.12, 2.1 and 2.7.
 """
 
@@ -20,16 +20,25 @@ from _regsync.text import json_object, printable
 
 
 class Challenge(NamedTuple):
-    """One way to log in that a 401 offers. `scheme` is lower case; missing parts are empty."""
+    """One challenge of a WWW-Authenticate header. A missing parameter is empty."""
 
-    scheme: str
-    realm: str = ""
+    scheme: str  # lower case: `bearer`, `basic`, ...
+    realm: str = ""  # of a bearer challenge: the URL of the token service
     service: str = ""
     scope: str = ""
-    error: str = ""
+    error: str = ""  # `invalid_token` or `insufficient_scope`
+
+    @classmethod
+    def from_json(cls, fields: object) -> Challenge | None:
+        """Build a challenge from the list of its five fields. Returns None if the list is malformed."""
+        match fields:
+            case [str(scheme), str(realm), str(service), str(scope), str(error)]:
+                return cls(scheme, realm, service, scope, error)
+            case _:
+                return None
 
 
-# A word, and its value where `=` follows: quoted (the closing quote may be missing) or bare.
+# A word with its value if `=` follows. The value is quoted (the closing quote may be missing) or bare.
 _WORD = re.compile(
     r"""(?sx)
     (?P<name> [!#$%&'*+.^_`|~0-9A-Za-z-]+ )
@@ -39,15 +48,14 @@ _WORD = re.compile(
 
 
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
-    """Return the challenges in WWW-Authenticate headers, in any form seen in the wild
-    (docs/protocol-facts.md section 2.1).
+    """Parse the values of WWW-Authenticate headers, leniently (docs/protocol-facts.md section 2.1).
 
-    A word without `=` begins a challenge. Words with `=` are parameters of the challenge before
-    them.
+    A word without `=` is the scheme of a new challenge. A word with `=` is a parameter of the last
+    challenge.
     """
     challenges: list[dict[str, str]] = []
     for value in values:
-        parameters: dict[str, str] = {}  # parameters before the first challenge are dropped
+        parameters: dict[str, str] = {}  # parameters before the first scheme are ignored
         for word in _WORD.finditer(value):
             name = word["name"].lower()
             if word["quoted"] is not None:
@@ -64,10 +72,10 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
     ]
 
 
-# Domains below which strangers have names (docs/protocol-facts.md section 2.7), and ends of
-# addresses. A few common ones are enough, the public suffix list is not needed: the registry that
-# names the realm could take the credentials itself.
-_SHARED = r"""(?x)(?:.*\.)?(?:
+# Domains under which different parties can register names, and the end of an IPv4 address
+# (docs/protocol-facts.md section 2.7). A few common domains are enough. The full public suffix list is
+# not needed, because a hostile registry could collect the credentials itself.
+_SHARED_DOMAINS = r"""(?x)(?:.*\.)?(?:
     amazonaws\.(?:com(?:\.cn)?|eu) | on\.aws | awsapprunner\.com | cloudfront\.net | azurecr\.(?:io|cn|us) | azure\.com
     | azurewebsites\.net | windows\.net | cloudapp\.net | (?:pkg|pages|workers|r2|fly)\.dev | googleapis\.com
     | github\.(?:io|dev) | (?:gcr|gitlab|ngrok|ocir|jfrog|nip|sslip)\.io | appspot\.com | digitaloceanspaces\.com
@@ -77,22 +85,25 @@ _SHARED = r"""(?x)(?:.*\.)?(?:
 
 
 class _Objection(NamedTuple):
-    """Why a realm is not asked."""
+    """The reason for refusing a realm."""
 
-    text: str  # the end of a sentence
+    text: str  # the end of the error message
     hint: str | None = None
 
 
-def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
-    """Raise AuthError unless a registry may send us to the URL `realm` for a token
+def check_realm(realm: str, registry: str, *, is_http_allowed: bool, has_credentials: bool) -> None:
+    """Raise AuthError unless tokens may be requested from the URL `realm`
     (docs/protocol-facts.md section 2.7).
 
-    `registry` is the registry's host, `scheme` is that of its own URL. `has_credentials`: they would
-    go to the realm.
+    `registry` is the host of the registry that sent the realm. `is_http_allowed` is true if the
+    registry itself is reached over plain http. `has_credentials` is true if the token request would
+    carry credentials.
     """
-    objection = _objection_to(realm, scheme, registry, has_credentials)
+    objection = _objection_to(
+        realm, registry, is_http_allowed=is_http_allowed, has_credentials=has_credentials
+    )
     if objection is not None:
-        # What is before an `@` or behind a `?` may be a secret.
+        # The user info before an `@` and the query after a `?` may be secrets.
         without_query = realm.partition("?")[0]
         without_userinfo = without_query.rpartition("@")[2]
         place = printable(without_userinfo, 100)
@@ -101,22 +112,24 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
 
 
 def _objection_to(
-    realm: str, scheme: str, registry: str, has_credentials: bool
+    realm: str, registry: str, *, is_http_allowed: bool, has_credentials: bool
 ) -> _Objection | None:
-    """Return why a realm must not be asked, None where it may be. The arguments are those of
-    `check_realm`.
+    """Return the reason for refusing a realm, or None if the realm is acceptable.
+
+    The parameters are the same as for `check_realm`.
     """
     url = _split_url(realm)
     if url is None:
         return _Objection("which is not a URL")
     if "@" in url.netloc or "#" in realm:
         return _Objection("which holds user info or a fragment: refused")
-    if url.scheme not in ("https", scheme):
+    is_allowed_http = url.scheme == "http" and is_http_allowed
+    if url.scheme != "https" and not is_allowed_http:
         hint = "ask the registry's operator to correct its realm"
         return _Objection("which is not https", hint)
 
     host = (url.hostname or "").rstrip(".")
-    # The ports of one machine are one owner's, whichever of its names is used.
+    # All ports of this machine are trusted alike, also under different loopback names.
     is_same_machine = is_loopback(host) and is_loopback(registry)
     if host == registry or is_same_machine:
         return None
@@ -131,12 +144,12 @@ def _objection_to(
 
 
 def _split_url(text: str) -> SplitResult | None:
-    """Return the parts of a URL with a host; None for a text that is none."""
+    """Split a URL into its parts. Returns None if the text is not a valid URL with a host."""
     if not text.isascii() or not text.isprintable() or " " in text:
         return None
     try:
         url = urlsplit(text)
-        _ = url.port  # ValueError for a port that is no number
+        _ = url.port  # raises ValueError if the port is not a number from 0 to 65535
     except ValueError:
         return None
     has_host = bool((url.hostname or "").rstrip("."))
@@ -144,45 +157,47 @@ def _split_url(text: str) -> SplitResult | None:
 
 
 def _has_same_owner(host: str, registry: str) -> bool:
-    """Return whether a host's name says that it belongs to the registry's owner: it is below the
-    registry's own name, or below the parent domain unless strangers have names there too.
+    """Report whether a host belongs to the registry's owner, judged by its domain name.
+
+    The host must be the registry, a subdomain of the registry, or a subdomain of the registry's
+    parent domain. The parent domain must not be shared by different owners.
     """
     domains = [registry]
     parent = registry.partition(".")[2]
-    if not re.fullmatch(_SHARED, parent):
+    if not re.fullmatch(_SHARED_DOMAINS, parent):
         domains.append(parent)
-    # Below a name without a dot, such as `com` or a host of the local network, anybody may be.
+    # A domain without a dot, such as `com` or a host name of the local network, has no single owner.
     return any("." in domain and f".{host}".endswith(f".{domain}") for domain in domains)
 
 
 class _ErrorEntry(NamedTuple):
-    """One error of a body. A part that is missing, or is no text, is empty."""
+    """One element of `errors` in an error body. A field that is missing or not a string is empty."""
 
     code: str = ""
     message: str = ""
 
 
 def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
-    """Return the error codes and the message of an error body, in any shape of
-    docs/protocol-facts.md section 1.12. Both are empty for an HTML page.
+    """Parse an error body of any format in docs/protocol-facts.md section 1.12.
 
-    The message is the server's own text, of any length. Secrets are to be redacted before it is
-    cut.
+    Returns the error codes and the message. Both are empty if the body is an HTML page. The message is
+    untrusted text of any length. The caller must redact secrets in it before shortening it.
     """
     document = json_object(body)
     if document is None:
-        is_page = b"<" in body[:2000]
-        return (), "" if is_page else body.decode("utf-8", "replace")
+        is_html = b"<" in body[:2000]
+        return (), "" if is_html else body.decode("utf-8", "replace")
 
     entries = _error_entries(document.get("errors"))
     if not entries:
-        # Token services, proxies and some registries give one message, under one of these names.
+        # Token services, proxies and some registries send a single message, in one of these fields.
         names = ("message", "error_description", "details", "error")
         texts = [_as_text(document.get(name)) for name in names]
         entries = [_ErrorEntry(message=next(filter(None, texts), ""))]
     codes = tuple(entry.code for entry in entries if entry.code)
     sentences = [" ".join(filter(None, entry)) for entry in entries]
-    unique = dict.fromkeys(filter(None, sentences))  # some repeat one error for each blob
+    # Some registries repeat the same error for each blob.
+    unique = dict.fromkeys(filter(None, sentences))
     return codes, "; ".join(unique)
 
 

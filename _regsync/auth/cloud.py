@@ -90,7 +90,7 @@ class CloudModule(Protocol):
         """
 
 
-def life_of(token: str, now: float) -> float | None:
+def jwt_lifetime(token: str, now: float) -> float | None:
     """Return for how many seconds a JWT serves; None where it does not say.
 
     Both ends are by the clock that issued it, as ours may be wrong. `now` stands in for a missing

@@ -1,8 +1,8 @@
-"""The tokens of one registry: which scopes each covers, and which of them serves a request.
+"""A cache of one registry's bearer tokens, searched by the scopes that a request needs.
 
-Owns: tokens given and pending, what a registry has taught of its scopes.
-May not know: challenges, credentials, how a token is asked for.
-Invariants: a dropped token is not given out again.
+Owns: issued and pending tokens, and the registry's rules for scopes.
+May not know: challenges, credentials, the token service.
+Invariants: `find` does not return a dropped token.
 Follows: docs/design.md section 6 (rule 2), docs/protocol-facts.md sections 2.2 and 2.5.
 """
 
@@ -17,22 +17,23 @@ import anyio
 from _regsync.auth.credentials import Pair
 from _regsync.errors import SyncError
 
-# Repository -> actions ("pull" or "pull,push"). The repository that is needed now stands first.
+# Repository -> actions ("pull" or "pull,push"), in the order of the scope parameters. The repository of
+# the request that needs the token comes first.
 Scopes = Mapping[str, str]
 
-# Seconds. A body cannot be sent twice, so a token of unknown life that is older does not go with
-# it.
+# Seconds. The largest age at which a token of unknown lifetime is sent with a body, because the body
+# could not be sent again after a 401.
 _UNKNOWN_LIFE_BEFORE_BODY = 60.0
 
-# How many dropped tokens are remembered: requests that carry them may be under way.
+# The number of dropped tokens that are kept to recognize them in the answers to earlier requests.
 _MOST_DROPPED = 64
 
 
 class Use(NamedTuple):
-    """What a request does with its token."""
+    """The kind of access that a request needs."""
 
     repository: str
-    is_reading: bool
+    is_reading: bool  # whether the method is GET or HEAD
 
 
 def use_of(repository: str, method: str) -> Use:
@@ -40,50 +41,53 @@ def use_of(repository: str, method: str) -> Use:
 
 
 class Token:
-    """A bearer token, from the moment in which it is asked for.
+    """A bearer token that was requested from the token service.
 
-    While its exchange with the token service runs, other requests may wait for `done`. After that
-    there is a `value`, or an `error`. There is neither where the exchange was cancelled, or was
-    refused because of too many scopes: then whoever needs the token asks again.
+    While the token request is pending, other tasks may wait for `done`. After that the token has a
+    `value` or an `error`. It has neither if the token request was cancelled, or was refused because
+    of its number of scopes. In this case each waiting task must request a token again.
     """
 
     def __init__(self, scopes: Scopes, covers_more: bool, requested_at: float) -> None:
         self.scopes = scopes
-        # Whether `scopes` has more than the request needs for which the token was asked.
+        # Whether `scopes` contains more than the scopes of the request that needed the token.
         self.covers_more = covers_more
-        self.requested_at = requested_at
+        self.requested_at = requested_at  # seconds of the event loop's clock
 
-        self.done = anyio.Event()
-        self.value = ""
-        self.error: SyncError | None = None
+        self.done = anyio.Event()  # set when the token request has ended
+        self.value = ""  # the token itself, a secret
+        self.error: SyncError | None = None  # the failure of the token request
 
-        self.renew_at: float | None = None  # None: nobody knows how long it lives
-        self.worked_for: set[Use] = set()  # what the requests did that it has let in
+        # Seconds of the event loop's clock. None if the token's lifetime is unknown.
+        self.renew_at: float | None = None
+        self.worked_for: set[Use] = set()  # the uses for which the registry has accepted the token
 
 
 class TokenCache:
-    """The tokens of one registry: those that it has given, and the pending ones."""
+    """The bearer tokens of one registry, issued and pending."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._tokens: dict[frozenset[Pair], Token] = {}  # by scopes
-        self._by_value: dict[str, Token] = {}  # the same tokens, by their texts
+        self._now = now  # the event loop's clock, in seconds
+        # Issued tokens, by their set of (repository, actions).
+        self._tokens: dict[frozenset[Pair], Token] = {}
+        self._by_value: dict[str, Token] = {}  # the same tokens, by their values
         self._dropped = deque[Token](maxlen=_MOST_DROPPED)
-        self.pending: list[Token] = []  # the exchange for each is under way
+        self.pending: list[Token] = []  # tokens whose request to the token service has not ended
 
-        # Two things that refusals teach. Whether a token has to cover exactly what a request touches,
-        # and nothing more:
-        self.needs_exact = False
-        # The one scope that the registry gives for all repositories; empty where it has none such.
+        # Whether a request may only carry a token whose scopes are exactly the scopes that the request
+        # needs. Set if the registry has refused a token that covers more.
+        self.needs_exact_scopes = False
+        # The scope that the registry uses for every repository (ECR Public: `aws`). Usually empty.
         self.scope_for_all = ""
 
     def values(self) -> list[str]:
-        """Return the tokens' own texts, which are secrets."""
+        """Return the values of all issued tokens. They are secrets."""
         return [token.value for token in self._tokens.values()]
 
     def sent_in(self, authorization: str | None) -> Token | None:
-        """Return the token in an Authorization header, also one that was dropped after the request
-        was sent; None for a header without a token of ours.
+        """Return the token that an Authorization header contains, even if it was dropped recently.
+
+        Returns None if the header contains no token of this registry.
         """
         value = (authorization or "").removeprefix("Bearer ")
         token = self._by_value.get(value)
@@ -92,22 +96,22 @@ class TokenCache:
         return next((token for token in self._dropped if token.value == value), None)
 
     def is_in_use(self, token: Token) -> bool:
-        """Return whether a token has not been dropped."""
+        """Report whether a token is in the cache, that is, has not been dropped."""
         return self._by_value.get(token.value) is token
 
     def is_live(self, token: Token, before_body: bool) -> bool:
-        """Return whether a token has so much of its life left that a request can be sent with it.
+        """Report whether a token will remain valid long enough to send a request with it.
 
-        `before_body`: the request has a body, which cannot be sent again after a 401.
+        `before_body` is set for a request whose body cannot be sent again after a 401.
         """
         if token.renew_at is not None:
             return self._now() < token.renew_at
-        # Nobody knows when the token ends. A 401 will tell, unless there is a body.
+        # The token's lifetime is unknown. A request without a body can be repeated after a 401.
         return not before_body or self._now() - token.requested_at < _UNKNOWN_LIFE_BEFORE_BODY
 
     def has_rights(self, token: Token, needed: Scopes) -> bool:
-        """Return whether a token gives all rights that a request needs."""
-        if self.needs_exact:
+        """Report whether a token's scopes allow a request that needs the scopes `needed`."""
+        if self.needs_exact_scopes:
             return token.scopes == needed
         if self.scope_for_all:
             return True
@@ -117,28 +121,29 @@ class TokenCache:
         )
 
     def find(self, needed: Scopes, before_body: bool) -> Token | None:
-        """Return the youngest token that serves a request, a pending one only if there is no other.
+        """Return the newest live token whose scopes allow a request.
 
-        None where a token has to be asked for. `before_body` is that of `is_live`.
+        Returns a pending token only if no issued token is suitable. Returns None if a new token must be
+        requested. `before_body` has the same meaning as in `is_live`.
         """
-        if self.needs_exact:
-            # Only one token can serve: there is no need to look at thousands.
+        if self.needs_exact_scopes:
+            # At most one token is suitable. There may be thousands of tokens, so look it up.
             exact = self._tokens.get(frozenset(needed.items()))
-            given = [exact] if exact else []
+            issued = [exact] if exact else []
         else:
-            given = [*self._tokens.values()]
-        for tokens in (given, self.pending):
-            serving = [
+            issued = [*self._tokens.values()]
+        for tokens in (issued, self.pending):
+            suitable = [
                 token
                 for token in tokens
                 if self.has_rights(token, needed) and self.is_live(token, before_body)
             ]
-            if serving:
-                return max(serving, key=lambda token: token.requested_at)
+            if suitable:
+                return max(suitable, key=lambda token: token.requested_at)
         return None
 
     def covered_scopes(self, before_body: bool) -> set[Pair]:
-        """Return which scopes need no further token: those of all live tokens, given or pending."""
+        """Return the scopes of all live tokens, issued and pending."""
         tokens = [*self._tokens.values(), *self.pending]
         return {
             scope
@@ -148,9 +153,9 @@ class TokenCache:
         }
 
     def add(self, new_token: Token) -> None:
-        """Keep a new token; drop the old token of the same scopes, and all that have ended."""
-        # A run of many days would collect ended tokens without bound.
+        """Add an issued token. Drop the old token with the same scopes, and all expired tokens."""
         key = frozenset(new_token.scopes.items())
+        # Without this, expired tokens would accumulate in a run of many days.
         outdated = [
             old_key
             for old_key, token in self._tokens.items()
@@ -162,17 +167,18 @@ class TokenCache:
         self._by_value[new_token.value] = new_token
 
     def drop(self, refused: Token, needed: Scopes) -> list[str]:
-        """Drop a refused token, and all others with which the same request would be refused too.
-        Return the values of all dropped tokens.
+        """Drop a refused token, and the tokens that would be refused for the same request.
+
+        `needed` are the scopes of the refused request. Returns the values of all dropped tokens.
         """
 
-        def is_refused_too(token: Token) -> bool:
-            # An older token has ended as well.
+        def would_be_refused(token: Token) -> bool:
+            # A token that was issued before the refused token has probably ended too.
             is_older = token.requested_at <= refused.requested_at
             return token.value == refused.value or (is_older and self.has_rights(token, needed))
 
-        dropped = [key for key, token in self._tokens.items() if is_refused_too(token)]
-        return [self._drop(key).value for key in dropped]
+        keys = [key for key, token in self._tokens.items() if would_be_refused(token)]
+        return [self._drop(key).value for key in keys]
 
     def _drop(self, key: frozenset[Pair]) -> Token:
         token = self._tokens.pop(key)
@@ -187,8 +193,8 @@ def _actions_in(text: str) -> set[str]:
 
 
 def union_of(first: str, second: str) -> str:
-    """Return the actions of both texts: `pull,push` for `push` and `pull`.
+    """Combine two lists of actions: `push` and `pull` become `pull,push`.
 
-    They are sorted, because registries compare literally (docs/protocol-facts.md section 2.2).
+    The actions are sorted, because registries compare the text (docs/protocol-facts.md section 2.2).
     """
     return ",".join(sorted(_actions_in(first) | _actions_in(second)))

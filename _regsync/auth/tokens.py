@@ -1,10 +1,10 @@
-"""The Authorization header of each request to one registry, and the tokens behind it.
+"""The Authorization headers of requests to one registry, and the bearer tokens in them.
 
-Owns: the challenge in force, which scopes are asked for, the exchange with the token service.
-May not know: sockets, permits, where a credential was found, how a cloud logs in.
-Invariants: a secret goes to its own registry, or to a realm that `check_realm` let pass; it is in
-no message and no log (I6). A refused password is not sent again: accounts get locked. No header is
-returned that is known as refused.
+Owns: the current challenge, the choice of scopes, token requests to the registry's token service.
+May not know: sockets, permits, sources of credentials, cloud logins.
+Invariants: a secret is only sent to its own registry, or to a realm that `check_realm` accepts. No
+message and no log contains a secret (I6). A refused password is not sent again, because repeated
+failures lock accounts. `authorization` never returns a header that was refused.
 Follows: docs/design.md sections 3, 6 and 9, docs/protocol-facts.md sections 2 and 9.2 (R2, R9, R18,
 R19).
 """
@@ -20,70 +20,70 @@ from urllib.parse import urlencode
 
 from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, parse_error_body
-from _regsync.auth.cloud import Answer, CloudLogin, Fetch, life_of
+from _regsync.auth.cloud import Answer, CloudLogin, Fetch, jwt_lifetime
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.token_cache import Scopes, Token, TokenCache, Use, union_of, use_of
 from _regsync.errors import AuthError, LoginExpired, RegistryError, SyncError
 from _regsync.net.http1 import parse_retry_after
 from _regsync.text import json_object, one_line, printable, redact
 
-# How many repositories one token covers (docs/design.md section 6, rule 2). Eight scopes of the
-# longest names stay below any server's limit on a URL.
+# The largest number of repositories that one token request names (docs/design.md section 6, rule 2).
+# Even with the longest names, the URL stays below the limits of all known servers.
 _MOST_REPOSITORIES = 8
 
-# The share of its life after which a token is renewed.
+# The fraction of a token's lifetime after which the token is renewed.
 _REFRESH_AT = 0.9
 
-# Seconds. The token specification's minimum; a shorter life is read as this one
-# (docs/protocol-facts.md section 2.5).
+# Seconds. The token specification requires at least this lifetime. A shorter `expires_in` is treated as
+# this value (docs/protocol-facts.md section 2.5).
 _SHORTEST_LIFE = 60.0
 
-# Answers to a POST by a token service that knows only GET, or only a part of POST (Artifactory
-# says 401, ACR 400).
+# Statuses that a token service returns to a POST if it supports only GET, or only some of the POST
+# grants (Artifactory: 401, ACR: 400).
 _STATUSES_WITHOUT_POST = (400, 401, 404, 405)
 
-# Answers by which a token service may refuse several repositories at once, though it would give a
-# token for the one that is needed: because of another one, or because of their number (ghcr: 403).
+# Statuses with which a token service may refuse a request for several repositories although it would
+# issue a token for one of them: it refuses another repository, or the number of scopes (ghcr: 403).
 _STATUSES_FOR_TOO_MUCH = (400, 403, 404, 413, 414, 431)
 
-# A value in a URL's query: any value may be the URL's signature. A shorter value would be found in
-# any text, a longer one does not fit into a line.
+# Matches each value in a URL's query, because any value may be the URL's signature. Values shorter than
+# 8 characters would mask unrelated text. Values longer than 2048 exceed the length of a printed line.
 _QUERY_VALUES = "=([^&]{8,2048})"
 
-# How many refused logins are remembered: requests that wait may be about to send them.
+# The number of refused logins that are kept, so that queued requests do not send them again.
 _MOST_REFUSED = 64
 
-# How often one request may find that a token which had worked has ended.
+# The number of times that one request may be repeated because a token that had worked was refused.
 _MOST_RENEWALS = 5
 
-# How many former secrets are remembered. Each is looked for in each error.
+# The number of former secrets that are kept. Every error text is searched for all of them.
 _MOST_SECRETS_SEEN = 512
 
 
 class Refusal(Enum):
-    """Why a refused request may be repeated."""
+    """The reason why the registry refused a request's login, if the request may be repeated."""
 
-    # It had no login, or one that has not worked for its kind of request yet. Another may work.
+    # The request had no login, or a login that has not yet been accepted for this kind of request.
     UNPROVEN = auto()
 
-    # Its token had worked, and has ended: it was revoked, or counts its uses.
+    # The request's token had been accepted before. It was revoked, or its number of uses is limited.
     ENDED = auto()
 
-    # Its token had worked, and was dropped when another request found that it has ended.
+    # The request's token had been accepted before, and another request's 401 has already removed it.
     REPLACED = auto()
 
 
 class LoginRefusals:
-    """Counts how often one request was refused for its login, to bound how often it is repeated."""
+    """The number of times that one request's login was refused. It limits the repetitions."""
 
     def __init__(self) -> None:
-        self._unproven = 0
-        self._ended = 0
+        self._unproven = 0  # refusals of type Refusal.UNPROVEN
+        self._ended = 0  # refusals of type Refusal.ENDED
 
     def may_repeat(self, refusal: Refusal | None) -> bool:
-        """Count a refusal, and return whether the request may be sent again with another login.
+        """Count a refusal, and report whether the request may be sent again with another login.
 
-        `refusal` is None where no other login would help.
+        `refusal` is None if no other login would help.
         """
         match refusal:
             case None:
@@ -93,21 +93,23 @@ class LoginRefusals:
             case Refusal.ENDED:
                 self._ended += 1
             case Refusal.REPLACED:
-                # No bound is needed: each token that was replaced has let other requests in. Fewer
-                # and fewer of them compete with this one, until it comes through.
+                # No limit is needed. Every replaced token was accepted for other requests, so
+                # these requests make progress and eventually stop competing with this request.
                 pass
         return self._unproven <= 1 and self._ended <= _MOST_RENEWALS
 
 
 class Authenticator:
-    """The login at one registry: with one credential, or none, and the tokens got by it.
+    """Authenticates requests to one registry, with one credential or anonymously.
 
-    Several tasks may be in its methods at the same time, and each may be cancelled there.
+    Several tasks may call its methods concurrently. Each call may be cancelled.
 
-    Attributes that others read:
-    `credential` is in use; it is empty where `is_anonymous`. `is_proven`: a request with it was let
-    in. `refused` are the logins (Authorization headers and refresh tokens) that were refused lately:
-    whoever has waited looks there before sending one.
+    Public attributes:
+    `credential`: the credential in use. Its fields are empty if `is_anonymous` is true.
+    `is_proven`: whether the registry has accepted a request with this credential.
+    `refused`: the logins (Authorization headers and refresh tokens) that were refused recently. A task
+    checks this list after each wait, before it sends a login.
+    `cloud_login`: the cloud login that provides the credential, or None.
     """
 
     def __init__(
@@ -119,40 +121,43 @@ class Authenticator:
         now: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        self._scheme = origin.scheme
-        self._host = origin.host
-        self._authority = origin.authority
+        self._is_https = origin.scheme == "https"  # whether the registry is reached over TLS
+        self._host = origin.host  # the registry's host, without a port
+        self._authority = origin.authority  # `host` or `host:port`, for messages
         self._fetch = fetch
-        self._now = now
-        self._wall = wall
+        self._now = now  # the event loop's clock, in seconds
+        self._wall = wall  # seconds since 1970
 
         self.refused = deque[str](maxlen=_MOST_REFUSED)
-        self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)  # in use, or lately in use
+        # Current and former secrets, and signatures in URLs. They are masked in every text.
+        self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
         self.cloud_login = credential if isinstance(credential, CloudLogin) else None
-        # A cloud gives its credential when it is first asked for one.
+        # A cloud login provides its credential later, in `_renew_cloud_login`.
         self._set_credential(credential if isinstance(credential, Credential) else None)
 
-        # What the registry asks for; None: it has asked for nothing yet.
+        # The challenge that each request answers. None until the registry has sent a challenge.
         self._challenge: Challenge | None = None
-        # False where an earlier run has left the challenge: then it may be out of date.
+        # False if `_challenge` was saved by an earlier run. Such a challenge may be out of date.
         self._challenged_in_this_run = False
-        self._planned_scopes: dict[str, str] = {}  # actions of this run, by repository
+        # Repository -> the actions ("pull" or "pull,push") that this run will need there.
+        self._planned_scopes: dict[str, str] = {}
         self._tokens = TokenCache(now)
-        # By repository and actions: the registry's own words for a scope, where ours do not serve.
+        # (repository, actions) -> the scope that the registry requested for them in a 401, if it
+        # differs from `repository:NAME:ACTIONS`.
         self._scope_overrides: dict[Pair, str] = {}
 
     def _set_credential(self, credential: Credential | None) -> None:
-        """Use a credential from now on, None for no login."""
+        """Use a credential from now on. None means anonymous requests."""
         self.is_anonymous = credential is None
         self.credential = credential or Credential()
         self.is_proven = False
         self._secrets_seen.extend(filter(None, self.credential.secrets))
-        # The token service takes this, until it sends a newer one.
+        # The OAuth2 refresh token to send to the token service, or "". The service may replace it.
         self._refresh_token = self.credential.identity_token
 
     @property
     def login_hint(self) -> str:
-        """How a credential gets here."""
+        """Advice for the user on how to provide a credential."""
         hint = (
             f"log in with a container client (docker login {self._authority}), "
             "or configure auth_type: basic"
@@ -163,7 +168,7 @@ class Authenticator:
 
     @property
     def denied_hint(self) -> str:
-        """What may help where the registry does not let us do what we ask."""
+        """Advice for the user if the registry denies access."""
         if self.is_anonymous:
             return (
                 f"{self.login_hint}, since no credentials are in use; or check the name: "
@@ -172,8 +177,10 @@ class Authenticator:
         return f"check which rights the credentials ({self.credential.found_at}) have there"
 
     async def _renew_cloud_login(self, refused: Credential | None = None) -> None:
-        """Take a cloud's login in its present state: it is renewed before its end, and at once where
-        it is the credential that the registry has `refused`.
+        """Update `credential` from the cloud login, if there is a cloud login.
+
+        The cloud login renews an expiring credential. It also renews the credential that the registry
+        has `refused`.
         """
         if self.cloud_login is None:
             return
@@ -182,133 +189,147 @@ class Authenticator:
         if not is_unchanged:
             self._set_credential(credential)
 
-    async def _has_other_login(self, refused: Credential) -> bool:
-        """Return whether there is now another credential than one that the registry has refused.
+    async def _obtain_other_login(self, refused: Credential) -> bool:
+        """Try to replace a credential that the registry has refused. Report whether it was replaced.
 
-        Only a cloud gives another one. It is asked for it, unless another task has done so already.
+        Only a cloud login can provide another credential. If another task has already replaced
+        `refused`, the cloud is not asked again.
         """
         has_worked = self.is_proven or refused != self.credential
         if not has_worked:
-            return False  # the cloud would give this identity a login that is refused too
+            return False  # a new login of the same cloud identity would be refused too
         await self._renew_cloud_login(refused)
         return self.credential != refused
 
-    # What a run declares, and what is kept between runs.
+    # Runs, and the state that is kept between runs.
 
     def begin(self) -> None:
-        """Begin another run: it declares its repositories anew, and is challenged anew."""
+        """Start another run: discard the planned scopes, and treat the challenge as out of date."""
         self._planned_scopes = {}
         self._challenged_in_this_run = False
-        self.refused.clear()  # somebody may have given the account its rights back
+        self.refused.clear()  # the account may have been unlocked since the last run
 
     def plan_scope(self, repository: str, actions: str) -> None:
-        """Declare that this run will use a repository, so that the next token covers it too (rule 2:
-        one token covers up to eight repositories).
+        """Declare that this run will use a repository, so that the next token request names it too.
+
+        One token covers up to eight repositories (rule 2).
         """
         planned = self._planned_scopes.get(repository, actions)
         self._planned_scopes[repository] = union_of(planned, actions)
 
     @property
     def service(self) -> str:
-        """The service that the registry's challenge names; empty as long as there was none."""
+        """The `service` of the registry's challenge. Empty if the registry sent no challenge yet."""
         return self._challenge.service if self._challenge is not None else ""
 
     @property
     def snapshot(self) -> list[list[str] | bool | None]:
-        """What the state keeps for `restore`, as JSON: the fields of the challenge, and whether each
-        token has to be exact.
+        """The JSON value that `restore` accepts in the next run: a list of two elements.
+
+        The first element is the list of the challenge's fields, or None if there is no challenge or if
+        the challenge may contain a secret. The second element reports whether this registry needs
+        tokens with exact scopes (`TokenCache.needs_exact_scopes`).
         """
         fields: list[str] | None = None
         if self._challenge is not None:
             redacted = self.redact(" ".join(self._challenge))
-            was_cut = redacted.endswith("…")  # nobody has searched what was cut off
+            was_cut = redacted.endswith("…")  # the part after the cut was not searched
             may_hold_secret = "***" in redacted or was_cut
             fields = None if may_hold_secret else [*self._challenge]
-        return [fields, self._tokens.needs_exact]
+        return [fields, self._tokens.needs_exact_scopes]
 
     def restore(self, snapshot: object) -> None:
-        """Take over the `snapshot` of an earlier run, so that this one need not be refused to learn
-        the challenge. A value of another form is ignored. The realm is checked when it is used.
+        """Restore the challenge and the exact-scopes rule from the `snapshot` of an earlier run.
+
+        With a saved challenge the first request can carry a token, which saves a 401 round trip.
+        The realm is validated when it is used. A malformed snapshot is ignored.
         """
         match snapshot:
-            case [fields, bool(needs_exact)]:
-                self._tokens.needs_exact = self._tokens.needs_exact or needs_exact
+            case [saved_challenge, bool(needs_exact_scopes)]:
+                challenge = Challenge.from_json(saved_challenge)
             case _:
                 return
-        match fields:  # those of a Challenge
-            case [str(), str(), str(), str(), str()] if self._challenge is None:
-                challenge = Challenge(*fields)
-                # A password goes over http only where this run was asked for it
-                # (docs/protocol-facts.md section 2.6).
-                if challenge.scheme == "bearer" or self._scheme == "https":
-                    self._challenge = challenge
+        self._tokens.needs_exact_scopes |= needs_exact_scopes
+        if challenge is None or self._challenge is not None:
+            return
+        # With the Basic scheme the password itself would be sent. Over plain http it is only sent if
+        # the registry has asked for it in this run (docs/protocol-facts.md section 2.6).
+        if challenge.scheme == "bearer" or self._is_https:
+            self._challenge = challenge
 
     def secrets(self) -> Iterator[str]:
-        """Yield the secrets in use and lately in use, which no text may show; some are empty."""
+        """Yield all current and recent secrets, which must be masked in texts. Some are empty."""
         yield self._refresh_token
         yield from self._tokens.values()
         yield from self.credential.secrets
         yield from self._secrets_seen
 
     def redact(self, text: str) -> str:
-        """Return a text on one line without our secrets. To be called before the text is cut, as
-        half a secret is not found.
+        """Mask all secrets of this registry in a text, and join its lines.
+
+        Call it before the text is shortened, because a truncated secret would not be found.
         """
         return redact(text, self.secrets())
 
-    def treat_as_secret(self, target: str) -> None:
-        """Let no text show the signature in a URL that the registry has sent us to."""
-        self._secrets_seen.extend(re.findall(_QUERY_VALUES, target))
+    def treat_as_secret(self, url: str) -> None:
+        """Mask the query values of a redirect's URL in all later texts: they may be a signature."""
+        self._secrets_seen.extend(re.findall(_QUERY_VALUES, url))
 
-    # What a request carries, and what its refusal teaches.
+    # Requests and refusals.
 
     async def authorization(
         self, repository: str, actions: str, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
-        """Return the Authorization header for a request; None where it goes without a login, as long as
-        the registry has asked for none. SyncError where no token can be had.
+        """Return the Authorization header for a request.
 
-        `extra`: further repositories that the request touches, each with its actions.
-        `before_body`: the request has a body, which cannot be sent again after a 401.
+        Returns None if the request is sent without a login, because the registry has not asked for a
+        login. Raises SyncError if no token can be obtained.
+
+        `extra` lists further repositories that the request uses, each with its actions. `before_body`
+        is set for a request whose body cannot be sent again after a 401.
         """
         challenge = self._challenge
-        fixed_token = self.credential.registry_token
-        # Over http, where others may listen, it goes only to a registry that asks for a login.
-        may_send_unasked = self._scheme == "https"
-        if fixed_token and (challenge is not None or may_send_unasked):
-            return f"Bearer {fixed_token}"
+        static_token = self.credential.registry_token
+        # Plain http can be overheard. There the token is only sent if the registry asks for a login.
+        may_send_unasked = self._is_https
+        if static_token and (challenge is not None or may_send_unasked):
+            return f"Bearer {static_token}"
         if challenge is None:
             return None
         if challenge.scheme == "basic":
             await self._renew_cloud_login()
             basic = self.credential.basic
-            if basic in self.refused:  # the cloud has given the same password again
+            if basic in self.refused:  # the cloud has returned the refused password again
                 raise self._refused_error(self._authority)
             return basic
 
         needed = {repository: actions}
-        for name, rights in extra:
-            needed[name] = union_of(needed.get(name, rights), rights)
+        for name, extra_actions in extra:
+            needed[name] = union_of(needed.get(name, extra_actions), extra_actions)
         try:
-            return f"Bearer {await self._token_for(needed, before_body)}"
+            return f"Bearer {await self._obtain_token(needed, before_body)}"
         except (AuthError, RegistryError) as error:
             was_login_refused = isinstance(error, AuthError) and error.fatal
             is_challenge_current = self._challenged_in_this_run
             if error.retryable or was_login_refused or is_challenge_current:
                 raise
-        # An earlier run has left this challenge, and it leads to no token any more. A request without
-        # a login is answered with the present one.
+        # The challenge was saved by an earlier run, and its token service no longer issues tokens.
+        # The registry answers a request without a login with its current challenge.
         self._challenge = None
         return None
 
     def record_success(self, header: str | None, repository: str, method: str) -> None:
-        """Note that a request with an Authorization header, None for none, was let in."""
+        """Record that the registry accepted a request with this Authorization header.
+
+        `header` is None for a request without a login.
+        """
         if header is None:
             return
         self.is_proven = True
         token = self._tokens.sent_in(header)
         if token is not None:
-            # A later 401 to the same use means that the token has ended, and not that it lacks a right.
+            # After this, a 401 to the same kind of request means that the token has ended. Otherwise
+            # it could mean that the token does not grant the action.
             token.worked_for.add(use_of(repository, method))
 
     async def on_unauthorized(
@@ -319,16 +340,18 @@ class Authenticator:
         actions: str,
         method: str = "GET",
     ) -> Refusal | None:
-        """Take over what a 401 asks for, so that `authorization` answers it from now on. Return why the
-        request may be sent again, None where it may not be; AuthError where no login can help.
+        """Adopt the challenge of a 401 answer, so that later calls of `authorization` answer it.
+
+        Returns the reason for the refusal if the request may be sent again, and None if it may not.
+        Raises AuthError if no login can help.
 
         `challenges` are the WWW-Authenticate headers of the 401. `refused_header` is the
-        Authorization header of the refused request, None where it had none.
+        Authorization header of the refused request, or None if the request had no such header.
         """
         offered = parse_challenges(challenges)
-        # A 401 without a challenge repeats the one that has led to `refused_header`.
-        known = self._challenge if refused_header is not None else None
-        chosen = self._choose_challenge(offered, known)
+        # A 401 without a usable challenge is read as the challenge that `refused_header` answered.
+        previous = self._challenge if refused_header is not None else None
+        chosen = self._choose_challenge(offered, previous)
         if chosen is None:
             if not offered:
                 return None
@@ -339,7 +362,7 @@ class Authenticator:
 
         refusal = Refusal.UNPROVEN
         if self.credential.registry_token:
-            if refused_header is not None:  # there is no other token
+            if refused_header is not None:  # a static token cannot be renewed
                 raise self._refused_error(self._authority, fatal=False)
         elif chosen.scheme == "basic":
             await self._require_other_password(refused_header)
@@ -350,36 +373,43 @@ class Authenticator:
             self._learn_scopes(chosen, refused_header, repository, actions)
             if token is not None and self._tokens.is_in_use(token):
                 self._drop_refused_token(chosen, token, refusal, {repository: actions})
-        # Scope and error are of this request alone.
+        # The scope and the error apply only to the refused request.
         self._challenge = chosen._replace(scope="", error="")
         self._challenged_in_this_run = True
         return refusal
 
     def _check_realm(self, challenge: Challenge) -> None:
-        has_credentials = not self.is_anonymous
-        check_realm(challenge.realm, self._scheme, self._host, has_credentials)
+        check_realm(
+            challenge.realm,
+            self._host,
+            is_http_allowed=not self._is_https,
+            has_credentials=not self.is_anonymous,
+        )
 
     def _why_refused(self, offered: Challenge, token: Token | None, use: Use) -> Refusal:
-        """Return whether a 401 says that the token of a request has ended, or that it may lack a right
-        (UNPROVEN).
+        """Decide whether the 401 means that the request's token has ended, or that it lacks a right.
+
+        `token` is the refused token, or None if the request carried no bearer token. `use` is the kind
+        of request that was refused. Returns UNPROVEN if the token may lack the right.
         """
         if token is None or not token.worked_for:
             return Refusal.UNPROVEN
 
         says_invalid = offered.error == "invalid_token"
         says_too_narrow = offered.error == "insufficient_scope"
-        # A token that has let in only other requests may never have had the right for this one.
+        # A token that was only accepted for other uses may not grant the action of this request.
         may_lack_right = says_too_narrow or use not in token.worked_for
         if may_lack_right and not says_invalid:
             return Refusal.UNPROVEN
         return Refusal.ENDED if self._tokens.is_in_use(token) else Refusal.REPLACED
 
     async def offer(self, challenges: Iterable[str], repository: str, actions: str) -> bool:
-        """Let requests carry the credential from now on, though the registry lets everybody in.
-        Return whether there is a credential that they can carry.
+        """Send the credential with all further requests, although the registry allows anonymous access.
 
-        `challenges` are the WWW-Authenticate headers of an answer that let us in. Where there are
-        none, the credential goes to the registry itself.
+        Returns False if there is no credential that can be sent.
+
+        `challenges` are the WWW-Authenticate headers of a successful answer. If there are no challenges,
+        the credential is sent to the registry itself by the Basic scheme.
         """
         await self._renew_cloud_login()
         if self.is_anonymous:
@@ -390,30 +420,34 @@ class Authenticator:
             if not can_go_to_registry:
                 return False
             offered = ["Basic"]
-        # From here on as if the answer had been a 401.
+        # The challenges are handled like the challenges of a 401.
         return await self.on_unauthorized(offered, None, repository, actions) is not None
 
     def _choose_challenge(
-        self, offered: list[Challenge], known: Challenge | None
+        self, offered: list[Challenge], previous: Challenge | None
     ) -> Challenge | None:
-        """Return the challenge to answer: one of those offered, or else the `known` one."""
-        # Quay offers both. Bearer goes first: a token is narrow and short-lived, a password
-        # neither.
+        """Choose which of the offered challenges to answer.
+
+        Returns `previous`, the challenge that the refused request answered, if none of the offered
+        challenges is usable.
+        """
+        # Quay offers Bearer and Basic. Bearer is preferred, because a token has fewer rights and a
+        # shorter life than a password.
         for challenge in offered:
             if challenge.scheme == "bearer" and challenge.realm:
                 return challenge
 
-        # A registry that has asked this run for tokens gets no password for a stray Basic: it would
-        # go with every request from then on.
-        wants_tokens = (
-            self._challenged_in_this_run and known is not None and known.scheme == "bearer"
+        # If the registry has asked for tokens in this run, a single Basic challenge is ignored. By
+        # accepting it, every further request would carry the password.
+        uses_tokens = (
+            self._challenged_in_this_run and previous is not None and previous.scheme == "bearer"
         )
-        if wants_tokens:
-            return known
-        return next((challenge for challenge in offered if challenge.scheme == "basic"), known)
+        if uses_tokens:
+            return previous
+        return next((challenge for challenge in offered if challenge.scheme == "basic"), previous)
 
     async def _require_other_password(self, refused_header: str | None) -> None:
-        """Raise AuthError unless there is a password other than the one in the `refused_header`."""
+        """Raise AuthError unless there is a password other than the password in `refused_header`."""
         if refused_header is not None and refused_header == self.credential.basic:
             self._record_refused(refused_header)
         await self._renew_cloud_login()
@@ -425,26 +459,26 @@ class Authenticator:
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
 
         was_refused = refused_header == self.credential.basic
-        if was_refused and not await self._has_other_login(self.credential):
+        if was_refused and not await self._obtain_other_login(self.credential):
             raise self._refused_error(self._authority)
 
     def on_forbidden(self, refused_header: str | None) -> Refusal | None:
-        """Learn from the 403 to a request that carried `refused_header`. Return why it may be sent
-        again, None where no other token would help.
+        """Report whether another token may help after the 403 answer to a request.
+
+        `refused_header` is the request's Authorization header. Returns Refusal.UNPROVEN if the request
+        may be sent again, and None if no other token would help.
         """
-        fixed_token = self.credential.registry_token
-        has_our_token = (
-            refused_header is not None and refused_header.startswith("Bearer ") and not fixed_token
-        )
-        if not has_our_token:
+        has_static_token = bool(self.credential.registry_token)
+        is_bearer = refused_header is not None and refused_header.startswith("Bearer ")
+        if has_static_token or not is_bearer:
             return None
         token = self._tokens.sent_in(refused_header)
         if token is None or not self._tokens.is_in_use(token):
-            return Refusal.UNPROVEN  # another request has learnt from it
+            return Refusal.UNPROVEN  # another request has already replaced the token
         if not token.covers_more:
-            return None  # the token was for this request alone
-        # A service may give fewer rights to a token for several repositories.
-        self._tokens.needs_exact = True
+            return None  # a new token would have the same scopes
+        # The service may have granted fewer rights because the token covers several repositories.
+        self._tokens.needs_exact_scopes = True
         return Refusal.UNPROVEN
 
     def _record_refused(self, login: str) -> None:
@@ -459,56 +493,61 @@ class Authenticator:
     def _learn_scopes(
         self, offered: Challenge, refused_header: str | None, repository: str, actions: str
     ) -> None:
-        """Learn from the scope in a 401 how this registry wants to be asked for this one
+        """Store the scope of a 401 if it differs from the scope that we would request.
+
+        `repository` and `actions` are those of the refused request
         (docs/protocol-facts.md sections 2.2 and 2.3).
         """
         scope = offered.scope
         if not scope:
             return
         if ":" not in scope:
-            # ECR Public's scope is `aws`, whatever the repository.
+            # ECR Public uses the scope `aws` for every repository.
             self._tokens.scope_for_all = scope
             return
 
-        # The registry may ask for a right in a repository of another name than the one in the URL.
+        # Some registries use another repository name in the scope than in the URL.
         is_of_other_repository = f" repository:{repository}:" not in f" {scope}"
         was_too_narrow = offered.error == "insufficient_scope" and refused_header is not None
         if is_of_other_repository or was_too_narrow:
             self._scope_overrides[repository, actions] = scope
         if is_of_other_repository:
-            self._tokens.needs_exact = True
+            self._tokens.needs_exact_scopes = True
 
     def _drop_refused_token(
         self, offered: Challenge, token: Token, refusal: Refusal, needed: Scopes
     ) -> None:
-        """Drop a token that a 401 has refused. Where it may have been refused because it covers several
-        repositories, each token has to be exact from now on.
+        """Drop a token that the registry refused with a 401.
+
+        If the token may have been refused because it covers several repositories, every further token
+        is requested with exact scopes.
         """
-        # Some registries look only at the first scope of a token. They refuse a live token for a use
-        # that it has never let in, and do not call it invalid.
-        may_see_only_first_scope = (
+        # Some registries read only the first scope of a token. They refuse a valid token for an
+        # unproven use, without the error `invalid_token`.
+        may_read_only_first_scope = (
             refusal is Refusal.UNPROVEN
             and self._tokens.is_live(token, before_body=True)
             and offered.error != "invalid_token"
         )
         is_too_narrow = offered.error == "insufficient_scope"
 
-        dropped = self._tokens.drop(token, needed)
-        # An answer that comes later may repeat a dropped token.
-        self._secrets_seen.extend(dropped)
-        # A request that waits for its turn may be about to send it.
-        for value in dropped:
+        dropped_values = self._tokens.drop(token, needed)
+        # A later error text may contain a dropped token.
+        self._secrets_seen.extend(dropped_values)
+        # A queued request may be about to send a dropped token.
+        for value in dropped_values:
             self._record_refused(f"Bearer {value}")
-        if token.covers_more and (is_too_narrow or may_see_only_first_scope):
-            self._tokens.needs_exact = True
+        if token.covers_more and (is_too_narrow or may_read_only_first_scope):
+            self._tokens.needs_exact_scopes = True
 
     # Tokens.
 
-    async def _token_for(self, needed: Scopes, before_body: bool) -> str:
-        """Return the text of a token for a request; SyncError where none can be had.
+    async def _obtain_token(self, needed: Scopes, before_body: bool) -> str:
+        """Return a token that covers the needed scopes, from the cache or from the token service.
 
-        Requests that need the same token share one exchange. Where that was cancelled, or has asked for
-        too much, the first of them begins another in its next round.
+        Concurrent requests that can use the same token share one token request. If the task that made
+        the token request was cancelled, or its request named too many scopes, the first waiting task
+        makes another token request. Raises SyncError if no token can be obtained.
         """
         while True:
             token = self._tokens.find(needed, before_body)
@@ -516,27 +555,32 @@ class Authenticator:
                 token = await self._request_token(needed, before_body)
             if token.value:
                 return token.value
-            if not token.done.is_set():  # `wait` lets other tasks go first, even where it is set
+            if (
+                not token.done.is_set()
+            ):  # `wait` would yield to other tasks even if the event is set
                 await token.done.wait()
-            # The error of a token that would not serve us, as by now it has to be exact, is not ours.
+            # If exact scopes have become necessary while this task waited, the token request was for
+            # other scopes, and its error does not concern this task.
             if token.error is not None and self._tokens.has_rights(token, needed):
                 raise token.error.without_place() from token.error
 
     async def _request_token(self, needed: Scopes, before_body: bool) -> Token:
-        """Ask for a token that covers what is needed, and what this run will need next. Return it,
-        with or without a value (see `Token`).
+        """Request a token for the needed scopes and for planned scopes. Return the token.
+
+        The returned token has a value or an error. It has neither if the token service may have
+        refused the planned scopes; the caller must then request another token.
         """
-        scopes = self._scopes_to_ask(needed, before_body)
+        scopes = self._scopes_to_request(needed, before_body)
         token = Token(scopes, covers_more=scopes != needed, requested_at=self._now())
         self._tokens.pending.append(token)
         try:
             answer = await self._exchange_with_new_login(scopes)
             if token.covers_more and self._may_be_too_much(answer):
-                self._tokens.needs_exact = True  # the caller asks again, for what it needs alone
+                self._tokens.needs_exact_scopes = True
             else:
                 self._read_token(answer, token)
                 self._tokens.add(token)
-                with suppress(ValueError):  # a service may give a refused token again
+                with suppress(ValueError):  # the service may have issued a refused token again
                     self.refused.remove(f"Bearer {token.value}")
         except SyncError as error:
             token.error = error
@@ -547,28 +591,27 @@ class Authenticator:
         return token
 
     async def _exchange_with_new_login(self, scopes: Scopes) -> Answer:
-        """Make the exchange for a token, and once more where a cloud gives another login than the one
-        that was refused.
-        """
+        """Ask the token service for a token. Ask again if it refused the login and a cloud renews it."""
         await self._renew_cloud_login()
         credential = self.credential
         answer = await self._exchange(scopes)
-        if answer.status == 401 and await self._has_other_login(credential):
+        if answer.status == 401 and await self._obtain_other_login(credential):
             return await self._exchange(scopes)
         return answer
 
     def _may_be_too_much(self, answer: Answer) -> bool:
-        """Return whether a token service may have refused an exchange for the number of its scopes."""
+        """Report whether the token service may have refused the request because of its many scopes."""
         if answer.status == 401:
-            # A refused password is not sent again, for fewer scopes either: accounts get locked.
+            # A refused password is not sent again, not even for fewer scopes: accounts get locked.
             return self.is_anonymous
         return answer.status in _STATUSES_FOR_TOO_MUCH
 
-    def _scopes_to_ask(self, needed: Scopes, before_body: bool) -> Scopes:
-        """Return which scopes to ask a token for: those that a request needs and, where the registry
-        gives one token for several repositories, planned ones that no token covers yet.
+    def _scopes_to_request(self, needed: Scopes, before_body: bool) -> Scopes:
+        """Return the needed scopes, and planned scopes that no token covers yet.
+
+        Planned scopes are only added if the registry accepts one token for several repositories.
         """
-        if self._tokens.needs_exact or self._tokens.scope_for_all:
+        if self._tokens.needs_exact_scopes or self._tokens.scope_for_all:
             return {**needed}
         scopes = {
             name: union_of(actions, self._planned_scopes.get(name, actions))
@@ -581,11 +624,15 @@ class Authenticator:
         return scopes
 
     async def _exchange(self, scopes: Scopes) -> Answer:
-        """Ask the token service for a token, by the refresh token if there is one. Return the answer, of
-        whatever status; SyncError where there is none, or the realm must not be asked.
+        """Ask the token service for a token, with the refresh token if there is a refresh token.
+
+        Returns the service's answer, which may have an error status. Raises SyncError if there is no
+        answer, or if the realm must not be contacted.
         """
         challenge = self._challenge
-        if challenge is None:  # `authorization` dropped it while this request waited for a cloud
+        if (
+            challenge is None
+        ):  # another task dropped the challenge while this task waited for a cloud
             raise AuthError(
                 "another request to this host has found that the challenge is out of date"
             )
@@ -596,11 +643,11 @@ class Authenticator:
 
         answer = await self._post(challenge, scope)
         has_password = self.credential.basic is not None
-        may_know_only_get = answer.status in _STATUSES_WITHOUT_POST
-        if may_know_only_get and has_password:
+        may_support_only_get = answer.status in _STATUSES_WITHOUT_POST
+        if may_support_only_get and has_password:
             answer = await self._get(challenge, scope)
             if answer.status == 200:
-                # The service takes the password by GET. It is not asked by POST any more.
+                # The service accepts the password by GET. Do not try POST again.
                 self._refresh_token = ""
         return answer
 
@@ -613,7 +660,7 @@ class Authenticator:
         )
 
     async def _post(self, challenge: Challenge, scope: str) -> Answer:
-        """Ask for a token by the refresh token, in a form (docs/protocol-facts.md section 2.4)."""
+        """Request a token by POST, with the refresh token (docs/protocol-facts.md section 2.4)."""
         form = [
             ("grant_type", "refresh_token"),
             *_service_of(challenge),
@@ -623,10 +670,12 @@ class Authenticator:
         ]
         headers = [("Content-Type", "application/x-www-form-urlencoded")]
         body = urlencode(form, errors="surrogatepass").encode()
-        return await self._ask("POST", challenge.realm, headers, body, self._refresh_token)
+        return await self._fetch_unless_refused(
+            "POST", challenge.realm, headers, body, self._refresh_token
+        )
 
     async def _get(self, challenge: Challenge, scope: str) -> Answer:
-        """Ask for a token by the password, or anonymously (docs/protocol-facts.md section 2.3)."""
+        """Request a token by GET, with the password or anonymously (docs/protocol-facts.md section 2.3)."""
         query = _service_of(challenge)
         query += [("scope", word) for word in dict.fromkeys(scope.split())]
         headers: list[Pair] = []
@@ -636,15 +685,16 @@ class Authenticator:
             headers.append(("Authorization", basic))
         separator = "&" if "?" in challenge.realm else "?"
         url = f"{challenge.realm}{separator}{urlencode(query, errors='surrogatepass')}"
-        return await self._ask("GET", url, headers, b"", basic or "")
+        return await self._fetch_unless_refused("GET", url, headers, b"", basic or "")
 
-    async def _ask(
+    async def _fetch_unless_refused(
         self, method: str, url: str, headers: list[Pair], body: bytes, login: str
     ) -> Answer:
-        """Ask the token service. `login` is the secret in the request, empty for none.
+        """Send one request to the token service, and return its answer.
 
-        A login that was refused to another request, also while this one waits for a connection, is
-        not sent. Then the answer is what the service would say, a 401.
+        `login` is the secret in the request, or "". If the service has already refused this login, it
+        is not sent: the method returns a 401, as the service would. `fetch` calls `check_login` again
+        after each wait, because another request may have been refused in the meantime.
         """
 
         def check_login() -> None:
@@ -661,9 +711,9 @@ class Authenticator:
         return answer
 
     def _read_token(self, answer: Answer, token: Token) -> None:
-        """Fill `token` from a token service's answer: its value, and when to renew it.
+        """Set the value and the renewal time of `token` from the token service's answer.
 
-        AuthError or RegistryError where the answer holds no token.
+        Raises AuthError or RegistryError if the answer does not contain a token.
         """
         who = f"the token service of {self._authority}"
         if not 200 <= answer.status < 300:
@@ -673,23 +723,23 @@ class Authenticator:
         if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]{1,65536}", value):
             raise AuthError(f"{who} answered without a usable token")
 
-        # A service may send a new refresh token, which replaces one that is in use.
+        # The service may rotate the refresh token.
         new_refresh_token = document.get("refresh_token")
         if self._refresh_token and isinstance(new_refresh_token, str) and new_refresh_token:
             self._refresh_token = new_refresh_token
             self._secrets_seen.append(new_refresh_token)
 
-        lifetime = document.get("expires_in")  # a number, or the text of one
+        lifetime = document.get("expires_in")  # seconds, as a number or as a string
         if lifetime is None:
-            lifetime = life_of(value, self._wall())
-        # Of an unknown lifetime, `renew_at` stays None: the text "None" is no number.
+            lifetime = jwt_lifetime(value, self._wall())
+        # If the lifetime is None, `float("None")` fails and `renew_at` stays None: unknown.
         with suppress(ValueError):
             seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
             token.renew_at = token.requested_at + seconds * _REFRESH_AT
         token.value = value
 
     def _failure(self, answer: Answer, token: Token, who: str) -> SyncError:
-        """Return the error that says why a token service, called `who`, gave no token."""
+        """Return the error for an answer without a token. `who` names the token service in it."""
         status = answer.status
         if status == 401 and not self.is_anonymous:
             return self._refused_error(who)
@@ -702,7 +752,7 @@ class Authenticator:
             message = f"{who} answered {status}{suffix}"
             return RegistryError(message, status=status, retry_after=wait)
 
-        # The scopes that were needed stand in front of those that were planned.
+        # The needed scopes come first in `token.scopes`; the planned scopes follow.
         first_two = [*token.scopes.items()][:2]
         scopes = ", ".join(f"{name} ({actions})" for name, actions in first_two)
         login = f"to the credentials from {self.credential.found_at}"
