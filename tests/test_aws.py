@@ -247,7 +247,7 @@ def test_names_are_botocores(service: str) -> None:
                 ).url
             except botocore.exceptions.EndpointProviderError:
                 continue  # no such service there
-            ours = f"https://{aws.endpoint(service, region, fips, dual)}"
+            ours = f"https://{aws.endpoint(service, region, use_fips=fips, use_dualstack=dual)}"
             same += theirs == ours
             if theirs != ours:
                 differ.append((theirs, ours))

@@ -1,10 +1,11 @@
-"""Logging in to ECR and ECR Public by the identity that AWS gave to this machine.
+"""Login to ECR and ECR Public with this machine's AWS credentials.
 
-Owns: the host names of AWS's services, exchanges with them, the chain of sources of keys.
+Owns: the host names of AWS services, requests to them, the search for AWS access keys.
 May not know: challenges, sockets, files.
-Invariants: a secret goes to AWS's own hosts or to a metadata service, and into no message. A source
-that is named, or broken, is never passed over for another one; no file is written (R8, R19).
-Follows: docs/protocol-facts.md section 4 (numbers below) and section 9.2.
+Invariants: a secret is only sent to AWS's own hosts or to a metadata service, and appears in no
+message. If a configured source of keys is broken, no other source is used instead. No file is
+written (R8, R19).
+Follows: docs/protocol-facts.md section 4 (cited below by number) and section 9.2.
 """
 
 from __future__ import annotations
@@ -31,16 +32,14 @@ from _regsync.text import json_object, printable, redact, redacting
 
 
 class _Partition(NamedTuple):
-    """One of AWS's partitions (section 4.1): how the names of its regions begin, and how the names
-    of its hosts end.
-    """
+    """A partition of AWS (section 4.1)."""
 
-    region_start: str
-    suffix: str
-    dual_suffix: str  # of hosts that have IPv6 addresses as well
+    region_prefix: str  # of the names of its regions
+    suffix: str  # of the names of its hosts
+    dualstack_suffix: str  # of the names of its hosts with IPv4 and IPv6 addresses
 
 
-# The last partition has all other regions.
+# The first match applies. The last partition contains all other regions.
 _PARTITIONS = (
     _Partition("us-gov-", "amazonaws.com", "api.aws"),
     _Partition("cn-", "amazonaws.com.cn", "api.amazonwebservices.com.cn"),
@@ -52,59 +51,65 @@ _PARTITIONS = (
     _Partition("", "amazonaws.com", "api.aws"),
 )
 
-# Names of variables, without AWS_ and in lower case. Fields of a profile have the same names.
+# Names of environment variables, in lower case and without the prefix AWS_. The fields of a profile
+# have the same names.
 _ACCESS_KEY = "access_key_id"
 _TOKEN_FILE = "web_identity_token_file"
 _CONTAINER_PATH = "container_credentials_relative_uri"
 _CONTAINER_URL = "container_credentials_full_uri"
 _PROFILE_NAMES = ("default_profile", "profile")
 
-# Settings of a profile that name no identity.
+# Fields of a profile that do not configure credentials.
 _OTHER_SETTINGS = {"region", "output"}
 
-# Where a container's credentials may come from: https, loopback, or addresses of metadata services.
+# URLs from which container credentials are accepted: https, loopback, and metadata addresses.
 _CONTAINER_SERVICES = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
 
 # ACCOUNT.dkr.ecr[-fips].REGION.SUFFIX, or ACCOUNT.dkr-ecr[-fips].REGION.on.aws.
-_ECR_HOST = r"[0-9]{12}\.dkr[.-]ecr(?P<fips>-fips)?\.(?P<region>[a-z0-9-]+)\.(?P<dual>on\.aws)?"
+_ECR_HOST = (
+    r"[0-9]{12}\.dkr[.-]ecr(?P<fips>-fips)?\.(?P<region>[a-z0-9-]+)\.(?P<dualstack>on\.aws)?"
+)
 
-_ATTEMPTS = 3
+_ATTEMPTS = 3  # the largest number of attempts for one request
 _PAUSE = 1.0  # seconds between two attempts
-_CONTAINER_SECONDS = 2.0  # for an answer of a container's credential service
-_INSTANCE_SECONDS = 1.0  # for an answer of EC2's metadata service
-_SSO_MARGIN = 60.0  # seconds for which a session of SSO must still serve
+_CONTAINER_SECONDS = 2.0  # timeout for a container's credential service
+_INSTANCE_SECONDS = 1.0  # timeout for EC2's metadata service
+_SSO_MARGIN = 60.0  # seconds for which an SSO token must remain valid
 
-# Parts of the names of errors after which the same request may succeed.
+# Matches the names of errors after which the same request may succeed.
 _TEMPORARY_ERRORS = "Throttl|TooMany|IDPComm"
 
 
-def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) -> str:
-    """Return the host of one of AWS's APIs in a region (docs/protocol-facts.md section 4.2).
+def endpoint(
+    service: str, region: str, *, use_fips: bool = False, use_dualstack: bool = False
+) -> str:
+    """Return the host name of an AWS service in a region (docs/protocol-facts.md section 4.2).
 
-    `service` is `ecr`, `ecr-public`, `sts`, `portal.sso` or `oidc`. `fips` asks for the endpoint with
-    validated cryptography, `dual` for the one that has IPv6 addresses as well.
+    `service` is `ecr`, `ecr-public`, `sts`, `portal.sso` or `oidc`. `use_fips` selects the endpoint
+    with validated cryptography. `use_dualstack` selects the endpoint with IPv4 and IPv6 addresses.
     """
-    partition = next(row for row in _PARTITIONS if region.startswith(row.region_start))
-    fips_mark = "-fips" if fips else ""
-    if dual:  # these hosts are named alike everywhere
-        return f"{service}{fips_mark}.{region}.{partition.dual_suffix}"
+    partition = next(row for row in _PARTITIONS if region.startswith(row.region_prefix))
+    fips_mark = "-fips" if use_fips else ""
+    if use_dualstack:  # these names have the same form for all services
+        return f"{service}{fips_mark}.{region}.{partition.dualstack_suffix}"
 
     if service.startswith("ecr"):
-        # AWS's SDKs use `api.ecr-fips` everywhere. Its documentation has `ecr-fips` for the partitions
-        # of this suffix.
-        is_documented_fips = fips and service == "ecr" and partition.suffix == "amazonaws.com"
+        # AWS's SDKs use `api.ecr-fips` everywhere. AWS's documentation lists `ecr-fips` for the
+        # partitions with this suffix.
+        is_documented_fips = use_fips and service == "ecr" and partition.suffix == "amazonaws.com"
         api = "" if is_documented_fips else "api."
         return f"{api}{service}{fips_mark}.{region}.{partition.suffix}"
 
-    # In GovCloud the plain names of the other services are FIPS endpoints already.
-    if partition.region_start == "us-gov-":
+    # In GovCloud the plain names of the other services already are FIPS endpoints.
+    if partition.region_prefix == "us-gov-":
         fips_mark = ""
     return f"{service}{fips_mark}.{region}.{partition.suffix}"
 
 
 def is_configured(machine: CloudEnvironment) -> bool:
-    """Return whether a variable or a file offers an identity; AuthError or ConfigError for a broken
-    file.
+    """Report whether an environment variable or a file configures AWS credentials.
+
+    Raises AuthError or ConfigError if a file is broken.
     """
     settings = _Settings(machine, None)
     names = (_ACCESS_KEY, _TOKEN_FILE, _CONTAINER_PATH, _CONTAINER_URL, *_PROFILE_NAMES)
@@ -116,10 +121,10 @@ def is_configured(machine: CloudEnvironment) -> bool:
 async def log_in(
     machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> Login | None:
-    """Get a password for ECR or ECR Public (section 4.3) by the first keys that there are; AuthError
-    where there are none.
+    """Request a password for ECR or ECR Public with this machine's AWS keys (section 4.3).
 
-    With `probing_metadata`, only EC2's metadata service is asked for keys. None where it gives none.
+    Raises AuthError if there are no keys. If `probing_metadata` is true, keys are only requested from
+    EC2's metadata service, and the function returns None if it has none.
     """
     api = await _find_api(machine, registry, probing_metadata=probing_metadata)
     if api is None:
@@ -129,97 +134,102 @@ async def log_in(
     if is_public:
         more_rights = " and sts:GetServiceBearerToken, or use auth_type: anonymous"
     try:
-        answer = await api.ask("GetAuthorizationToken", {}, more_rights)
+        answer = await api.call("GetAuthorizationToken", {}, more_rights)
     except AuthError:
         if probing_metadata and is_public:
-            # Nobody has asked for a login with this machine's role. ECR Public lets anybody read.
+            # The configuration does not require a login here, and ECR Public allows anonymous reads.
             return Login(Credential(), math.inf)
         raise
-    return _read_login(_fields_of(answer), api.service, api.keys.found_at)
+    return _read_login(_parse_fields(answer), api.service, api.keys.found_at)
 
 
 class _Api(NamedTuple):
-    """The API of ECR or ECR Public, asked with keys of this machine."""
+    """The API of ECR or ECR Public in one region, called with this machine's keys."""
 
     client: _Client
-    keys: Credential
-    service: str
+    keys: Credential  # an AWS access key (see sigv4)
+    service: str  # `ecr` or `ecr-public`
     region: str
 
     def __repr__(self) -> str:
-        return "<Api>"  # it holds secrets
+        return "<Api>"  # the keys are secret
 
-    async def ask(self, action: str, fields: dict[str, str], more_rights: str = "") -> str:
-        """Return the answer to an action; AuthError where the keys may not do it.
+    async def call(self, action: str, fields: dict[str, str], more_rights: str = "") -> str:
+        """Call an action of the API with a JSON object, and return the text of the answer.
 
-        The error's hint names the right to allow. `more_rights` are its next words.
+        Raises AuthError if the keys do not permit the action. The error's hint names the permission
+        to grant; `more_rights` is appended to the hint.
         """
         is_public = self.service == "ecr-public"
-        # AWS's own name of the API, by which a request names an action of it.
+        # The service name that AWS's protocol requires in X-Amz-Target.
         name = "SpencerFrontendService" if is_public else "AmazonEC2ContainerRegistry_V20150921"
         headers = [
             ("Content-Type", "application/x-amz-json-1.1"),
             ("X-Amz-Target", f"{name}.{action}"),
         ]
         body = json.dumps(fields).encode()
-        request = self.client.request(self.service, self.region, headers, body)
+        request = self.client.build_request(self.service, self.region, headers, body)
         hint = f"allow this identity {self.service}:{action}{more_rights}"
-        return await self.client.ask(request, hint, keys=self.keys)
+        return await self.client.send(request, hint, keys=self.keys)
 
 
 async def _find_api(
     machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> _Api | None:
-    """Return the API of a registry, with this machine's keys for it; AuthError where there are none.
+    """Find this machine's AWS keys, and return the API of a registry to be called with them.
 
-    With `probing_metadata`, only EC2's metadata service is asked for keys. None where it gives none.
+    Raises AuthError if there are no keys. If `probing_metadata` is true, keys are only requested from
+    EC2's metadata service, and the function returns None if it has none.
     """
     settings = _Settings(machine, registry.cloud_profile)
     ecr_host = re.match(_ECR_HOST, registry.host)
     if registry.kind == "ecr_public":
-        region = "us-east-1"  # its API is in this region alone
+        region = "us-east-1"  # the only region with an API of ECR Public
     elif ecr_host:
         region = ecr_host["region"]
     else:
-        # By `auth_type` the host is ECR, but its name, as that of a proxy, has no region.
-        region = settings.sts_region
+        # The host is configured as ECR by `auth_type`, but may be a proxy without a region in its name.
+        region = settings.default_region
 
-    # The services that give keys (STS, SSO) are asked as the settings say.
-    fips = settings.is_set("use_fips_endpoint")
-    dual = settings.is_set("use_dualstack_endpoint")
-    chain = _KeyChain(machine, settings, _Client(machine, fips, dual), region)
+    # The user's settings select the endpoints of the services that issue keys (STS, SSO).
+    use_fips = settings.is_set("use_fips_endpoint")
+    use_dualstack = settings.is_set("use_dualstack_endpoint")
+    chain = _KeyChain(machine, settings, _Client(machine, use_fips, use_dualstack), region)
     keys = await (chain.from_instance() if probing_metadata else chain.find())
     if keys is None:
         if probing_metadata:
             return None
         raise _error(
-            f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked_at)}",
+            f"no AWS credentials for {registry.host}; looked at {', '.join(chain.tried_sources)}",
             "give this machine or container a role, or set AWS_PROFILE, "
             "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
         )
 
-    # The registry's own API is of the kind that its host is of, too.
+    # If the registry's host is a FIPS or dual-stack endpoint, its API is used at such an endpoint too.
     if ecr_host:
-        fips = fips or ecr_host["fips"] is not None
-        dual = dual or ecr_host["dual"] is not None
+        use_fips = use_fips or ecr_host["fips"] is not None
+        use_dualstack = use_dualstack or ecr_host["dualstack"] is not None
     service = registry.kind.replace("_", "-")
-    return _Api(_Client(machine, fips, dual), keys, service, region)
+    return _Api(_Client(machine, use_fips, use_dualstack), keys, service, region)
 
 
 class EcrAccount(NamedTuple):
-    """What ECR's API tells of the account that a registry belongs to."""
+    """The settings of the AWS account that owns an ECR registry."""
 
-    # Whether blobs are mounted between repositories; None: not known.
+    # Whether ECR mounts blobs between repositories. None if unknown.
     mounts: bool | None = None
 
-    # Prefixes of the repositories that a push creates; None: not known.
+    # Prefixes of the repositories that ECR creates when they are first pushed to. None if unknown.
     created_on_push: tuple[str, ...] | None = None
 
-    # Why something is not known.
+    # The reason why a setting is unknown.
     reason: str = ""
 
     def template_for(self, repository: str) -> str | None:
-        """Return the prefix of a creation template by which a push creates a repository."""
+        """Return the prefix of the creation template with which ECR would create a repository on push.
+
+        Returns None if there is no such template.
+        """
         for prefix in self.created_on_push or ():
             if prefix == "ROOT" or repository.startswith(f"{prefix}/"):
                 return prefix
@@ -227,15 +237,15 @@ class EcrAccount(NamedTuple):
 
 
 async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAccount:
-    """Ask ECR's API about the account of a registry (section 4.9); nothing is changed there.
+    """Read the settings of a registry's AWS account from ECR's API (section 4.9).
 
-    What the keys may not read is no error: it stays unknown, and the account has the `reason`.
+    Settings that the keys may not read stay unknown, and `reason` says why. Nothing is changed.
     """
     account = EcrAccount()
     try:
         api = await _find_api(machine, registry, probing_metadata=False)
-        assert api is not None  # without probing, there are keys or an AuthError
-        answer = await api.ask("DescribeRepositoryCreationTemplates", {})
+        assert api is not None  # None is only returned if probing_metadata is true
+        answer = await api.call("DescribeRepositoryCreationTemplates", {})
         document = json_object(answer.encode()) or {}
         owner = str(document.get("registryId"))
         if not registry.host.startswith(f"{owner}."):
@@ -243,7 +253,7 @@ async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAcco
             return account._replace(reason=reason)
         account = account._replace(created_on_push=_created_on_push(document))
 
-        answer = await api.ask("GetAccountSetting", {"name": "BLOB_MOUNTING"})
+        answer = await api.call("GetAccountSetting", {"name": "BLOB_MOUNTING"})
         value = (json_object(answer.encode()) or {}).get("value")
         if value in ("ENABLED", "DISABLED"):
             return account._replace(mounts=value == "ENABLED")
@@ -254,7 +264,7 @@ async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAcco
 
 
 def _created_on_push(document: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the prefixes of the templates by which a push creates a repository."""
+    """Return the prefixes of the creation templates that apply when a repository is pushed to."""
     templates = document.get("repositoryCreationTemplates")
     if not isinstance(templates, list):
         return ()
@@ -268,42 +278,45 @@ def _created_on_push(document: Mapping[str, object]) -> tuple[str, ...]:
     )
 
 
-def _read_login(document: Mapping[str, object], service: str, label: str) -> Login:
+def _read_login(document: Mapping[str, object], service: str, found_at: str) -> Login:
+    """Read the user name and password in an answer to GetAuthorizationToken.
+
+    Raises AuthError if there are none. `found_at` names the source of the keys.
+    """
     try:
         token = b64decode(str(document["authorizationToken"]), validate=True).decode("ascii")
         user, password = token.split(":", 1)
         expires = float(str(document.get("expiresAt", math.inf)))
     except (TypeError, LookupError, ValueError):
         raise _error(f"{service} answered without a usable token") from None
-    return Login(Credential(user, password, found_at=label), expires)
+    return Login(Credential(user, password, found_at=found_at), expires)
 
 
 def _error(message: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
     return AuthError(message, hint=hint, fatal=True, code=code)
 
 
-def _fields_of(text: str) -> dict[str, object]:
-    """Return the fields of an answer in JSON, or in the XML of STS, whose entities stay as they are.
+def _parse_fields(text: str) -> dict[str, object]:
+    """Parse an answer in JSON, or in the XML of STS, into one flat dict. XML entities are not decoded.
 
-    AWS's services put them at different depths, and give no name two meanings. So the depth is left
-    out.
+    AWS services nest the same field at different depths, but no field name has two meanings.
     """
     fields: dict[str, object] = {}
     try:
-        # The hook gets the fields of each object in the text, and collects them all.
+        # json.loads calls the hook for each object in the text, so that all fields are collected.
         json.loads(text, object_pairs_hook=fields.update)
     except (ValueError, RecursionError):
         fields.update(re.findall(r"<(\w+)>([^<]*)</\1>", text))
     return fields
 
 
-def _keys_in(document: Mapping[str, object], label: str, *secrets: str) -> Credential:
-    """Return the keys in variables, a profile or an answer; AuthError where there are none.
+def _read_keys(document: Mapping[str, object], label: str, *secrets: str) -> Credential:
+    """Read AWS keys from environment variables, from a profile or from an answer.
 
-    `label` is where they come from, for messages. `secrets` were sent to get the answer, which may
-    repeat them.
+    Raises AuthError if there are no usable keys. `label` names the source of the keys. `secrets` are
+    masked in the error, because an answer may repeat the secrets of its request.
     """
-    # Their names are written `aws_access_key_id`, `access_key_id` and `AccessKeyId`.
+    # The same field is named `aws_access_key_id`, `access_key_id` or `AccessKeyId`.
     fields = {
         re.sub("^aws|_", "", name.lower()): str(value) for name, value in document.items() if value
     }
@@ -319,14 +332,15 @@ def _keys_in(document: Mapping[str, object], label: str, *secrets: str) -> Crede
 
 
 class _Settings:
-    """The variables and files that AWS's programs read; AuthError for a broken file.
+    """AWS's environment variables and configuration files.
 
-    `variables`: AWS's variables by name, without AWS_ and in lower case, as in a profile.
-    `profile`: the fields of the profile that applies, empty where there is none.
+    The constructor reads the files. It raises AuthError if a file is broken.
     """
 
     def __init__(self, machine: CloudEnvironment, cloud_profile: str | None) -> None:
         self._machine = machine
+        # The values of AWS's environment variables. Names are in lower case and without the prefix
+        # AWS_, as in a profile.
         self.variables = {
             name.removeprefix("AWS_").lower(): value
             for name, value in machine.environ.items()
@@ -336,18 +350,18 @@ class _Settings:
         self.credentials_file = (
             self.variables.get("shared_credentials_file") or "~/.aws/credentials"
         )
-        # By `profile NAME` or `sso-session NAME`: the fields of the section, in both files together.
+        # `profile NAME` or `sso-session NAME` -> the section's fields, merged from both files.
         self._sections: dict[str, dict[str, str]] = {}
         self._read_sections(self.config_file, is_config=True)
         self._read_sections(self.credentials_file, is_config=False)
 
-        # A profile that our configuration names is the only source of keys. One that a variable names
-        # has to exist, but other sources go before it.
+        # The profile in regsync's own configuration, or None. It is the only source of keys.
         self.required_profile = cloud_profile
+        # The profile in regsync's configuration or in an environment variable, or None. It must exist.
         names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
-        self.named_profile = next(filter(None, names), None)
-        self.profile_name = self.named_profile or "default"
-        self.profile = self.section(f"profile {self.profile_name}") or {}
+        self.selected_profile = next(filter(None, names), None)
+        self.profile_name = self.selected_profile or "default"
+        self.profile = self.section(f"profile {self.profile_name}") or {}  # its fields
 
         region = (
             self.variables.get("region")
@@ -355,81 +369,84 @@ class _Settings:
             or self.profile.get("region")
             or ""
         )
-        # `aws-global` means STS's global endpoint, whose requests are signed for us-east-1.
-        self.sts_region = "us-east-1" if region == "aws-global" else region
+        # The configured region, or "". `aws-global` selects STS's global endpoint, which belongs to
+        # us-east-1.
+        self.default_region = "us-east-1" if region == "aws-global" else region
 
     def _read_sections(self, path: str, *, is_config: bool) -> None:
-        """Add the sections of a file. In the config file a profile is `[profile NAME]`, in the
-        credentials file `[NAME]`.
+        """Add the sections of a file to `_sections`.
+
+        A profile is named `[profile NAME]` in the config file, and `[NAME]` in the credentials file.
         """
         parser = configparser.RawConfigParser(default_section="")
         try:
             parser.read_string(self.read(path))
-        except configparser.Error:  # its message would quote the line
+        except configparser.Error:  # not chained, because its message quotes the line
             raise _error(f"{path} is not a valid AWS configuration file") from None
         for name in parser.sections():
             if is_config and name != "default":
-                # Names may be quoted, after any number of blanks.
+                # The profile's name may be quoted, and may follow several blanks.
                 key = re.sub(r"""\s+["']?|["']$""", " ", name).strip()
             else:
                 key = f"profile {name}"
             self._sections.setdefault(key, {}).update(parser.items(name))
 
     def section(self, name: str) -> dict[str, str] | None:
-        """Return the fields of `profile NAME` or `sso-session NAME`; None where there is no such
-        section.
-        """
+        """Return the fields of section `profile NAME` or `sso-session NAME`, or None if it is missing."""
         return self._sections.get(name)
 
     def is_set(self, name: str) -> bool:
-        """Return whether a setting is `true`: by its variable, or else in the profile."""
+        """Report whether a setting is `true`. The environment variable overrides the profile."""
         value = self.variables.get(name) or self.profile.get(name, "")
         return value.lower() == "true"
 
     def read(self, path: str) -> str:
-        """Return a file's text, empty where there is no such file."""
+        """Return the text of a file, or an empty text if the file does not exist."""
         home = self._machine.home or ""
         data = self._machine.read(re.sub("^~(?=/)", lambda _: home, path)) or b""
         return data.decode("utf-8", "replace")
 
-    def read_named(self, path: str, who: str, hint: str | None = None) -> str:
-        """Return the text of a file that `who` names; AuthError where it is missing or empty."""
+    def read_required(self, path: str, label: str, hint: str | None = None) -> str:
+        """Return the text of a file. Raises AuthError if the file is missing or empty.
+
+        `label` names the setting that requires the file.
+        """
         text = self.read(path)
         if not text:
-            raise _error(f"{who}: {printable(path)} is missing or empty", hint)
+            raise _error(f"{label}: {printable(path)} is missing or empty", hint)
         return text
 
 
 class _Failure(NamedTuple):
-    """Why an exchange has brought nothing."""
+    """The reason why a request failed."""
 
-    text: str  # may hold secrets
+    text: str  # for the error message; may contain secrets
     hint: str | None
-    code: str
-    is_temporary: bool
+    code: str  # the error's code: WireError.code or AuthError.code
+    is_temporary: bool  # whether another attempt may succeed
 
     def __repr__(self) -> str:
         return "<Failure>"
 
 
 class _Client(NamedTuple):
-    """Makes requests to AWS's services, each up to three times. `fips` and `dual`: see `endpoint`."""
+    """Sends requests to AWS services. Each request has up to three attempts."""
 
     machine: CloudEnvironment
-    fips: bool
-    dual: bool
+    use_fips: bool  # see `endpoint`
+    use_dualstack: bool  # see `endpoint`
 
-    def request(
+    def build_request(
         self, service: str, region: str, headers: list[Pair], body: bytes = b"", path: str = "/"
     ) -> Request:
-        """Return a request to a service of AWS in a region; AuthError where no region is known."""
+        """Build a request to an AWS service. Raises AuthError if `region` is empty or malformed."""
         if not re.fullmatch("[a-z0-9-]+", region):
             raise _error(f"{region!r} is not an AWS region", "set AWS_REGION")
-        url = f"https://{endpoint(service, region, self.fips, self.dual)}{path}"
+        host = endpoint(service, region, use_fips=self.use_fips, use_dualstack=self.use_dualstack)
         method = "POST" if body else "GET"
-        return Request(method, url, headers, body, service, region)
+        return Request(method, f"https://{host}{path}", headers, body, service, region)
 
-    async def ask(
+    async def send(
         self,
         request: Request,
         hint: str,
@@ -437,10 +454,10 @@ class _Client(NamedTuple):
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
     ) -> str:
-        """Return the text of the answer, in which `_fields_of` finds fields; AuthError with `hint`
-        for a refusal.
+        """Send a request, and return the text of the answer. The answer contains at least one field.
 
-        `keys` sign the request. `secrets`: what else in the request no message may show.
+        Raises AuthError if every attempt fails, with `hint` if the service refuses the request. If `keys`
+        are given, they sign the request. `secrets` are further secrets in the request.
         """
         all_secrets = secrets if keys is None else (*secrets, *keys.secrets)
         attempts_left = _ATTEMPTS
@@ -462,8 +479,9 @@ class _Client(NamedTuple):
     async def _attempt(
         self, request: Request, hint: str, keys: Credential | None
     ) -> str | _Failure:
-        """Make a request once, signed where there are `keys`. Return the text of the answer, or why
-        there is none.
+        """Send a request once, signed by `keys` if they are given.
+
+        Returns the text of the answer, or the failure.
         """
         headers = sign(keys, request, self.machine.wall()) if keys else request.headers
         is_container = not request.service
@@ -473,20 +491,20 @@ class _Client(NamedTuple):
                 request.method, request.url, headers, request.body, timeout
             )
         except WireError as error:
-            # At a container's credential service, our hint says which variable has led there.
+            # For a container's credential service, `hint` names the variable that has its address.
             wire_hint = hint if is_container else error.hint
             return _Failure(error.message, wire_hint, error.code, is_temporary=True)
 
         text = answer.body.decode("utf-8", "replace")
-        fields = _fields_of(text)
+        fields = _parse_fields(text)
         if answer.status == 200 and fields:
             return text
         return _failure_of(request, answer, fields, hint)
 
 
 def _failure_of(request: Request, answer: Answer, fields: dict[str, object], hint: str) -> _Failure:
-    """Return what an answer says went wrong, and whether another attempt may succeed."""
-    # Where the name of the error stands depends on the service's protocol.
+    """Describe an unsuccessful answer. `fields` are the parsed fields of its body."""
+    # The location of the error's name depends on the service's protocol.
     name = fields.get("__type") or answer.headers.get("x-amzn-errortype") or fields.get("Code")
     error_name = str(name or "")
     message = fields.get("message") or fields.get("Message") or ""
@@ -494,7 +512,7 @@ def _failure_of(request: Request, answer: Answer, fields: dict[str, object], hin
     # A container's credential service may not have started yet.
     is_container = not request.service
     is_server_error = answer.status >= 500
-    # A 200 is a failure where its body cannot be read: the next one may be whole.
+    # A 200 only arrives here if its body is unreadable. The next attempt may return a complete body.
     has_temporary_status = is_server_error or answer.status in (200, 429)
     has_temporary_name = re.search(_TEMPORARY_ERRORS, error_name) is not None
     is_temporary = is_container or has_temporary_status or has_temporary_name
@@ -504,10 +522,7 @@ def _failure_of(request: Request, answer: Answer, fields: dict[str, object], hin
 
 
 class _KeyChain:
-    """The sources of AWS's keys, in the order of section 4.5.
-
-    `looked_at`: the sources tried so far, as messages name them.
-    """
+    """Searches the sources of AWS keys, in the order of section 4.5."""
 
     def __init__(
         self, machine: CloudEnvironment, settings: _Settings, client: _Client, region: str
@@ -516,11 +531,11 @@ class _KeyChain:
         self._settings = settings
         self._variables = settings.variables
         self._client = client
-        self._region = region  # the registry's; STS is asked there where settings name none
-        self.looked_at: list[str] = []
+        self._region = region  # the registry's region, used for STS if no region is configured
+        self.tried_sources: list[str] = []  # the sources tried so far, for the error message
 
     async def find(self) -> Credential | None:
-        """Return the first keys that there are; None where there are none."""
+        """Return the keys of the first source that has keys, or None if no source has keys."""
         settings = self._settings
         if settings.required_profile:
             return await self._from_profile(settings.required_profile)
@@ -533,26 +548,27 @@ class _KeyChain:
         )
 
     async def _from_variables(self) -> Credential | None:
-        self.looked_at.append("AWS_ACCESS_KEY_ID")
+        self.tried_sources.append("AWS_ACCESS_KEY_ID")
         if not self._variables.get(_ACCESS_KEY):
             return None
         names = (_ACCESS_KEY, "secret_access_key", "session_token")
         fields = {name: self._variables.get(name) for name in names}
-        return _keys_in(fields, "AWS_ACCESS_KEY_ID")
+        return _read_keys(fields, "AWS_ACCESS_KEY_ID")
 
-    # A role.
+    # IAM roles.
 
     async def _from_token_file(self) -> Credential | None:
-        self.looked_at.append("AWS_WEB_IDENTITY_TOKEN_FILE")
+        self.tried_sources.append("AWS_WEB_IDENTITY_TOKEN_FILE")
         if not self._variables.get(_TOKEN_FILE):
             return None
         return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
 
     async def _assume_by_token(self, fields: dict[str, str], label: str) -> Credential:
-        """Return the keys of a role that the token of another identity provider may take, as that of a
-        pod in EKS. `fields` are those of a profile.
+        """Assume a role with the token file of another identity provider, and return the role's keys.
+
+        A pod in EKS has such a file. `fields` are the fields of a profile.
         """
-        token = self._settings.read_named(fields[_TOKEN_FILE], label).strip()
+        token = self._settings.read_required(fields[_TOKEN_FILE], label).strip()
         form = [
             ("Action", "AssumeRoleWithWebIdentity"),
             *self._role_fields(fields, label),
@@ -563,7 +579,7 @@ class _KeyChain:
     async def _assume_by_keys(
         self, fields: dict[str, str], label: str, keys: Credential
     ) -> Credential:
-        """Return the keys of a role that the identity of other `keys` may take."""
+        """Assume a role with other `keys`, and return the role's keys. `fields` are a profile's."""
         form = [
             ("Action", "AssumeRole"),
             *self._role_fields(fields, label),
@@ -573,7 +589,7 @@ class _KeyChain:
         return await self._assume(form, fields, label, keys=keys)
 
     def _role_fields(self, fields: dict[str, str], label: str) -> list[Pair]:
-        """Return the parts of a form that both ways to take a role have in common."""
+        """Return the form fields that both AssumeRole actions need. Raises AuthError if there is no role."""
         role = fields.get("role_arn", "")
         session = fields.get("role_session_name") or f"regsync-{self._machine.wall():.0f}"
         if not role or not (role + session).isprintable():
@@ -589,75 +605,79 @@ class _KeyChain:
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
     ) -> Credential:
-        """Ask STS for the keys of a role; AuthError where it refuses.
+        """Request the keys of a role from STS. Raises AuthError if STS refuses the request.
 
-        The request is signed by `keys`, or its form has `secrets` that no message may show.
+        The request is either signed by `keys`, or proves the identity by the `secrets` in its form.
         """
         body = urlencode([(name, value) for name, value in form if value]).encode()
         headers = [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")]
-        region = self._settings.sts_region or self._region
-        request = self._client.request("sts", region, headers, body)
+        region = self._settings.default_region or self._region
+        request = self._client.build_request("sts", region, headers, body)
         hint = "check the role's ARN, and its trust policy"
-        answer = await self._client.ask(request, hint, keys=keys, secrets=secrets)
-        label = f"role {printable(fields['role_arn'], 200)} ({label})"
+        answer = await self._client.send(request, hint, keys=keys, secrets=secrets)
+        role_label = f"role {printable(fields['role_arn'], 200)} ({label})"
         sent_secrets = secrets if keys is None else keys.secrets
-        return _keys_in(_fields_of(answer), label, *sent_secrets)
+        return _read_keys(_parse_fields(answer), role_label, *sent_secrets)
 
-    # A profile.
+    # Profiles.
 
-    async def _from_profile(self, name: str, named_by: tuple[str, ...] = ()) -> Credential | None:
-        """Return the keys of a profile; None where it has none and another source may be asked.
-        AuthError where a profile that somebody names does not exist, or has no keys.
+    async def _from_profile(self, name: str, referrers: tuple[str, ...] = ()) -> Credential | None:
+        """Return the keys that a profile holds or leads to.
 
-        Where other profiles have led here, `named_by` are their names: each names the next one as its
-        source.
+        Returns None if the profile has no keys and another source may be tried. Raises AuthError if an
+        explicitly selected profile is missing or has no keys.
+
+        `referrers` are the profiles that led here: each is the `source_profile` of the profile before it.
         """
         settings = self._settings
         profile = settings.section(f"profile {name}")
         label = f"profile {printable(name, 60)!r}"
         place = f"{label} in {settings.config_file} and {settings.credentials_file}"
-        self.looked_at.append(place)
+        self.tried_sources.append(place)
         if profile is None:
-            has_to_exist = named_by or settings.named_profile
-            if not has_to_exist:
+            must_exist = referrers or settings.selected_profile
+            if not must_exist:
                 return None
             raise _error(
                 f"there is no {place}", "check the name: `aws configure list-profiles` lists them"
             )
 
-        # The order is botocore's (section 4.5).
+        # The order of these sources is the order of botocore (section 4.5).
         if _TOKEN_FILE in profile:
             return await self._assume_by_token(profile, label)
         has_keys = "aws_access_key_id" in profile
-        is_source_with_keys = named_by and has_keys
+        is_source_with_keys = referrers and has_keys
         if "role_arn" in profile and not is_source_with_keys:
-            keys = await self._keys_to_assume(profile, name, label, named_by)
+            keys = await self._keys_to_assume(profile, name, label, referrers)
             return await self._assume_by_keys(profile, label, keys)
         if "sso_account_id" in profile or "sso_role_name" in profile:
             return await self._from_sso(profile, label)
         if has_keys:
-            return _keys_in(profile, label)
+            return _read_keys(profile, label)
 
+        # Fields of a profile whose keys another program provides.
         programs = {"login_session", "credential_process"} & profile.keys()
         if programs:
             raise _error(
                 f"{label} has {programs.pop()}, which needs another program, and regsync starts none",
                 "set the variables that `aws configure export-credentials` prints",
             )
-        has_to_have_keys = named_by or settings.required_profile
-        if has_to_have_keys:
+        must_have_keys = referrers or settings.required_profile
+        if must_have_keys:
             raise _error(f"{label} has no credentials")
         return None
 
     async def _keys_to_assume(
-        self, profile: dict[str, str], name: str, label: str, named_by: tuple[str, ...]
+        self, profile: dict[str, str], name: str, label: str, referrers: tuple[str, ...]
     ) -> Credential:
-        """Return the keys by which the role of a profile is taken, from the source that the profile
-        names; AuthError where there are none. The other arguments are those of `_from_profile`.
+        """Return the keys with which to assume a profile's role, from the source in the profile.
+
+        Raises AuthError if there are no keys. `name` is the profile's name. `referrers` has the same
+        meaning as in `_from_profile`.
         """
-        if name in named_by:
-            circle = " -> ".join((*named_by, name))
-            raise _error(f"{label} is its own source: {printable(circle)}")
+        if name in referrers:
+            cycle = " -> ".join((*referrers, name))
+            raise _error(f"{label} is its own source: {printable(cycle)}")
         if "mfa_serial" in profile:
             raise _error(
                 f"{label} has mfa_serial, and regsync cannot ask for a code",
@@ -672,7 +692,7 @@ class _KeyChain:
             "Environment": self._from_variables,
         }
         if source_profile and not credential_source:
-            keys = await self._from_profile(source_profile, (*named_by, name))
+            keys = await self._from_profile(source_profile, (*referrers, name))
         elif credential_source in sources and not source_profile:
             keys = await sources[credential_source]()
         else:
@@ -681,12 +701,13 @@ class _KeyChain:
             )
 
         if keys is None:
-            raise _error(f"{label}: its credential_source has no keys: {self.looked_at[-1]}")
+            raise _error(f"{label}: its credential_source has no keys: {self.tried_sources[-1]}")
         return keys
 
     async def _from_sso(self, profile: dict[str, str], label: str) -> Credential:
-        """Return the keys of a role that a session of IAM Identity Center may take. The session is
-        described in the profile itself, or in the `sso-session` that it names.
+        """Return the keys of a role that the user's session of IAM Identity Center permits.
+
+        The fields of the session are in the profile, or in the section of its `sso_session`.
         """
         session_name = profile.get("sso_session", "")
         session = self._settings.section(f"sso-session {session_name}") or {}
@@ -694,8 +715,8 @@ class _KeyChain:
 
         def is_usable(name: str) -> bool:
             value = fields.get(name)
-            is_same_in_both = profile.get(name, value) == value
-            return bool(value) and is_same_in_both
+            is_contradicted = name in profile and profile[name] != value
+            return bool(value) and not is_contradicted
 
         names = ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name")
         unusable = [name for name in names if not is_usable(name)]
@@ -709,53 +730,58 @@ class _KeyChain:
         query = urlencode(
             {"role_name": fields["sso_role_name"], "account_id": fields["sso_account_id"]}
         )
-        request = self._client.request(
+        request = self._client.build_request(
             "portal.sso",
             fields["sso_region"],
             [("x-amz-sso_bearer_token", token)],
             path=f"/federation/credentials?{query}",
         )
-        answer = await self._client.ask(request, hint, secrets=(token,))
-        return _keys_in(_fields_of(answer), label, token)
+        answer = await self._client.send(request, hint, secrets=(token,))
+        return _read_keys(_parse_fields(answer), label, token)
 
     async def _sso_token(
         self, session_name: str, fields: dict[str, str], label: str, hint: str
     ) -> str:
-        """Return the token that `aws sso login` has left in a file. One that has ended is renewed, and
-        the file stays as it is.
+        """Return the access token that `aws sso login` has stored in a file.
+
+        An expired token is renewed, but the renewed token is not written to the file. Raises AuthError
+        if there is no usable token.
         """
         file_name = f"{name_hash(session_name or fields['sso_start_url'])}.json"
-        text = self._settings.read_named(f"~/.aws/sso/cache/{file_name}", label, hint)
-        cached = _fields_of(text)
-        # Both times are UTC in the same form, which sorts as text.
+        text = self._settings.read_required(f"~/.aws/sso/cache/{file_name}", label, hint)
+        stored = _parse_fields(text)
+        # Both times are UTC in the same format, so that they can be compared as text.
         soon = time.gmtime(self._machine.wall() + _SSO_MARGIN)
-        is_live = str(cached.get("expiresAt"))[:19] >= time.strftime("%Y-%m-%dT%H:%M:%S", soon)
+        is_live = str(stored.get("expiresAt"))[:19] >= time.strftime("%Y-%m-%dT%H:%M:%S", soon)
         if is_live:
-            return str(cached.get("accessToken"))
+            return str(stored.get("accessToken"))
 
-        form = {name: cached.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
-        can_renew = session_name and all(form.values())  # others have no refresh token
+        form = {name: stored.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
+        can_renew = session_name and all(form.values())  # logins without sso-session cannot renew
         if not can_renew:
             raise _error(f"{label}: its SSO login has expired", hint)
         body = json.dumps({**form, "grantType": "refresh_token"}).encode()
         headers = [("Content-Type", "application/json")]
-        request = self._client.request("oidc", fields["sso_region"], headers, body, "/token")
+        request = self._client.build_request("oidc", fields["sso_region"], headers, body, "/token")
         secrets = tuple(str(value) for value in form.values())
-        answer = await self._client.ask(request, hint, secrets=secrets)
-        return str(_fields_of(answer).get("accessToken"))
+        answer = await self._client.send(request, hint, secrets=secrets)
+        return str(_parse_fields(answer).get("accessToken"))
 
-    # This machine.
+    # The machine's or container's own role.
 
     async def _from_container(self) -> Credential | None:
-        """Ask the credential service that a container's variables name; None where none does."""
+        """Return the keys from the credential service in a container's environment variables.
+
+        Returns None if no variable names such a service.
+        """
         path = self._variables.get(_CONTAINER_PATH)
         if path:
             label = f"AWS_{_CONTAINER_PATH.upper()}"
-            url = f"http://169.254.170.2{path}"  # ECS has the service there
+            url = f"http://169.254.170.2{path}"  # the fixed address of the service in ECS
         else:
             label = f"AWS_{_CONTAINER_URL.upper()}"
             url = self._variables.get(_CONTAINER_URL, "")
-        self.looked_at.append(label)
+        self.tried_sources.append(label)
         if not url:
             return None
         if not re.fullmatch(_CONTAINER_SERVICES, url):
@@ -764,18 +790,19 @@ class _KeyChain:
         token = self._variables.get("container_authorization_token") or ""
         token_file = self._variables.get("container_authorization_token_file")
         if token_file:
-            token = self._settings.read_named(token_file, label)
+            token = self._settings.read_required(token_file, label)
 
         headers = [("Authorization", token)] if token else []
         request = Request("GET", url, headers)
-        answer = await self._client.ask(
+        answer = await self._client.send(
             request, f"check {label}, which names this address", secrets=(token,)
         )
-        return _keys_in(_fields_of(answer), label, token)
+        return _read_keys(_parse_fields(answer), label, token)
 
     async def from_instance(self) -> Credential | None:
-        """Ask EC2's metadata service (IMDSv2) for the keys of this machine's role; None where it
-        does not answer.
+        """Return the keys of this machine's role from EC2's metadata service (IMDSv2).
+
+        Returns None if the metadata service does not answer or is disabled.
         """
         is_ipv6 = self._variables.get("ec2_metadata_service_endpoint_mode", "").lower() == "ipv6"
         address = "[fd00:ec2::254]" if is_ipv6 else "169.254.169.254"
@@ -783,18 +810,20 @@ class _KeyChain:
         base = base.rstrip("/")
         label = f"the EC2 metadata service at {printable(base, 100)}"
         if self._settings.is_set("ec2_metadata_disabled"):
-            self.looked_at.append(f"{label} (AWS_EC2_METADATA_DISABLED)")
+            self.tried_sources.append(f"{label} (AWS_EC2_METADATA_DISABLED)")
             return None
         try:
-            token, answer = await self._ask_instance(f"{base}/latest")
+            token, answer = await self._fetch_instance_keys(f"{base}/latest")
         except WireError as error:
-            self.looked_at.append(f"{label} ({printable(error.message, 150)})")
+            self.tried_sources.append(f"{label} ({printable(error.message, 150)})")
             return None
-        return _keys_in(_fields_of(answer), label, token)
+        return _read_keys(_parse_fields(answer), label, token)
 
-    async def _ask_instance(self, base: str) -> tuple[str, str]:
-        """Return the token of a session with the metadata service, which is a secret, and the answer
-        that has the keys; WireError where it does not answer with 200.
+    async def _fetch_instance_keys(self, base: str) -> tuple[str, str]:
+        """Fetch the keys of this machine's role from the metadata service below the URL `base`.
+
+        Returns the session token, which is a secret, and the text of the answer with the keys. Raises
+        WireError if the service does not answer with status 200.
         """
 
         async def fetch(method: str, path: str, header: Pair) -> bytes:
@@ -810,7 +839,7 @@ class _KeyChain:
         session = ("x-aws-ec2-metadata-token", token)
         roles = "meta-data/iam/security-credentials/"
         with redacting(lambda: (token,)):
-            listed = await fetch("GET", roles, session)
-            role = quote(listed.split(b"\n")[0])
+            role_names = await fetch("GET", roles, session)
+            role = quote(role_names.split(b"\n")[0])
             document = await fetch("GET", f"{roles}{role}", session)
         return token, document.decode("utf-8", "replace")
