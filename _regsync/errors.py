@@ -99,7 +99,7 @@ class SyncError(RegsyncError):
     retries = 0  # attempts after the first
 
     # The peer in whose outage the request failed (`registry.recovery` waits for its end).
-    outage: object | None = None
+    unreachable_peer: object | None = None
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Add the parts of the place that the error does not have yet, and return the same error.
@@ -213,12 +213,12 @@ class RegistryError(SyncError):
         self.retry_after = retry_after  # seconds
 
         # Whether the registry does not know the upload session; it may say so in other words.
-        self.forgot_session = status == 404 and "BLOB_UPLOAD_UNKNOWN" in codes
+        self.is_session_gone = status == 404 and "BLOB_UPLOAD_UNKNOWN" in codes
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Add the place, and the remedy that follows from it; return the same error."""
         super().with_place(side, operation, reference)
-        is_about_blob = self.forgot_session or any("BLOB" in code for code in self.codes)
+        is_about_blob = self.is_session_gone or any("BLOB" in code for code in self.codes)
         if self.hint is None and self.side and not is_about_blob:
             self.hint = _remedy_for_status(self.status, self.side, self.reference or "")
         return self
@@ -233,7 +233,7 @@ class RegistryError(SyncError):
     def retryable(self) -> bool:  # type: ignore[override]
         if self.final:
             return False
-        if self.forgot_session:  # a new session can take the blob
+        if self.is_session_gone:  # a new session can take the blob
             return True
         if self.status in _LASTING_SERVER_ERRORS:
             return False

@@ -112,15 +112,15 @@ def test_a_probe_that_was_not_sent_makes_room_for_another_at_once():
     host = outage(answered=False)
     fail(host, 0)
     assert host.begin_probe(1)
-    host.drop_probe()
+    host.cancel_probe()
     assert host.begin_probe(1)
 
 
 def test_a_host_is_given_up_when_the_patience_ends():
     host = outage(answered=False)
     fail(host, 0)
-    assert not host.give_up(14.9)
-    assert host.give_up(15)
+    assert not host.stop_if_due(14.9)
+    assert host.stop_if_due(15)
     assert host.record_answer(0) is False
     assert fail(host, 16) is Reach.STOPPED
 
@@ -149,7 +149,7 @@ def test_a_name_that_has_answered_may_be_away_from_its_name_server():
 def test_a_host_that_was_stopped_is_tried_once_in_the_next_run():
     host = outage(answered=False)
     fail(host, 0)
-    host.give_up(15)
+    host.stop_if_due(15)
     host.begin_run()
     assert host.reach is Reach.UP
     assert fail(host, 100) is Reach.STOPPED
@@ -575,7 +575,7 @@ async def recovery(answers_at: float) -> AsyncIterator[tuple[Recovery, Peer, lis
 def failure_at(waiting: Recovery, peer: Peer) -> SyncError:
     error = REFUSED.without_place()
     waiting.record_failure(peer, error, anyio.current_time())
-    assert error.outage is peer
+    assert error.unreachable_peer is peer
     return error
 
 
@@ -650,7 +650,7 @@ async def test_what_was_sent_in_an_outage_and_fails_behind_it_begins_no_other():
         for _ in range(5):
             late = RESET.without_place()
             waiting.record_failure(peer, late, began)
-            assert late.outage is peer
+            assert late.unreachable_peer is peer
             await waiting.wait(late)
         assert (anyio.current_time(), peer.outage.reach) == (back, Reach.UP)
 

@@ -110,6 +110,6 @@ async def test_a_later_failure_does_not_shorten_the_wait_that_a_registry_has_ask
     client.stop(RegistryError("the quota is used up", status=429), until=100.0)
     client.stop(AuthError("refused", fatal=True))
     client.begin_run(99.0)
-    assert client.stopped is not None
+    assert client.stop_error is not None
     client.begin_run(100.0)
-    assert client.stopped is None
+    assert client.stop_error is None

@@ -40,7 +40,7 @@ def relay_of(body: bytes, step: int) -> Any:
         yield
 
     async def open_blob(
-        blob: object, offset: int, *, fresh: bool
+        blob: object, offset: int, *, is_fresh: bool
     ) -> AbstractAsyncContextManager[Answer]:
         return nullcontext(Answer(body[offset:], step))
 

@@ -215,7 +215,7 @@ class AccessCheck:
     async def _try_pull(self, access: Access) -> None:
         """List tags; SyncError where that is refused and a push cannot be tried either."""
         repository = access.repository
-        call = repository.call("tag_list", "GET", "tags/list?n=1")
+        call = repository.build_call("tag_list", "GET", "tags/list?n=1")
         try:
             await self._transport.request(repository.host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
         except RegistryError as error:
@@ -290,7 +290,7 @@ class AccessCheck:
         login = host.authenticator
         if login.is_anonymous and login.cloud_login is None:
             return False
-        ping = repository.call("tag_list", "GET", "")._replace(path="/v2/")
+        ping = repository.build_call("tag_list", "GET", "")._replace(path="/v2/")
         try:
             answer = await self._transport.request(host, ping, ok=(200,))
         except RegistryError as error:

@@ -86,8 +86,8 @@ class LayoutHost:
 
         # A disk has no outages and asks for no pause.
         self.peer = self.layout
-        self.stopped: SyncError | None = None
-        self.resumes = True
+        self.stop_error: SyncError | None = None
+        self.can_resume = True
 
         # By digest, a repository at the far side that holds the blob.
         self.assumed = dict[str, str]()
@@ -103,7 +103,7 @@ class LayoutHost:
         return text
 
     def stop(self, error: SyncError, until: float = -math.inf) -> None:
-        self.stopped = error.without_place()
+        self.stop_error = error.without_place()
 
     def assume(self, paths: Iterable[str], log: Callable[..., None]) -> None:
         """Read what the far side holds from receipts and layouts; ConfigError where one of them
@@ -374,7 +374,7 @@ class LayoutRepository:
             return False
         return blob.digest in self.host.assumed
 
-    def lack_of(self, blob: Descriptor) -> SyncError | None:
+    def known_read_error(self, blob: Descriptor) -> SyncError | None:
         """Return the error of a blob that is not here, or has another size; None where it is here."""
         try:
             with self.adding_place("read blob", self.reference(blob.digest)):
@@ -403,7 +403,7 @@ class LayoutRepository:
         return self._layout.index().left_out.get(digest)
 
     async def open_blob(
-        self, blob: Descriptor, start: int = 0, *, fresh: bool = False
+        self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False
     ) -> AbstractAsyncContextManager[_FileBody]:
         """Open a blob at byte `start`. Returns a context that yields its bytes."""
         with self.adding_place("read blob", self.reference(blob.digest)):
@@ -474,7 +474,7 @@ class _BlobWriting:
         self.offset = 0
         self.hash: _Hash | None = None
         self.style: UploadStyle = "put"
-        self.is_refused = False
+        self.is_start_refused = False
         self.has_begun = False
 
         self._repository = repository
@@ -508,7 +508,7 @@ class _BlobWriting:
         self.has_begun = False
         return False
 
-    async def ask_for(self, digest: str, mount_from: str) -> bool:
+    async def try_mount(self, digest: str, mount_from: str) -> bool:
         """Never called: only a registry is asked for a blob by the start of an upload (rule 11)."""
         raise ContentError("a layout is asked for a blob by its name alone")
 

@@ -45,11 +45,11 @@ class Pool:
         # By origin, in the order in which they became idle.
         self._idle: defaultdict[Origin, list[Connection]] = defaultdict(list)
 
-    def lease(self, origin: Origin, *, fresh: bool = False) -> Lease:
+    def lease(self, origin: Origin, *, is_fresh: bool = False) -> Lease:
         """Return a lease for exchanges with an origin; it takes a connection when one is needed,
-        with `fresh` never one that was used before.
+        with `is_fresh` never one that was used before.
         """
-        return Lease(self, origin, fresh)
+        return Lease(self, origin, is_fresh)
 
     def reuse(self, origin: Origin, now: float | None = None) -> Connection | None:
         """Take the connection to an origin that was used last and lives; close what does not.
@@ -97,10 +97,10 @@ class Pool:
 class Lease:
     """The right to one connection at a time, for exchanges that belong together."""
 
-    def __init__(self, pool: Pool, origin: Origin, fresh: bool) -> None:
+    def __init__(self, pool: Pool, origin: Origin, is_fresh: bool) -> None:
         self.origin = origin
         self._pool = pool
-        self._is_fresh = fresh
+        self._is_fresh = is_fresh
         # The connection of the last exchange, and its answer once there is one.
         self._connection: Connection | None = None
         self._response: Response | None = None

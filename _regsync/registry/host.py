@@ -43,10 +43,10 @@ class Host(Protocol):
     """Where repositories are, as this run knows it: a registry or a layout."""
 
     # Why it is asked nothing more in this run.
-    stopped: SyncError | None
+    stop_error: SyncError | None
 
     # Whether it can be asked how much of a broken upload it has (rule 16).
-    resumes: bool
+    can_resume: bool
 
     @property
     def key(self) -> str:
@@ -60,7 +60,7 @@ class Host(Protocol):
 
     @property
     def peer(self) -> object:
-        """What an outage of it is noted with (`SyncError.outage`)."""
+        """What an outage of it is noted with (`SyncError.unreachable_peer`)."""
 
     @property
     def secrets(self) -> Secrets:
@@ -108,17 +108,17 @@ class RegistryClient:
 
         # Why it is asked nothing more in this run (docs/design.md section 9), and until when later
         # runs ask nothing either.
-        self.stopped: SyncError | None = None
+        self.stop_error: SyncError | None = None
         self._stopped_until = -math.inf
 
         # Rule 1: one request goes first, and the others wait for its outcome. The host is met when
         # that is known.
         self.has_answered = False
-        self.is_met = False
+        self.is_first_contact_done = False
         self.first_contact = anyio.Lock()
 
         # Whether broken uploads are resumed (rule 16). False after the registry refused that once.
-        self.resumes = True
+        self.can_resume = True
 
         # What to say where a registry by http may speak https only.
         self.https_hint: str | None = None
@@ -139,7 +139,7 @@ class RegistryClient:
         """Let all further requests of this run fail with an error. A later run asks again, after a
         time on the clock of `anyio.current_time`.
         """
-        self.stopped = error.without_place()
+        self.stop_error = error.without_place()
         # A failure of what was under way does not shorten the time that the registry has asked for.
         self._stopped_until = max(self._stopped_until, until)
 
@@ -149,11 +149,11 @@ class RegistryClient:
         """
         self.is_used = False
         self.authenticator.begin()
-        is_stopped = self.stopped is not None or self.peer.outage.is_stopped
+        is_stopped = self.stop_error is not None or self.peer.outage.is_stopped
         if is_stopped and self._stopped_until <= now:
-            self.stopped = None
+            self.stop_error = None
             self.has_answered = False
-            self.is_met = False
+            self.is_first_contact_done = False
 
     def error_of(self, answer: Response, wall_now: float) -> RegistryError:
         """Turn an answer, whose body has been read, into an error with the registry's own words,

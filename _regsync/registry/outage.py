@@ -134,12 +134,12 @@ class Outage:
         self.reach = Reach.PROBED
         return True
 
-    def drop_probe(self) -> None:
+    def cancel_probe(self) -> None:
         """Give back a probe that was not sent: another one may take its place at once."""
         if self.reach is Reach.PROBED:
             self.reach = Reach.DOWN
 
-    def give_up(self, now: float) -> bool:
+    def stop_if_due(self, now: float) -> bool:
         """Stop the host when the patience is at its end; say whether that is so."""
         if self.is_on and now >= self.gives_up_at:
             self.reach = Reach.STOPPED

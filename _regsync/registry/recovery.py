@@ -99,7 +99,7 @@ class Recovery:
         """Ask whether anybody waits for a host that is away."""
         return any(peer.waiting for peer in self._peers.values())
 
-    def probes_under_way(self) -> int:
+    def count_probes(self) -> int:
         return [peer.outage.reach for peer in self._peers.values()].count(Reach.PROBED)
 
     def describe(self, now: float) -> dict[str, str]:
@@ -124,7 +124,7 @@ class Recovery:
             return
         assert outage.error is not None
         error = outage.error.without_place()
-        error.outage = peer
+        error.unreachable_peer = peer
         if not outage.is_on:
             _give_up(error, peer)
         raise error
@@ -152,10 +152,10 @@ class Recovery:
             self.record_answer(peer, now)
             return
         if began < outage.back_at and not outage.is_on:
-            error.outage = peer  # the one that is over
+            error.unreachable_peer = peer  # the one that is over
             return
         if not counts:
-            error.outage = peer if outage.is_on else None
+            error.unreachable_peer = peer if outage.is_on else None
             return
         was_stopped = outage.is_stopped
         was_on = outage.is_on
@@ -164,7 +164,7 @@ class Recovery:
             self._probed.set(None)
         outage.record_failure(error, began, now, self._chance(), is_probe=is_probe)
         if outage.is_on:
-            error.outage = peer
+            error.unreachable_peer = peer
         elif outage.is_stopped and not was_stopped:
             _give_up(error, peer)
         if outage.is_on and not was_on:
@@ -175,12 +175,12 @@ class Recovery:
             self._on_outage(peer)
         peer.notify()
 
-    async def limit(self, peer: Peer, answering: Awaitable[_Answer]) -> _Answer:
+    async def await_probe(self, peer: Peer, answering: Awaitable[_Answer]) -> _Answer:
         """Wait for the answer to a probe until its host is given up; then it fails as the last one."""
         with anyio.CancelScope(deadline=peer.outage.gives_up_at):
             return await answering
         self._probed.set(None)
-        peer.outage.give_up(anyio.current_time())
+        peer.outage.stop_if_due(anyio.current_time())
         peer.notify()
         assert peer.outage.error is not None
         error = peer.outage.error.without_place()
@@ -194,7 +194,7 @@ class Recovery:
         peer = self._probed.get()
         if peer is not None:
             self._probed.set(None)
-            peer.outage.drop_probe()
+            peer.outage.cancel_probe()
             peer.notify()
 
     @contextmanager
@@ -211,7 +211,7 @@ class Recovery:
         One of those who wait returns earlier: its next request is the probe of the host. That is one
         whose request can be repeated, where there is such a one.
         """
-        peer = error.outage  # the host; `Peer.outage` is its state
+        peer = error.unreachable_peer  # the host; `Peer.outage` is its state
         assert isinstance(peer, Peer)
         self.end_attempt()
         waiter = _Waiter(can_repeat)
@@ -225,14 +225,14 @@ class Recovery:
             _give_up(error, peer)
             raise error
 
-    async def repeating(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    async def retry_over_outages(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Ask, by a request that can be repeated, and again whenever the host was away meanwhile."""
         while True:
             try:
                 with self.attempt():
                     return await ask()
             except SyncError as error:
-                if error.outage is None or not error.retryable:
+                if error.unreachable_peer is None or not error.retryable:
                     raise
                 failure = error
             await self.wait(failure)
@@ -251,7 +251,7 @@ class Recovery:
                         await self._ping(peer)
                     continue
                 until = min(until, outage.probe_at)
-            if outage.give_up(now):
+            if outage.stop_if_due(now):
                 peer.notify()
                 return
             with anyio.CancelScope(deadline=until):

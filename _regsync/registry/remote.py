@@ -193,7 +193,7 @@ class RemoteRepository:
         """Return a block which adds side, operation and reference to every error that it raises."""
         return _Place(self, operation, reference)
 
-    def call(
+    def build_call(
         self, action: str, method: str, path: str, *headers: Header, body: bytes = b""
     ) -> Call:
         """Word a request to a path below this repository's own."""
@@ -203,11 +203,11 @@ class RemoteRepository:
 
     def demand_of_reading(self) -> Demand:
         """Return the limits that the request for a blob counts against."""
-        return self._transport.demand_of(self.host, self.call("blob_get", "GET", ""))
+        return self._transport.demand_of(self.host, self.build_call("blob_get", "GET", ""))
 
     def demand_of_writing(self) -> Demand:
         """Return the limits that the request with a blob's body counts against."""
-        return self._transport.demand_of(self.host, self.call("upload_body", "PUT", ""))
+        return self._transport.demand_of(self.host, self.build_call("upload_body", "PUT", ""))
 
     # Tags.
 
@@ -231,7 +231,7 @@ class RemoteRepository:
         tags: dict[str, str | None] = {}
         pages = _Pages("tags")
         is_linked = False
-        call = self.call("tag_list", "GET", f"tags/list?n={page_size}")
+        call = self.build_call("tag_list", "GET", f"tags/list?n={page_size}")
         while len(pages) < _MOST_PAGES:
             pages.add(call.path)
             try:
@@ -284,7 +284,7 @@ class RemoteRepository:
         no such manifest.
         """
         path = f"manifests/{reference}"
-        call = self.call("manifest_head", "HEAD", path, _ACCEPT_MANIFESTS)
+        call = self.build_call("manifest_head", "HEAD", path, _ACCEPT_MANIFESTS)
         with self.adding_place("look up", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(200, 404))
             if answer.status == 404:
@@ -304,7 +304,7 @@ class RemoteRepository:
         accept = _ACCEPT_MANIFESTS
         if expected is not None and expected.media_type not in ACCEPT_MANIFESTS:
             accept = ("Accept", f"{ACCEPT_MANIFESTS}, {expected.media_type}")
-        call = self.call("manifest_get", "GET", f"manifests/{reference}", accept)
+        call = self.build_call("manifest_get", "GET", f"manifests/{reference}", accept)
         with self.adding_place("fetch manifest", self.reference(reference)):
             try:
                 return await self._get_manifest(call, reference, expected)
@@ -333,7 +333,7 @@ class RemoteRepository:
         A registry is not told its `full_name`.
         """
         content_type = ("Content-Type", manifest.media_type)
-        call = self.call(
+        call = self.build_call(
             "manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body
         )
         with self.adding_place("push manifest", self.reference(reference)):
@@ -377,7 +377,7 @@ class RemoteRepository:
         the list comes back to an earlier page, or a later page is refused; ProtocolBroken where the
         list is longer than any that is known.
         """
-        call = self.call("manifest_get", "GET", f"referrers/{digest}", ("Accept", _INDEX))
+        call = self.build_call("manifest_get", "GET", f"referrers/{digest}", ("Accept", _INDEX))
         pages = _Pages("referrers")
         referrers: dict[str, Descriptor] = {}
         size = 0
@@ -430,7 +430,7 @@ class RemoteRepository:
         blob counts as absent where the registry refuses to say (401, 403), because the upload shows
         whether the blob can be written (docs/design.md section 9).
         """
-        call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
+        call = self.build_call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.adding_place("look up blob", self.reference(blob.digest)):
             try:
                 if with_retries:
@@ -449,7 +449,7 @@ class RemoteRepository:
         async with exchange as answer:
             return answer  # a HEAD has no body to read
 
-    def lack_of(self, blob: Descriptor) -> SyncError | None:
+    def known_read_error(self, blob: Descriptor) -> SyncError | None:
         """Return None: only a request tells."""
         return None
 
@@ -472,24 +472,26 @@ class RemoteRepository:
 
         RegistryError with status 404 where there is no such blob.
         """
-        call = self.call("blob_head", "HEAD", f"blobs/{digest}")
+        call = self.build_call("blob_head", "HEAD", f"blobs/{digest}")
         with self.adding_place("look up blob", self.reference(digest)):
             answer = await self._transport.request(self.host, call, ok=(200,))
         size = answer.headers.get("content-length")
         return int(size) if size is not None else None
 
     async def open_blob(
-        self, blob: Descriptor, start: int = 0, *, fresh: bool = False
+        self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False
     ) -> AbstractAsyncContextManager[Response]:
         """Request a blob from byte `start` on. Returns a context that yields the response; the caller
-        reads its body inside. With `fresh` the request goes over a connection that no other request
+        reads its body inside. With `is_fresh` the request goes over a connection that no other request
         has used.
 
         The caller has a permit, and hashes the body (I3). Raises ProtocolBroken when the registry
         does not begin at `start` (docs/protocol-facts.md section 1.13), WrongBytes when the blob has
         another size than its descriptor says.
         """
-        call = self.call("blob_get", "GET", f"blobs/{blob.digest}")._replace(is_fresh=fresh)
+        call = self.build_call("blob_get", "GET", f"blobs/{blob.digest}")._replace(
+            is_fresh=is_fresh
+        )
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
         with self.adding_place("fetch blob", self.reference(blob.digest)):

@@ -44,7 +44,7 @@ class BlobUpload(Protocol):
     broken_session: str
     offset: int
     style: UploadStyle
-    is_refused: bool
+    is_start_refused: bool
     has_begun: bool
 
     @property
@@ -53,7 +53,7 @@ class BlobUpload(Protocol):
 
     async def start(self, mount_from: str | None = None) -> bool: ...
 
-    async def ask_for(self, digest: str, mount_from: str) -> bool: ...
+    async def try_mount(self, digest: str, mount_from: str) -> bool: ...
 
     async def send(self, pieces: Pieces, *, last: bool = True) -> bool: ...
 
@@ -158,16 +158,16 @@ class Repository(Protocol):
         where there is no such blob.
         """
 
-    def lack_of(self, blob: Descriptor) -> SyncError | None:
+    def known_read_error(self, blob: Descriptor) -> SyncError | None:
         """Return why a blob is known not to be readable here; None where it may be."""
 
     def far_repository(self, digest: str) -> str | None:
         """Return a repository at a target that is said to hold a blob which was left out here."""
 
     async def open_blob(
-        self, blob: Descriptor, start: int = 0, *, fresh: bool = False
+        self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False
     ) -> AbstractAsyncContextManager[BlobBody]:
-        """Open a blob at byte `start`. Returns a context that yields its bytes. With `fresh` they do
+        """Open a blob at byte `start`. Returns a context that yields its bytes. With `is_fresh` they do
         not come over the connection that has delivered wrong bytes before.
         """
 

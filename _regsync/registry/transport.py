@@ -403,7 +403,7 @@ class Transport:
         budget = RetryBudget(ATTEMPTS)
         while True:
             try:
-                if host.is_met:
+                if host.is_first_contact_done:
                     return await self._answer(host, call, ok, limit)
                 return await self._first_answer(host, call, ok, limit)
             except SyncError as error:
@@ -420,11 +420,11 @@ class Transport:
     ) -> Response:
         """Rule 1: one real request goes to a new host, and the others wait for its outcome."""
         async with host.first_contact:
-            if not host.is_met:
+            if not host.is_first_contact_done:
                 try:
                     return await self._answer(host, call, ok, limit)
                 finally:
-                    host.is_met = host.has_answered
+                    host.is_first_contact_done = host.has_answered
         return await self._answer(host, call, ok, limit)
 
     async def _answer(
@@ -518,7 +518,7 @@ class Transport:
         is_home = hop.origin == host.origin
         if lease is None or lease.origin != hop.origin:
             pool = self.pool if is_home else self.foreign_pool
-            lease = pool.lease(hop.origin, fresh=call.is_fresh)
+            lease = pool.lease(hop.origin, is_fresh=call.is_fresh)
             turn.connection = lease
 
         seconds: float | None = None  # for the answer: the policy's
@@ -544,7 +544,7 @@ class Transport:
                 now=turn.began,
             )
             if is_probe:
-                answering = self.recovery.limit(hop.peer, answering)
+                answering = self.recovery.await_probe(hop.peer, answering)
             response = await answering
         except WireError as error:
             if not host.has_answered and not isinstance(error, ConnectFailed | TimedOut):
@@ -596,7 +596,7 @@ class Transport:
         try:
             self.recovery.check(peer, can_repeat=can_repeat)
         except SyncError as error:
-            if not error.retryable and host.stopped is None:
+            if not error.retryable and host.stop_error is None:
                 host.stop(error)
             raise
 
@@ -620,7 +620,7 @@ class Transport:
         began = anyio.current_time()
         try:
             async with pool.lease(origin) as lease:
-                response = await self.recovery.limit(peer, lease.exchange(request))
+                response = await self.recovery.await_probe(peer, lease.exchange(request))
         except WireError as error:
             self.recovery.record_failure(peer, error, began)
         else:
@@ -645,7 +645,7 @@ class Transport:
         Raises `error` when the host is given up. `can_repeat`: the next request of this task may be
         the probe of the host, because it can be sent again.
         """
-        if error.outage is None:
+        if error.unreachable_peer is None:
             await anyio.sleep(seconds)
         else:
             await self.recovery.wait(error, can_repeat=can_repeat)
@@ -693,7 +693,7 @@ class Transport:
         except RegistryError as error:
             peer = host.token_peer
             if peer is not None and is_gateway_failure(error.status, error.retry_after):
-                error.outage = peer if peer.outage.is_on else None
+                error.unreachable_peer = peer if peer.outage.is_on else None
             raise
 
     async def refresh_login(
@@ -764,7 +764,7 @@ class Transport:
         try:
             answering = self._fetch_once(lease, request, seconds, confirm)
             if self.recovery.is_probing(peer):
-                answering = self.recovery.limit(peer, answering)
+                answering = self.recovery.await_probe(peer, answering)
             answer = await answering
         except WireError as error:
             self.recovery.record_failure(peer, error, began)
@@ -857,10 +857,10 @@ class Transport:
         """Return the seconds to `rest` before what failed is repeated; raise the error when it is
         not to be. `hosts` are those that the work needs: source, target.
         """
-        is_stopped = any(host.stopped for host in hosts)
+        is_stopped = any(host.stop_error for host in hosts)
         if isinstance(error, LoginExpired) and not is_stopped:
             return 0.0  # the upload bounds how often its login is renewed
-        if error.outage is not None and error.retryable and not is_stopped:
+        if error.unreachable_peer is not None and error.retryable and not is_stopped:
             error.retries = budget.retries
             return 0.0
         answer = error if isinstance(error, RegistryError) else None
@@ -908,8 +908,8 @@ class Transport:
             error, until = self._refused_discovery[want]
             if anyio.current_time() < until:
                 raise error.without_place()
-        if host.stopped is not None:
-            raise host.stopped.without_place()
+        if host.stop_error is not None:
+            raise host.stop_error.without_place()
 
     async def raise_unless(
         self, host: RegistryClient, answer: Response, ok: Collection[int], peer: Peer | None = None
@@ -923,7 +923,7 @@ class Transport:
         error = self.error_from(host, answer)
         peer = peer or host.peer
         if peer.outage.is_on and is_gateway_failure(error.status, error.retry_after):
-            error.outage = peer
+            error.unreachable_peer = peer
         raise error
 
     def error_from(self, host: RegistryClient, answer: Response) -> RegistryError:

@@ -61,7 +61,7 @@ class Place(Protocol):
     row: Row
     api_name: str
 
-    def call(
+    def build_call(
         self, action: str, method: str, path: str, *headers: Header, body: bytes = b""
     ) -> Call: ...
 
@@ -92,7 +92,7 @@ class Upload:
         self.style: UploadStyle = "put"  # the dialect in which the body goes
 
         # The registry has refused a start that names no blob: it would refuse any other blob's.
-        self.is_refused = False
+        self.is_start_refused = False
 
         self.has_begun = False  # a body was sent from the blob's first byte
         self._throttled_session = ""  # whose body was refused with 429
@@ -119,14 +119,14 @@ class Upload:
             except RegistryError as error:
                 if error.retryable and error.status != 500:
                     raise
-        call = self.repository.call("upload_start", "POST", "blobs/uploads/")
+        call = self.repository.build_call("upload_start", "POST", "blobs/uploads/")
         try:
             return await self._post(call, self.blob.digest, ok=(202,))
         except RegistryError as error:
-            self.is_refused = not error.retryable
+            self.is_start_refused = not error.retryable
             raise
 
-    async def ask_for(self, digest: str, mount_from: str) -> bool:
+    async def try_mount(self, digest: str, mount_from: str) -> bool:
         """Ask for any blob by a start that would mount it; where that does not say that the blob is in
         the repository, a session is open.
         """
@@ -136,7 +136,7 @@ class Upload:
         query = f"?mount={digest}"
         if mount_from:
             query += f"&from={mount_from}"
-        call = self.repository.call("upload_start", "POST", f"blobs/uploads/{query}")
+        call = self.repository.build_call("upload_start", "POST", f"blobs/uploads/{query}")
         if mount_from and mount_from != self.repository.api_name:
             call = call._replace(also=((mount_from, "pull"),))
         return await self._post(call, digest, ok=(201, 202))
@@ -204,7 +204,7 @@ class Upload:
         self.session = ""
         await response.read(ERROR_BODY)
         error = self._transport.error_from(self.repository.host, response)
-        error.forgot_session = True
+        error.is_session_gone = True
         return error
 
     def _body_call(self, length: int, *, last: bool) -> Call:
@@ -224,7 +224,7 @@ class Upload:
 
         It takes no other body, whatever happens to this one, except in chunks.
         """
-        may_ask = self.repository.host.resumes and self._is_at_home and self.style != "patch"
+        may_ask = self.repository.host.can_resume and self._is_at_home and self.style != "patch"
         self.broken_session = self.session if may_ask else ""
         self.has_begun = self.has_begun or self.offset == 0
         if self.style != "chunks":
@@ -237,7 +237,9 @@ class Upload:
         session is not asked again (docs/design.md section 6, rule 16).
         """
         host = self.repository.host
-        call = self.repository.call("upload_start", "GET", "")._replace(path=self.broken_session)
+        call = self.repository.build_call("upload_start", "GET", "")._replace(
+            path=self.broken_session
+        )
         try:
             async with await self._transport.exchange(
                 host, call, (204,), lease=self.lease
@@ -247,11 +249,11 @@ class Upload:
                 if kept or self.style == "chunks":
                     self._open(call, response, kept)
         except RegistryError as error:
-            if error.forgot_session:
+            if error.is_session_gone:
                 self.session = ""  # by any other answer a chunk may go again to where it went
             elif error.retryable:
                 raise
-            host.resumes = False
+            host.can_resume = False
             self.broken_session = ""
 
     def _kept(self, response: Response) -> int:
@@ -274,7 +276,7 @@ class Upload:
     def _session_call(
         self, action: str, method: str, query: str, *headers: tuple[str, str]
     ) -> Call:
-        call = self.repository.call(action, method, "", *headers)
+        call = self.repository.build_call(action, method, "", *headers)
         return call._replace(path=self.session + query, origin=self._origin)
 
     def _open(self, call: Call, response: Response, offset: int) -> None:

@@ -644,7 +644,7 @@ class Audit:
             except WrongBytes:
                 if relay.is_fresh:
                     raise
-                relay = Relay(target, blob, self.transport, fresh=True)
+                relay = Relay(target, blob, self.transport, is_fresh=True)
                 offset = 0
                 continue
             except SyncError as error:

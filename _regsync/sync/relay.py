@@ -67,11 +67,11 @@ class Relay(Pieces):
     _hash: _Hash
 
     def __init__(
-        self, source: Repository, blob: Descriptor, transport: Transport, *, fresh: bool = False
+        self, source: Repository, blob: Descriptor, transport: Transport, *, is_fresh: bool = False
     ) -> None:
-        """Prepare to read a blob; with `fresh` over connections that no other request has used."""
+        """Prepare to read a blob; with `is_fresh` over connections that no other request has used."""
         self.source = source
-        self.is_fresh = fresh
+        self.is_fresh = is_fresh
         self.complete = False
         self._blob = blob
         self._reference = source.reference(blob.digest)
@@ -239,7 +239,7 @@ class Relay(Pieces):
     async def _open(self) -> None:
         """Ask the source for what was not read yet, in place of an answer that has broken."""
         await self._stack.aclose()
-        opened = await self.source.open_blob(self._blob, self._position, fresh=self.is_fresh)
+        opened = await self.source.open_blob(self._blob, self._position, is_fresh=self.is_fresh)
         self._response = await self._stack.enter_async_context(opened)
 
     async def _read(self) -> memoryview:
@@ -306,8 +306,8 @@ class Relay(Pieces):
                         error = caught
         finally:
             self._grace -= anyio.current_time() - began
-        broken.outage = error.outage
-        if broken.outage is not None:
+        broken.unreachable_peer = error.unreachable_peer
+        if broken.unreachable_peer is not None:
             # When the source is back, another attempt may read on from here.
             self._checkpoints.append(_Checkpoint(self._position, self._hash.copy()))
         raise broken

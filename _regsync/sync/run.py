@@ -300,7 +300,7 @@ class Run:
         # Each request holds a permit. A probe of a registry that is away holds one too, but copies
         # nothing.
         permits = sum(limit.in_use for limit in self._transport.gate.limits.values())
-        return permits > self._transport.recovery.probes_under_way()
+        return permits > self._transport.recovery.count_probes()
 
     async def _save(self) -> None:
         """Keep what the next run can use, and delete the other files of this run."""

@@ -454,7 +454,7 @@ class Scheduler:
         lacking = [
             blob
             for blob in claims.blobs.values()
-            if image.source.lack_of(blob) is not None
+            if image.source.known_read_error(blob) is not None
             and not self._knowledge.is_blob_believed(claims.where, blob.digest)
         ]
         try:
@@ -481,7 +481,7 @@ class Scheduler:
             if await other.has_blob(blob, with_retries=True):
                 self._knowledge.confirm_blob(other.pool, blob.digest)
                 return other
-        lack = image.source.lack_of(blob)
+        lack = image.source.known_read_error(blob)
         assert lack is not None
         raise lack
 

@@ -177,7 +177,7 @@ class _Job:
         """Say whether the attempt after an error may be the one that shows whether a registry which is
         away has come back; all others wait for that one.
         """
-        if error.outage is self.target.host.peer:
+        if error.unreachable_peer is self.target.host.peer:
             # A body cannot be the probe, because it is sent once; what comes before a body can.
             return not self.upload.session or bool(self.upload.broken_session)
         # Nor can a shared reading: it waits for the other targets, who wait for the source too.
@@ -417,7 +417,7 @@ class BlobTransfer:
                     await sink(piece)
                     offset += len(piece)
 
-        await self._transport.recovery.repeating(read_on)
+        await self._transport.recovery.retry_over_outages(read_on)
 
     async def _send_shared(self, job: _Job, subscriber: Subscriber) -> BlobResult:
         """Send a blob that others need too and that is not kept, from one reading for all."""
@@ -478,7 +478,7 @@ class BlobTransfer:
                 else:
                     result = await self._check_and_start(job)
         except SyncError as error:
-            if job.upload.is_refused and not first.is_accepted:
+            if job.upload.is_start_refused and not first.is_accepted:
                 # The repository refuses every upload: no other blob is tried (rule 14).
                 first.refusal = error.without_place()
             raise
@@ -602,7 +602,7 @@ class BlobTransfer:
         where = job.target.pool
         try:
             async with self._admitted((Demand(job.target.host.key),), job.rank, job.upload.lease):
-                is_present = await job.upload.ask_for(present, probe_from)
+                is_present = await job.upload.try_mount(present, probe_from)
         except RegistryError as error:
             if not error.retryable:
                 self._knowledge.record_probe_answer(where, present=False)
@@ -640,7 +640,7 @@ class BlobTransfer:
                 raise  # a login or a busy registry says nothing of the session
             # The session held more, or less, than it said: the blob begins again, and no later upload
             # to this host goes on where it broke.
-            job.target.host.resumes = False
+            job.target.host.can_resume = False
             upload.session = ""
             message = f"the rest of a broken upload was refused: {error.message}"
             raise Disconnected(message) from error
@@ -727,9 +727,9 @@ class BlobTransfer:
         long pause: the permits of both ends are held meanwhile.
         """
         upload = job.upload
-        if isinstance(error, RegistryError) and error.forgot_session:
+        if isinstance(error, RegistryError) and error.is_session_gone:
             upload.session = ""
-        if not upload.session or error.outage is not None:
+        if not upload.session or error.unreachable_peer is not None:
             raise error
         pause = self._transport.pause_after(error, job.retries, job.target.host)
         asked = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
@@ -746,7 +746,7 @@ class BlobTransfer:
             await anyio.sleep(pause)
             ask = partial(job.target.has_blob, job.blob)
             try:
-                job.is_absent = not await self._transport.recovery.repeating(ask)
+                job.is_absent = not await self._transport.recovery.retry_over_outages(ask)
             except SyncError as error:
                 # The registry has just lost an answer and may still be failing: the next HEAD may do.
                 if not error.retryable:
@@ -797,7 +797,7 @@ class BlobTransfer:
         if len(wrong) > 1:
             raise copy_error(wrong[-1])
         if wrong and not job.relay.is_fresh:
-            job.relay = Relay(job.relay.source, job.blob, self._transport, fresh=True)
+            job.relay = Relay(job.relay.source, job.blob, self._transport, is_fresh=True)
 
     def _pause_before_next(self, job: _Job, error: SyncError) -> float:
         """Draw the consequences of a failed attempt; return the seconds to wait before the next one.
@@ -808,16 +808,16 @@ class BlobTransfer:
         error.with_place(Side.TARGET, "push blob", target.reference(job.blob.digest))
         error.message = target.host.redact(error.message)
 
-        job.has_met_outage = job.has_met_outage or error.outage is not None
-        if error.outage is None:
+        job.has_met_outage = job.has_met_outage or error.unreachable_peer is not None
+        if error.unreachable_peer is None:
             # The mount may be the reason, and the blob can be uploaded without it. Only a first failure
             # that looks like the beginning of an outage says nothing about the mount.
             if job.has_failed_before or not is_outage(error):
                 job.may_mount = False
             job.has_failed_before = True
 
-            forgot_session = isinstance(error, RegistryError) and error.forgot_session
-            if upload.has_begun and (isinstance(error, WireError) or forgot_session):
+            is_session_gone = isinstance(error, RegistryError) and error.is_session_gone
+            if upload.has_begun and (isinstance(error, WireError) or is_session_gone):
                 job.broken_bodies += 1
 
         if self._switch_style(job, error):
@@ -840,7 +840,7 @@ class BlobTransfer:
         other = job.target.row.fallback
         if other is None or job.has_switched_style or not upload.has_begun:
             return False
-        if isinstance(error, RegistryError) and error.forgot_session:
+        if isinstance(error, RegistryError) and error.is_session_gone:
             return False  # that says nothing of the way
 
         is_too_large = isinstance(error, RegistryError) and error.status in _TOO_LARGE_STATUSES
