@@ -34,7 +34,7 @@ class Pace(NamedTuple):
     burst: int = 1  # tokens at once
 
 
-class Row(NamedTuple):
+class Product(NamedTuple):
     """What is known of one kind of registry.
 
     Mounts are tried on every kind (docs/design.md section 6, rule 10).
@@ -47,7 +47,7 @@ class Row(NamedTuple):
     upload: UploadStyle = "put"
     fallback: UploadStyle | None = None  # when `upload` is refused or reset
     put_limit: int | None = None  # bytes; a larger body goes by `chunks` of at most that size
-    foreign_uploads: bool = True  # whether an upload's Location may be on another host
+    allows_foreign_uploads: bool = True  # whether an upload's Location may be on another host
 
     # How one POST asks for a blob and starts its upload where it is absent (docs/design.md section
     # 6, rule 11): by `mount=<digest>&from=<itself>`, or by `mount` alone. None: a HEAD has to ask.
@@ -58,7 +58,7 @@ class Row(NamedTuple):
     per_project: bool = False  # whether each first segment of a repository has its own windows
 
     # The action that `ratelimit-remaining` counts; None: that of the answer with this header.
-    quota: str | None = None
+    quota_action: str | None = None
 
 
 # Actions that several windows name.
@@ -85,7 +85,7 @@ _ECR_HOSTS = (
 
 _ECR_SOURCE = "docs/protocol-facts.md sections 4.1 (hosts), 4.8 (rates), 4.9 (mounts), 7.9 (upload)"
 
-_ECR = Row(
+_ECR = Product(
     _ECR_HOSTS,
     _ECR_SOURCE,
     # A mount is answered 201 only where a committed manifest of its source names the blob. So a 202
@@ -108,7 +108,7 @@ _ECR = Row(
     ),
 )
 
-_ECR_PUBLIC = Row(
+_ECR_PUBLIC = Product(
     r"public\.ecr\.aws",
     _ECR_SOURCE,
     probe=None,  # as in ECR
@@ -133,19 +133,19 @@ _DOCKER_HUB_NAME = "docker.io"  # the name that is used here
 _DOCKER_HUB_API = "registry-1.docker.io"  # the host that answers requests
 DOCKER_HUB_HOSTS = (_DOCKER_HUB_NAME, "index.docker.io", _DOCKER_HUB_API, "registry.hub.docker.com")
 
-_DOCKER_HUB = Row(
+_DOCKER_HUB = Product(
     "|".join(re.escape(host) for host in DOCKER_HUB_HOSTS),
     "docs/protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)",
     # The quota of pulls counts GETs of manifests and no HEADs, though the answers to both carry it.
     # https://github.com/docker/docs/blob/bb3cdd21c88e3ca4ac1bbf88d75238e7622d5997/content/manuals/docker-hub/usage/pulls.md
-    quota="manifest_get",
+    quota_action="manifest_get",
     paces=(Pace(_HEADS, 8), Pace("manifest_get", 1), Pace(f"tag_list blob_get {_WRITES}")),
 )
 
 
 # Google.
 
-_ARTIFACT_REGISTRY = Row(
+_ARTIFACT_REGISTRY = Product(
     # Other package types live under *.pkg.dev too: only the names with -docker are registries.
     # https://docs.cloud.google.com/artifact-registry/docs/reference/docker-api
     r"[a-z0-9-]+-docker\.pkg\.dev",
@@ -168,7 +168,7 @@ _CONTAINER_REGISTRY = _ARTIFACT_REGISTRY._replace(hosts=r"(?:[a-z]+\.)?gcr\.io")
 
 # GitHub.
 
-_GHCR = Row(
+_GHCR = Product(
     r"ghcr\.io",
     "docs/protocol-facts.md section 7.1 (host, upload, rate)",
     # Reports of its PATCH with Content-Range contradict each other. All reports agree that a whole
@@ -183,14 +183,14 @@ _GHCR = Row(
 
 # Azure.
 
-_ACR = Row(
+_ACR = Product(
     r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)",
     "docs/protocol-facts.md sections 6.1 (hosts), 6.5 (upload, rates)",
     # A PUT above about 20 MB is answered 413 or reset.
     # https://github.com/goharbor/harbor/issues/23015
     put_limit=16 * 1024 * 1024,
     # An upload stays at its host (docs/specification.md section 8.2).
-    foreign_uploads=False,
+    allows_foreign_uploads=False,
     # 10,000 reads and 2,000 writes a minute in the Premium tier.
     # https://learn.microsoft.com/en-ca/azure/container-registry/container-registry-skus
     paces=(Pace(_READS, rate=130, burst=30), Pace(_WRITES, rate=26, burst=10)),
@@ -199,7 +199,7 @@ _ACR = Row(
 
 # All others.
 
-_UNKNOWN = Row(
+_UNKNOWN = Product(
     None,
     "docs/protocol-facts.md sections 7.9 (upload), 1.8 (mounts)",
     fallback="patch",
@@ -213,7 +213,7 @@ _UNKNOWN = Row(
 )
 
 
-ROWS: Mapping[Kind, Row] = {
+PRODUCTS: Mapping[Kind, Product] = {
     "ecr": _ECR,
     "ecr_public": _ECR_PUBLIC,
     "dockerhub": _DOCKER_HUB,
@@ -233,10 +233,10 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
     name = host.lower()
     if not any(letter.isalpha() for letter in name):
         return "unknown"  # an address belongs to no product
-    for kind, row in ROWS.items():
-        if row.hosts is not None and re.fullmatch(row.hosts, name):
+    for kind, product in PRODUCTS.items():
+        if product.hosts is not None and re.fullmatch(product.hosts, name):
             return kind
-    return next((kind for kind in ROWS if kind == auth_type), "unknown")
+    return next((kind for kind in PRODUCTS if kind == auth_type), "unknown")
 
 
 def canonical_host(host: str) -> str:

@@ -30,7 +30,7 @@ from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, image_name, is_digest
-from _regsync.providers import Pace, Row, UploadStyle
+from _regsync.providers import Pace, Product, UploadStyle
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
@@ -46,7 +46,7 @@ _MANIFEST_LIMIT = 4 * 1024 * 1024
 _CONCURRENCY = 64
 
 # A directory is no kind of registry: blobs are looked for by name, and written whole.
-_ROW = Row(
+_LAYOUT = Product(
     None,
     "docs/design.md section 13",
     paces=(Pace("blob_get upload_body", _CONCURRENCY),),
@@ -79,7 +79,7 @@ class LayoutHost:
 
         self.key = registry.authority
         self.origin = Origin(registry.scheme, registry.host, registry.port)
-        limits = RegistryLimits(_CONCURRENCY, _ROW.paces)
+        limits = RegistryLimits(_CONCURRENCY, _LAYOUT.paces)
         transport.gate.limits[self.key] = limits
         # What one blob on its way to or from the layout takes of these limits.
         self.demand = Demand(self.key, meters=limits.meters_of("", "blob_get", "upload_body"))
@@ -118,7 +118,7 @@ class LayoutHost:
 class LayoutRepository:
     """One repository of a layout, seen from one side of a copy."""
 
-    row = _ROW
+    product = _LAYOUT
     probe_from = None
     is_local = True
 

@@ -28,7 +28,7 @@ from _regsync.net.http1 import Header, Response
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, image_name, is_digest, is_tag
-from _regsync.providers import ROWS, api_repository
+from _regsync.providers import PRODUCTS, api_repository
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import resolve_location
 from _regsync.registry.throttle import Demand
@@ -153,7 +153,7 @@ class RemoteRepository:
         self.host = host
         self.name = name
         self.side = side
-        self.row = ROWS[host.registry.kind]  # what is known of the registry's product
+        self.product = PRODUCTS[host.registry.kind]  # what is known of the registry's product
 
         # Quay creates a repository when push is asked for.
         self.rights = "pull" if reads_only or side is Side.SOURCE else "pull,push"
@@ -175,9 +175,9 @@ class RemoteRepository:
         """
         if self.host.authenticator.service == _HARBOR_SERVICE:
             return None
-        if self.row.probe == "from":
+        if self.product.probe == "from":
             return self.api_name
-        return "" if self.row.probe == "bare" else None
+        return "" if self.product.probe == "bare" else None
 
     def reference(self, reference: str) -> str:
         """Return how an error names a tag or digest of this repository."""
@@ -217,7 +217,7 @@ class RemoteRepository:
         None where the registry knows no such repository. ListingBroken for a listing without end.
         """
         with self.adding_place("list tags of", str(self)):
-            page_size = self.row.page_size
+            page_size = self.product.page_size
             try:
                 return await self._list_tags(page_size)
             except RegistryError as error:
@@ -242,7 +242,7 @@ class RemoteRepository:
                 if error.status == 404 and len(pages) == 1:
                     return None
                 raise
-            page = _tags_of(answer.body, self.row.listing_has_digests)
+            page = _tags_of(answer.body, self.product.listing_has_digests)
             new = [tag for tag in page if tag not in tags]
             tags.update(page)
             if len(tags) > _MOST_TAGS:

@@ -15,7 +15,7 @@ from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest
-from _regsync.providers import Row, UploadStyle
+from _regsync.providers import Product, UploadStyle
 from _regsync.registry.host import Host
 from _regsync.registry.throttle import Demand
 from _regsync.state.archive import RepositoryKey
@@ -82,7 +82,7 @@ class Repository(Protocol):
     def side(self) -> Side: ...
 
     @property
-    def row(self) -> Row: ...
+    def product(self) -> Product: ...
 
     @property
     def key(self) -> RepositoryKey:

@@ -41,7 +41,7 @@ from _regsync.errors import (
 from _regsync.net.http1 import Buffers, Header, Pieces, Request, Response, parse_retry_after
 from _regsync.net.pool import Lease, Pool
 from _regsync.net.streams import Stream, Timeouts
-from _regsync.providers import ROWS
+from _regsync.providers import PRODUCTS
 from _regsync.registry.admission import Gate, Turn
 from _regsync.registry.host import Dialer, Host, RegistryClient
 from _regsync.registry.outage import Patience, Reach, is_gateway_failure
@@ -379,10 +379,10 @@ class Transport:
         # A quarter of the open files for each side, since more registries than two may be in use.
         most = max(2, (self.machine.open_files - _OWN_FILES) // 4)
         cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most)
-        row = ROWS[registry.kind]
+        product = PRODUCTS[registry.kind]
         limit = self.gate.limits.get(registry.authority)
         if limit is None:
-            limit = RegistryLimits(cap, row.paces, per_project=row.per_project)
+            limit = RegistryLimits(cap, product.paces, per_project=product.per_project)
             self.gate.limits[registry.authority] = limit
         elif registry.max_concurrent:
             limit.cap = min(limit.cap, cap)
@@ -841,7 +841,7 @@ class Transport:
         self, host: RegistryClient, call: Call, turn: Turn, response: Response, remaining: Remaining
     ) -> None:
         """Obey a quota. It is about discovery, and at some registries about one action of it."""
-        action = ROWS[host.registry.kind].quota or call.action
+        action = PRODUCTS[host.registry.kind].quota_action or call.action
         want = self.demand_of(host, call._replace(action=action))._replace(is_discovery=True)
         meter = self.gate.limits[host.key].meters[want.meters[0]]
         number = turn.number if meter is turn.meter else 0

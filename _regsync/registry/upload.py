@@ -39,7 +39,7 @@ from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryErr
 from _regsync.net.http1 import Header, Pieces, Response
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor
-from _regsync.providers import Row, UploadStyle
+from _regsync.providers import Product, UploadStyle
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.transport import ERROR_BODY, Body, Call, Transport
@@ -58,7 +58,7 @@ class Place(Protocol):
     """What an upload needs of its repository: how requests are worded, how answers are judged."""
 
     host: RegistryClient
-    row: Row
+    product: Product
     api_name: str
 
     def build_call(
@@ -294,7 +294,7 @@ class Upload:
         check_foreign(home, origin)
 
         # Only a session's first Location may lead elsewhere, and not at all kinds of registry (R1).
-        may_move = base == home and self.repository.row.foreign_uploads
+        may_move = base == home and self.repository.product.allows_foreign_uploads
         if origin != base and not may_move:
             raise ProtocolBroken(
                 f"the registry moves the upload to another host ({printable(origin.host, 100)}): not followed"

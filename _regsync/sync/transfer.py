@@ -166,7 +166,7 @@ class _Job:
         self.renew_attempts_at = LARGE_BODY
 
         # Bytes of memory for one chunk; 0 where the registry takes bodies of any size.
-        self.chunk_size = min(step.blob.size, target.row.put_limit or 0)
+        self.chunk_size = min(step.blob.size, target.product.put_limit or 0)
 
         # What a permit for its body has to cover, at the source and at the target.
         is_large = step.blob.size >= LARGE_BODY
@@ -659,7 +659,7 @@ class BlobTransfer:
 
         # A registry of chunks gets a blob that is no larger than one in a PUT. As a chunk, it is read
         # into memory and verified before its first byte goes (docs/design.md section 9).
-        if isinstance(body, Relay | FeedBody) and job.target.row.put_limit:
+        if isinstance(body, Relay | FeedBody) and job.target.product.put_limit:
             room = bytearray(job.blob.size - job.upload.offset)
             return MemoryPieces(await body.read_until(job.blob.size, room))
         return body
@@ -668,14 +668,14 @@ class BlobTransfer:
         """Return the way to upload: the one that is usual for the registry's kind, or the other one, if
         uploads of this size have been refused (`_switch_style`).
         """
-        row = job.target.row
+        product = job.target.product
         size = job.blob.size
-        if row.put_limit and size > row.put_limit:
+        if product.put_limit and size > product.put_limit:
             return "chunks"
         smallest = self._knowledge.host(job.target.host.key).smallest_patch
-        if row.fallback and smallest is not None and size >= smallest:
-            return row.fallback
-        return row.upload
+        if product.fallback and smallest is not None and size >= smallest:
+            return product.fallback
+        return product.upload
 
     async def _send_in_chunks(self, job: _Job, body: Body) -> None:
         """Send the body by a PATCH for each chunk (docs/specification.md section 8.2).
@@ -685,7 +685,7 @@ class BlobTransfer:
         """
         upload = job.upload
         size = job.blob.size
-        limit = job.target.row.put_limit or size
+        limit = job.target.product.put_limit or size
         if not isinstance(body, Relay | FeedBody):
             while upload.offset < size:
                 end = min(upload.offset + limit, size)
@@ -837,7 +837,7 @@ class BlobTransfer:
         (docs/protocol-facts.md section 7.9). A copy switches once.
         """
         upload = job.upload
-        other = job.target.row.fallback
+        other = job.target.product.fallback
         if other is None or job.has_switched_style or not upload.has_begun:
             return False
         if isinstance(error, RegistryError) and error.is_session_gone:
