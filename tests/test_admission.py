@@ -332,9 +332,9 @@ async def request(
     """Do what a transport does about one request: a place is taken with it, and left with its
     answer.
     """
-    await gate.take(permit, want)
+    await gate.reserve(permit, want)
     now = anyio.current_time()
-    turn = Turn(gate, permit, permit.take_slot(want), now, owns_permit=False)
+    turn = Turn(gate, permit, permit.pop_slot(want), now, owns_permit=False)
     try:
         await anyio.sleep(seconds)
     finally:
@@ -349,7 +349,7 @@ async def test_work_whose_requests_share_a_window_leaves_every_place() -> None:
     with anyio.fail_after(3600):
         for _ in range(20):
             async with gate.admitted((READ_A, WRITE_A)) as permit:
-                await gate.take(permit, want["blob_get"], want["upload_body"])
+                await gate.reserve(permit, want["blob_get"], want["upload_body"])
                 await request(gate, permit, want["blob_get"], 0.1)
                 await request(gate, permit, want["upload_body"], 0.1)
     assert is_idle(gate)
@@ -363,13 +363,13 @@ async def test_a_request_without_an_answer_leaves_its_place_to_who_waits() -> No
     entered = list[float]()
 
     async def wait() -> None:
-        turn = await gate.enter(chunk, None, None)
+        turn = await gate.begin_request(chunk, None, None)
         entered.append(anyio.current_time() - began)
         await turn.end()
 
     began = anyio.current_time()
     async with anyio.create_task_group() as group, gate.admitted((WRITE_A,)):
-        broken = await gate.enter(chunk, None, None)
+        broken = await gate.begin_request(chunk, None, None)
         group.start_soon(wait)
         await anyio.sleep(5)
         await broken.end()
@@ -410,7 +410,7 @@ async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
 
     async def copy(source: str, target: str) -> None:
         async with gate.admitted((Demand(source, "read"), Demand(target, "write"))) as permit:
-            await gate.take(permit, window[source], window[target])
+            await gate.reserve(permit, window[source], window[target])
             await request(gate, permit, window[source], 1.0, 401)
             await anyio.sleep(1)  # for a token
             await request(gate, permit, window[source], 1.0)
@@ -455,7 +455,7 @@ async def test_narrow_windows_never_deadlock(
         ] or [WRITE_A]
         async with gate.admitted(tuple(bodies)) as permit:
             if not at_once:
-                await gate.take(permit, *drawn)
+                await gate.reserve(permit, *drawn)
             for action, refused in steps:
                 await request(gate, permit, want[action], 0.1, 429 if refused else 200)
 
@@ -556,11 +556,11 @@ async def test_an_answer_lets_in_who_has_permits_and_waits_for_a_window() -> Non
     gate = Gate()
     limit = gate.limits["a"] = RegistryLimits(50, (Pace("upload_start", start=1),))
     want = Demand("a", meters=limit.meters_of("repository", "upload_start"))
-    first = await gate.enter(want, None, None)
+    first = await gate.begin_request(want, None, None)
     entered: list[Turn] = []
 
     async def ask() -> None:
-        entered.append(await gate.enter(want, None, None))
+        entered.append(await gate.begin_request(want, None, None))
 
     async with anyio.create_task_group() as group:
         group.start_soon(ask)

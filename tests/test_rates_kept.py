@@ -379,7 +379,7 @@ async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_
 
     async def transfer(name: str) -> None:
         async with gate.admitted((Demand("a", "write"), Demand("b", "read"))) as permit:
-            await gate.take(permit, drawing(gate, "a"))
+            await gate.reserve(permit, drawing(gate, "a"))
             assert gate.limits["b"].in_use == 1
             inside.append(name)
 
@@ -411,7 +411,7 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
     async with narrow() as (transport, host):
 
         async def put(seconds: float, *, told: bool) -> None:
-            turn = await transport.gate.enter(transport.demand_of(host, body), None, None)
+            turn = await transport.gate.begin_request(transport.demand_of(host, body), None, None)
             sent = Body(Blob(b""), 60.0, lambda: None, transport)
             transport._watch_body(body, turn, sent, None)
             entered.append(anyio.current_time())
@@ -440,7 +440,7 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
 async def test_a_body_well_under_way_wakes_those_who_wait_once(monkeypatch):
     body = Call("upload_body", "PUT", "/v2/app/blobs/uploads/1", "app")
     async with narrow() as (transport, host):
-        turn = await transport.gate.enter(transport.demand_of(host, body), None, None)
+        turn = await transport.gate.begin_request(transport.demand_of(host, body), None, None)
         with monkeypatch.context() as patch:
             wakes: list[None] = []
             patch.setattr(transport.gate, "on_window_change", lambda: wakes.append(None))

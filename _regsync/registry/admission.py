@@ -1,10 +1,10 @@
-"""Who may ask which registry next: the queue in front of permits, windows and buckets.
+"""Decide which work may send its next request: a queue in front of each registry's limits.
 
-Owns: permits that work holds, turns of requests, the order of those who wait.
-May not know: what a request says; how long anything takes.
-Invariants: I8 (one synchronous decision admits; who waits holds nothing, unless a request of the
-same work is under way), I9 (who is cancelled leaves nothing behind). The lowest rank goes first,
-then who came first, among those that fit.
+Owns: permits, turns, and the queue of work that waits for them.
+May not know: what a request contains; how long anything takes.
+Invariants: I8 (work is admitted by one synchronous decision, and holds nothing while it waits,
+unless one of its requests is in flight), I9 (cancelled work leaves nothing behind). Of all waiting
+work that fits into the limits, the lowest rank is admitted first, and then the longest wait.
 Follows: docs/design.md section 9.
 """
 
@@ -33,42 +33,44 @@ from _regsync.registry.throttle import (
 
 
 class Permit:
-    """What one piece of work holds, a blob's transfer or a single request."""
+    """The limits that one piece of work occupies: the transfer of a blob, or a single request."""
 
-    def __init__(self, wants: tuple[Demand, ...], rank: float) -> None:
-        self.wants = wants
-        self.rank = rank
+    def __init__(self, demands: tuple[Demand, ...], rank: float) -> None:
+        self.demands = demands
+        self.rank = rank  # the lowest is admitted first
+
+        # Whether the permits that `demands` name are taken now. They are given back for a wait.
         self.is_held = False
 
-        # Places in windows, taken for requests that have not begun.
+        # Places in windows that are reserved for requests of this work which have not begun.
         self.slots: list[Slot] = []
 
         self.requests_in_flight = 0
 
-    def take_slot(self, want: Demand) -> Slot:
-        """Take out the place that is there for a request."""
-        index = [slot.demand.place for slot in self.slots].index(want.place)
+    def pop_slot(self, demand: Demand) -> Slot:
+        """Remove and return the reserved slot of a request that begins."""
+        index = [slot.demand.place for slot in self.slots].index(demand.place)
         return self.slots.pop(index)
 
 
 class Turn:
-    """What one request holds from its admission to its end: a place in a window, a permit, and a
-    connection, unless it goes over its caller's lease.
+    """The limits and the connection that one request occupies, from its admission to its end.
 
-    `async with` gives the answer, once there is one, and ends the turn. The connection goes back to
-    the pool before the permit does, so that whoever gets the permit next can use it.
+    `async with` on a turn yields the response, once there is one, and ends the turn. The connection
+    goes back to the pool before the permit is given back, so that the next work can reuse it.
     """
 
     def __init__(
         self, gate: Gate, permit: Permit, slot: Slot, began: float, *, owns_permit: bool
     ) -> None:
         self.meter = slot.meter
-        self.number = slot.number
-        self.began = began  # when its request could be sent, in the event loop's time
-        self.connection: Lease | None = None
+        self.number = slot.number  # the request's number in the window of `meter`
+        self.began = began  # when the request was admitted, in the event loop's time
+        self.connection: Lease | None = None  # None while the request uses its caller's lease
         self.response: Response | None = None
         self._gate = gate
         self._permit = permit
+        # Whether the permit is for this request alone, and ends with it.
         self._owns_permit = owns_permit
         permit.requests_in_flight += 1
 
@@ -79,30 +81,27 @@ class Turn:
     async def __aexit__(self, *_: object) -> None:
         await self.end()
 
-    async def settle(self) -> None:
-        """Let go of the connection."""
+    async def return_connection(self) -> None:
+        """Return the connection to the pool, if the turn has one of its own."""
         if self.connection is not None:
             await self.connection.settle()
 
     def is_in_window(self) -> bool:
-        """Say whether the request still takes a place in its window."""
+        """Report whether the request still occupies its place in the window."""
         return self.number in self.meter.window.occupants
 
-    def succeed_at(self, moment: float) -> None:
-        """Give the window back at a time when nothing is heard until then: a body is under way."""
+    def presume_success_at(self, moment: float) -> None:
+        """Free the request's place in the window at `moment`, if there is no response until then."""
         self.meter.window.presumed_success_at[self.number] = moment
         self._gate.on_window_change()
 
     async def end(self) -> None:
-        """Let go of the connection, leave the window, and give back the permit when it is the
-        request's own.
-        """
+        """Return the connection, free the place in the window, and give back the request's own permit."""
         try:
-            if self.connection is not None:
-                await self.connection.settle()
+            await self.return_connection()
         finally:
             self._permit.requests_in_flight -= 1
-            was_in_window = self.is_in_window()  # not where its answer has ended it
+            was_in_window = self.is_in_window()  # False if the response has freed the place already
             self.meter.end(self.number)
             if self._owns_permit:
                 self._gate.give_back(self._permit)
@@ -111,18 +110,16 @@ class Turn:
 
 
 class _Waiter:
-    """Work in the queue, in the order of its rank, then of its arrival."""
+    """Work in a queue. Waiters are ordered by rank, then by arrival."""
 
-    def __init__(
-        self, rank: float, arrival: int, permit: Permit, needs: tuple[Demand, ...]
-    ) -> None:
-        self.order = (rank, arrival)
+    def __init__(self, arrival: int, permit: Permit, demands: tuple[Demand, ...]) -> None:
+        self.order = (permit.rank, arrival)
         self.permit = permit
-        self.needs = needs
+        self.demands = demands
         self.admitted = anyio.Event()
 
-        # It sleeps in this scope, until the deadline wakes it: the time at which it may be let in
-        # though no answer has freed a place.
+        # The waiter sleeps in this scope. Its deadline is the time at which the waiter may fit into
+        # the limits even if no response has arrived until then.
         self.scope = anyio.CancelScope()
 
     def __lt__(self, other: _Waiter) -> bool:
@@ -130,184 +127,197 @@ class _Waiter:
 
 
 class Gate:
-    """The waiting in front of registries."""
+    """The queue in front of all registries."""
 
     def __init__(self) -> None:
-        # By host:port.
+        # The limits of each registry, by host:port.
         self.limits: dict[str, RegistryLimits] = {}
 
-        # The rank of the youngest image. Requests of discovery have no rank of their own and get
-        # this one: they wait for all images that have begun, and for none that begins later.
-        self.youngest = 0.0
+        # The rank of the image that was promoted last. Requests of discovery get this rank: they wait
+        # for the images that have begun, but not for images that begin later.
+        self.youngest_rank = 0.0
 
-        # The permit that this task holds: its requests at that registry take no other.
-        self.at_work: ContextVar[Permit | None] = ContextVar("at work", default=None)
+        # The permit that the current task holds. Its requests at the permit's registries use it and
+        # take no permit of their own.
+        self.current_permit: ContextVar[Permit | None] = ContextVar("current permit", default=None)
 
-        # Those whose needs are the same fit or do not fit together: of each heap only the first is
-        # ever looked at.
+        # The waiters, by their demands: a heap for each. Waiters with the same demands fit or do not
+        # fit together, so only the first one of each heap is examined.
         self._queues: dict[tuple[Demand, ...], list[_Waiter]] = {}
-        # The earliest time at which one of these fits by time alone. Until then none does, unless
-        # something is given back: `wake` follows that.
+
+        # The earliest time at which one of these first waiters fits, if nothing is given back before.
         self._next_opening = math.inf
-        # Whether one of these has its permits: then it waits for a window, a bucket or a pause.
-        self._waits_for_window = False
+
+        # Whether one of these first waiters finds its permits free, and waits only for a window, a
+        # bucket or the end of a pause.
+        self._has_window_waiter = False
+
         self._arrivals = count()
 
     @asynccontextmanager
     async def admitted(
-        self, wants: tuple[Demand, ...], rank: float | None = None, lease: Lease | None = None
+        self, demands: tuple[Demand, ...], rank: float | None = None, lease: Lease | None = None
     ) -> AsyncIterator[Permit]:
-        """Hold permits for `wants` while the block runs.
+        """Hold permits for `demands` while the block runs.
 
-        Waiters are served by ascending `rank` (default: the rank of the youngest image). The
-        lease's connection goes back to the pool before the permits do, so that the next holder can
-        use it again.
+        The default rank is that of the youngest image. The connection of `lease` goes back to the
+        pool before the permits are given back, so that the next work can reuse it.
         """
-        permit = Permit(wants, self._rank(rank))
-        outer = self.at_work.set(permit)
+        permit = Permit(demands, self._rank(rank))
+        outer = self.current_permit.set(permit)
         try:
-            if wants and not self._admits_at_once(permit, wants, anyio.current_time()):
-                await self._wait(permit, wants)
+            if demands and not self._admit_now(permit, demands, anyio.current_time()):
+                await self._wait(permit, demands)
             yield permit
             if lease is not None:
                 await lease.settle()
         finally:
-            self.at_work.reset(outer)
+            self.current_permit.reset(outer)
             self.give_back(permit)
-            permit.wants = ()
+            permit.demands = ()
 
-    async def enter(self, want: Demand, rank: float | None, lease: Lease | None) -> Turn:
-        """Wait for a request's turn, as a part of what this task holds where it holds a permit of
-        that registry. Whoever gets the turn ends it.
+    async def begin_request(self, demand: Demand, rank: float | None, lease: Lease | None) -> Turn:
+        """Wait until a request may be sent. Returns its turn, which the caller must end.
+
+        If the task holds a permit at the request's registry, the request is a part of that work and
+        needs only a place in its window. `lease` and the default of `rank` are those of `admitted`.
         """
-        work = self.at_work.get()
-        if work is not None and any(held.host == want.host for held in work.wants):
-            await self.take(work, want, lease=lease)
-            slot = work.take_slot(want)
+        work = self.current_permit.get()
+        if work is not None and any(held.host == demand.host for held in work.demands):
+            await self.reserve(work, demand, lease=lease)
+            slot = work.pop_slot(demand)
             return Turn(self, work, slot, anyio.current_time(), owns_permit=False)
 
-        permit = Permit((want,), self._rank(rank))
+        permit = Permit((demand,), self._rank(rank))
         now = anyio.current_time()
-        if not self._admits_at_once(permit, permit.wants, now):
+        if not self._admit_now(permit, permit.demands, now):
             try:
-                await self._wait(permit, permit.wants)
+                await self._wait(permit, permit.demands)
             except BaseException:
                 self.give_back(permit)
                 raise
             now = anyio.current_time()
         return Turn(self, permit, permit.slots.pop(), now, owns_permit=True)
 
-    async def take(self, permit: Permit, *wants: Demand, lease: Lease | None = None) -> None:
-        """Take the places in windows, and the tokens, for the next requests of admitted work.
+    async def reserve(self, permit: Permit, *demands: Demand, lease: Lease | None = None) -> None:
+        """Reserve places in windows, and tokens of buckets, for the next requests of admitted work.
 
-        Where they are not free at once, all is given back and waited for anew (I8), the lease's
-        connection too, unless a request of the work is under way.
+        If they are not free at once, the work gives back everything it holds, the connection of
+        `lease` too, and waits for all of it together (I8). It keeps what it holds if one of its
+        requests is in flight.
         """
-        entered = {slot.demand.place for slot in permit.slots}
-        needs = tuple(want._replace(has_permit=True) for want in wants if want.place not in entered)
-        if not needs or self._admits_at_once(permit, needs, anyio.current_time()):
+        reserved = {slot.demand.place for slot in permit.slots}
+        needed = tuple(
+            demand._replace(has_permit=True) for demand in demands if demand.place not in reserved
+        )
+        if not needed or self._admit_now(permit, needed, anyio.current_time()):
             return
         if permit.requests_in_flight == 0:
             if lease is not None:
                 await lease.settle()
-            needs = self._all_needs(permit, needs)
+            needed = self._with_held_demands(permit, needed)
             self.give_back(permit)
-        await self._wait(permit, needs)
+        await self._wait(permit, needed)
 
     def give_back(self, permit: Permit) -> None:
-        """Give back the permits, and leave the windows that no request has used."""
+        """Give back the permits, and the slots whose requests have not begun."""
         for slot in permit.slots:
             slot.meter.end(slot.number)
         permit.slots = []
         if permit.is_held:
-            release(self.limits, permit.wants)
+            release(self.limits, permit.demands)
             permit.is_held = False
         self.wake()
 
     def wake(self) -> None:
-        """Let in whoever fits, after permits were given back."""
+        """Admit the waiters that fit, after permits were given back."""
         if self._queues:
-            self._serve_queues(anyio.current_time())
+            self._admit_first_waiters(anyio.current_time())
 
     def on_window_change(self) -> None:
-        """Let in whoever fits, after a window, a quota or a pause has changed."""
-        # Nearly always all wait for permits: to look at them at each answer cost 4 % of a copy's CPU.
-        if self._waits_for_window:
+        """Admit the waiters that fit, after a response has changed a window, a quota or a pause."""
+        # Nearly all waiters wait for permits, which a response does not free. To examine them at each
+        # response took 4 % of the CPU of a cold run.
+        if self._has_window_waiter:
             self.wake()
 
-    def _serve_queues(self, now: float) -> None:
+    def _admit_first_waiters(self, now: float) -> None:
         self._next_opening = math.inf
-        self._waits_for_window = False
-        self._serve([queue[0] for queue in self._queues.values()], now)
+        self._has_window_waiter = False
+        self._admit_waiters([queue[0] for queue in self._queues.values()], now)
 
-    def _serve(self, heads: list[_Waiter], now: float) -> None:
-        """Let in those of `heads` who fit, and who follows them in their queues. Each of the others
-        looks again when time alone may have made room.
+    def _admit_waiters(self, waiters: list[_Waiter], now: float) -> None:
+        """Admit those of `waiters`, each the first of its queue, that fit, and those that follow them
+        in their queues. Every other waiter sleeps until time alone may have made it fit.
         """
-        heapq.heapify(heads)
-        while heads:
-            waiter = heapq.heappop(heads)
+        heapq.heapify(waiters)
+        while waiters:
+            waiter = heapq.heappop(waiters)
             opens = math.inf
-            has_its_permits = has_permits(self.limits, waiter.needs)
-            if has_its_permits:
-                opens = refresh_next_opening(self.limits, waiter.needs, now)
+            are_permits_free = has_permits(self.limits, waiter.demands)
+            if are_permits_free:
+                opens = refresh_next_opening(self.limits, waiter.demands, now)
             if opens <= now:
-                self._take(waiter.permit, waiter.needs, now)
-                queue = self._queues[waiter.needs]
+                self._take(waiter.permit, waiter.demands, now)
+                queue = self._queues[waiter.demands]
                 heapq.heappop(queue)
                 waiter.admitted.set()
                 if queue:
-                    heapq.heappush(heads, queue[0])
+                    heapq.heappush(waiters, queue[0])
                 else:
-                    del self._queues[waiter.needs]
+                    del self._queues[waiter.demands]
             else:
-                self._waits_for_window = self._waits_for_window or has_its_permits
+                self._has_window_waiter = self._has_window_waiter or are_permits_free
                 self._next_opening = min(self._next_opening, opens)
-                if opens != waiter.scope.deadline:  # to set it costs a timer
+                if opens != waiter.scope.deadline:  # setting a deadline makes a timer
                     waiter.scope.deadline = opens
 
     def _rank(self, rank: float | None) -> float:
+        """Return the rank of new work, and note it if it is that of a younger image."""
         if rank is None:
-            return self.youngest
-        self.youngest = max(self.youngest, rank)
+            return self.youngest_rank
+        self.youngest_rank = max(self.youngest_rank, rank)
         return rank
 
-    def _all_needs(self, permit: Permit, needs: tuple[Demand, ...]) -> tuple[Demand, ...]:
-        """Return all that work needs which begins to wait: its permits, its places, and `needs`.
+    def _with_held_demands(self, permit: Permit, needed: tuple[Demand, ...]) -> tuple[Demand, ...]:
+        """Return `needed` with all demands that the permit has now and is about to give back.
 
-        Both lists may name the same window. It is entered once: a second place would never be left,
-        and the window would stay one place narrower.
+        A window that is named twice is entered only once: nothing would ever free a second place.
         """
-        first = {want.place for want in permit.wants}
-        held = (slot.demand._replace(has_permit=True) for slot in permit.slots)
-        return (*permit.wants, *(want for want in (*held, *needs) if want.place not in first))
+        permit_places = {demand.place for demand in permit.demands}
+        reserved = (slot.demand._replace(has_permit=True) for slot in permit.slots)
+        others = (demand for demand in (*reserved, *needed) if demand.place not in permit_places)
+        return (*permit.demands, *others)
 
-    def _admits_at_once(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:
+    def _admit_now(self, permit: Permit, demands: tuple[Demand, ...], now: float) -> bool:
+        """Take what `demands` name, if all of it is free now. Returns whether it was."""
         if now >= self._next_opening:
-            self._serve_queues(now)  # others came first, and one of them may fit by now
-        if (
-            not has_permits(self.limits, needs)
-            or refresh_next_opening(self.limits, needs, now) > now
-        ):
+            self._admit_first_waiters(now)  # a waiter that fits by now goes before new work
+        if not has_permits(self.limits, demands):
             return False
-        self._take(permit, needs, now)
+        if refresh_next_opening(self.limits, demands, now) > now:
+            return False
+        self._take(permit, demands, now)
         return True
 
-    def _take(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> None:
-        permit.slots += take(self.limits, needs, now)
+    def _take(self, permit: Permit, demands: tuple[Demand, ...], now: float) -> None:
+        permit.slots += take(self.limits, demands, now)
         permit.is_held = True
 
-    async def _wait(self, permit: Permit, needs: tuple[Demand, ...]) -> None:
-        waiter = _Waiter(permit.rank, next(self._arrivals), permit, needs)
-        queue = self._queues.setdefault(needs, [])
+    async def _wait(self, permit: Permit, demands: tuple[Demand, ...]) -> None:
+        """Wait in the queue until `demands` are taken for the permit."""
+        waiter = _Waiter(next(self._arrivals), permit, demands)
+        queue = self._queues.setdefault(demands, [])
         heapq.heappush(queue, waiter)
         if queue[0] is waiter:
-            self._serve([waiter], anyio.current_time())
+            # This finds the time at which the waiter may fit. It fits now if its work has just given
+            # back what it held, and nobody else needed that.
+            self._admit_waiters([waiter], anyio.current_time())
         try:
             while not waiter.admitted.is_set():
                 with waiter.scope:
                     await waiter.admitted.wait()
-                if waiter.scope.cancelled_caught:  # its time has come, and perhaps that of others
+                if waiter.scope.cancelled_caught:  # the deadline has passed, perhaps others' too
                     waiter.scope = anyio.CancelScope()
                     self.wake()
         finally:
@@ -315,9 +325,9 @@ class Gate:
                 self._leave_queue(waiter)
 
     def _leave_queue(self, waiter: _Waiter) -> None:
-        queue = self._queues[waiter.needs]
+        queue = self._queues[waiter.demands]
         queue.remove(waiter)
         heapq.heapify(queue)
         if not queue:
-            del self._queues[waiter.needs]
+            del self._queues[waiter.demands]
         self.wake()

@@ -303,7 +303,7 @@ class Transport:
         clients = self._clients
         self._clients = {}
         self._first_at = {}
-        self.gate.youngest = 0.0
+        self.gate.youngest_rank = 0.0
         self.blob_bytes = 0
         self.bytes_sent = 0
         self.requests.clear()
@@ -463,13 +463,13 @@ class Transport:
             peer = host.peer if origin == host.origin else self.recovery.peer(origin)
             hop = _Hop(call, origin, peer, authorization, has_left=origin != host.origin)
 
-            turn = await self.gate.enter(want, rank, lease)
+            turn = await self.gate.begin_request(want, rank, lease)
             try:
                 if body is not None:
                     self._watch_body(call, turn, body, authorization)
                 response = await self._send(host, want, hop, turn, lease, body)
                 while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
-                    await turn.settle()  # its connection serves others meanwhile
+                    await turn.return_connection()  # its connection serves others meanwhile
                     hop = self._next_hop(host, hop, response)
                     turn.began = anyio.current_time()
                     response = await self._send(host, want, hop, turn, lease, body)
@@ -660,7 +660,7 @@ class Transport:
     def _watch_body(self, call: Call, turn: Turn, body: Body, authorization: str | None) -> None:
         """Give a body's window back when it is well under way (docs/design.md section 9)."""
         if call.action == "upload_body":
-            turn.succeed_at(turn.began + UNDER_WAY)
+            turn.presume_success_at(turn.began + UNDER_WAY)
         body.authorization = authorization
         body.on_under_way = partial(self._record_under_way, turn)
 

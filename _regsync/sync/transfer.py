@@ -355,7 +355,7 @@ class BlobTransfer:
             self._check_reading(job)
             get = job.relay.source.demand_of_reading()
             put = job.target.demand_of_writing()
-            await self._transport.gate.take(permit, get, put, lease=upload.lease)
+            await self._transport.gate.reserve(permit, get, put, lease=upload.lease)
             self._staging.make_room_for_chunks()
             if upload.hash is not None:  # an earlier run has sent the first bytes
                 job.relay.continue_from(upload.offset, upload.hash)
