@@ -642,9 +642,9 @@ class Audit:
                             offset += len(piece)
                 return
             except WrongBytes:
-                if relay.is_fresh:
+                if relay.uses_fresh_connections:
                     raise
-                relay = Relay(target, blob, self.transport, is_fresh=True)
+                relay = Relay(target, blob, self.transport, uses_fresh_connections=True)
                 offset = 0
                 continue
             except SyncError as error:

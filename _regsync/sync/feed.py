@@ -98,7 +98,7 @@ class FeedBody(Pieces):
             self._unused = self._unused[len(taken) :]
         return memoryview(room)[:filled]
 
-    def chunk(self, body: memoryview, start: int, offset: int) -> MemoryPieces:
+    def chunk_body(self, body: memoryview, start: int, offset: int) -> MemoryPieces:
         """Return the body of a request that sends what `read_until` has returned, as `Relay` does."""
         return _Chunk(self, body, offset - start)
 

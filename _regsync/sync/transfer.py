@@ -1,12 +1,12 @@
 """Copy one blob to one repository, and put the manifests of an image.
 
-Owns: how a blob comes to its repository (it is there already, is mounted, or is uploaded from its
-    source, from memory or from disk), its repetition, the check whether it has arrived when the
-    answer was lost; the order of manifests.
+Owns: how a blob gets into its repository (it is present already, is mounted, or is uploaded from
+    its source, from memory or from disk); repeating failed attempts; checking whether a blob has
+    arrived if the answer to its upload was lost; the order of manifests.
 May not know: which image is next, or why a blob is wanted.
 Invariants: children are put before their index, the root last (I2); a body that cannot be replayed
-    is repeated here and nowhere below (I7); both ends of a transfer are admitted in one step, and
-    nobody waits while holding a permit (I8).
+    is repeated here and in no lower layer (I7); both ends of a transfer are admitted in one step,
+    and no task waits while it holds a permit (I8).
 Follows: docs/design.md section 6 (rules 10 to 14 and 16) and section 9.
 """
 
@@ -52,36 +52,40 @@ from _regsync.sync.staging import (
 )
 from _regsync.text import redacting
 
-# How often the body of a blob is begun (docs/design.md section 6, rule 16).
+# How many times the body of a blob may be started from its first byte (docs/design.md section 6,
+# rule 16).
 _BLOB_STARTS = 3
 
-# Seconds before each HEAD for a blob whose upload got no answer (the same rule).
+# Seconds to wait before each HEAD for a blob whose upload got no answer (the same rule).
 _LOST_ANSWER_PAUSES = (0.0, 1.0, 3.0)
 
-# Seconds until a target that was left behind is served: it has to notice first that its request has
-# ended, or it would refuse to go on with it.
+# Seconds to wait before a blob is sent again to a target that was too slow for a shared reading. The
+# target must first notice that the old request has ended, or it refuses to resume the session.
 _LEFT_BEHIND_PAUSE = 5.0
 
-# How registries refuse a way to upload (docs/protocol-facts.md section 7.9): by one of these
-# statuses, or by 400 with one of these codes.
+# A registry that does not support an upload style answers with one of these statuses, or with 400
+# and one of these error codes (docs/protocol-facts.md section 7.9).
 _UNSUPPORTED_STATUSES = (405, 411, 501)
 _UNSUPPORTED_CODES = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 
-# How they refuse a body for its size (the same section).
+# A registry that refuses a body because of its size answers with one of these statuses (the same
+# section).
 _TOO_LARGE_STATUSES = (413, 416)
 
-# Where a blob is kept for other repositories that need it: on disk (a small one in memory while
-# there is room), in memory only, or nowhere.
+# Where a blob is staged, so that several uploads need only one read of its source. "disk": a small
+# blob is staged in memory while there is room, any other blob on disk. "memory": only in memory.
+# None: the blob is not staged.
 StageIn = Literal["disk", "memory"] | None
 
+# What can be sent as the body of an upload.
 Body = Relay | FeedBody | MemoryPieces | FilePieces
 
 
 class _AnswerLost(SyncError):
-    """Only a HEAD can tell whether a blob has arrived: the answer to its whole body was lost, or a
-    success came before its last byte was sent (rule 16).
+    """All bytes of a blob may have arrived, but the registry's answer does not say so (rule 16).
 
-    `error` is raised when the blob has not arrived.
+    Either the answer to the complete body was lost, or the registry reported success before the last
+    byte was sent. A HEAD has to find out. `error` is the error to report if the blob is absent.
     """
 
     def __init__(self, error: SyncError) -> None:
@@ -90,31 +94,32 @@ class _AnswerLost(SyncError):
 
 
 @contextmanager
-def _noticing_a_lost_answer(body: Body) -> Iterator[None]:
+def _detecting_lost_answer(body: Body) -> Iterator[None]:
     """Raise _AnswerLost in place of an error after which all of `body` may have arrived."""
     try:
         yield
     except (WireError, RegistryError) as error:
-        says_nothing = isinstance(error, WireError) or error.status >= 500
-        if body.complete and says_nothing and error.side is not Side.SOURCE:
+        is_inconclusive = isinstance(error, WireError) or error.status >= 500
+        if body.complete and is_inconclusive and error.side is not Side.SOURCE:
             raise _AnswerLost(error) from error
         raise
 
 
 class _FirstStart:
-    """How the first attempt to upload to a repository went (rule 14)."""
+    """The outcome of the first attempt to upload to a repository in this run (rule 14)."""
 
     def __init__(self) -> None:
-        # Set when that attempt's start was accepted or has failed; the other uploads wait for it.
-        self.is_over = anyio.Event()
+        # Set when the repository has accepted the start of that upload, or when the attempt has
+        # failed. All other uploads to the repository wait for this event.
+        self.decided = anyio.Event()
         # Whether the repository has accepted the start of any upload in this run.
         self.is_accepted = False
-        # Set when the repository refuses every upload.
+        # The error with which the repository refuses every upload. None: it refuses none.
         self.refusal: SyncError | None = None
 
 
 class _Job:
-    """One blob on its way to one repository, over all attempts."""
+    """One blob to be copied to one repository: its state over all attempts."""
 
     def __init__(
         self,
@@ -126,66 +131,77 @@ class _Job:
         subscriber: Subscriber | None,
     ) -> None:
         self.blob = step.blob
+        # The claims of the image for which the blob is copied.
         self.claims = step.claims
-        # The lowest rank is admitted first: blobs of the image that was promoted first.
+        # Waiting requests are admitted by rank, lowest first: blobs of the image promoted first.
         self.rank = float(step.claims.order)
-        self.relay = relay
-        self.upload = upload
         self.target = target
+        # Reads the blob from its source.
+        self.relay = relay
+        # The upload session at the target.
+        self.upload = upload
+        # Set to None after staging has failed, and to "memory" after a failed attempt whose bytes
+        # the next attempt sends from memory.
         self.stage_in = stage_in
-        # This copy's part in one reading of the source that several targets share (`feed`). It is used
-        # where the blob is not kept. None: this copy reads the source by itself.
+        # This job's part in one reading of the source for several targets (`feed`). It is used only
+        # while the blob is not staged. None: this job reads the source by itself.
         self.subscriber = subscriber
 
-        # The repository to mount from, by the scheduler's choice. None: it has chosen none, and any
-        # repository is taken that is known to hold the blob when an attempt begins.
+        # The repository to mount the blob from, if the scheduler has chosen one. None: each attempt
+        # looks for a repository that is known to hold the blob.
         self.chosen_mount = step.mount_from
-        # False after a failure that may be the mount's: the blob is uploaded then.
+        # False after a failure that the mount may have caused: then the blob is uploaded.
         self.may_mount = True
-        # Whether an attempt has failed before. A first failure may come from a host that is going
-        # away rather than from the mount, so the mount is tried once more after it.
+        # Whether an attempt has failed. A mount is tried again after a first failure that looks like
+        # the beginning of an outage.
         self.has_failed_before = False
 
         # Whether a HEAD has shown that the target lacks the blob.
-        self.is_absent = False
-        # Whether the open session came from the POST that asked for another blob
-        # (`_learn_to_probe`). It takes this blob, but a HEAD for this blob has to come first.
+        self.is_known_absent = False
+        # Whether the open session came from a POST that asked for another blob (`_ask_for_present`).
+        # The session accepts this blob, but a HEAD for this blob has to come first.
         self.has_probe_session = False
-        # Whether this copy has changed its way to upload, which it does once (`_switch_style`).
+        # Whether this job has changed to the registry's other upload style. A job changes once.
         self.has_switched_style = False
 
-        # Whether its bytes are in memory for its next attempt alone.
-        self.is_held = False
+        # Whether staging retains the blob in memory for this job's next attempt, or will retain it
+        # when that attempt has read it. Then the blob is released when the job ends.
+        self.is_retained = False
 
-        # Bodies that broke off, since attempts were last counted from 0.
+        # How many bodies broke off, and the attempts that are left. `renew_attempts` resets both.
         self.broken_bodies = 0
         self.retries = RetryBudget(ATTEMPTS)
-        # A large upload may meet many outages (`renew_attempts`): whether one has broken its body since
-        # then, and how many bytes the target has to have before attempts are renewed again.
+        # Whether an outage has interrupted this job since attempts were last renewed, and how many
+        # bytes the target must have before they are renewed again.
         self.has_met_outage = False
         self.renew_attempts_at = LARGE_BODY
 
-        # Bytes of memory for one chunk; 0 where the registry takes bodies of any size.
+        # Bytes of memory for one chunk; 0 if the registry accepts bodies of any size.
         self.chunk_size = min(step.blob.size, target.product.put_limit or 0)
 
-        # What a permit for its body has to cover, at the source and at the target.
+        # The permits that reading the blob takes at the source and writing it takes at the target.
         is_large = step.blob.size >= LARGE_BODY
         self.reading = Demand(relay.source.host.key, "read", is_large)
         self.writing = Demand(self.target.host.key, "write", is_large)
 
     def can_probe(self, error: SyncError) -> bool:
-        """Say whether the attempt after an error may be the one that shows whether a registry which is
-        away has come back; all others wait for that one.
+        """Report whether the attempt after `error` may be the only request to a host in an outage.
+
+        Its outcome shows whether the host is available again. All other requests wait for it.
         """
         if error.unreachable_peer is self.target.host.peer:
-            # A body cannot be the probe, because it is sent once; what comes before a body can.
+            # A body cannot be that request, because it is sent only once. With an open session that
+            # is not broken, the attempt begins with the body.
             return not self.upload.session or bool(self.upload.broken_session)
-        # Nor can a shared reading: it waits for the other targets, who wait for the source too.
+        # A shared reading cannot be that request either: it waits for the other targets, which
+        # themselves wait for the source.
         return self.subscriber is None or self.stage_in is not None
 
     def renew_attempts(self) -> None:
-        """Count attempts from 0 again, if the session that goes on now was broken by an outage: the
-        upload itself had not failed. It has to have moved since the last time, or it would never end.
+        """Reset the attempts if an outage has broken the session that is now resumed.
+
+        An outage is not a failure of the upload. The target must have received LARGE_BODY more bytes
+        since the attempts were last renewed. Otherwise a job could repeat without end.
         """
         if self.has_met_outage and self.upload.offset >= self.renew_attempts_at:
             self.has_met_outage = False
@@ -195,14 +211,18 @@ class _Job:
 
 
 class BlobTransfer:
-    """Copies blobs and manifests to their repositories, and notes in `knowledge` what it learns.
+    """Copies blobs and manifests to their repositories, and records in `knowledge` what it learns.
 
     How a blob is copied:
 
-        _retry            attempt it, and after a failure attempt it again
-        _attempt          one attempt, from whichever place its bytes come
-        _find_or_start    is it at the target, can it be mounted? else open a session
-        _send             send the bytes to the session
+        _copy_with_retries   make attempts until one succeeds
+        _attempt             make one attempt, and choose where the bytes are read
+        _find_or_start       find the blob at the target, mount it, or open an upload session
+        _send_body           send the bytes to the session
+
+    A probing POST asks to mount a blob from the target repository itself. Many registries answer 201
+    if the repository has the blob; otherwise they answer 202 and open a session (rule 11). Such a
+    POST saves a HEAD.
     """
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
@@ -212,28 +232,29 @@ class BlobTransfer:
         self._admitted = transport.gate.admitted
         self._feeds = Feeds(transport.gate, staging)
 
-        # False once a blob could not be staged: the disk is not tried again in this run.
-        self._disk_works = True
+        # Whether a blob could not be written to disk. No later blob of this run is staged then.
+        self._has_disk_failed = False
 
-        # By target, the first upload of the run, for which the others wait.
+        # By target repository, the first upload of the run. The others wait for it.
         self._first_starts = dict[RepositoryKey, _FirstStart]()
 
-        # By area, the POST that asks for a blob which is known to be there. Its answer shows whether a
-        # POST finds such blobs, so that no HEAD is needed (rule 11).
+        # By area (RepositoryKey.area), the POST that asks for a blob which is known to be present. Its
+        # answer shows whether probing POSTs can replace HEADs there (rule 11).
         self._probes = defaultdict[str, Once[None]](Once)
 
-        # The areas where a blob was looked for by HEAD.
-        self._searched = set[str]()
+        # The areas where a HEAD has asked for a blob.
+        self._searched_areas = set[str]()
 
-        # By source repository and digest, the errors of the readings that gave wrong bytes.
+        # By source repository and digest, the errors of the readings that returned wrong bytes.
         self._wrong_readings = defaultdict[tuple[RepositoryKey, str], list[WrongBytes]](list)
 
     async def copy_blob(
         self, step: Step, source: Repository, target: Repository, stage_in: StageIn
     ) -> BlobResult:
-        """Copy a blob from `source` to `target`. `keep` says where its bytes are kept for later uploads.
+        """Copy a blob from `source` to `target`, and return how it got there.
 
-        Raises SyncError, with side and reference, when all attempts have failed.
+        `stage_in` says where the blob is staged for other uploads. Raises SyncError, with side and
+        reference, if all attempts have failed.
         """
         blob = step.blob
         async with self._transport.pool.lease(target.host.origin) as lease:
@@ -241,25 +262,27 @@ class BlobTransfer:
             relay = Relay(source, blob, self._transport)
             subscriber = None
             if stage_in == "disk":
-                # Other targets need the blob too. If it cannot be staged, all share one reading.
+                # Other targets need the blob too. If it cannot be staged, they share one reading.
                 subscriber = self._feeds.subscribe(source.key, blob.digest, blob.size)
-            if not self._disk_works:
+            if self._has_disk_failed:
                 stage_in = None
             job = _Job(step, target, relay, upload, stage_in, subscriber)
             try:
-                return await self._retry(job)
+                return await self._copy_with_retries(job)
             finally:
                 self._unsubscribe(job)
-                if job.is_held:
+                if job.is_retained:
                     self._staging.release(blob)
                 if upload.session:
-                    # The copy has failed, and an open session costs the registry memory. Its answer
-                    # is not waited for long; a run that is cancelled does not wait for it at all.
+                    # The job has failed, and an open session takes memory at the registry. The time
+                    # to wait for the answer is short. A cancelled run does not wait at all.
                     with anyio.move_on_after(self._transport.machine.timeouts.head):
                         await upload.cancel_upload()
 
-    async def _retry(self, job: _Job) -> BlobResult:
-        """Attempt a copy until it succeeds or fails for good (docs/design.md section 9)."""
+    async def _copy_with_retries(self, job: _Job) -> BlobResult:
+        """Make attempts until one succeeds. Raises SyncError if the job has failed for good
+        (docs/design.md section 9).
+        """
         upload = job.upload
         while True:
             upload.has_begun = False
@@ -270,17 +293,17 @@ class BlobTransfer:
             except _AnswerLost as lost:
                 error = lost.error
                 await upload.lease.settle()
-                if await self._has_arrived(job):
-                    upload.session = ""  # it ended with the body
+                if await self._check_arrival(job):
+                    upload.session = ""  # the registry closed it when the body was complete
                     return BlobResult.UPLOADED
             except StagingFailed as failure:
-                self._note_staging_failure(failure)
-                job.stage_in = None  # from now on the blob comes from its source
+                self._record_staging_failure(failure)
+                job.stage_in = None
                 # The bytes in the session came from a file that may have been changed.
                 upload.broken_session = ""
                 continue
             except LeftBehind as failure:
-                # The targets that share a reading went on without this one.
+                # This target was too slow: the shared reading has continued without it.
                 self._transport.machine.log("debug", "retry", f"{job.target}: {failure}")
                 self._unsubscribe(job)
                 job.subscriber = None
@@ -293,22 +316,22 @@ class BlobTransfer:
             except SyncError as failure:
                 error = failure
 
-            pause = self._pause_before_next(job, error)
+            pause = self._record_failure(job, error)
             is_resumed = upload.broken_session or upload.session
             next_attempt = "it goes on" if is_resumed else "it begins again"
             self._transport.machine.log("debug", "retry", f"{error}; {next_attempt}")
-            error.drop_frames()  # its frames hold a part of the blob
+            error.drop_frames()  # the frames hold buffers of the body
             await upload.lease.settle()
             await self._transport.rest(error, pause, can_repeat=job.can_probe(error))
 
     async def _attempt(self, job: _Job) -> BlobResult:
-        """Find the blob in its repository, mount it there, or upload it; nothing is repeated.
+        """Find the blob in its repository, mount it, or upload it. Nothing is repeated.
 
-        An upload goes on from what a broken body left at the target. Its bytes come from one of four
-        places: from the descriptor (`known_body`), straight from the source (`_stream`), from one
-        reading that several targets share (`_send_shared`), or from memory or disk, where they are
-        kept for others (`_send_staged`). Raises _AnswerLost where only a HEAD can tell whether they
-        have arrived.
+        An upload continues the session of a broken body if the target has kept that session. The
+        bytes come from the descriptor (`known_body`), directly from the source
+        (`_stream_from_source`), from a reading that several targets share (`_send_shared`), or from
+        staging (`_send_staged`). Raises _AnswerLost if a HEAD has to find out whether the blob has
+        arrived.
         """
         upload = job.upload
         short_request = (Demand(job.target.host.key),)
@@ -320,26 +343,27 @@ class BlobTransfer:
 
         body = known_body(job.blob)
         if body is None and job.stage_in is None and job.subscriber is None:
-            # One permit of each side covers the POST, the GET and the PUT.
-            return await self._stream(job)
+            # One permit at each side covers the POST, the GET and the PUT.
+            return await self._stream_from_source(job)
 
-        # The others wait for something between POST and PUT, and hold no permit meanwhile (I8).
+        # In the other cases the job waits between the POST and the PUT. It must not hold a permit
+        # during that wait (I8), so each of the two requests is admitted by itself.
         async with self._admitted(short_request, job.rank, upload.lease):
             result = await self._find_or_start(job)
         if result is not None:
             return result
         if body is not None:
             async with self._admitted_to_write(job):
-                return await self._send(job, MemoryPieces(body, upload.offset))
+                return await self._send_body(job, MemoryPieces(body, upload.offset))
         if job.stage_in is None and job.subscriber is not None:
             return await self._send_shared(job, job.subscriber)
         return await self._send_staged(job)
 
-    async def _stream(self, job: _Job) -> BlobResult:
-        """Make an attempt whose bytes go from the source straight to the target.
+    async def _stream_from_source(self, job: _Job) -> BlobResult:
+        """Make an attempt that sends the bytes to the target while it reads them from the source.
 
-        Both ends are admitted in one step: with one permit held, a wait for the other could be for
-        ever (I8). So the memory for a chunk is reserved before.
+        Both ends are admitted in one step: a job that held one permit could wait forever for the
+        other (I8). For the same reason the memory for a chunk is reserved first.
         """
         upload = job.upload
         async with (
@@ -350,9 +374,9 @@ class BlobTransfer:
             if result is not None:
                 return result
 
-            # The blob is absent, so a GET and a PUT follow. The permit is extended by their share of the
-            # registries' rates.
-            self._check_reading(job)
+            # The blob is absent, so a GET and a PUT follow. Extend the permit by the share that they
+            # take of the rate limits of both registries.
+            self._replace_relay_after_wrong_bytes(job)
             get = job.relay.source.demand_of_reading()
             put = job.target.demand_of_writing()
             await self._transport.gate.reserve(permit, get, put, lease=upload.lease)
@@ -361,29 +385,28 @@ class BlobTransfer:
                 job.relay.continue_from(upload.offset, upload.hash)
             async with job.relay.opened(upload.offset):
                 try:
-                    return await self._send(job, job.relay)
+                    return await self._send_body(job, job.relay)
                 except SyncError as error:
-                    self._keep_for_next_attempt(job, error)
+                    self._retain_for_next_attempt(job, error)
                     raise
 
-    def _keep_for_next_attempt(self, job: _Job, error: SyncError) -> None:
-        """Have the next attempt send a small blob from memory, because this one has failed: its source
-        is not read again.
-        """
+    def _retain_for_next_attempt(self, job: _Job, error: SyncError) -> None:
+        """Let the next attempt send a small blob from memory, so that its source is not read again."""
         if job.relay.source.is_local or job.blob.size > SMALL_BLOB:
             return
         body = job.relay.whole_body()
         if body is not None:
-            job.is_held = self._staging.retain(job.blob, body)
+            job.is_retained = self._staging.retain(job.blob, body)
         else:
-            # A limit may refuse again and again what had not even been read: it is read to its end once.
-            job.is_held = isinstance(error, RegistryError) and error.status == 429
-        if job.is_held:
+            # A registry may answer 429 several times before the body has been read to its end. The
+            # next attempt reads the whole blob into memory before it sends the first byte.
+            job.is_retained = isinstance(error, RegistryError) and error.status == 429
+        if job.is_retained:
             job.stage_in = "memory"
 
     async def _send_staged(self, job: _Job) -> BlobResult:
-        """Send a blob that others need too; the first who needs it reads it from its source."""
-        read = partial(self._read, job)
+        """Send a blob from staging. The first job that needs the blob reads it from its source."""
+        read = partial(self._read_into_staging, job)
         on_disk = job.stage_in == "disk"
         while True:
             async with (
@@ -393,23 +416,26 @@ class BlobTransfer:
                 self._unsubscribe(job)
                 with self._staging.opened(job.blob, job.upload.offset) as body:
                     if body is None:
-                        continue  # it had to make way for another blob meanwhile: it is read again
-                    return await self._send(job, body)
+                        continue  # the blob was evicted meanwhile: read it again
+                    return await self._send_body(job, body)
 
     def _admitted_to_write(self, job: _Job) -> AbstractAsyncContextManager[object]:
-        """Return a block that holds a permit of the target alone, for a body that is at hand."""
+        """Return a context manager that holds a permit of the target alone.
+
+        It is for a body whose source needs no permit.
+        """
         put = job.target.demand_of_writing()
         writing = job.writing._replace(meters=put.meters)
         return self._admitted((writing,), job.rank, job.upload.lease)
 
-    async def _read(self, job: _Job, sink: Sink) -> None:
-        """Read the blob from its source into staging: `sink` takes each piece."""
+    async def _read_into_staging(self, job: _Job, sink: Sink) -> None:
+        """Read the blob from its source, and pass each piece to `sink`."""
         self._unsubscribe(job)
-        self._check_reading(job)
+        self._replace_relay_after_wrong_bytes(job)
         offset = 0
 
-        async def read_on() -> None:
-            """Read what is left, after an outage from where the blob broke off."""
+        async def read_rest() -> None:
+            # An outage interrupts the reading. The next call continues at `offset`.
             nonlocal offset
             async with self._admitted((job.reading,), job.rank), job.relay.opened(offset):
                 while not job.relay.complete:
@@ -417,11 +443,11 @@ class BlobTransfer:
                     await sink(piece)
                     offset += len(piece)
 
-        await self._transport.recovery.retry_over_outages(read_on)
+        await self._transport.recovery.retry_over_outages(read_rest)
 
     async def _send_shared(self, job: _Job, subscriber: Subscriber) -> BlobResult:
-        """Send a blob that others need too and that is not kept, from one reading for all."""
-        self._check_reading(job)
+        """Send a blob that is not staged from a reading that it shares with other targets."""
+        self._replace_relay_after_wrong_bytes(job)
         get = job.relay.source.demand_of_reading()
         put = job.target.demand_of_writing()
         needs = Needs(
@@ -433,61 +459,61 @@ class BlobTransfer:
             rank=job.rank,
             lease=job.upload.lease,
             secrets=job.target.host.secrets,
-            send=partial(self._send, job),
+            send=partial(self._send_body, job),
         )
         return await self._feeds.send(subscriber, needs)
 
     def _unsubscribe(self, job: _Job) -> None:
-        """Let no shared reading wait for a copy that has ended, or that is sent in another way."""
+        """Remove the job from shared readings, so that no reading waits for it."""
         if job.subscriber is not None:
             self._feeds.unsubscribe(job.subscriber)
 
-    # The start: there already, mounted, or a session.
+    # Before the body: find the blob, mount it, or open a session.
 
     @asynccontextmanager
-    async def _after_first_start(self, where: RepositoryKey) -> AsyncIterator[None]:
-        """Hold an attempt back until the repository's first one has shown whether it accepts
-        uploads (rule 14): then no blob is read for a repository that accepts none.
+    async def _after_first_start(self, pool: RepositoryKey) -> AsyncIterator[None]:
+        """Delay an attempt until the first upload of the run to a repository was accepted or failed.
 
-        The others wait, without any permit, until that attempt has had its start accepted or has
-        failed. They wait for one attempt only: a target that does not answer would take its
-        time-out for every blob in turn. Raises the refusal that holds for every upload.
+        So no blob is read for a repository that refuses all uploads (rule 14). The attempts hold no
+        permit while they wait. They wait for one attempt only: if the target does not answer, each
+        blob in turn would otherwise wait for a time-out. Raises the error of the first attempt if the
+        repository refuses every upload.
         """
-        first = self._first_starts.get(where)
+        first = self._first_starts.get(pool)
         if first is None:  # this attempt is the first
-            first = self._first_starts[where] = _FirstStart()
+            first = self._first_starts[pool] = _FirstStart()
         else:
-            await first.is_over.wait()
+            await first.decided.wait()
         if first.refusal is not None:
             raise first.refusal.without_place()
         try:
             yield
         finally:
-            first.is_over.set()
+            first.decided.set()
 
     async def _find_or_start(self, job: _Job) -> BlobResult | None:
-        """Find the blob at the target or mount it; None when a session is open for its bytes."""
+        """Find the blob at the target or mount it. Returns None if a session is open for its bytes."""
         result = None
         first = self._first_starts[job.target.pool]
-        # An open session is left of an earlier attempt, which has looked for the blob.
+        # A session of an earlier attempt is still open. That attempt has looked for the blob.
         was_looked_for = bool(job.upload.session) and not job.has_probe_session
         try:
             if not was_looked_for:
-                if mount_from := self._mount_from(job):
+                if mount_from := self._choose_mount_source(job):
                     result = await self._mount_or_start(job, mount_from)
                 else:
                     result = await self._check_and_start(job)
         except SyncError as error:
             if job.upload.is_start_refused and not first.is_accepted:
-                # The repository refuses every upload: no other blob is tried (rule 14).
+                # The repository refuses every upload, so no other blob is tried (rule 14).
                 first.refusal = error.without_place()
             raise
         first.is_accepted = True
-        first.is_over.set()
+        first.decided.set()
         return result
 
-    def _mount_from(self, job: _Job) -> str | None:
-        """Return the repository to mount from; None when the blob has to be uploaded."""
+    def _choose_mount_source(self, job: _Job) -> str | None:
+        """Return the repository to mount from, or None if the blob has to be uploaded."""
         if not job.may_mount:
             return None
         if job.chosen_mount is not None:
@@ -495,9 +521,10 @@ class BlobTransfer:
         return self._knowledge.mount_source(job.target.pool, job.blob.digest)
 
     async def _mount_or_start(self, job: _Job, mount_from: str) -> BlobResult | None:
-        """Mount the blob from another repository of the host; None when it has to be sent. A registry
-        that refuses to mount opens a session in the same answer, and the blob is sent in that one
-        (rule 10).
+        """Mount the blob from another repository of the host. Returns None if it has to be sent.
+
+        A registry that refuses to mount opens a session in the same answer. The blob is sent to that
+        session (rule 10).
         """
         digest = job.blob.digest
         host = job.target.host.key
@@ -509,137 +536,140 @@ class BlobTransfer:
         self._knowledge.record_refused_mount(job.target.pool, mount_from)
         holder = RepositoryKey(host, mount_from)
         if self._knowledge.is_confirmed(holder, digest):
-            # An answer of this run has shown the blob there, so the host refuses the mount itself.
+            # An answer of this run has shown that `holder` has the blob, so the state is right and
+            # the host has refused the mount for another reason.
             return None
 
-        # An earlier run believed that the blob is there, perhaps wrongly. What it believed of this
-        # target may be wrong as well, so a HEAD asks the target (docs/specification.md section 7).
+        # Only an earlier run believed that `holder` has the blob, perhaps wrongly. The state of the
+        # target may be wrong as well, so ask the target by HEAD (docs/specification.md section 7).
         self._knowledge.forget(holder, digest)
         if await job.target.has_blob(job.blob):
             return BlobResult.PRESENT
         return None
 
     async def _check_and_start(self, job: _Job) -> BlobResult | None:
-        """Find the blob at the target; None when it is absent, and a session is open for it.
+        """Find the blob at the target, or open a session. Returns None if the blob is absent.
 
-        One probing POST can do both (rule 11). It asks to mount the blob from a repository that need
-        not have it: a registry that looks into the target repository first answers 201 where the blob
-        is there, else it opens a session by 202. Where the answers are not known to be true, a HEAD
-        goes before.
+        One probing POST does both (rule 11). If the registry's answers to probing POSTs are not known
+        to be reliable, a HEAD precedes the POST.
         """
         target = job.target
-        where = target.pool
+        pool = target.pool
         upload = job.upload
         probe_from = target.probe_from
-        needs_head = probe_from is None or self._knowledge.needs_head(where, job.blob.digest)
+        needs_head = probe_from is None or self._knowledge.needs_head(pool, job.blob.digest)
         if needs_head:
-            self._searched.add(where.area)
-            if await self._is_present(job):
+            self._searched_areas.add(pool.area)
+            if await self._head_blob(job):
                 return BlobResult.PRESENT
         if job.has_probe_session:
-            job.has_probe_session = False  # the blob is absent, so the session is used for it
+            job.has_probe_session = False  # the blob is absent, so it is sent to this session
             return None
 
-        answers = self._knowledge.probe_answers(where)
+        answers = self._knowledge.probe_answers(pool)
         if False in answers:
-            probe_from = None  # this registry's answers say nothing: the POST only opens a session
+            probe_from = None  # the answers of this registry are unreliable: only open a session
         says_present = await upload.start(probe_from)
         if not says_present:
-            # The blob is absent: a HEAD has shown that, or the registry is known to answer 201 for a
-            # blob that it has. So its answer for an absent blob is known now.
+            # The blob is absent, because a HEAD has shown it or because the registry is known to
+            # answer 201 for present blobs. So its answer for an absent blob is now known to be 202.
             if probe_from is not None and (needs_head or answers.present):
-                self._knowledge.record_probe_answer(where, absent=True)
+                self._knowledge.record_probe_answer(pool, absent=True)
             return None
 
         if answers.absent and not needs_head:
-            # The registry answers 202 for absent blobs, so its 201 is believed.
+            # The registry is known to answer 202 for absent blobs, so its 201 is believed.
             return BlobResult.BELIEVED
         if await target.has_blob(job.blob):
-            self._knowledge.record_probe_answer(where, present=True)
+            self._knowledge.record_probe_answer(pool, present=True)
             return BlobResult.PRESENT
-        # It answers 201 for absent blobs too. That has opened no session.
-        self._knowledge.record_probe_answer(where, absent=False)
+        # The registry answers 201 for absent blobs too. A 201 opens no session.
+        self._knowledge.record_probe_answer(pool, absent=False)
         await upload.start()
         return None
 
     async def _learn_to_probe(self, job: _Job) -> None:
-        """Learn whether a probing POST finds a blob that the repository holds (rule 11): then no later
-        blob needs a HEAD.
+        """Find out whether probing POSTs can replace HEADs in the target's area (rule 11).
 
-        The POST asks for a blob that is known to be there. It is sent once an area, and only where
-        two or more blobs would need a HEAD. Other copies wait for its answer without any permit.
+        A POST asks for a blob that is known to be present. It is sent once an area, and only if two
+        or more blobs would need a HEAD. Other jobs wait for its answer without a permit.
         """
         target = job.target
-        where = target.pool
-        probe = self._probes[where.area]
+        pool = target.pool
+        probe = self._probes[pool.area]
         if probe.answer or job.upload.session or target.probe_from is None:
             return
-        is_known = self._knowledge.probe_answers(where).present is not None
-        if is_known or not self._knowledge.needs_head(where, job.blob.digest):
+        is_answer_known = self._knowledge.probe_answers(pool).present is not None
+        if is_answer_known or not self._knowledge.needs_head(pool, job.blob.digest):
             return
-        if self._mount_from(job):
+        if self._choose_mount_source(job):
             return  # this blob is mounted, so it needs no HEAD
 
-        # For one blob alone the HEAD costs no more than the POST.
-        is_one_of_several = job.claims.own_blobs > 1 or where.area in self._searched
-        present = self._known_blob(job)
-        if is_one_of_several and present is not None:
-            await probe.get(partial(self._ask_for_known, job, present, target.probe_from))
+        # For a single blob the HEAD costs no more than the POST.
+        is_one_of_several = job.claims.own_blobs > 1 or pool.area in self._searched_areas
+        present_digest = self._choose_present_blob(job)
+        if is_one_of_several and present_digest is not None:
+            ask = partial(self._ask_for_present, job, present_digest, target.probe_from)
+            await probe.get(ask)
 
-    def _known_blob(self, job: _Job) -> str | None:
-        """Return a blob that is known to be in the repository: first one of the same image."""
-        where = job.target.pool
-        for digest in job.claims.blobs:
-            if digest != job.blob.digest and self._knowledge.is_blob_believed(where, digest):
-                return digest
-        return self._knowledge.choose_present_blob(where)
+    def _choose_present_blob(self, job: _Job) -> str | None:
+        """Return the digest of a blob that the target is known to have, if possible of the same image.
 
-    async def _ask_for_known(self, job: _Job, present: str, probe_from: str) -> None:
-        """Ask by POST for `present`, a blob that is known to be there. Any answer but 201 means that the
-        registry does not look there, so that HEADs are needed. If the POST has opened a session, the
-        copy uses it for its own blob.
+        Returns None if no such blob is known.
         """
-        where = job.target.pool
+        pool = job.target.pool
+        for digest in job.claims.blobs:
+            if digest != job.blob.digest and self._knowledge.is_blob_believed(pool, digest):
+                return digest
+        return self._knowledge.choose_present_blob(pool)
+
+    async def _ask_for_present(self, job: _Job, present_digest: str, probe_from: str) -> None:
+        """Send a probing POST for a blob that the target is known to have, and record the answer.
+
+        Any answer but 201 means that the registry ignores present blobs, so that HEADs are needed.
+        If the POST has opened a session, the job uses that session for its own blob.
+        """
+        pool = job.target.pool
         try:
             async with self._admitted((Demand(job.target.host.key),), job.rank, job.upload.lease):
-                is_present = await job.upload.try_mount(present, probe_from)
+                is_present = await job.upload.try_mount(present_digest, probe_from)
         except RegistryError as error:
             if not error.retryable:
-                self._knowledge.record_probe_answer(where, present=False)
+                self._knowledge.record_probe_answer(pool, present=False)
         except SyncError:
-            pass  # nothing is learnt, and nobody asks again in this run
+            pass  # nothing is learnt, and the POST is not sent again in this run
         else:
-            self._knowledge.record_probe_answer(where, present=is_present)
+            self._knowledge.record_probe_answer(pool, present=is_present)
             job.has_probe_session = not is_present
 
-    async def _is_present(self, job: _Job) -> bool:
-        """Ask whether the target has the blob, unless an earlier HEAD has shown that it has not."""
-        if not job.is_absent:
-            job.is_absent = not await job.target.has_blob(job.blob)
-            if job.is_absent:
+    async def _head_blob(self, job: _Job) -> bool:
+        """Ask the target by HEAD whether it has the blob, unless it is already known to be absent."""
+        if not job.is_known_absent:
+            job.is_known_absent = not await job.target.has_blob(job.blob)
+            if job.is_known_absent:
                 self._knowledge.record_absent_blob(job.target.pool, job.blob.digest)
-        return not job.is_absent
+        return not job.is_known_absent
 
     # The body.
 
-    async def _send(self, job: _Job, body: Body) -> BlobResult:
-        """Send the blob, or what the target lacks of it, to the open session.
+    async def _send_body(self, job: _Job, body: Body) -> BlobResult:
+        """Send the blob, or the part that the target lacks, to the open session.
 
-        Raises _AnswerLost where all of it was sent and the answer does not tell that it has arrived.
+        Raises _AnswerLost if all bytes were sent and the answer does not show that they have arrived.
         """
         upload = job.upload
         upload.style = self._style_for(job)
         try:
             closing_body = await self._send_by_patches(job, body)
-            with _noticing_a_lost_answer(closing_body):
+            with _detecting_lost_answer(closing_body):
                 if await upload.send(closing_body):
                     return BlobResult.UPLOADED
         except RegistryError as error:
             is_refused_rest = upload.offset and upload.style != "patch"
             if not is_refused_rest or error.retryable or error.status in (401, 403):
-                raise  # a login or a busy registry says nothing of the session
-            # The session held more, or less, than it said: the blob begins again, and no later upload
-            # to this host goes on where it broke.
+                raise  # a failed login or a busy registry does not mean that the session is lost
+            # The session holds a different number of bytes than the registry reported. The blob is
+            # sent from its first byte, and no later upload to this host resumes a broken session.
             job.target.host.can_resume = False
             upload.session = ""
             message = f"the rest of a broken upload was refused: {error.message}"
@@ -647,26 +677,30 @@ class BlobTransfer:
         raise _AnswerLost(WireError("the registry answered before the blob was sent"))
 
     async def _send_by_patches(self, job: _Job, body: Body) -> Body:
-        """Send the body by PATCH if this upload does so. Return the body of the PUT that closes the
-        session: nothing after a PATCH, else the whole blob.
+        """Send the body by PATCH if the upload style requires that.
+
+        Returns the body of the PUT that closes the session. It is empty after a PATCH, and otherwise
+        the whole blob.
         """
-        if job.upload.style == "patch":  # one for all
+        if job.upload.style == "patch":
             await self._send_part(job, body)
             return MemoryPieces(b"")
         if job.upload.style == "chunks":
             await self._send_in_chunks(job, body)
             return MemoryPieces(b"")
 
-        # A registry of chunks gets a blob that is no larger than one in a PUT. As a chunk, it is read
-        # into memory and verified before its first byte goes (docs/design.md section 9).
+        # A registry with a limit for PUT gets a smaller blob in one PUT. Like a chunk, the blob is
+        # read into memory and verified before its first byte is sent (docs/design.md section 9).
         if isinstance(body, Relay | FeedBody) and job.target.product.put_limit:
-            room = bytearray(job.blob.size - job.upload.offset)
-            return MemoryPieces(await body.read_until(job.blob.size, room))
+            buffer = bytearray(job.blob.size - job.upload.offset)
+            return MemoryPieces(await body.read_until(job.blob.size, buffer))
         return body
 
     def _style_for(self, job: _Job) -> UploadStyle:
-        """Return the way to upload: the one that is usual for the registry's kind, or the other one, if
-        uploads of this size have been refused (`_switch_style`).
+        """Return the upload style for the job.
+
+        It is the usual style of the registry's kind. If the registry has refused uploads of this size
+        (`_switch_style`), it is the kind's other style.
         """
         product = job.target.product
         size = job.blob.size
@@ -678,10 +712,10 @@ class BlobTransfer:
         return product.upload
 
     async def _send_in_chunks(self, job: _Job, body: Body) -> None:
-        """Send the body by a PATCH for each chunk (docs/specification.md section 8.2).
+        """Send the body with one PATCH for each chunk (docs/specification.md section 8.2).
 
-        A chunk that breaks goes again from where the target says it stands: what comes from the source
-        is held in memory for that, a file is read again.
+        A chunk that breaks is sent again from the offset that the target reports. For that, bytes
+        from the source are held in memory. A staged file is read again.
         """
         upload = job.upload
         size = job.blob.size
@@ -692,18 +726,19 @@ class BlobTransfer:
                 await self._send_chunk(job, end, partial(body.part, end=end))
             return
 
-        room = bytearray(limit)  # the same for all chunks
+        buffer = bytearray(limit)  # all chunks use it, one after the other
         while upload.offset < size:
             start = upload.offset
             end = min(start + limit, size)
-            chunk = await body.read_until(end, room)
-            await self._send_chunk(job, end, partial(body.chunk, chunk, start))
+            chunk = await body.read_until(end, buffer)
+            await self._send_chunk(job, end, partial(body.chunk_body, chunk, start))
 
     async def _send_chunk(
         self, job: _Job, end: int, body_from: Callable[[int], MemoryPieces | FilePieces]
     ) -> None:
-        """Send the blob up to byte `end`, in several parts if it breaks; `body_from` gives the body from
-        a byte on.
+        """Send the bytes of the blob up to byte `end`, repeating the PATCH if it breaks.
+
+        `body_from(offset)` returns the chunk's bytes from byte `offset` of the blob.
         """
         upload = job.upload
         while upload.offset < end:
@@ -717,14 +752,16 @@ class BlobTransfer:
                 await self._pause_before_chunk(job, error)
 
     async def _send_part(self, job: _Job, part: Body) -> None:
-        """Send a part by PATCH, unless the target has all of it."""
+        """Send a part by PATCH, unless it is empty."""
         if part.length and not await job.upload.send(part, last=False):
             raise Disconnected("the registry answered before what was sent had arrived")
         job.retries = RetryBudget(ATTEMPTS)  # each part has all attempts
 
     async def _pause_before_chunk(self, job: _Job, error: SyncError) -> None:
-        """Wait before a chunk goes again. Raises `error` where it cannot, or where the registry asks for a
-        long pause: the permits of both ends are held meanwhile.
+        """Wait before a chunk is sent again.
+
+        Raises `error` if the chunk cannot be sent again, or if the pause would be long: the job holds
+        the permits of both ends meanwhile.
         """
         upload = job.upload
         if isinstance(error, RegistryError) and error.is_session_gone:
@@ -732,76 +769,82 @@ class BlobTransfer:
         if not upload.session or error.unreachable_peer is not None:
             raise error
         pause = self._transport.pause_after(error, job.retries, job.target.host)
-        asked = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
-        if max(pause, asked) > SOURCE_GRACE:
+        retry_after = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
+        if max(pause, retry_after) > SOURCE_GRACE:
             raise error
         self._transport.machine.log("debug", "retry", f"{error}; the chunk goes again")
         await anyio.sleep(pause)
 
     # After a failure.
 
-    async def _has_arrived(self, job: _Job) -> bool:
-        """Ask, a few times, whether a blob whose answer was lost has arrived."""
+    async def _check_arrival(self, job: _Job) -> bool:
+        """Ask by HEAD, up to three times, whether a blob whose answer was lost has arrived."""
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
             ask = partial(job.target.has_blob, job.blob)
             try:
-                job.is_absent = not await self._transport.recovery.retry_over_outages(ask)
+                job.is_known_absent = not await self._transport.recovery.retry_over_outages(ask)
             except SyncError as error:
-                # The registry has just lost an answer and may still be failing: the next HEAD may do.
+                # The registry has just lost an answer and may still be failing. Try the next HEAD.
                 if not error.retryable:
                     raise
             else:
-                if not job.is_absent:
+                if not job.is_known_absent:
                     return True
         return False
 
-    def _note_staging_failure(self, error: StagingFailed) -> None:
-        """Log why a blob was not staged: a warning for the first failure of the disk. No image fails
-        for it: targets share a reading instead (docs/design.md section 8).
+    def _record_staging_failure(self, error: StagingFailed) -> None:
+        """Log why a blob was not staged, as a warning if the disk has failed for the first time.
+
+        No image fails for this reason: the targets share one reading (docs/design.md section 8).
         """
-        is_first_failure = self._disk_works and not isinstance(error, NoRoom)
-        if is_first_failure:
-            self._disk_works = False
-        level = "warning" if is_first_failure else "debug"
+        is_first_disk_failure = not self._has_disk_failed and not isinstance(error, NoRoom)
+        if is_first_disk_failure:
+            self._has_disk_failed = True
+        level = "warning" if is_first_disk_failure else "debug"
         text = f"{error}; the targets share one download instead, at the pace of the slowest"
         self._transport.machine.log(level, "staging", text)
 
     async def _prepare_second_reading(self, job: _Job, error: WrongBytes) -> bool:
-        """Have a blob read again from its first byte: a cache on the way may have been wrong once.
-        Return False when that was tried before, for whichever target.
+        """Prepare to read a blob again from its first byte after its source returned wrong bytes.
+
+        A cache between here and the source may have been wrong once. Returns False if the blob has
+        been read twice already, by this job or by another one.
         """
         upload = job.upload
         wrong = self._wrong_readings[job.relay.source.key, job.blob.digest]
-        # Another target's copy may have read the same wrong bytes at the same time: that is no second
-        # reading.
-        if not wrong or job.relay.is_fresh:
+        # A job of another target may have read the same wrong bytes at the same time. That does not
+        # count as a second reading.
+        if not wrong or job.relay.uses_fresh_connections:
             wrong.append(error)
         if len(wrong) > 1:
             return False
         self._transport.machine.log("debug", "retry", f"{error}; it is read once more")
-        error.drop_frames()  # they hold a part of the blob
+        error.drop_frames()  # the frames hold buffers of the body
 
         await upload.lease.settle()
         if upload.session and (upload.has_begun or upload.offset):
-            await upload.cancel_upload()  # it holds some of the wrong bytes
+            await upload.cancel_upload()  # the session holds some of the wrong bytes
             upload.session = ""
         upload.broken_session = ""
         return True
 
-    def _check_reading(self, job: _Job) -> None:
-        """Have a blob that came wrong once read over a fresh connection, from its first byte. Raises the
-        error of the second reading if that came wrong too.
+    def _replace_relay_after_wrong_bytes(self, job: _Job) -> None:
+        """If the source has returned wrong bytes, read the blob over a fresh connection.
+
+        Raises the error of the second reading if that reading was wrong too.
         """
         wrong = self._wrong_readings.get((job.relay.source.key, job.blob.digest), [])
         if len(wrong) > 1:
             raise copy_error(wrong[-1])
-        if wrong and not job.relay.is_fresh:
-            job.relay = Relay(job.relay.source, job.blob, self._transport, is_fresh=True)
+        if wrong and not job.relay.uses_fresh_connections:
+            source = job.relay.source
+            job.relay = Relay(source, job.blob, self._transport, uses_fresh_connections=True)
 
-    def _pause_before_next(self, job: _Job, error: SyncError) -> float:
-        """Draw the consequences of a failed attempt; return the seconds to wait before the next one.
-        Raises `error` when there is no next attempt.
+    def _record_failure(self, job: _Job, error: SyncError) -> float:
+        """Record a failed attempt, and return the seconds to wait before the next attempt.
+
+        Raises `error` if there is no next attempt.
         """
         upload = job.upload
         target = job.target
@@ -810,8 +853,8 @@ class BlobTransfer:
 
         job.has_met_outage = job.has_met_outage or error.unreachable_peer is not None
         if error.unreachable_peer is None:
-            # The mount may be the reason, and the blob can be uploaded without it. Only a first failure
-            # that looks like the beginning of an outage says nothing about the mount.
+            # The mount may have caused the failure, and the blob can be uploaded without it. A first
+            # failure that looks like the beginning of an outage says nothing about the mount.
             if job.has_failed_before or not is_outage(error):
                 job.may_mount = False
             job.has_failed_before = True
@@ -830,34 +873,35 @@ class BlobTransfer:
         return pause
 
     def _switch_style(self, job: _Job, error: SyncError) -> bool:
-        """Switch to the registry's other way to upload, by PUT or by PATCH, if the error calls for it; say
-        whether.
+        """Switch to the registry's other upload style if the error calls for it.
 
-        It does when a body was refused, or broke in all attempts but the last
-        (docs/protocol-facts.md section 7.9). A copy switches once.
+        That is the case if the registry refused a body because of its style or size, or if all
+        attempts but the last have broken (docs/protocol-facts.md section 7.9). Returns whether the
+        style was switched. A job switches once.
         """
         upload = job.upload
-        other = job.target.product.fallback
-        if other is None or job.has_switched_style or not upload.has_begun:
+        other_style = job.target.product.fallback
+        if other_style is None or job.has_switched_style or not upload.has_begun:
             return False
         if isinstance(error, RegistryError) and error.is_session_gone:
-            return False  # that says nothing of the way
+            return False  # a lost session has nothing to do with the style
 
         is_too_large = isinstance(error, RegistryError) and error.status in _TOO_LARGE_STATUSES
         is_broken = isinstance(error, Disconnected) and error.side is Side.TARGET
         breaks_always = is_broken and job.broken_bodies == _BLOB_STARTS - 1
-        if _refuses_the_way(error):
+        if _is_style_refused(error):
             size = 0
         elif is_too_large or breaks_always:
-            size = job.blob.size  # smaller bodies may still be accepted in the usual way
+            size = job.blob.size  # smaller bodies may still be accepted in the usual style
         else:
             return False
 
-        # Blobs from this size on go to this host in the other way; None: none does.
+        # From this size on, in bytes, blobs are sent to this host in the other style. None: all
+        # blobs are sent in the usual style.
         host = job.target.host.key
         smallest = self._knowledge.host(host).smallest_patch
-        if upload.style == other:
-            smallest = None  # the other way has just failed too
+        if upload.style == other_style:
+            smallest = None  # the other style has just failed too
         else:
             smallest = size if smallest is None else min(size, smallest)
         self._knowledge.learn_smallest_patch(host, smallest)
@@ -868,16 +912,19 @@ class BlobTransfer:
     # Manifests.
 
     def reserving(self, image: Image, blobs: Iterable[Descriptor]) -> AbstractContextManager[None]:
-        """Return a block in which the target keeps room for these blobs, and for the manifests."""
+        """Return a context manager during which the target reserves room for the image.
+
+        The room is for `blobs` and for all manifests of the image.
+        """
         manifests = (image.tree.root, *image.tree.children)
         return image.target.reserving(image.reference, blobs, manifests)
 
     async def put_manifests(
         self, image: Image, own_children: frozenset[str], on_put: Callable[[Manifest], None]
     ) -> None:
-        """Put `own_children` level by level, each before its index, and the root last (I2).
+        """Put the children with the digests `own_children`, each before its index; then the root (I2).
 
-        `on_put` is called with each child that was put.
+        `on_put` is called with each child after the child was put.
         """
 
         async def put_child(child: Manifest) -> None:
@@ -892,7 +939,11 @@ class BlobTransfer:
 
 
 def known_body(blob: Descriptor) -> bytes | None:
-    """Return the body of a blob for which no source has to be asked (rule 13)."""
+    """Return the bytes of a blob that needs no request to its source (rule 13).
+
+    Such a blob is embedded in its descriptor, is empty, or is the empty JSON object. Returns None for
+    any other blob.
+    """
     algorithm, encoded = split_digest(blob.digest)
     for body in (blob.data, b"{}", b""):
         if body is not None and len(body) == blob.size and hash_hex(algorithm, body) == encoded:
@@ -900,8 +951,8 @@ def known_body(blob: Descriptor) -> bytes | None:
     return None
 
 
-def _refuses_the_way(error: SyncError) -> bool:
-    """Say whether a registry refused how a body was sent, whatever its size."""
+def _is_style_refused(error: SyncError) -> bool:
+    """Report whether a registry refuses an upload style for bodies of any size."""
     if not isinstance(error, RegistryError):
         return False
     has_code = not _UNSUPPORTED_CODES.isdisjoint(error.codes)
