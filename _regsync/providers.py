@@ -1,9 +1,10 @@
-"""The table of registry products: which kind a host is, and what is known of each kind.
+"""The registry products: how a host is recognized as one, and the limits and quirks of each.
 
-Owns: the patterns of host names, Docker Hub's names, one row of facts for each kind.
+Owns: the patterns of host names, Docker Hub's names, one `Product` for each kind of registry.
 May not know: configuration, HTTP, credentials.
-Invariants: the whole host name decides the kind, never a suffix of it: a cloud's login goes to
-hosts of its kind (CVE-2026-105769; docs/protocol-facts.md section 9.2, R8).
+Invariants: a pattern must match the whole host name, never only its end, because a cloud's
+credentials are sent to hosts of the matching kind (CVE-2026-105769; docs/protocol-facts.md section
+9.2, R8).
 Follows: docs/design.md sections 3 and 9, docs/protocol-facts.md sections 1.8 and 4 to 7.
 """
 
@@ -15,7 +16,8 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "unknown"]
 
-# How a body follows the POST that starts an upload (docs/protocol-facts.md section 1.7).
+# How the body of a blob is sent after the POST that starts its upload (docs/protocol-facts.md section
+# 1.7).
 # put: one PUT with the body.
 # patch: one PATCH without Content-Range, then an empty PUT.
 # chunks: PATCHes with `Content-Range: start-end`, then an empty PUT.
@@ -23,45 +25,48 @@ UploadStyle = Literal["put", "patch", "chunks"]
 
 
 class Pace(NamedTuple):
-    """One window (docs/specification.md section 8.1) and the token bucket that feeds it.
+    """The limits of a group of actions: a window of concurrent requests and a token bucket.
 
-    `rate` and `burst` together never exceed the limit that the registry publishes.
+    The window is described in docs/specification.md section 8.1. The sum of `rate` and `burst` never
+    exceeds the limit that the registry publishes.
     """
 
-    actions: str  # the actions that share the window, with blanks between
-    start: int = 4  # how many requests the window lets in at first
-    rate: int = 0  # tokens a second; 0: no limit is published or known
-    burst: int = 1  # tokens at once
+    actions: str  # the actions that share the window, separated by blanks
+    start: int = 4  # requests that the window admits at first
+    rate: int = 0  # tokens per second; 0: no limit is published or known
+    burst: int = 1  # capacity of the token bucket
 
 
 class Product(NamedTuple):
-    """What is known of one kind of registry.
+    """The limits and quirks of one kind of registry.
 
     Mounts are tried on every kind (docs/design.md section 6, rule 10).
     """
 
-    hosts: str | None  # a pattern of whole host names
-    source: str  # where the facts of this row are from
-    paces: tuple[Pace, ...]
+    hosts: str | None  # a pattern that matches whole host names; None: no host matches
+    source: str  # where these facts are documented
+    paces: tuple[Pace, ...]  # every action is in exactly one of them
 
     upload: UploadStyle = "put"
-    fallback: UploadStyle | None = None  # when `upload` is refused or reset
-    put_limit: int | None = None  # bytes; a larger body goes by `chunks` of at most that size
-    allows_foreign_uploads: bool = True  # whether an upload's Location may be on another host
+    fallback: UploadStyle | None = None  # used if `upload` is refused or the connection is reset
+    put_limit: int | None = None  # bytes; a larger body is sent by `chunks` of at most this size
+    allows_foreign_uploads: bool = True  # whether the Location of an upload may be on another host
 
-    # How one POST asks for a blob and starts its upload where it is absent (docs/design.md section
-    # 6, rule 11): by `mount=<digest>&from=<itself>`, or by `mount` alone. None: a HEAD has to ask.
+    # The query of a POST that starts an upload unless the repository has the blob (docs/design.md
+    # section 6, rule 11). "from": `mount=<digest>&from=<the same repository>`. "bare": only
+    # `mount=<digest>`. None: the registry has no such query, and a HEAD is needed.
     probe: Literal["from", "bare"] | None = "from"
 
-    page_size: int = 1000  # tags in one answer
+    page_size: int = 1000  # tags requested per page of a listing
     listing_has_digests: bool = False
     per_project: bool = False  # whether each first segment of a repository has its own windows
 
-    # The action that `ratelimit-remaining` counts; None: that of the answer with this header.
+    # The action whose requests `ratelimit-remaining` counts. None: the action of the request whose
+    # response has this header.
     quota_action: str | None = None
 
 
-# Actions that several windows name.
+# Actions that occur in several windows.
 
 _HEADS = "manifest_head blob_head"
 _READS = f"tag_list manifest_get blob_get {_HEADS}"
@@ -71,8 +76,8 @@ _WRITES = f"manifest_put {_UPLOADS}"
 
 # Amazon ECR.
 
-# docs/protocol-facts.md section 4.1. Dual-stack names are under on.aws only; China's, and that of
-# ECR Public, are not verified.
+# docs/protocol-facts.md section 4.1. Dual-stack names are only under on.aws. The dual-stack names of
+# China and of ECR Public are not included because they could not be verified.
 # https://docs.aws.amazon.com/AmazonECR/latest/userguide/ecr-requests.html
 _AWS_SUFFIXES = (
     r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk"
@@ -88,12 +93,12 @@ _ECR_SOURCE = "docs/protocol-facts.md sections 4.1 (hosts), 4.8 (rates), 4.9 (mo
 _ECR = Product(
     _ECR_HOSTS,
     _ECR_SOURCE,
-    # A mount is answered 201 only where a committed manifest of its source names the blob. So a 202
-    # does not say that the blob is absent.
+    # ECR answers a mount with 201 only if a committed manifest of the source repository refers to the
+    # blob. Therefore a 202 does not mean that the blob is absent.
     # https://docs.aws.amazon.com/AmazonECR/latest/userguide/blob-mounting.html
     probe=None,
-    # PutImage 10 a second, InitiateLayerUpload and CompleteLayerUpload 100, UploadLayerPart 500.
-    # Bursts of 18 leave room for requests that arrive late, behind a handshake.
+    # Per second: PutImage 10, InitiateLayerUpload and CompleteLayerUpload 100, UploadLayerPart 500.
+    # A burst of 18 leaves room for requests that arrive late because of a handshake.
     # https://docs.aws.amazon.com/AmazonECR/latest/userguide/service-quotas.html
     paces=(
         Pace("tag_list", 8),
@@ -112,7 +117,7 @@ _ECR_PUBLIC = Product(
     r"public\.ecr\.aws",
     _ECR_SOURCE,
     probe=None,  # as in ECR
-    # Authenticated pulls, PutImage, InitiateLayerUpload and CompleteLayerUpload 10 a second,
+    # Per second: authenticated pulls, PutImage, InitiateLayerUpload and CompleteLayerUpload 10,
     # UploadLayerPart 260.
     # https://docs.aws.amazon.com/AmazonECR/latest/public/public-service-quotas.html
     paces=(
@@ -127,16 +132,16 @@ _ECR_PUBLIC = Product(
 
 # Docker Hub.
 
-# One registry under several names (docs/protocol-facts.md section 7.2); the last one is what people
-# copy from its web pages.
-_DOCKER_HUB_NAME = "docker.io"  # the name that is used here
-_DOCKER_HUB_API = "registry-1.docker.io"  # the host that answers requests
+# Docker Hub has several names (docs/protocol-facts.md section 7.2). Users copy the last one from its
+# web pages.
+_DOCKER_HUB_NAME = "docker.io"  # the canonical name
+_DOCKER_HUB_API = "registry-1.docker.io"  # the host to which requests are sent
 DOCKER_HUB_HOSTS = (_DOCKER_HUB_NAME, "index.docker.io", _DOCKER_HUB_API, "registry.hub.docker.com")
 
 _DOCKER_HUB = Product(
     "|".join(re.escape(host) for host in DOCKER_HUB_HOSTS),
     "docs/protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)",
-    # The quota of pulls counts GETs of manifests and no HEADs, though the answers to both carry it.
+    # The pull quota counts GETs of manifests but not HEADs. Responses to both have its header.
     # https://github.com/docker/docs/blob/bb3cdd21c88e3ca4ac1bbf88d75238e7622d5997/content/manuals/docker-hub/usage/pulls.md
     quota_action="manifest_get",
     paces=(Pace(_HEADS, 8), Pace("manifest_get", 1), Pace(f"tag_list blob_get {_WRITES}")),
@@ -146,23 +151,23 @@ _DOCKER_HUB = Product(
 # Google.
 
 _ARTIFACT_REGISTRY = Product(
-    # Other package types live under *.pkg.dev too: only the names with -docker are registries.
+    # *.pkg.dev also serves other package types. Only names with -docker are container registries.
     # https://docs.cloud.google.com/artifact-registry/docs/reference/docker-api
     r"[a-z0-9-]+-docker\.pkg\.dev",
     "docs/protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing, rates), 1.8 (bare mount)",
-    # `mount` without `from` only looks whether the blob is there. Chunks are not supported, so
-    # there is no fallback from PUT.
+    # `mount` without `from` only checks whether the repository has the blob. Chunks are not
+    # supported, so PUT has no fallback.
     # https://github.com/google/go-containerregistry/blob/d1e67cf25ac607e7cf7d49ee881647a28d0a0ce6/pkg/v1/remote/write.go
     probe="bare",
     page_size=10000,
     listing_has_digests=True,
-    # 18,000 writes a minute, for each project.
+    # 18,000 writes per minute and project.
     # https://cloud.google.com/artifact-registry/quotas
     per_project=True,
     paces=(Pace(f"{_READS} {_WRITES}", rate=240, burst=30),),
 )
 
-# Artifact Registry serves these hosts today, within the same limits.
+# Artifact Registry serves these hosts, too, with the same limits.
 _CONTAINER_REGISTRY = _ARTIFACT_REGISTRY._replace(hosts=r"(?:[a-z]+\.)?gcr\.io")
 
 
@@ -171,11 +176,11 @@ _CONTAINER_REGISTRY = _ARTIFACT_REGISTRY._replace(hosts=r"(?:[a-z]+\.)?gcr\.io")
 _GHCR = Product(
     r"ghcr\.io",
     "docs/protocol-facts.md section 7.1 (host, upload, rate)",
-    # Reports of its PATCH with Content-Range contradict each other. All reports agree that a whole
-    # body without that header is safe.
+    # Reports about PATCH with Content-Range contradict each other. All reports agree that a PATCH
+    # with the whole body and without Content-Range works.
     # cirruslabs/tart#179, https://github.com/ocx-sh/ocx/pull/237
     fallback="patch",
-    # 2,000 requests a minute: users report it, GitHub does not document it.
+    # 2,000 requests per minute according to users. GitHub does not document the limit.
     # https://github.com/clowdhaus/ocync/blob/7d433c5caee1b1cf8e2420c62086c528bb111064/docs/src/content/registries/ghcr.md
     paces=(Pace(f"{_READS} {_WRITES}", rate=20, burst=10),),
 )
@@ -186,18 +191,18 @@ _GHCR = Product(
 _ACR = Product(
     r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)",
     "docs/protocol-facts.md sections 6.1 (hosts), 6.5 (upload, rates)",
-    # A PUT above about 20 MB is answered 413 or reset.
+    # A PUT of more than about 20 MB is answered with 413, or the connection is reset.
     # https://github.com/goharbor/harbor/issues/23015
     put_limit=16 * 1024 * 1024,
-    # An upload stays at its host (docs/specification.md section 8.2).
+    # docs/specification.md section 8.2.
     allows_foreign_uploads=False,
-    # 10,000 reads and 2,000 writes a minute in the Premium tier.
+    # 10,000 reads and 2,000 writes per minute in the Premium tier.
     # https://learn.microsoft.com/en-ca/azure/container-registry/container-registry-skus
     paces=(Pace(_READS, rate=130, burst=30), Pace(_WRITES, rate=26, burst=10)),
 )
 
 
-# All others.
+# All other registries.
 
 _UNKNOWN = Product(
     None,
@@ -226,13 +231,14 @@ PRODUCTS: Mapping[Kind, Product] = {
 
 
 def kind_of(host: str, auth_type: str | None = None) -> Kind:
-    """Return the kind of a registry by its host name (no port, no brackets).
+    """Return the kind of a registry. `host` has no port and no brackets.
 
-    Where the name does not tell, an `auth_type` that is the name of a kind does.
+    If no product's pattern matches the host name, an `auth_type` that is the name of a kind is
+    returned.
     """
     name = host.lower()
     if not any(letter.isalpha() for letter in name):
-        return "unknown"  # an address belongs to no product
+        return "unknown"  # IP addresses belong to no product
     for kind, product in PRODUCTS.items():
         if product.hosts is not None and re.fullmatch(product.hosts, name):
             return kind
@@ -240,17 +246,17 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
 
 
 def canonical_host(host: str) -> str:
-    """Return the name that a host has here: one for all names of Docker Hub."""
+    """Return a host name in lower case, or docker.io for every name of Docker Hub."""
     return _DOCKER_HUB_NAME if _is_docker_hub(host) else host.lower()
 
 
 def api_host(host: str) -> str:
-    """Return the host that answers the requests for a host."""
+    """Return the host to which requests for the registry `host` are sent."""
     return _DOCKER_HUB_API if _is_docker_hub(host) else host.lower()
 
 
 def api_repository(host: str, repository: str) -> str:
-    """Return the repository as requests name it: Docker Hub's official images are in `library/`."""
+    """Return the name of a repository in requests. Docker Hub's official images are in `library/`."""
     if _is_docker_hub(host) and "/" not in repository:
         return f"library/{repository}"
     return repository

@@ -1,9 +1,9 @@
 """Names of images: repositories, tags, digests, references.
 
-Owns: the grammar of these names, which digests can be verified, the names of referrers tags.
+Owns: the grammar of these names, the supported digest algorithms, the names of referrers tags.
 May not know: registries, configuration, HTTP.
-Invariants: no name leaves unchecked, as each may become part of a URL, header or file name
-(docs/protocol-facts.md section 9.2, R11 to R14).
+Invariants: every name that a function of this module returns is valid, because names become parts
+of URLs, headers and file names (docs/protocol-facts.md section 9.2, R11 to R14).
 Follows: docs/protocol-facts.md section 1.1, docs/design.md section 2.
 """
 
@@ -22,13 +22,13 @@ _MAX_REPOSITORY = 255  # characters
 
 _TAG = r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}"
 
-# The grammar of all digests, whatever their algorithm.
+# The grammar of digests of any algorithm.
 _DIGEST = r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[a-zA-Z0-9=_-]+"
-_MAX_DIGEST = 999  # characters that are matched with the grammar
+_MAX_DIGEST = 999  # at most this many characters are matched against the grammar
 
 _REFERRER_TAG = r"sha(?:256|512)-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?"
 
-# What the address of an image layout begins with, where a registry has its host.
+# The scheme of the address of an image layout: `oci-layout:PATH` takes the place of a host.
 LAYOUT_SCHEME: Final = "oci-layout"
 
 _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
@@ -44,12 +44,12 @@ def is_tag(text: str) -> bool:
 
 
 def is_digest(reference: str) -> bool:
-    """Say whether a reference, which is a tag or a digest, is a digest. No tag has a colon."""
+    """Report whether a tag or digest is a digest. Tags contain no colon."""
     return ":" in reference
 
 
 def check_digest(text: str) -> str:
-    """Return `text` when it is a digest that this program can verify; ContentError otherwise."""
+    """Return `text` unchanged. Raises ContentError unless it is a sha256 or sha512 digest."""
     algorithm, _, encoded = text.partition(":")
     length = DIGEST_HEX_LENGTHS.get(algorithm)
     if length and re.fullmatch(f"[a-f0-9]{{{length}}}", encoded):
@@ -64,7 +64,7 @@ def check_digest(text: str) -> str:
 
 
 def split_digest(digest: str) -> tuple[str, str]:
-    """Return the algorithm and the hexadecimal part of a checked digest."""
+    """Return the algorithm and the hexadecimal part of a valid digest."""
     algorithm, _, encoded = digest.partition(":")
     return algorithm, encoded
 
@@ -74,34 +74,35 @@ def digest_of(body: bytes, algorithm: str = "sha256") -> str:
 
 
 def referrers_tag(digest: str) -> str:
-    """Return the fallback tag under which a list of a digest's referrers is found.
+    """Return the fallback tag that holds the list of a digest's referrers.
 
-    Both parts of the digest are cut at 64 characters (docs/protocol-facts.md section 1.10).
+    Both parts of the digest are truncated to 64 characters (docs/protocol-facts.md section 1.10).
     """
     algorithm, encoded = split_digest(digest)
     return f"{algorithm[:64]}-{encoded[:64]}"
 
 
 def is_referrer_tag(tag: str) -> bool:
-    """Ask whether a tag names referrers or cosign's attachments (docs/design.md section 5)."""
+    """Report whether a tag is a fallback tag or one of cosign's tags (docs/design.md section 5)."""
     return re.fullmatch(_REFERRER_TAG, tag) is not None
 
 
 def full_name(host: str, repository: str) -> str:
-    """Return a repository with its host, or with the layout that it is in."""
+    """Join a host or an image layout (`oci-layout:PATH`) and a repository."""
     separator = "//" if host.startswith(f"{LAYOUT_SCHEME}:") else "/"
     return f"{host}{separator}{repository}"
 
 
 def image_name(repository: str, reference: str) -> str:
-    """Return the name of what a repository has under a tag or digest."""
+    """Join a repository and a tag or digest."""
     separator = "@" if is_digest(reference) else ":"
     return f"{repository}{separator}{reference}"
 
 
 def split_full_name(name: str) -> tuple[str, str]:
-    """Return the host or layout of what `full_name` has made, also with a tag or digest behind it, and
-    the rest.
+    """Split a name made by `full_name` into the host or layout and the repository.
+
+    If the name ends in a tag or digest, the second result ends in it too.
     """
     if name.startswith(f"{LAYOUT_SCHEME}:"):
         layout, _, rest = name.rpartition("//")  # a path may have `//` too
@@ -111,16 +112,15 @@ def split_full_name(name: str) -> tuple[str, str]:
 
 
 class Reference(NamedTuple):
-    """An image by host (and port), repository, and tag or digest or neither.
+    """A parsed reference to an image or a repository."""
 
-    Of an image layout `host` is the path of its directory, and `repository` may be empty.
-    """
-
-    host: str
-    repository: str
+    host: str  # with the port, if there is one; of an image layout: the path of its directory
+    repository: str  # may be empty in an image layout
     tag: str | None = None
     digest: str | None = None
-    scheme: str | None = None  # "https" or "http" where it is written, or "oci-layout"
+    scheme: str | None = (
+        None  # "https", "http" or "oci-layout"; None if the reference has no scheme
+    )
 
     @property
     def is_in_layout(self) -> bool:
@@ -128,7 +128,7 @@ class Reference(NamedTuple):
 
     @property
     def registry(self) -> str:
-        """The address of its registry: `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`."""
+        """The address of the registry: `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`."""
         if self.is_in_layout:
             return f"{LAYOUT_SCHEME}:{self.host}"
         return f"{self.scheme}://{self.host}" if self.scheme else self.host
@@ -141,18 +141,19 @@ class Reference(NamedTuple):
 
 
 def parse_reference(text: str) -> Reference:
-    """Read `[[https://|http://]HOST[:PORT]/]REPO[:TAG|@DIGEST]`; without a host, Docker Hub is meant.
-    Or `oci-layout:PATH[//REPO[:TAG|@DIGEST]]`.
+    """Parse a reference to an image or repository.
 
-    ConfigError says what is wrong and what to write instead.
+    The forms are `[[https://|http://]HOST[:PORT]/]REPO[:TAG|@DIGEST]`, where the default host is
+    docker.io, and `oci-layout:PATH[//REPO[:TAG|@DIGEST]]`. Raises ConfigError if the reference is
+    invalid.
     """
     if text.startswith(f"{LAYOUT_SCHEME}:"):
         return _parse_in_layout(text)
     name, at, digest = text.partition("@")
     ends_in_digest = digest.startswith(("sha256:", "sha512:"))
-    # `USER:PASSWORD@HOST/REPO` has an `@` too.
+    # `USER:PASSWORD@HOST/REPO` also has an `@`. The message must not show a password.
     may_have_password = "/" in digest or (at and ":" in name and not ends_in_digest)
-    if may_have_password:  # the text is not shown
+    if may_have_password:
         raise ConfigError(
             "a reference cannot hold a user name or password: put them into the configuration; "
             "a digest begins with sha256:"
@@ -171,7 +172,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def _parse_in_layout(text: str) -> Reference:
-    """Read a reference into an image layout, whose path ends at the last `//`."""
+    """Parse a reference into an image layout. The path of the layout ends at the last `//`."""
     _, _, rest = text.partition(":")
     path, separator, name = rest.rpartition("//")
     if not separator:
@@ -184,13 +185,13 @@ def _parse_in_layout(text: str) -> Reference:
         )
     if not name:
         return Reference(path, "", scheme=LAYOUT_SCHEME)
-    # With a host in front of it, the name is read like any other.
+    # With an arbitrary host, the name has the form of a registry's reference.
     inner = parse_reference(f"layout.invalid/{name}")
     return inner._replace(host=path, scheme=LAYOUT_SCHEME)
 
 
 def _parse_name(text: str) -> Reference:
-    """Read `[[SCHEME://]HOST[:PORT]/]REPO[:TAG]`; ValueError says what is wrong and what to write."""
+    """Parse `[[SCHEME://]HOST[:PORT]/]REPO[:TAG]`. Raises ValueError if it is invalid."""
     scheme, text = _split_scheme(text)
     host, name = _split_host(text, has_scheme=scheme is not None)
     if not re.fullmatch(_HOST, host):
@@ -203,7 +204,7 @@ def _parse_name(text: str) -> Reference:
             f"{repository!r} is not a repository ({grammar}); write HOST/REPOSITORY[:TAG]"
         )
     if colon and not is_tag(tag):
-        shown = tag[:140]  # a few characters more than a tag can have
+        shown = tag[:140]  # tags have 128 characters at most
         raise ValueError(
             f"{shown!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside"
         )
@@ -211,7 +212,7 @@ def _parse_name(text: str) -> Reference:
 
 
 def _split_scheme(text: str) -> tuple[str | None, str]:
-    """Return the scheme of a reference, None where none is written, and what follows it."""
+    """Split a reference into its scheme and the rest. The scheme is None if the text has no `://`."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return None, text
@@ -221,13 +222,13 @@ def _split_scheme(text: str) -> tuple[str | None, str]:
 
 
 def _split_host(text: str, *, has_scheme: bool) -> tuple[str, str]:
-    """Return the host of a reference, Docker Hub's where none is written, and what follows it.
+    """Split a reference without its scheme into the host and the rest. The default is docker.io.
 
-    As in docker, the first part of a name is a host where it has a dot or a port or is `localhost`.
-    Behind a scheme it always is. `text` is without the scheme.
+    As in docker, the first part of the text is a host if it contains a dot or a port or is
+    `localhost`. After a scheme the first part is always a host.
     """
     first, slash, rest = text.partition("/")
     label, colon, _ = first.partition(":")
-    has_port = slash and colon  # without a slash, a tag follows the colon
+    has_port = slash and colon  # without a slash, the text after the colon is a tag
     is_host = has_scheme or "." in label or label.lower() == "localhost" or has_port
     return (first.lower(), rest) if is_host else (_DEFAULT_HOST, text)
