@@ -160,7 +160,7 @@ def test_a_file_answers_as_memory_does_however_often_it_is_written_and_opened(
                     getattr(memory, name)(*arguments)
             assert answers(state) == answers(memory)
         state.close()
-        with opened(Path(directory), keep=False) as reader:
+        with opened(Path(directory), may_write=False) as reader:
             assert answers(reader) == answers(memory)
         assert said == []
 
@@ -224,7 +224,7 @@ def test_files_of_the_earlier_format_go_and_nobody_elses(tmp_path: Path) -> None
         assert not (tmp_path / "state.bin").exists()
         assert (tmp_path / "state.journal").exists()
     (tmp_path / "state.journal").write_bytes(b"regsyncj and more")
-    with opened(tmp_path, keep=False):
+    with opened(tmp_path, may_write=False):
         assert (tmp_path / "state.journal").exists(), "who has no lock removes nothing"
     with opened(tmp_path):
         assert not (tmp_path / "state.journal").exists()
@@ -253,7 +253,7 @@ async def test_what_is_noted_is_written_soon_and_by_no_run_that_keeps_nothing(
                 await anyio.sleep(COMMIT_SECONDS + 0.2)
                 assert entries(tmp_path) == number + 1
             tasks.cancel_scope.cancel()
-    with opened(tmp_path, keep=False) as reader, anyio.fail_after(5):
+    with opened(tmp_path, may_write=False) as reader, anyio.fail_after(5):
         await reader.commit_regularly()
 
 
@@ -349,7 +349,7 @@ def test_a_kill_at_each_write_of_a_commit_leaves_what_was_there_before_or_after(
             (place / name).write_bytes(content)
         # Beside a killed run, who may not write reads what is whole or nothing, and repairs nothing.
         said = Said()
-        with opened(place, said, keep=False) as reader:
+        with opened(place, said, may_write=False) as reader:
             assert blobs(reader) in (set(), {0, 1, 2}, {1, 2, 3})
         assert [level for level, _ in said] in ([], ["info"])
         assert listing(place) == files
@@ -441,7 +441,7 @@ def test_a_second_run_reads_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path / "none", keep=False) as state:
+    with opened(tmp_path / "none", may_write=False) as state:
         assert (state.is_writer, state.is_used) == (False, True)
         assert blobs(state) == set()
         put_blobs(state, 1)
@@ -455,13 +455,13 @@ def test_a_reader_gives_up_when_the_file_stays_locked(
     monkeypatch.setattr(database, "_BUSY_SECONDS", 0.2)
     path = made(tmp_path, 1)
     said = Said()
-    with opened(tmp_path, said, keep=False) as reader:
+    with opened(tmp_path, said, may_write=False) as reader:
         assert blobs(reader) == {1}
         with closing(sqlite3.connect(path, isolation_level=None)) as writer:
             writer.execute("BEGIN EXCLUSIVE")
             assert blobs(reader) == set()
             again = Said()
-            with opened(tmp_path, again, keep=False) as second:
+            with opened(tmp_path, again, may_write=False) as second:
                 assert not second.is_used
         assert blobs(reader) == set(), "it has given up"
     text = f"the state in {tmp_path} is not used: another run has not finished writing it"
@@ -539,7 +539,7 @@ def test_a_damaged_file_is_said_once_and_removed_by_who_has_the_lock(
     harmed(path, harm)
     before = listing(tmp_path)
     said = Said()
-    with opened(tmp_path, said, keep=False) as reader:
+    with opened(tmp_path, said, may_write=False) as reader:
         assert blobs(reader) == set()
     assert listing(tmp_path) == before
     assert len(said) == 1
@@ -602,7 +602,7 @@ def test_a_newer_file_and_anothers_are_left_alone(
     assert said == [("warning", f"the state in {tmp_path} is not used, and none is kept: {words}")]
     assert listing(tmp_path) == before
     said = Said()
-    with opened(tmp_path, said, keep=False) as reader:
+    with opened(tmp_path, said, may_write=False) as reader:
         assert blobs(reader) == set()
     assert said == [("warning", f"the state in {tmp_path} is not used: {words}")]
 
@@ -719,7 +719,7 @@ def test_what_a_full_disk_did_not_take_is_remembered_for_the_next_cycle(
 ) -> None:
     made(tmp_path, 1)
     said = Said()
-    state = StateFile(str(tmp_path), said, remembers=True)
+    state = StateFile(str(tmp_path), said, keeps_unwritten=True)
     connect = sqlite._connect
 
     def limited(path: str, mode: str, busy_seconds: float) -> sqlite3.Connection:
@@ -754,7 +754,7 @@ def test_what_a_full_disk_did_not_take_is_remembered_for_the_next_cycle(
 
 def test_what_another_process_had_locked_is_remembered_for_the_next_cycle(tmp_path: Path) -> None:
     said = Said()
-    state = StateFile(str(tmp_path), said, remembers=True)
+    state = StateFile(str(tmp_path), said, keeps_unwritten=True)
     with opened(tmp_path):
         state.load()
         put_blobs(state, 2)
@@ -770,7 +770,7 @@ def test_what_another_process_had_locked_is_remembered_for_the_next_cycle(tmp_pa
 
 
 def test_without_a_directory_nothing_is_kept_but_looks_of_this_run() -> None:
-    state = StateFile(None, Said(), remembers=True)
+    state = StateFile(None, Said(), keeps_unwritten=True)
     for _ in range(2):
         state.load()
         assert (state.is_writer, state.is_used) == (False, False)
@@ -788,7 +788,7 @@ def test_a_transaction_that_breaks_off_leaves_nothing_behind(tmp_path: Path) -> 
     state.put_fact("host:5000", Fact("no value of JSON", "", object(), 5))
     with pytest.raises(TypeError):
         state.commit()
-    with opened(tmp_path, keep=False) as other:
+    with opened(tmp_path, may_write=False) as other:
         assert blobs(other) == set()
     state._close()
 

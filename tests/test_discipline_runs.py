@@ -160,7 +160,7 @@ def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(tmp_path, 
     tracemalloc.start()
     try:
         state = StateFile(str(tmp_path / ".regsync"), print)
-        state.load(keep=False)
+        state.load(may_write=False)
         where = RepositoryKey(target.url.partition("//")[2], "app")
         assert state.manifest(where, key_of(image.top)) is not None
         state.close()

@@ -312,7 +312,7 @@ def test_a_state_that_is_another_file_is_begun_anew(tmp_path, name, what):
     before = victim.read_bytes()
 
     reader = StateFile(str(cache), print)
-    reader.load(keep=False)
+    reader.load(may_write=False)
     reader.close()
     assert os.path.lexists(place), "who has no lock removes nothing"
     write_state(cache)

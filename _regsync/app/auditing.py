@@ -54,7 +54,7 @@ async def audit(
     with closing(connect(console)) as transport:
         known = lock.first_seen_times() if lock is not None else None
         wall = transport.machine.wall
-        first_seen = first_seen_for(config, wall, console.log, keep=False, known=known)
+        first_seen = first_seen_for(config, wall, console.log, may_write=False, known=known)
         work = Audit(
             transport, config, show, report, read=blobs_to_read, first_seen=first_seen, lock=lock
         )

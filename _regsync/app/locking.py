@@ -147,7 +147,7 @@ async def resolve_lock(
 
     # What earlier runs learnt of the sources' logins and referrers saves questions.
     state = StateFile(config.cache_dir, transport.machine.log)
-    state.load(keep=False)
+    state.load(may_write=False)
     try:
         wall = transport.machine.wall
         knowledge = Knowledge(state, now=wall, ttl=config.cache_ttl)
@@ -162,7 +162,9 @@ async def resolve_lock(
             int(wall()),
             keeps_others=options.keeps_others,
             recheck=options.recheck,
-            first_seen=first_seen_for(config, wall, transport.machine.log, keep=False, known={}),
+            first_seen=first_seen_for(
+                config, wall, transport.machine.log, may_write=False, known={}
+            ),
         )
         async with anyio.create_task_group() as tasks:
             if console.has_display or console.has_heartbeat:

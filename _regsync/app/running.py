@@ -120,7 +120,7 @@ def _load_first_seen(
         config,
         transport.machine.wall,
         transport.machine.log,
-        keep=kind in ("sync", "copy"),
+        may_write=kind in ("sync", "copy"),
         known=lock.first_seen_times() if lock is not None else None,
     )
 

@@ -326,7 +326,7 @@ class Watch:
 
     def _state_in(self, cache_dir: str | None) -> StateFile:
         if cache_dir not in self._states:
-            self._states[cache_dir] = StateFile(cache_dir, self._log.log, remembers=True)
+            self._states[cache_dir] = StateFile(cache_dir, self._log.log, keeps_unwritten=True)
         return self._states[cache_dir]
 
     def _record_cycle(self, report: Report, started_at: str, duration: float) -> None:

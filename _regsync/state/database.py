@@ -1,12 +1,15 @@
-"""What earlier runs left on disk: one SQLite file.
+"""The state that runs keep on disk: one SQLite file.
 
-Owns: `state.db` and its lock `state.lock`; the entries that are not written yet, and when they are written.
+Owns: `state.db` and its lock `state.lock`; the entries that are not in the file yet; when they are
+written.
 May not know: what an entry means and whether it is believed (state/knowledge.py), clocks, registries.
-Invariants: only the holder of the lock writes the file, or removes it when it is damaged. No disk stops a run.
+Invariants: only the holder of the lock writes the file, or removes it if it is damaged. A failing disk
+never stops a run.
 Follows: docs/design.md section 8.
 
-All access is on the event loop's thread: with 600,000 entries a look-up takes 10 microseconds, a commit of 1,000 takes
-10 ms. Entries are read one by one, so that a run takes no more memory than it asks for.
+All access is on the event loop's thread. With 600,000 entries a look-up takes 10 microseconds, and a
+commit of 1,000 entries takes 10 ms. Entries are read one by one, so that the memory of a run does not
+depend on the size of the file.
 """
 
 from __future__ import annotations
@@ -39,32 +42,35 @@ from _regsync.text import printable, reason_of
 if sqlite.HAS_SQLITE:
     import sqlite3
 
-# Entries are written after so many seconds: a killed run loses no more.
+# Maximum seconds between two commits. A killed run loses the entries of this time.
 COMMIT_SECONDS = 0.5
-# They are written at once when there are so many.
+# As many new entries are committed at once.
 _COMMIT_ENTRIES = 1000
-# On a quick disk they are written sooner, while commits take no more than this share of the time.
+# The maximum share of the time that commits take. On a fast disk they are more frequent than
+# COMMIT_SECONDS requires.
 _COMMIT_SHARE = 0.05
 
-# Seconds for which a reader, and the last commit of a run, wait for another process's lock.
+# How long a query of a reader, and the last commit of a run, wait for another process's lock, in
+# seconds.
 _BUSY_SECONDS = 2.0
-# The same for other commits, which must not hold up the event loop: their entries stay in memory
-# until the next commit.
+# The same for all other commits. They block the event loop, so they wait only briefly. If the file is
+# still locked, their entries stay in memory until the next commit.
 _WRITER_BUSY_SECONDS = 0.05
 
-# Keys in one query; SQLite takes 999 values at least (https://www.sqlite.org/limits.html).
+# Maximum number of keys in one query. SQLite accepts at least 999 values
+# (https://www.sqlite.org/limits.html).
 _MOST_KEYS = 500
 
-# Files of earlier versions, and what they begin with.
+# Names of files of earlier versions. Values: the bytes with which those versions began the file.
 _OLD_FILES = {"state.bin": b"regsync\n", "state.journal": b"regsyncj"}
 
 _Row = tuple[object, ...]
 
 
 class StateFile:
-    """The state on disk between `load` and `close`: an `Archive` (state/archive.py).
+    """The state file between `load` and `close`. Implements `Archive` (state/archive.py).
 
-    Failures of the disk are logged by `log(level, event, message)`, not raised.
+    Disk errors are not raised. They are logged by `log(level, event, message)`.
     """
 
     def __init__(
@@ -72,46 +78,49 @@ class StateFile:
         cache_dir: str | None,
         log: Callable[[str, str, str], object],
         *,
-        remembers: bool = False,
+        keeps_unwritten: bool = False,
     ) -> None:
-        """Keep the state in `cache_dir`; None: keep none.
+        """Keep the state in the directory `cache_dir`, or keep no state if it is None.
 
-        With `remembers`, entries that could not be written stay in memory until the next `load` of
-        this object.
+        With `keeps_unwritten`, entries that could not be written stay in memory until the next `load`
+        of this object.
         """
         self._directory = cache_dir
         self._log = log
-        # The directory as messages name it.
-        self._shown = printable(cache_dir or "")
+        # The directory, for messages.
+        self._shown_directory = printable(cache_dir or "")
         self._path = os.path.join(cache_dir or "", "state.db")
-        self._remembers = remembers and cache_dir is not None
+        self._keeps_unwritten = keeps_unwritten and cache_dir is not None
 
         self._connection: sqlite3.Connection | None = None
-        # The file descriptor of `state.lock`, while this process has the lock.
+        # The file descriptor of `state.lock`. None unless this process holds the lock.
         self._lock: int | None = None
-        # Whether this run uses the entries of the file.
+        # Whether this run has opened the file, or found that there is none yet.
         self._is_used = False
 
-        # Entries that are not in the file yet. A look-up searches them first, as they are newer.
+        # Entries that are not in the file yet. A look-up searches them first, because they are newer.
         self._notes = Notes()
         self._noted_since_commit = 0
-        # `commit_regularly` waits here for the next entry.
+        # Set by each new entry. None until `commit_regularly` waits for an entry.
         self._note_event: anyio.Event | None = None
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes the file: it has the lock. Others read it alone."""
+        """Whether this process holds the lock and so may write the file."""
         return self._lock is not None
 
     @property
     def is_used(self) -> bool:
-        """Whether this run knows what earlier ones left, if they left anything."""
-        return self._is_used or (self._remembers and bool(self._notes))
+        """Whether this run can use the entries of earlier runs."""
+        return self._is_used or (self._keeps_unwritten and bool(self._notes))
 
     # Opening and closing.
 
-    def load(self, *, keep: bool = True) -> None:
-        """Open the file: for writing, if `keep` and no other process has the lock; else for reading."""
+    def load(self, *, may_write: bool = True) -> None:
+        """Open the file.
+
+        It is opened for writing if `may_write` and if no other process holds the lock, else for reading.
+        """
         self._is_used = False
         if self._directory is None:
             return
@@ -119,34 +128,36 @@ class StateFile:
             self._warn("no state is kept: this Python has no module sqlite3")
             return
         try:
-            if keep and self._take_lock():
+            if may_write and self._take_lock():
                 self._open_for_writing()
-                self.commit()  # what `remembers` has kept in memory
+                self.commit()  # entries that could not be written before
             else:
                 self._open_for_reading()
         except BelongsToOthers as error:
-            self._warn(f"the state in {self._shown} is not used, and none is kept: {error}")
+            self._warn(
+                f"the state in {self._shown_directory} is not used, and none is kept: {error}"
+            )
             self._close()
         except (OSError, sqlite3.Error) as error:
-            self._warn(f"no state is kept: {self._shown}: {reason_of(error)}")
+            self._warn(f"no state is kept: {self._shown_directory}: {reason_of(error)}")
             self._close()
 
     def close(self) -> None:
-        """Write the entries that are not in the file, and let go of it."""
+        """Commit the new entries, close the file and release the lock."""
         if self._connection is not None and self.is_writer:
-            # The last commit may wait for longer: it holds nobody up.
+            # The last commit may wait for longer, because no other task is running.
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
             self.commit()
             if self._notes and self.is_writer:
-                self._warn(f"the state in {self._shown} is not saved: it is locked")
+                self._warn(f"the state in {self._shown_directory} is not saved: it is locked")
         self._close()
         self._is_used = False
-        if not self._remembers:
+        if not self._keeps_unwritten:
             self._notes.clear()
 
     def _close(self) -> None:
-        """Close the file, and give the lock back."""
+        """Close the file and release the lock, without a commit."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -158,7 +169,7 @@ class StateFile:
             self._lock = None
 
     def _take_lock(self) -> bool:
-        """Take the lock; False when another process has it."""
+        """Take the lock. Returns False if another process holds it."""
         assert self._directory is not None
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         descriptor = os.open(os.path.join(self._directory, "state.lock"), WRITE_FLAGS, 0o600)
@@ -166,7 +177,7 @@ class StateFile:
             lock(descriptor)
         except BlockingIOError:
             os.close(descriptor)
-            text = f"another run uses {self._shown}: this one reads the state and saves nothing"
+            text = f"another run uses {self._shown_directory}: this one reads the state and saves nothing"
             self._log("warning", "state_locked", text)
             return False
         except OSError:
@@ -193,22 +204,20 @@ class StateFile:
             self._stop_reading(error)
 
     def _stop_reading(self, error: Exception) -> None:
-        """Go on without the file, in a process that may only read it; say why."""
+        """Close the file after an error in a process that only reads, and log the reason."""
         self._close()
         self._is_used = False
         if isinstance(error, (Damaged, BelongsToOthers)):
-            self._warn(f"the state in {self._shown} is not used: {error}")
+            self._warn(f"the state in {self._shown_directory} is not used: {error}")
         elif sqlite.is_busy(error) or sqlite.is_half_written(error):
-            text = (
-                f"the state in {self._shown} is not used: another run has not finished writing it"
-            )
+            text = f"the state in {self._shown_directory} is not used: another run has not finished writing it"
             self._log("info", "state", text)
         else:
-            self._warn(f"{self._shown} cannot be read: {reason_of(error)}")
+            self._warn(f"{self._shown_directory} cannot be read: {reason_of(error)}")
 
     def _start_anew(self, problem: str) -> None:
-        """Remove a damaged file, and begin an empty one."""
-        self._warn(f"the state in {self._shown} is not used: {problem}")
+        """Replace a damaged file by an empty file. Log the problem as a warning."""
+        self._warn(f"the state in {self._shown_directory} is not used: {problem}")
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -224,7 +233,7 @@ class StateFile:
     # Writing.
 
     async def commit_regularly(self) -> None:
-        """Write new entries within half a second, until cancelled or the lock is gone."""
+        """Commit new entries within COMMIT_SECONDS, until cancelled or until the lock is lost."""
         while self.is_writer:
             self._note_event = anyio.Event()
             if not self._notes:
@@ -236,7 +245,7 @@ class StateFile:
                 await anyio.sleep_forever()
 
     def commit(self) -> None:
-        """Write the entries that are not in the file; while it is locked they stay in memory."""
+        """Write the new entries to the file. If the file is locked, they stay in memory."""
         self._noted_since_commit = 0
         if self._connection is None or not self.is_writer or not self._notes:
             return
@@ -254,16 +263,17 @@ class StateFile:
             self._stop_writing(error)
 
     def _stop_writing(self, error: Exception) -> None:
-        """Go on without writing, for example on a full disk; the file stays open to be read."""
-        self._warn(f"the state in {self._shown} is not saved: {reason_of(error)}")
+        """Stop writing after an error, such as a full disk. The file stays open for reading."""
+        self._warn(f"the state in {self._shown_directory} is not saved: {reason_of(error)}")
         if self._connection is not None and self._connection.in_transaction:
-            # Another process may have the lock from now on.
+            # Another process may take the lock from now on, and must not wait for this transaction.
             self._connection.execute("ROLLBACK")
         self._unlock()
 
     def _replace_damaged(self, error: Exception) -> None:
-        """Replace a file that was found to be damaged during the run by one with the entries that are
-        noted. If that fails too, go on without a file.
+        """Replace a damaged file by a new file with the entries of `_notes`.
+
+        If that fails too, continue without a file.
         """
         try:
             self._start_anew(reason_of(error))
@@ -278,10 +288,8 @@ class StateFile:
     def sweep(
         self, now: int, *, entries_before: int, checks_before: int, facts_before: int
     ) -> None:
-        """Remove what is older than the three moments behind `now` (see `Archive.sweep`). The noted
-        entries are written first.
-        """
-        self.commit()  # if that fails, this process may be the writer no more
+        """Commit new entries, then remove old entries from the file (see `Archive.sweep`)."""
+        self.commit()  # after an error this process may no longer be the writer
         if self._connection is None or not self.is_writer:
             return
         connection = self._connection
@@ -297,15 +305,14 @@ class StateFile:
         except sqlite3.Error as error:
             self._on_write_error(error)
 
-    # Look-ups of an `Archive`.
+    # Look-ups of `Archive`. Rows with values of unexpected types are ignored: the file may be damaged.
 
     def _select(self, query: str, *values: object) -> list[_Row]:
-        """Return all rows of a query, none where the file cannot be read. They are read at once: a query
-        keeps the file locked until its last row is read.
-        """
+        """Return all rows of a query. Returns no rows if the file cannot be read."""
         if self._connection is None:
             return []
         try:
+            # A query keeps the file locked until its last row has been read.
             return self._connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
             if not self.is_writer:
@@ -320,7 +327,10 @@ class StateFile:
     def _select_each(
         self, query: str, values: Sequence[object], keys: Sequence[bytes]
     ) -> Iterator[_Row]:
-        """Yield the rows of a query, to which `IN (keys)` is added, for any number of keys."""
+        """Yield the rows of a query whose last column is one of `keys`.
+
+        `query` ends with the name of that column. `values` are for the query's other placeholders.
+        """
         for start in range(0, len(keys), _MOST_KEYS):
             batch = keys[start : start + _MOST_KEYS]
             marks = ", ".join("?" * len(batch))
@@ -329,8 +339,8 @@ class StateFile:
     @property
     def swept_at(self) -> int:
         match self._select("SELECT moment FROM swept"):
-            case [(int(moment),)]:
-                return moment
+            case [(int(swept_at),)]:
+                return swept_at
         return 0
 
     def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None:
@@ -341,8 +351,8 @@ class StateFile:
             " WHERE host = ? AND digest = ? AND repository = ?"
         )
         match self._select(query, where.host, key, where.name):
-            case [(int(confirmed), is_mountable)]:
-                return BlobEntry(confirmed, bool(is_mountable))
+            case [(int(confirmed_at), is_mountable)]:
+                return BlobEntry(confirmed_at, bool(is_mountable))
         return None
 
     def manifest(self, where: RepositoryKey, key: bytes) -> ManifestEntry | None:
@@ -352,9 +362,9 @@ class StateFile:
             "SELECT confirmed, blobs, children FROM manifest"
             " WHERE host = ? AND repository = ? AND digest = ?"
         )
-        match self._select(query, *where, key):
-            case [(int(confirmed), bytes(blobs), bytes(children))]:
-                return ManifestEntry(confirmed, _split_keys(blobs), _split_keys(children))
+        match self._select(query, where.host, where.name, key):
+            case [(int(confirmed_at), bytes(blobs), bytes(children))]:
+                return ManifestEntry(confirmed_at, _split_keys(blobs), _split_keys(children))
         return None
 
     def manifest_times(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
@@ -362,27 +372,27 @@ class StateFile:
         query = (
             "SELECT digest, confirmed FROM manifest WHERE host = ? AND repository = ? AND digest"
         )
-        moments: dict[bytes, int] = {}
+        times: dict[bytes, int] = {}
         for row in self._select_each(query, where, keys):
             match row:
-                case (bytes(key), int(confirmed)):
-                    # A note is newer than the file, also one that the manifest was forgotten.
+                case (bytes(key), int(confirmed_at)):
+                    # A note is newer than the file. The note of a forgotten manifest is None.
                     if (where, key) not in self._notes.manifests:
-                        moments[key] = confirmed
-        return moments | self._notes.manifest_times(where, keys)
+                        times[key] = confirmed_at
+        return times | self._notes.manifest_times(where, keys)
 
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         query = (
             "SELECT repository, confirmed FROM blob WHERE host = ? AND digest = ? AND is_mountable"
             f" ORDER BY confirmed DESC LIMIT {MOST_HOLDERS}"
         )
-        # What is noted of a repository is newer than the file.
-        noted = self._notes.blobs.get((host, key), {})
+        # A note is newer than the file. The note of a forgotten blob is None.
+        noted_repositories = self._notes.blobs.get((host, key), {})
         holders = self._notes.holders_of(host, key)
         for row in self._select(query, host, key):
             match row:
-                case (str(repository), int(confirmed)) if repository not in noted:
-                    holders.append(Holder(repository, confirmed))
+                case (str(repository), int(confirmed_at)) if repository not in noted_repositories:
+                    holders.append(Holder(repository, confirmed_at))
         return holders
 
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
@@ -391,8 +401,8 @@ class StateFile:
         snapshots: dict[bytes, SnapshotEntry] = {}
         for row in self._select_each(query, (), names):
             match row:
-                case (bytes(name), int(confirmed), bytes(source), bytes(pushed)):
-                    snapshots[name] = SnapshotEntry(confirmed, Snapshot(source, pushed))
+                case (bytes(name), int(confirmed_at), bytes(source), bytes(pushed)):
+                    snapshots[name] = SnapshotEntry(confirmed_at, Snapshot(source, pushed))
         return snapshots | self._notes.snapshots(names)
 
     def artifact_check(self, name: bytes) -> ArtifactCheck | None:
@@ -409,17 +419,17 @@ class StateFile:
             "SELECT name, segment, value, learnt FROM fact WHERE host = ?", host
         ):
             match row:
-                case (str(name), str(segment), str(text), int(learnt)):
+                case (str(name), str(segment), str(text), int(learnt_at)):
                     with contextlib.suppress(ValueError, RecursionError):
-                        facts[name, segment] = Fact(name, segment, json.loads(text), learnt)
+                        facts[name, segment] = Fact(name, segment, json.loads(text), learnt_at)
         facts.update(self._notes.facts.get(host, {}))
         return list(facts.values())
 
-    # Entries for an `Archive`.
+    # New entries of `Archive`.
 
     @property
     def _takes_notes(self) -> bool:
-        return self.is_writer or self._remembers
+        return self.is_writer or self._keeps_unwritten
 
     def _on_note(self) -> None:
         if not self.is_writer:
@@ -441,7 +451,7 @@ class StateFile:
             self._on_note()
 
     def forget(self, where: RepositoryKey, keys: Iterable[bytes]) -> None:
-        # Noted even if the file is only read: this run must not find the entry there again.
+        # Noted even if the file is open for reading only: this run must not find the entry again.
         if self._takes_notes or self._connection is not None:
             self._notes.forget(where, keys)
             self._on_note()
@@ -452,7 +462,7 @@ class StateFile:
             self._on_note()
 
     def put_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
-        # Kept without a file too, because this run may ask for its own check again.
+        # Noted even without a file, because this run may look up its own check.
         self._notes.put_artifact_check(name, check)
         self._on_note()
 
@@ -464,7 +474,7 @@ class StateFile:
 
 @contextlib.contextmanager
 def _committing(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit what the block writes, or roll it back; then begin the next transaction."""
+    """Commit the writes of the block, or roll them back if it fails. Then begin a transaction."""
     try:
         yield
         connection.execute("COMMIT")
@@ -484,7 +494,7 @@ def _write_notes(connection: sqlite3.Connection, notes: Notes) -> None:
 
 
 def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
-    """Yield the SQL statements that write `notes` to the file, each with its rows."""
+    """Yield the SQL statements that write `notes` to the file, each with its rows of parameters."""
     blobs = list[_Row]()
     deleted_blobs = list[_Row]()
     for (host, key), by_repository in notes.blobs.items():
@@ -509,12 +519,15 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
     yield "INSERT OR REPLACE INTO manifest VALUES (?, ?, ?, ?, ?, ?)", manifests
 
     snapshots = [
-        (name, entry.confirmed_at, *entry.snapshot)
+        (name, entry.confirmed_at, entry.snapshot.source, entry.snapshot.pushed)
         for name, entry in notes.snapshots_by_name.items()
     ]
     yield "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", list[_Row](snapshots)
 
-    checks = [(name, *check) for name, check in notes.artifact_checks.items()]
+    checks = [
+        (name, check.last, check.first, check.flags, check.listing_hash)
+        for name, check in notes.artifact_checks.items()
+    ]
     yield "INSERT OR REPLACE INTO look VALUES (?, ?, ?, ?, ?)", list[_Row](checks)
 
     facts = [

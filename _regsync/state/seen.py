@@ -1,12 +1,13 @@
-"""When each digest was first seen at its source, which `min_age` counts from: one file.
+"""The times at which digests were first seen at their sources: one file.
 
-Owns: `seen.jsonl`; which time counts where clocks disagree; which entries leave.
-May not know: registries, what a digest is held back from.
-Invariants: a time that is lost or doubtful makes a digest younger, never older. The file is replaced
-whole, and is on the disk before it is replaced.
+Owns: `seen.jsonl`; which time counts if clocks disagree; which entries are removed.
+May not know: registries, how `min_age` holds a digest back.
+Invariants: a lost or doubtful time makes a digest younger, never older. The file is replaced as a whole,
+after the new file has been synced to disk.
 Follows: docs/design.md section 12 ("Age").
 
-These times are no cache: no registry can tell them again.
+The age of a digest, which `min_age` requires, is counted from these times. They are not a cache, because
+registries do not report them.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from _regsync.files import WRITE_FLAGS, Stamp, lock, open_safely, replacing, sta
 from _regsync.state.archive import RepositoryKey
 from _regsync.text import json_object, parse_time, printable, reason_of, time_text
 
-_VERSION = 1
-_DAY = 86400
+_VERSION = 1  # of the file's format
+_DAY = 86400  # seconds
 
-# An entry leaves so long after its digest last answered. That moment is written once a day, so the
-# entry may stay for one day more.
+# An entry is removed if its digest was last seen longer ago than this. `last_seen` is updated once a
+# day, so the last day is added to the 90 days that are promised.
 _KEPT_SECONDS = 91 * _DAY
 
-# Seconds between two savings within a run: a killed run loses no more. They are rarer where they
-# would take more than this share of the time.
+# Minimum seconds between two saves within a run. A killed run loses the entries of this time.
 _SAVE_SECONDS = 60.0
+# The maximum share of the time that saves take. If a save is slow, the next one is later.
 _SAVE_SHARE = 0.05
 
-# How often a saving looks whether another process's is over, and seconds between two looks.
-_LOCK_LOOKS = 40
-_LOCK_TICK = 0.05
+# How often a save tries to lock the file, and the seconds between two attempts.
+_LOCK_ATTEMPTS = 40
+_LOCK_PAUSE = 0.05
 
-# Bytes: a million entries.
+# Maximum size of the file in bytes: a million entries.
 _LARGEST_FILE = 256 * 1024 * 1024
 
 
@@ -59,22 +60,26 @@ class Sighting:
 
     first_seen: int
     last_seen: int
-    # The first time by a clock that was ahead of the one that gave `first_seen`. Nobody knows which
-    # of them was right, so it counts from when our clock has come so far.
+    # The first time according to a clock that was ahead of the clock of `first_seen`. It is unknown
+    # which clock was right. So this time replaces `first_seen` when our clock has reached it, because
+    # a doubtful time must make the digest younger.
     first_by_fast_clock: int | None = None
 
-    def counted(self, now: int) -> int | None:
-        """Return the first time that counts; None where all are later than now."""
+    def effective_first_seen(self, now: int) -> int | None:
+        """Return the time from which the age is counted: the later one that is not in the future.
+
+        Returns None if both times are in the future.
+        """
         known = (self.first_seen, self.first_by_fast_clock)
         past = [time for time in known if time is not None and time <= now]
         return max(past, default=None)
 
     def has_expired(self, now: int) -> bool:
-        """Say whether the digest was not seen for so long that its time begins again."""
+        """Report whether the digest was not seen for so long that its entry is removed."""
         return now - self.last_seen > _KEPT_SECONDS
 
-    def joined(self, other: Sighting) -> Sighting:
-        """Return what two processes know of one digest."""
+    def merge(self, other: Sighting) -> Sighting:
+        """Return the combination of two processes' sightings of one digest."""
         by_fast_clocks = [
             time
             for time in (self.first_by_fast_clock, other.first_by_fast_clock)
@@ -92,13 +97,13 @@ def first_seen_for(
     now: Callable[[], float],
     log: Callable[[str, str, str], object],
     *,
-    keep: bool = True,
+    may_write: bool = True,
     known: Mapping[SeenKey, int] | None = None,
 ) -> FirstSeen | None:
-    """Return the first-seen times that a configuration needs; None where no mapping has `min_age`.
+    """Load the first-seen times for a configuration. Returns None if no mapping has `min_age`.
 
-    ConfigError where nothing would be left for the next run, and `known` (see `FirstSeen`) is not
-    there either: then a digest would be held back for ever.
+    Raises ConfigError if the directory cannot be used. Raises ConfigError too if there is no directory
+    and `known` (see `FirstSeen`) is None, because each run would then hold back every digest.
     """
     aged = next((mapping for mapping in config.mappings if mapping.min_age), None)
     if aged is None:
@@ -110,15 +115,15 @@ def first_seen_for(
             hint="set `cache_dir` in `global` to a directory that stays from run to run (an absolute "
             "one if the configuration comes from standard input), or run from a lock (`--locked`)",
         )
-    first_seen = FirstSeen(config.seen_dir, now, log, keep=keep, known=known)
+    first_seen = FirstSeen(config.seen_dir, now, log, may_write=may_write, known=known)
     first_seen.load()
     return first_seen
 
 
 class FirstSeen:
-    """The first-seen times of digests: what earlier runs left, and what this one sees.
+    """The first-seen times of digests, from earlier runs and from this one.
 
-    `now` is the wall clock; failures of the disk in the middle of a run are logged by
+    `now` returns the time in seconds since 1970. Disk errors after `load` are not raised, but logged by
     `log(level, event, message)`.
     """
 
@@ -128,31 +133,35 @@ class FirstSeen:
         now: Callable[[], float],
         log: Callable[[str, str, str], object],
         *,
-        keep: bool = True,
+        may_write: bool = True,
         known: Mapping[SeenKey, int] | None = None,
     ) -> None:
-        """Keep the times in `directory`; without `keep` only read them there; None: keep none.
+        """Keep the times in `directory`, or only in memory if it is None.
 
-        `known` has times from elsewhere, in seconds since 1970: of two times the earlier counts.
+        Without `may_write`, the file is read and never written. `known` holds times from elsewhere, in
+        seconds since 1970. If a digest has two times, the earlier one counts.
         """
         self._directory = directory
         self._now = now
         self._log = log
-        self._keeps = keep and directory is not None
+        self._may_write = may_write and directory is not None
         self._known: Mapping[SeenKey, int] = known or {}
         self._path = os.path.join(directory or "", "seen.jsonl")
 
-        # By digest: what is in the file, and what this process has seen.
+        # Sightings from the file and from this process.
         self._sightings = dict[SeenKey, Sighting]()
-        # The file as this process has read or written it.
+        # The stamp of the file when this process last read or wrote it. None before.
         self._stamp: Stamp | None = None
-        # The latest moment that the file names: if it is later than now, some clock is wrong.
+        # The latest time in the file. If it is in the future, some clock is wrong.
         self._latest = 0
+        # Whether `_sightings` has entries or times that are not in the file.
         self._has_changed = False
 
     def held_until(self, where: RepositoryKey, digest: str, min_age: float) -> int | None:
-        """Note that a digest is seen now. Return the moment at which it will be `min_age` seconds old, in
-        seconds since 1970; None where it is that old.
+        """Record that a digest is seen now, and return until when `min_age` holds it back.
+
+        `min_age` is in seconds. The result is in seconds since 1970, or None if the digest is old
+        enough.
         """
         now = int(self._now())
         key = SeenKey(where, digest)
@@ -161,29 +170,31 @@ class FirstSeen:
         return until if until > now else None
 
     def time_of(self, key: SeenKey) -> int | None:
-        """Return when a digest was first seen, in seconds since 1970; None where no run has seen it."""
+        """Return when a digest was first seen, in seconds since 1970. Returns None if it is unknown."""
         sighting = self._sightings.get(key)
-        return None if sighting is None else sighting.counted(int(self._now()))
+        return None if sighting is None else sighting.effective_first_seen(int(self._now()))
 
     def _record(self, key: SeenKey, now: int) -> int:
-        """Note that a digest is seen now; return when it was first seen."""
+        """Record that a digest is seen now. Return when it was first seen."""
         sighting = self._sightings.get(key)
         if sighting is None or sighting.has_expired(now):
-            # If our clock is behind that of an earlier run, the digest may be as new as the latest time
-            # in the file.
+            # If our clock is behind the clock of an earlier run, the digest may be as new as the latest
+            # time in the file.
             is_clock_behind = self._latest > now
             later = self._latest if is_clock_behind else None
-            self._sightings[key] = Sighting(now, now, later)
+            self._sightings[key] = Sighting(
+                first_seen=now, last_seen=now, first_by_fast_clock=later
+            )
             self._has_changed = True
             return now
 
         if now - sighting.last_seen >= _DAY:
             sighting.last_seen = now
             self._has_changed = True
-        first_seen = sighting.counted(now)
+        first_seen = sighting.effective_first_seen(now)
         if first_seen is None:
-            # The clock that gave these times was ahead of ours. The digest's age begins now, and
-            # again when our clock has come so far.
+            # The clock of these times was ahead of ours. The age is counted from now, and again from
+            # zero when our clock has reached the later of these times.
             first_seen = now
             sighting.first_by_fast_clock = max(
                 sighting.first_seen, sighting.first_by_fast_clock or 0
@@ -195,13 +206,14 @@ class FirstSeen:
     # The file.
 
     def load(self) -> None:
-        """Read what earlier runs left, and other processes meanwhile. ConfigError where the directory
-        cannot be used.
+        """Read the entries that other runs and processes have saved.
+
+        Raises ConfigError if the directory or the file cannot be used.
         """
         if self._directory is None:
             return
         try:
-            if self._keeps:
+            if self._may_write:
                 os.makedirs(self._directory, mode=0o700, exist_ok=True)
                 if not os.access(self._directory, os.W_OK | os.X_OK):
                     raise PermissionError(0, "it cannot be written")
@@ -216,16 +228,16 @@ class FirstSeen:
             self._warn(f"{printable(self._path)}: {text}; {what}")
 
     def refresh(self) -> None:
-        """Read the file as `load` does. If that fails, go on with what is known."""
+        """Read the file again. If that fails, log a warning and keep the known times."""
         try:
             self.load()
         except ConfigError as error:
             self._warn(str(error))
 
     async def save_regularly(self) -> None:
-        """Save what is new now and then, until cancelled."""
+        """Save new times at intervals, until cancelled. Returns at once without `may_write`."""
         pause = _SAVE_SECONDS
-        while self._keeps:
+        while self._may_write:
             with anyio.move_on_after(pause):
                 await anyio.sleep_forever()
             began = anyio.current_time()
@@ -234,8 +246,11 @@ class FirstSeen:
             pause = max(_SAVE_SECONDS, took / _SAVE_SHARE)
 
     async def save(self) -> None:
-        """Replace the file, with what other processes have put there meanwhile."""
-        if not self._keeps or not self._has_changed:
+        """Write all times to the file, together with times that other processes have added to it.
+
+        Does nothing if there are no new times. Disk errors are logged.
+        """
+        if not self._may_write or not self._has_changed:
             return
         try:
             async with self._locked():
@@ -248,8 +263,10 @@ class FirstSeen:
             self._has_changed = False
 
     def _update(self) -> list[int]:
-        """Add the entries of the file, unless it is as this process has read or written it last. Return
-        the numbers of the lines that are no entries.
+        """Add the entries of the file to `_sightings`. Return the numbers of malformed lines.
+
+        Does nothing if the file is unchanged since this process last read or wrote it. Raises
+        ConfigError if the file is too large or has a newer format.
         """
         try:
             with open(self._path, "rb", opener=open_safely) as stream:
@@ -270,18 +287,20 @@ class FirstSeen:
                     raise self._unusable("seen.jsonl was written by a newer version of regsync")
                 continue
             try:
-                self._add(*_entry_of(fields))
+                key, sighting = _parse_entry(fields)
             except (KeyError, TypeError, ValueError):
                 wrong_lines.append(number)
+            else:
+                self._add(key, sighting)
         self._stamp = stamp
         return wrong_lines
 
     def _add(self, key: SeenKey, sighting: Sighting) -> None:
-        """Add an entry of the file."""
+        """Add an entry that was read from the file."""
         if sighting.has_expired(int(self._now())):
             return
         known = self._sightings.get(key)
-        self._sightings[key] = sighting.joined(known) if known else sighting
+        self._sightings[key] = sighting.merge(known) if known else sighting
         self._latest = max(self._latest, sighting.first_seen, sighting.last_seen)
 
     def _write(self) -> None:
@@ -290,7 +309,7 @@ class FirstSeen:
         for key in sorted(self._sightings):
             sighting = self._sightings[key]
             if not sighting.has_expired(now):
-                lines.append(json.dumps(_fields_of(key, sighting)))
+                lines.append(json.dumps(_format_entry(key, sighting)))
 
         with replacing(self._path) as descriptor, open(descriptor, "wb") as stream:
             stream.write("".join(f"{line}\n" for line in lines).encode())
@@ -302,19 +321,20 @@ class FirstSeen:
 
     @contextlib.asynccontextmanager
     async def _locked(self) -> AsyncIterator[None]:
-        """Keep other processes from saving meanwhile.
+        """Prevent other processes from saving until the block ends.
 
-        If one of them takes too long, or the file system knows no locks, go on without: what one of
-        them adds may be lost then, and is first seen by its next run.
+        The block also runs without a lock, if another process holds it for too long or if the file
+        system does not support locks. Times that another process saves meanwhile may then be lost, so
+        that its digests get the time of its next run.
         """
         assert self._directory is not None
         path = os.path.join(self._directory, "seen.lock")
         descriptor = os.open(path, WRITE_FLAGS, 0o600)
         try:
-            for _ in range(_LOCK_LOOKS):
-                if _has_locked(descriptor):
+            for _ in range(_LOCK_ATTEMPTS):
+                if _try_lock(descriptor):
                     break
-                await anyio.sleep(_LOCK_TICK)
+                await anyio.sleep(_LOCK_PAUSE)
             yield
         finally:
             os.close(descriptor)
@@ -330,8 +350,11 @@ class FirstSeen:
         self._log("warning", "first_seen", message)
 
 
-def _entry_of(fields: Mapping[str, object]) -> tuple[SeenKey, Sighting]:
-    """Return what a line of the file says; KeyError, TypeError or ValueError where it is no entry."""
+def _parse_entry(fields: Mapping[str, object]) -> tuple[SeenKey, Sighting]:
+    """Parse the fields of a line of the file.
+
+    Raises KeyError, TypeError or ValueError if the line is malformed.
+    """
     texts = {name: text for name, text in fields.items() if isinstance(text, str)}
     host, slash, repository = texts["source"].partition("/")
     if not slash:
@@ -342,8 +365,8 @@ def _entry_of(fields: Mapping[str, object]) -> tuple[SeenKey, Sighting]:
     return SeenKey(RepositoryKey(host, repository), texts["digest"]), sighting
 
 
-def _fields_of(key: SeenKey, sighting: Sighting) -> dict[str, str]:
-    """Return the fields of a digest's line in the file, which `_entry_of` reads."""
+def _format_entry(key: SeenKey, sighting: Sighting) -> dict[str, str]:
+    """Return the fields of a digest's line in the file, in the form that `_parse_entry` accepts."""
     fields = {
         "source": "/".join(key.where),
         "digest": key.digest,
@@ -355,19 +378,22 @@ def _fields_of(key: SeenKey, sighting: Sighting) -> dict[str, str]:
     return fields
 
 
-def _has_locked(descriptor: int) -> bool:
-    """Lock a file; False when another process has locked it."""
+def _try_lock(descriptor: int) -> bool:
+    """Lock a file. Returns False if another process holds the lock."""
     try:
         lock(descriptor)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # no locks here
+        return True  # the file system does not support locks
     return True
 
 
 def _sync_directory(path: str) -> None:
-    """See that a new name in a directory survives a power cut, where the system lets us."""
+    """Sync a directory to disk, so that a renamed file survives a power cut.
+
+    Does nothing on systems that cannot open directories.
+    """
     if hasattr(os, "O_DIRECTORY"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

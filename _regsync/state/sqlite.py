@@ -1,8 +1,9 @@
-"""A SQLite file in a directory where others may write: it is opened when it is ours and whole.
+"""Open the SQLite file of the state, in a directory where other users may have put files.
 
-Owns: the tables and the version of the state file, what SQLite may open, what its errors mean.
+Owns: the tables and the version of the state file; which files SQLite may open; what its errors mean.
 May not know: what the tables mean, when they are read and written.
-Invariants: no link, pipe or file with another name is opened. A newer file, or another program's, stays as it is.
+Invariants: SQLite never opens a link, a pipe or a file with a second name. A file of a newer version or of
+another program is never changed.
 Follows: docs/design.md section 8.
 """
 
@@ -25,12 +26,13 @@ except ImportError:  # some builds of Python lack it
 else:
     HAS_SQLITE = True
 
-# "rgsy" in the header of our files.
+# `application_id` in the header of our files: "rgsy".
 _APPLICATION_ID = 0x72677379
-# Of the tables below; it is in the header too.
+# `user_version` in the header: the version of the tables below.
 _VERSION = 3
 
-# `manifest` has row ids, because SQLite gives a long row (over a quarter page) of a table without them its own page.
+# `manifest` has row ids. In a table without them, SQLite would store each row that is longer than a
+# quarter of a page in a page of its own.
 _SCHEMA = (
     "CREATE TABLE blob (host TEXT, digest BLOB, repository TEXT, confirmed INTEGER, is_mountable INTEGER,"
     " PRIMARY KEY (host, digest, repository)) WITHOUT ROWID",
@@ -44,10 +46,12 @@ _SCHEMA = (
     "CREATE TABLE swept (id INTEGER PRIMARY KEY, moment INTEGER)",
 )
 
-# Bytes: more than a manifest of 4 MiB can name. A longer value was written by somebody else, and is not read.
+# Maximum length of a value in bytes. The keys of all digests in a manifest of 4 MiB fit. A longer value
+# was written by another program, and reading it fails.
 _LONGEST_VALUE = 4 * 1024 * 1024
 
-# The header of a SQLite file (https://www.sqlite.org/fileformat2.html#the_database_header).
+# Places in the header of a SQLite file
+# (https://www.sqlite.org/fileformat2.html#the_database_header).
 _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
 _WRITE_AND_READ_VERSION = slice(18, 20)
@@ -55,8 +59,9 @@ _ROLLBACK_JOURNAL = b"\1\1"
 _USER_VERSION = slice(60, 64)
 _APPLICATION = slice(68, 72)
 
-# What SQLite says of a disk or of another process (https://www.sqlite.org/rescode.html): PERM, BUSY and LOCKED,
-# READONLY, INTERRUPT, IOERR, FULL, CANTOPEN, PROTOCOL.
+# Parts of SQLite's messages for errors of the disk or of another process, not of the file
+# (https://www.sqlite.org/rescode.html): PERM, BUSY and LOCKED, READONLY, INTERRUPT, IOERR, FULL,
+# CANTOPEN, PROTOCOL.
 _DISK_TROUBLES = (
     "access permission denied",
     "is locked",
@@ -68,48 +73,51 @@ _DISK_TROUBLES = (
     "locking protocol",
 )
 
-_JOURNAL_END = "-journal"
-_WAL_ENDS = ("-wal", "-shm")
+# Suffixes of the files that SQLite creates beside its database.
+_JOURNAL_SUFFIX = "-journal"
+_WAL_SUFFIXES = ("-wal", "-shm")
 
 
 class Damaged(Exception):
-    """Nobody can use the file any more: it is not whole, or an older version's. A run that may write
-    replaces it by a new one, which costs requests only.
+    """The file is damaged, or was written by an older version. A run that may write replaces it, which
+    costs requests only.
     """
 
 
 class BelongsToOthers(Exception):
-    """Somebody else can use the file: another program, or a newer version. It is not replaced."""
+    """The file was written by another program or by a newer version. It must not be replaced."""
 
 
 def open_for_writing(path: str, busy_seconds: float) -> sqlite3.Connection:
-    """Open the file, or make it, and begin a transaction.
+    """Open the file, or create it, and begin a transaction.
 
-    Only for the holder of the lock. Raises Damaged, BelongsToOthers, OSError and sqlite3.Error.
+    The caller must hold the lock. A query waits up to `busy_seconds` for another process's lock on the
+    file. Raises Damaged, BelongsToOthers, OSError and sqlite3.Error.
     """
-    header = _read_header(path, os.O_RDWR | os.O_CREAT)  # a new file is made, and is empty
+    header = _read_header(path, os.O_RDWR | os.O_CREAT)  # empty if the file is new
     _check_header(header)
     if _is_journal_foreign(path):
-        os.unlink(path + _JOURNAL_END)
+        os.unlink(path + _JOURNAL_SUFFIX)
 
     with _raising_damage():
         connection = _connect(path, "rw", busy_seconds)
         with _closing_on_failure(connection):
-            # No commit waits for the disk. What a power cut damages costs requests only (I5: state that
-            # is wrong or lost never makes a wrong image).
+            # A commit does not wait for the disk. If a power cut damages the file, that costs requests
+            # only (I5).
             _execute_each(connection, ("PRAGMA synchronous = OFF", "PRAGMA journal_mode = DELETE"))
             if not _has_tables(connection):
                 _make_tables(connection)
-            # All queries until the next commit share one transaction. Outside of one, each query
+            # All queries until the next commit share one transaction. Without a transaction, each query
             # would lock and unlock the file.
             connection.execute("BEGIN")
     return connection
 
 
 def open_for_reading(path: str, busy_seconds: float) -> sqlite3.Connection | None:
-    """Open a file that another process may be writing; None where there is nothing to read.
+    """Open the file for reading, while another process may write it.
 
-    Nothing is repaired or removed. Raises Damaged, BelongsToOthers, OSError and sqlite3.Error.
+    Returns None if there is no file or if it has no tables yet. The file is not repaired or removed.
+    Raises Damaged, BelongsToOthers, OSError and sqlite3.Error.
     """
     try:
         header = _read_header(path, os.O_RDONLY)
@@ -132,13 +140,13 @@ def open_for_reading(path: str, busy_seconds: float) -> sqlite3.Connection | Non
 
 
 def remove_database(path: str) -> None:
-    """Remove a file that is damaged, with what SQLite puts beside it."""
-    for end in ("", _JOURNAL_END, *_WAL_ENDS):
-        remove_if_possible(path + end)
+    """Remove the file and the files that SQLite has created beside it."""
+    for suffix in ("", _JOURNAL_SUFFIX, *_WAL_SUFFIXES):
+        remove_if_possible(path + suffix)
 
 
 def remove_if_ours(path: str, beginning: bytes) -> None:
-    """Remove a file of an earlier version, when it begins as that version wrote it."""
+    """Remove a file of an earlier version if it starts with the bytes `beginning`."""
     with contextlib.suppress(OSError):
         with open(path, "rb", opener=open_safely) as stream:
             is_ours = stream.read(len(beginning)) == beginning
@@ -146,36 +154,37 @@ def remove_if_ours(path: str, beginning: bytes) -> None:
             os.unlink(path)
 
 
-# What SQLite's errors mean. Python 3.10 gives no error codes.
+# What SQLite's errors mean. They are recognised by their messages, because Python 3.10 has no codes.
 
 
 def is_damage(error: Exception) -> bool:
-    """Say whether an error shows that the file is no database, or not whole.
+    """Report whether an error shows that the file is damaged or is not a database.
 
-    Our statements are right, so an error is the file's unless it is the disk's.
+    Our statements are correct. So each error that does not come from the disk comes from the file.
     """
     if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
-        return False  # a defect of ours
+        return False  # a bug in this program
     return not any(words in str(error) for words in _DISK_TROUBLES)
 
 
 def is_busy(error: Exception) -> bool:
-    """Say whether another process kept the file locked for as long as was waited."""
+    """Report whether a query has failed because another process has locked the file."""
     return "is locked" in str(error)
 
 
 def is_half_written(error: Exception) -> bool:
-    """Say whether a killed writer has left a journal to roll back, which a reader may not do."""
+    """Report whether a killed writer has left a journal. Only a writer can roll it back."""
     return "readonly database" in str(error)
 
 
-# Before SQLite sees the file.
+# Checks before SQLite opens the file.
 
 
 def _read_header(path: str, flags: int) -> bytes:
-    """Return how a file begins, b"" for a new one; Damaged when it is not a file of its own.
+    """Return the header of a file, or b"" if the file is empty.
 
-    SQLite follows links, so it is asked for nothing but a regular file that has this one name.
+    SQLite follows links. So this raises Damaged if `path` is not a regular file, or if the file has
+    another name too.
     """
     if os.path.islink(path):
         raise Damaged("it is a link")
@@ -192,11 +201,12 @@ def _read_header(path: str, flags: int) -> bytes:
 
 
 def _is_journal_foreign(path: str) -> bool:
-    """Say whether something else than a journal has the journal's name, as a link or a pipe, for which
-    SQLite would wait. Where nothing has that name, there is no journal.
+    """Report whether the journal's path is something else than a regular file with one name.
+
+    SQLite would follow a link and wait for a pipe. Returns False if there is no journal.
     """
     try:
-        status = os.lstat(path + _JOURNAL_END)
+        status = os.lstat(path + _JOURNAL_SUFFIX)
     except FileNotFoundError:
         return False
     is_file_of_its_own = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
@@ -204,8 +214,9 @@ def _is_journal_foreign(path: str) -> bool:
 
 
 def _check_header(header: bytes) -> None:
-    """Raise Damaged for a file that may be replaced, and BelongsToOthers for one that may not. A file of
-    this version is neither.
+    """Check that a file is empty or was written by this version.
+
+    Raises Damaged if the file may be replaced, and BelongsToOthers if it must not be replaced.
     """
     if not header:
         return  # a new file
@@ -219,8 +230,8 @@ def _check_header(header: bytes) -> None:
         raise BelongsToOthers("it was written by a newer version of regsync")
     if version < _VERSION:
         raise Damaged("it was written by an earlier version of regsync")
-    # These bytes are different when a write-ahead log was switched on for the file. This program never
-    # does that: such a log needs shared memory, which network disks lack.
+    # These bytes are different if the file uses a write-ahead log. This program never uses such a log,
+    # because it needs shared memory, which network disks lack.
     if header[_WRITE_AND_READ_VERSION] != _ROLLBACK_JOURNAL:
         raise Damaged("it was changed by another program")
 
@@ -229,23 +240,24 @@ def _check_header(header: bytes) -> None:
 
 
 def _connect(path: str, mode: str, busy_seconds: float) -> sqlite3.Connection:
-    """Open a file that is there. It is read a page at a time: nothing checks all of it first.
+    """Open an existing file without checking all of it.
 
-    `PRAGMA quick_check` would read the whole file in each run. What is damaged is found when it is
-    read, and an entry that is wrong costs requests only (I5).
+    `PRAGMA quick_check` would read the whole file in each run. Damage is detected when a damaged page is
+    read, and a wrong entry costs requests only (I5).
     """
-    place = os.path.join(os.getcwd(), path).replace(os.sep, "/").lstrip("/")
-    uri = f"file:///{quote(os.fsencode(place))}?mode={mode}"
+    url_path = os.path.join(os.getcwd(), path).replace(os.sep, "/").lstrip("/")
+    uri = f"file:///{quote(os.fsencode(url_path))}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, timeout=busy_seconds, isolation_level=None)
-    connection.text_factory = _decoded
+    connection.text_factory = _decode
     if sys.version_info >= (3, 11):
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-    # Somebody else may have made the file: nothing in it is run, and each page is checked when it is read.
+    # Another user may have created the file. So no code in its schema is trusted, and each page is
+    # checked when it is read.
     _execute_each(connection, ("PRAGMA trusted_schema = OFF", "PRAGMA cell_size_check = ON"))
     return connection
 
 
-def _decoded(text: bytes) -> str:
+def _decode(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
@@ -260,7 +272,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:
-    """Say whether the file has its tables yet; Damaged when it has any other table."""
+    """Report whether the file has its tables. Raises Damaged if it has any other table."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
     tables = tuple(sql for (sql,) in connection.execute(query).fetchall())
     if tables not in ((), _SCHEMA):
@@ -279,7 +291,7 @@ def _closing_on_failure(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _raising_damage() -> Iterator[None]:
-    """Raise Damaged in place of SQLite's error, where that is about the file and not about the disk."""
+    """Convert an error of the block that shows damage into Damaged."""
     try:
         yield
     except sqlite3.Error as error:

@@ -191,7 +191,7 @@ class Audit:
         # The state says to which digest an index was trimmed, and how hosts ask for a login. What it
         # says of the content of targets is not believed: that is what an audit checks.
         self._state = StateFile(config.cache_dir, machine.log)
-        self._state.load(keep=False)
+        self._state.load(may_write=False)
         self._knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
         make_discovery = Discovery if lock is None else partial(LockedDiscovery, lock)
         make_referrers = Referrers if lock is None else LockedReferrers

@@ -112,7 +112,7 @@ class Run:
         self._compiled_glob = cache(compile_glob)
 
         self._state = state or StateFile(config.cache_dir, machine.log)
-        self._state.load(keep=not is_dry_run)
+        self._state.load(may_write=not is_dry_run)
         knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
         self._knowledge = knowledge
 
