@@ -193,7 +193,7 @@ async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
                 assert ran.report["interrupted"] or ran.status in (0, 1, 2)
                 if ran.seconds > at:
                     assert ran.seconds < (again[0] + 0.01 if again else at + DRAIN_SECONDS + 2)
-                    assert ended[-1].scheduler.draining
+                    assert ended[-1].scheduler.is_draining
             for each in ills:
                 each.on = False
             ran = await run()

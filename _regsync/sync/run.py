@@ -1,9 +1,10 @@
-"""Carry out one run: listings, look-ups and copies at the same time, every image to one outcome.
+"""Carry out one run: listings, look-ups and copies run concurrently; each image has one outcome.
 
 Owns: the queues of look-ups, the isolation of failures, the drain, when the state is loaded and
 saved.
-May not know: how anything is asked, copied or printed, nor in which order images are copied.
-Invariants: I10; every selected image ends in exactly one outcome unless the run is interrupted.
+May not know: how requests are sent, how images are copied and in which order, how outcomes are
+printed.
+Invariants: I10; every selected image has exactly one outcome, unless the run is interrupted.
 Follows: docs/specification.md section 1.1 "Pipeline", sections 1.6 and 3; docs/design.md section 9.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 import anyio.abc
@@ -47,30 +48,44 @@ if TYPE_CHECKING:
     from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
 
-# docs/specification.md section 1.6: what is under way may end in this time.
+# Seconds for which copies under way may continue after a signal (docs/specification.md section 1.6).
 DRAIN_SECONDS = 25.0
 
-# Seconds between two looks at whether a drain still moves.
+# Seconds between two checks whether a drain still makes progress.
 _DRAIN_TICK = 2.0
-# Seconds between two looks for images that have waited too long for a mount.
-_HURRY_SECONDS = 30.0
+# Seconds between two checks for images that have waited too long to mount a blob.
+_WAIT_CHECK_SECONDS = 30.0
 
-# Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, however many tags.
+# Concurrent look-ups at one source. With a round trip of 100 ms they look up 160 tags a second.
 _WORKERS_PER_SOURCE = 16
 
-# A task that asks a source what there is. It starts copies, or queues further look-ups.
+# A look-up at a source. It starts copies, or queues further look-ups.
 _Lookup = Callable[[], Awaitable[None]]
 
 
+class _TagToLookUp(NamedTuple):
+    """A selected tag, and the same tag at each of its targets."""
+
+    wanted: WantedTag
+    target_tags: Sequence[TargetTag]
+
+
+class _SelectedImage(NamedTuple):
+    """A selected tag, and its tag or digest at the targets."""
+
+    wanted: WantedTag
+    target_reference: str
+
+
 class Run:
-    """One run over a configuration's mappings, or over one image.
+    """One run over the mappings of a configuration, or over one image.
 
-    How it goes; all of it happens at the same time:
+    An image passes through these methods, while other images are at other stages:
 
-        _list_mappings   which tags do the mappings select?
-        _look_up         what does a tag name, and which targets lack it?
-        _start_copies    what the targets lack goes to the scheduler, which copies it
-        _end_copy        an image has come to its target, or has failed: one outcome
+        _list_mappings   select the tags of mappings
+        _look_up         resolve a tag at its source and its targets
+        _start_copies    hand the image to the scheduler for the targets that lack it
+        _end_copy        report the outcome after the scheduler has copied the image
     """
 
     def __init__(
@@ -87,16 +102,17 @@ class Run:
         lock: Lock | None = None,
         retry: Retry | None = None,
     ) -> None:
-        """Prepare a run; `emit` is called with each outcome.
+        """Prepare a run, and load the state. `emit` is called with each outcome.
 
-        A run of kind `copy` copies one image. Two kinds are dry runs, which change nothing. A plan asks
-        what the run would ask and says what it would copy; an analysis reads the manifests of every
-        selected image as well.
-        With `recheck` the artifacts of all images are looked at, whatever the state says of them.
-        `min_age` goes by `first_seen`; without it nothing is held back.
-        With a lock, names and digests of sources are the lock's (sync/locked.py).
-        With `retry` nothing is asked for but the images that it wants; the configuration is narrowed to
-        them (`Retry.narrowed`).
+        A run of kind "copy" copies one image. The kinds "plan" and "analysis" are dry runs, which
+        change nothing: a plan finds out what a run would copy, and an analysis reads the manifests of
+        every selected image as well.
+
+        With `recheck` the run searches for the artifacts of all images, whatever the state says.
+        `first_seen` has the times that `min_age` counts from. Without it no image is held back.
+        With `lock` the tags and digests of sources are taken from the lock (sync/locked.py).
+        With `retry` only the images of the retry are copied, and `config` is the result of
+        `Retry.narrowed`.
         """
         machine = transport.machine
         is_dry_run = kind in ("plan", "analysis")
@@ -117,7 +133,7 @@ class Run:
         self._knowledge = knowledge
 
         self._layouts = Layouts(transport, recheck=recheck)
-        discovery_type, referrers_type = _kinds_of_search(lock)
+        discovery_type, referrers_type = _types_of_discovery(lock)
         self._discovery = discovery_type(
             transport,
             knowledge,
@@ -136,7 +152,7 @@ class Run:
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.dry_run: DryRun | None = None
         if is_dry_run:
-            from _regsync.sync.dry_run import DryRun  # other runs do without
+            from _regsync.sync.dry_run import DryRun  # most runs do not need this module
 
             self.dry_run = DryRun(transport, knowledge)
         self.scheduler = Scheduler(
@@ -152,79 +168,81 @@ class Run:
         )
 
         self._first_seen = first_seen
-        # The source repositories of which some mapping holds digests back. All mappings note there what
-        # they see: `latest` may name what `1.2.3` has named for long.
+        # The source repositories for which some mapping has `min_age`. All mappings from these
+        # repositories record when a digest is first seen, because several tags may name one digest.
         self._aged_repositories = {
             mapping.source.repository_key(mapping.source_repository)
             for mapping in config.mappings
             if mapping.min_age
         }
-        # By mapping, until when each tag is held back that no target gets or has.
-        self._held_tags = defaultdict[int, list[int]](list)
+        # By mapping index, until when tags are held back at all their targets, in seconds since 1970.
+        self._held_until = defaultdict[int, list[int]](list)
 
+        # None unless only some images of an earlier run are copied again.
         self._retry = retry
 
-        # By source (host:port), the look-ups that have not begun.
+        # By source (host:port), the look-ups that have not started.
         self._lookups = defaultdict[str, deque[_Lookup]](deque)
-        # By source, the workers that run its look-ups, each by the scope that cancels it.
+        # By source (host:port), the cancel scope of each worker that runs look-ups.
         self._workers = defaultdict[str, set[anyio.CancelScope]](set)
-        # The mappings that were not listed yet, by index, and the tags that the others select, each
-        # with the tag or digest at the targets.
+        # By index, the mappings whose tags have not been selected yet.
         self._unlisted = dict[int, MappingRule]()
-        self._wanted = list[tuple[WantedTag, str]]()
+        # The tags that have been selected.
+        self._selected = list[_SelectedImage]()
         # When the run began, on the clock of the event loop.
         self._began = 0.0
-        # The group of all look-ups and copies, while the run goes on.
+        # The look-ups and copies. None before and after them.
         self._tasks: anyio.abc.TaskGroup | None = None
-        # The group of copies whose images were put and are not safe yet.
-        self._endings: anyio.abc.TaskGroup | None = None
+        # The copies into layouts that wait until a power cut can no longer lose them.
+        self._unsaved_copies: anyio.abc.TaskGroup | None = None
 
     # The run as a whole.
 
     async def sync(self, stop: anyio.Event) -> None:
-        """Copy what the mappings select; `stop` ends the run early."""
+        """Copy the images that the mappings select. If `stop` is set, the run drains and ends."""
         self._unlisted = {mapping.index: mapping for mapping in self._config.mappings}
-        # Mappings that write one target repository are listed together, so that the earlier one
+        # Mappings with a common target repository are listed together, so that the earlier mapping
         # wins a conflict (I10).
         groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
         for group in groups:
             self._queue_lookup(group[0].source.authority, partial(self._list_mappings, group))
-        await self._conduct(stop)
+        await self._run_lookups_and_copies(stop)
 
     async def copy(
         self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event
     ) -> None:
-        """Copy one image: `reference` at the source, `target_reference` (tag or digest) at the
-        target; `stop` ends the run early.
+        """Copy one image. If `stop` is set, the run drains and ends.
+
+        `reference` and `target_reference` are the tag or digest at the source and at the targets.
         """
         wanted = WantedTag(mapping, reference, mapping.targets)
-        self._wanted.append((wanted, target_reference))
+        self._selected.append(_SelectedImage(wanted, target_reference))
         self.scheduler.images_known += len(wanted.targets)
-        tags = self._tags_at(wanted, target_reference)
+        tags = self._new_target_tags(wanted, target_reference)
         self._discovery.load_snapshots(tags)
         self._queue_lookup(mapping.source.authority, partial(self._look_up, wanted, tags))
-        await self._conduct(stop)
+        await self._run_lookups_and_copies(stop)
 
-    async def _conduct(self, stop: anyio.Event) -> None:
-        """Carry out a run: the look-ups that are queued lead to all others, and to all copies."""
+    async def _run_lookups_and_copies(self, stop: anyio.Event) -> None:
+        """Run the queued look-ups and everything that they start, then complete the report."""
         self._began = anyio.current_time()
         for registry in self._config.in_use:
-            # An unusable file stops all before any request.
+            # An unusable certificate or layout must raise its error before the first request.
             self._transport.prepare(registry)
             self._layouts.prepare(registry)
 
         work = anyio.CancelScope()
         try:
             async with anyio.create_task_group() as watchers:
-                # These run as long as the work does.
-                watchers.start_soon(self._watch_over, work, stop)
+                # These tasks are cancelled when the work has ended.
+                watchers.start_soon(self._check_waits_until_stopped, work, stop)
                 watchers.start_soon(self._state.commit_regularly)
                 watchers.start_soon(self._layouts.commit_regularly)
                 if self._first_seen is not None:
                     watchers.start_soon(self._first_seen.save_regularly)
-                # What is put into a layout is reported when a commit has made it safe there, so the
-                # copies end after the work.
-                async with anyio.create_task_group() as self._endings:
+                # A copy into a layout ends only after the layout's commit, so some copies outlive the
+                # look-ups and uploads.
+                async with anyio.create_task_group() as self._unsaved_copies:
                     with work:
                         async with (
                             self._discovery.target_workers.running(),
@@ -236,59 +254,59 @@ class Run:
                     await self._layouts.commit()
                 watchers.cancel_scope.cancel()
         finally:
-            # Also after an error, and when a second signal cancels all: what was learnt is kept.
+            # The state is saved even after an error, and if a second signal cancels the run.
             self._tasks = None
             self._complete_report()
             self._discovery.warn_of_missing_platforms()
             await self._save()
 
-        if self.scheduler.draining:
+        if self.scheduler.is_draining:
             self._report.interrupted = work.cancelled_caught or bool(self._report.undone)
         else:
             self._report.interrupted = False
             self._fail_lost_images()
             self._report.undone = []
-            self._tell_held_mappings()
+            self._warn_of_held_mappings()
 
     def _complete_report(self) -> None:
-        """Add to the report what no single image shows."""
+        """Set the fields of the report that cover the whole run."""
         self._report.mappings_undone = len(self._unlisted)
         self._report.undone = self._find_undone()
         traffic = self.scheduler.traffic
         self._report.saved = {"present": traffic.present, "mounted": traffic.mounted}
         self._report.rooms = self._find_rooms()
 
-    async def _watch_over(self, work: anyio.CancelScope, stop: anyio.Event) -> None:
-        """See that no image waits for ever to mount a blob; after `stop`, drain."""
+    async def _check_waits_until_stopped(self, work: anyio.CancelScope, stop: anyio.Event) -> None:
+        """End waits for mounts that take too long, until `stop` is set; then drain."""
         while not stop.is_set():
-            with anyio.move_on_after(_HURRY_SECONDS):
+            with anyio.move_on_after(_WAIT_CHECK_SECONDS):
                 await stop.wait()
-            self.scheduler.hurry()
+            self.scheduler.end_long_waits()
         await self._drain(work)
 
     async def _drain(self, work: anyio.CancelScope) -> None:
-        """Begin nothing new; cancel the work after DRAIN_SECONDS, or when nothing moves any more.
+        """Start nothing new, and cancel the work after DRAIN_SECONDS or when it makes no progress.
 
-        Does not return: when the work has ended, `_conduct` cancels this task.
+        Does not return. The task is cancelled when the work has ended.
         """
         text = f"stopping: copies under way have {DRAIN_SECONDS:.0f} s to end; a second signal stops at once"
         self._log("warning", "stopping", text)
         self.scheduler.drain()
         for scope in chain.from_iterable(self._workers.values()):
-            scope.cancel()  # nothing that is found from now on will be copied
+            scope.cancel()  # images that are looked up from now on would not be copied
 
         deadline = anyio.current_time() + DRAIN_SECONDS
         self.scheduler.drain_ends = deadline
         work.deadline = deadline
 
-        # How many requests the run had sent at the last look; None if one was under way then.
+        # How many requests the run had sent at the last check. None if a request was under way then.
         requests_before: int | None = None
         while True:
             if self._is_request_under_way():
                 requests_before = None
             else:
-                # All that is left waits: for a registry that is away, or, if no request has been sent
-                # since the last look, for the end of a pause that a registry asked for.
+                # Every remaining copy waits: for a registry that is unreachable, or, if no request was
+                # sent since the last check, for the end of a pause that a registry asked for.
                 requests = sum(counter.total() for counter in self._transport.requests.values())
                 if self._transport.recovery.is_waiting() or requests == requests_before:
                     work.cancel()
@@ -296,51 +314,52 @@ class Run:
             await anyio.sleep(_DRAIN_TICK)
 
     def _is_request_under_way(self) -> bool:
-        """Say whether a request is under way that may help a copy to its end."""
-        # Each request holds a permit. A probe of a registry that is away holds one too, but copies
-        # nothing.
+        """Report whether a request other than a probe of an unreachable registry is under way."""
+        # Each request holds a permit, and so does each probe.
         permits = sum(limit.in_use for limit in self._transport.gate.limits.values())
         return permits > self._transport.recovery.count_probes()
 
     async def _save(self) -> None:
-        """Keep what the next run can use, and delete the other files of this run."""
+        """Save the state for the next run, and delete temporary files."""
         has_failed = self._report.exit_status() != 0
-        # Staged files that this run did not write may be another run's, unless this run has the
-        # lock of the state: only then may they be deleted.
+        # Staged files that this run did not write may belong to another process, unless this run holds
+        # the lock of the state. Only then may they be deleted.
         self._staging.close(
-            sweep=not self.scheduler.draining, failed=has_failed, leftovers=self._state.is_writer
+            sweep=not self.scheduler.is_draining, failed=has_failed, leftovers=self._state.is_writer
         )
-        self._layouts.close(sweep=not self.scheduler.draining and not has_failed)
+        self._layouts.close(sweep=not self.scheduler.is_draining and not has_failed)
         self._discovery.save_logins()
         self._knowledge.finish()
         self._state.close()
         if self._first_seen is not None:
-            with anyio.CancelScope(shield=True):  # these times can be learnt in no other way
+            with anyio.CancelScope(shield=True):  # no registry can report these times again
                 await self._first_seen.save()
 
     def _find_undone(self) -> list[Undone]:
-        """Return what has no outcome: images, and as `REPO:*` the mappings that were not listed."""
+        """Return the images without an outcome. A mapping that was not listed is named `REPO:*`."""
         if not self._unlisted and self.scheduler.images_done == self.scheduler.images_known:
             return []
 
-        selected = list(self._wanted)
+        selected = list(self._selected)
         for mapping in self._unlisted.values():
             tags = [ALL_TAGS] if self._retry is None else self._retry.tags_of(mapping)
-            all_wanted = self._wanted_of([WantedTag(mapping, tag, mapping.targets) for tag in tags])
-            selected += [(wanted, wanted.tag) for wanted in all_wanted]
+            all_wanted = self._filter_by_retry(
+                [WantedTag(mapping, tag, mapping.targets) for tag in tags]
+            )
+            selected += [_SelectedImage(wanted, wanted.tag) for wanted in all_wanted]
 
         ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
         undone = list[Undone]()
-        for wanted, reference in selected:
+        for wanted, target_reference in selected:
             source_name = self._discovery.source_of(wanted.mapping).reference(wanted.tag)
             for target in self._targets(wanted):
-                name = Undone(source_name, target.reference(reference))
+                name = Undone(source_name, target.reference(target_reference))
                 if name not in ended:
                     undone.append(name)
         return undone
 
     def _find_rooms(self) -> list[Room]:
-        """Return what a dry run says of the image layouts that a run would write."""
+        """Return the space that a run would need in each image layout. Only a plan reports it."""
         if self.dry_run is None or not self._is_plan:
             return []
         targets = [target for mapping in self._config.mappings for target in mapping.targets]
@@ -355,8 +374,10 @@ class Run:
         ]
 
     def _fail_lost_images(self) -> None:
-        """Fail the images that still wait for other images. There are none, because an image waits for
-        older ones alone (rule 9). Should that rule be broken, they must not be lost silently.
+        """Report the images that still wait for other images as failed.
+
+        There are none, because an image waits only for older images (rule 9). If that rule is ever
+        broken, these images must not be missing in the report.
         """
         for image in list(self.scheduler.images.values()):
             text = "the run ended while this image waited for another one"
@@ -372,58 +393,61 @@ class Run:
         self._tasks.start_soon(task, *arguments)
 
     def _queue_lookup(self, source: str, lookup: _Lookup) -> None:
-        """Queue a look-up for a source (host:port). It waits for a worker, and all for the run to begin."""
+        """Queue a look-up for the workers of a source (host:port). No worker starts before the run."""
         self._lookups[source].append(lookup)
         if self._tasks is not None:
             self._start_worker(source)
 
     def _start_worker(self, source: str) -> None:
-        """Start one more worker for a source's look-ups, unless it has enough."""
+        """Start another worker for a source, unless the source has _WORKERS_PER_SOURCE of them."""
         workers = self._workers[source]
         if len(workers) < _WORKERS_PER_SOURCE:
-            # The scope is there before the task runs, so that it counts, and a drain can cancel it.
+            # Register the worker before its task runs, so that it counts and a drain can cancel it.
             scope = anyio.CancelScope()
             workers.add(scope)
             self._start(self._run_lookups, source, scope)
 
     async def _run_lookups(self, source: str, scope: anyio.CancelScope) -> None:
-        """Run the look-ups of a source, one after another, until none is left or a drain begins."""
+        """Run queued look-ups of a source until the queue is empty or a drain begins."""
         queue = self._lookups[source]
         with scope:
-            while queue and not self.scheduler.draining:
+            while queue and not self.scheduler.is_draining:
                 lookup = queue.popleft()
                 await lookup()
                 await self.scheduler.wait_for_room()
         self._workers[source].remove(scope)
 
-    # Which tags.
+    # Selecting tags.
 
     async def _list_mappings(self, group: list[MappingRule]) -> None:
-        """Select the tags of mappings that write a common repository, then have each looked up."""
-        selected = await gather(partial(self._select, mapping) for mapping in group)
-        tags, conflicts = assign(zip(group, selected, strict=True))
-        tags = self._wanted_of(tags)
+        """Select the tags of mappings with a common target repository, and queue their look-ups."""
+        selections = await gather(partial(self._select, mapping) for mapping in group)
+        assigned, conflicts = assign(zip(group, selections, strict=True))
+        all_wanted = self._filter_by_retry(assigned)
 
         for conflict in conflicts:
             owner = conflict.owner.index
             text = f"mappings[{owner}] writes this tag too, from another source"
             hint = "give one of the two mappings another `to`, or narrow its tags"
-            self._fail(conflict.wanted, MappingConflict(text, hint=hint))
+            self._report_failure(conflict.wanted, MappingConflict(text, hint=hint))
 
         for mapping in group:
             del self._unlisted[mapping.index]
-        self._wanted += [(wanted, wanted.tag) for wanted in tags]
-        self.scheduler.images_known += sum(len(wanted.targets) for wanted in tags)
+        self._selected += [_SelectedImage(wanted, wanted.tag) for wanted in all_wanted]
+        self.scheduler.images_known += sum(len(wanted.targets) for wanted in all_wanted)
 
-        lookups = [(wanted, self._tags_at(wanted, wanted.tag)) for wanted in tags]
-        await self._list_targets(lookups)
-        for wanted, target_tags in lookups:
+        tags = [
+            _TagToLookUp(wanted, self._new_target_tags(wanted, wanted.tag)) for wanted in all_wanted
+        ]
+        await self._list_targets(tags)
+        for wanted, target_tags in tags:
             source = wanted.mapping.source.authority
             self._queue_lookup(source, partial(self._look_up, wanted, target_tags))
 
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
-        """Return the tags that a mapping selects. Where its source cannot be listed, the mapping
-        fails: no tags, and one failed image for each target.
+        """Return the tags that a mapping selects.
+
+        If the source cannot be listed, returns no tags and reports one failed image for each target.
         """
         source = self._discovery.source_of(mapping)
         try:
@@ -432,7 +456,7 @@ class Run:
             self._report.selections[mapping.index] = MappingSelection(
                 str(source), mapping.target_repository, error=error
             )
-            self._fail(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
+            self._report_failure(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
             return ()
 
         for event, text in selection.doubts(str(source)):
@@ -446,102 +470,106 @@ class Run:
         )
         return selection.kept
 
-    def _wanted_of(self, tags: list[WantedTag]) -> list[WantedTag]:
-        """Return those of a mapping's tags that are copied: all, unless this run is a retry."""
+    def _filter_by_retry(self, tags: list[WantedTag]) -> list[WantedTag]:
+        """Return the tags that are copied: all of `tags`, or the tags of the retry."""
         return tags if self._retry is None else self._retry.wanted(tags)
 
-    async def _list_targets(self, lookups: Sequence[tuple[WantedTag, Sequence[TargetTag]]]) -> None:
-        """List each target repository whose listing could spare looking up two tags or more
+    async def _list_targets(self, tags: Sequence[_TagToLookUp]) -> None:
+        """List each target repository whose listing may save two requests or more.
+
+        A listing saves the request for an immutable tag that is there, and for a tag that is absent
         (docs/design.md section 6, rule 6).
         """
-        self._discovery.load_snapshots([tag for _, tags in lookups for tag in tags])
-        # By target, for how many tags a listing may spare the request: a tag that never moves may be
-        # there, and a tag without a snapshot is probably absent.
-        spared = Counter[Repository]()
-        for wanted, tags in lookups:
-            never_moves = self._never_moves(wanted.mapping, wanted.tag)
-            spared.update(
-                tag.target for tag in tags if never_moves or self._discovery.is_probably_absent(tag)
+        self._discovery.load_snapshots([tag for each in tags for tag in each.target_tags])
+        # By target, how many requests its listing may save.
+        saved_requests = Counter[Repository]()
+        for wanted, target_tags in tags:
+            is_immutable = self._is_immutable(wanted.mapping, wanted.tag)
+            saved_requests.update(
+                tag.target
+                for tag in target_tags
+                if is_immutable or self._discovery.is_probably_absent(tag)
             )
 
-        worth_listing = [target for target, count in spared.items() if count >= 2]
-        # An error is not lost here: the discovery keeps it, and raises it for each image that needs
-        # the listing.
+        worth_listing = [target for target, count in saved_requests.items() if count >= 2]
+        # The discovery keeps the error of a listing, and raises it for each image of that target.
         with suppress(SyncError):
             await gather(partial(self._discovery.target_tags, target) for target in worth_listing)
 
     def _targets(self, wanted: WantedTag) -> list[Repository]:
-        """Return the repositories that a tag is copied to."""
+        """Return the target repositories of a tag."""
         name = wanted.mapping.target_repository
         return [
             self._discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets
         ]
 
-    def _tags_at(self, wanted: WantedTag, target_reference: str) -> list[TargetTag]:
-        """Return what the look-up of a tag fills in; `target_reference` is its tag or digest at the
-        targets.
-        """
+    def _new_target_tags(self, wanted: WantedTag, target_reference: str) -> list[TargetTag]:
+        """Create a TargetTag for each target of a tag."""
         return self._discovery.new_target_tags(
             self._targets(wanted), wanted.mapping, wanted.tag, target_reference
         )
 
-    # One image.
+    # Looking up one image.
 
     async def _look_up(self, wanted: WantedTag, tags: Sequence[TargetTag]) -> None:
-        """Find out what a tag names and which targets lack it; start the copies."""
+        """Look up a tag at its source and its targets, and start the copies that are needed."""
         began = anyio.current_time()
         mapping = wanted.mapping
         source_name = self._discovery.source_of(mapping).reference(wanted.tag)
 
-        unsettled = list[TargetTag]()
+        tags_to_look_up = list[TargetTag]()
         for tag in tags:
-            if self._is_settled(mapping, tag):
-                target_name = tag.target.reference(tag.reference)
+            if self._can_skip(mapping, tag):
+                self._renew_snapshot(mapping, tag)
                 outcome = Outcome(
                     source_name,
-                    target_name,
+                    tag.target.reference(tag.reference),
                     "skipped",
                     reason="immutable_tag",
                     started=began - self._began,
                 )
-                self._end(outcome)
+                self._report_outcome(outcome)
             else:
-                unsettled.append(tag)
-        if not unsettled:
+                tags_to_look_up.append(tag)
+        if not tags_to_look_up:
             return
 
-        first_seen = self._first_seen if self._notes_ages(mapping) else None
+        first_seen = self._first_seen if self._records_first_seen(mapping) else None
         try:
             lookup = await self._discovery.look_up(
-                mapping, wanted.tag, unsettled, first_seen=first_seen
+                mapping, wanted.tag, tags_to_look_up, first_seen=first_seen
             )
         except SyncError as error:
-            for tag in unsettled:
-                target_name = tag.target.reference(tag.reference)
-                started = began - self._began
-                self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
+            for tag in tags_to_look_up:
+                outcome = Outcome(
+                    source_name,
+                    tag.target.reference(tag.reference),
+                    "failed",
+                    error=error,
+                    started=began - self._began,
+                )
+                self._report_outcome(outcome)
             return
 
-        self._end_held(wanted, lookup, source_name, began)
+        self._report_held_tags(wanted, lookup, source_name, began)
         if lookup.targets:
             copies = _copies_of(lookup, source_name, began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
             self._start_copies(mapping, lookup, copies, artifacts)
 
-    def _notes_ages(self, mapping: MappingRule) -> bool:
-        """Say whether the times are noted at which digests are first seen at a mapping's source: some
-        mapping of this source repository has `min_age`.
-        """
+    def _records_first_seen(self, mapping: MappingRule) -> bool:
+        """Report whether some mapping from the same source repository has `min_age`."""
         if not self._aged_repositories:
             return False
         key = mapping.source.repository_key(mapping.source_repository)
         return key in self._aged_repositories
 
-    def _end_held(
+    def _report_held_tags(
         self, wanted: WantedTag, lookup: TagLookup, source_name: str, began: float
     ) -> None:
-        """End an image at the targets that do not get it yet, because its digest is younger than
-        `min_age`.
+        """Report an image as skipped at the targets that do not get it yet because of `min_age`.
+
+        `began` is when the look-up began, on the clock of the event loop.
         """
         until = lookup.held_until
         if until is None or not lookup.held_tags:
@@ -560,15 +588,15 @@ class Run:
                 started=began - self._began,
                 duration=anyio.current_time() - began,
             )
-            self._end(outcome)
+            self._report_outcome(outcome)
         if len(lookup.held_tags) == len(wanted.targets):
-            self._held_tags[wanted.mapping.index].append(until)
+            self._held_until[wanted.mapping.index].append(until)
 
-    def _tell_held_mappings(self) -> None:
-        """Warn of the mappings whose tags are all held back: their targets get nothing."""
-        tag_counts = Counter(wanted.mapping.index for wanted, _ in self._wanted)
+    def _warn_of_held_mappings(self) -> None:
+        """Log a warning for each mapping whose tags are all held back."""
+        tag_counts = Counter(selected.wanted.mapping.index for selected in self._selected)
         for mapping in self._config.mappings:
-            moments = self._held_tags[mapping.index]
+            moments = self._held_until[mapping.index]
             if moments and len(moments) == tag_counts[mapping.index]:
                 place = f"{self._discovery.source_of(mapping)} -> {mapping.target_repository}"
                 text = (
@@ -577,44 +605,56 @@ class Run:
                 )
                 self._log("warning", "all_held", text)
 
-    def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
-        """Say whether a tag matches `immutable_tags`: it is not looked up where the target has it."""
+    def _is_immutable(self, mapping: MappingRule, tag: str) -> bool:
+        """Report whether a tag matches `immutable_tags`. An analysis treats every tag as mutable."""
         pattern = mapping.tags.immutable_tags
-        if pattern is None or self._is_analysis:  # an analysis reads every image
+        if pattern is None or self._is_analysis:
             return False
         return self._compiled_glob(pattern)(tag)
 
-    def _is_settled(self, mapping: MappingRule, tag: TargetTag) -> bool:
-        """Say whether a tag is skipped without a request (skip tier 1): it never moves, the target
-        was listed anyway and has it, and its artifacts are not to be looked at.
+    def _can_skip(self, mapping: MappingRule, tag: TargetTag) -> bool:
+        """Report whether a tag is skipped without a request (skip tier 1).
+
+        The tag must be immutable, the listing of the target must have it, and no search for its
+        artifacts may be due.
         """
-        if not self._never_moves(mapping, tag.reference):
+        if not self._is_immutable(mapping, tag.reference):
             return False
         if self._recheck and mapping.artifacts.enabled:
             return False
-        names_at_target = self._discovery.known_listing(tag.target) or ()  # None: it was not listed
-        if tag.reference not in names_at_target:
+        listing = self._discovery.known_listing(tag.target)
+        if listing is None or tag.reference not in listing:
             return False
-        return not self._has_artifact_news(mapping, tag)
+        return not self._may_have_new_artifacts(mapping, tag)
 
-    def _has_artifact_news(self, mapping: MappingRule, tag: TargetTag) -> bool:
-        """Say whether a tag that never moves is looked up all the same, for its artifacts. Renews its
-        snapshot, which would expire: if the tag is skipped, no look-up renews it.
+    def _may_have_new_artifacts(self, mapping: MappingRule, tag: TargetTag) -> bool:
+        """Report whether an immutable tag may have artifacts that the target lacks.
+
+        Returns False if the state has no snapshot of the tag, since its digest is not known then.
         """
         entry = tag.snapshot_entry
         if not mapping.artifacts.enabled or entry is None:
             return False
-        self._knowledge.record_snapshot(tag.snapshot_key, entry.snapshot, entry)
         source = self._discovery.source_of(mapping)
         return self._referrers.may_have_new_artifacts(mapping, source, tag.target, *entry.snapshot)
+
+    def _renew_snapshot(self, mapping: MappingRule, tag: TargetTag) -> None:
+        """Record the snapshot of a skipped tag again, if the tag may have artifacts.
+
+        The tag is not looked up, so its snapshot would expire. Without a snapshot later runs could not
+        tell that the tag has new artifacts.
+        """
+        entry = tag.snapshot_entry
+        if mapping.artifacts.enabled and entry is not None:
+            self._knowledge.record_snapshot(tag.snapshot_key, entry.snapshot, entry)
 
     async def _find_artifacts(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> FoundArtifacts:
-        """Find the artifacts of an image, if it is time to look for them (docs/design.md section 8).
+        """Search for the artifacts of an image, if a search is due (docs/design.md section 8).
 
-        In a plan `stripped` has all artifacts that stay behind. After an error none is returned, and
-        the error is set in the copies.
+        In a plan, `stripped` of the result has all artifacts that are not copied. After an error the
+        result is empty, and the error is set in the copies.
         """
         artifacts = FoundArtifacts()
         try:
@@ -643,11 +683,11 @@ class Run:
         copies: Sequence[ImageCopy],
         artifacts: FoundArtifacts,
     ) -> None:
-        """Give the scheduler what the targets lack of an image and its artifacts."""
+        """Hand an image and its artifacts to the scheduler, for the targets that lack them."""
         lookups = [lookup]
         lookups += [artifact.lookup for artifact in artifacts.copied if artifact.lookup is not None]
         for found in lookups:
-            self._expect_blobs(found)
+            self._count_blobs(found)
 
         for copy, tag in zip(copies, lookup.targets, strict=True):
             if self.dry_run is not None:
@@ -661,7 +701,10 @@ class Run:
     def _start_copy(
         self, copy: ImageCopy, lookup: TagLookup, tag: TargetTag, artifacts: Sequence[Artifact]
     ) -> None:
-        """Give the scheduler what one target lacks; `advance` follows."""
+        """Hand an image and its artifacts to the scheduler, for one target.
+
+        The caller calls `Scheduler.advance` after the last target.
+        """
         if copy.already_at_target:
             snapshot = Snapshot(key_of(copy.source_digest), key_of(copy.digest))
             self._knowledge.record_snapshot(tag.snapshot_key, snapshot, tag.snapshot_entry)
@@ -670,7 +713,7 @@ class Run:
         if artifacts and copy.error is None:
             missing = self._missing_artifacts(copy, artifacts)
         if missing:
-            # If this run is killed before the artifacts are copied, the next run looks at them all.
+            # If this run is killed before the artifacts are copied, the next run must search again.
             search = copy.artifact_search
             self._knowledge.record_artifact_check(
                 search.key,
@@ -685,15 +728,16 @@ class Run:
             image = Image(copy, tree, copy.reference, tag.snapshot_key, missing)
             self.scheduler.add_image(image)
         else:
-            # The image itself is not copied, so its artifacts need not wait for it.
+            # The image is at the target already, or has failed.
             copy.unfinished_images -= 1
             self.scheduler.add_artifacts(missing)
             self.scheduler.end_if_complete(copy)
 
-    def _expect_blobs(self, lookup: TagLookup) -> None:
-        """Count how many manifests name each blob of an image; the scheduler orders blobs by that.
+    def _count_blobs(self, lookup: TagLookup) -> None:
+        """Count how many manifests name each blob of an image. The scheduler orders blobs by the counts.
 
-        Where source and target share a host, note that the blobs can be mounted from the source.
+        If source and target share a host, also record that the source has the blobs, so that they can
+        be mounted from there.
         """
         tree = lookup.tree
         if tree is None:
@@ -706,22 +750,22 @@ class Run:
                 self.scheduler.commit(source.pool, manifest)
 
     def _missing_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
-        """Count the artifacts of a copy; return those that its target lacks, as images to copy.
+        """Return the artifacts that the target of a copy lacks, and count all artifacts in the copy.
 
-        An artifact whose subject is missing too is not returned: it is put after its subject, among
-        the subject's dependents (I2).
+        A missing artifact of a missing artifact is not returned, but added to the dependents of its
+        subject, so that it is put after its subject (I2).
         """
         missing = list[Image]()
-        # By digest of a manifest, the missing artifact that the manifest is a part of.
+        # By digest, the missing artifact that a manifest belongs to.
         image_of_digest = dict[str, Image]()
-        # References of the artifacts that have failed.
+        # References of the artifacts that could not be looked up at the target.
         failed = set[str]()
 
         for artifact in artifacts:
             if artifact.entry is not None:
                 copy.listing.setdefault(artifact.subject, []).append(artifact.entry)
 
-            # None: the target was not asked for the artifact, because it is known to hold it.
+            # None if no look-up was made, because the target is known to have the artifact.
             tag = artifact.lookup.tag_at(copy.target) if artifact.lookup is not None else None
             error = tag.error if tag is not None else None
             if error is not None or artifact.subject in failed:
@@ -741,7 +785,7 @@ class Run:
                 image_of_digest[artifact.subject].dependents.append(image)
             else:
                 missing.append(image)
-            # Later artifacts may refer to this one, or to a child of it.
+            # The subject of a later artifact may be this artifact, or a child of it.
             children = (child.digest for child in image.tree.children)
             for digest in (image.tree.source_digest, *children):
                 image_of_digest.setdefault(digest, image)
@@ -750,28 +794,28 @@ class Run:
     # Outcomes.
 
     def _end_copy(self, copy: ImageCopy) -> None:
-        """End a copy; what was put into a layout is reported when it is safe there."""
+        """Report how a copy ended. A copy into a layout is reported after the layout was saved."""
         has_put = copy.is_copied or bool(copy.artifacts_copied)
         may_be_lost = copy.error is None and has_put and copy.target.has_unsaved()
-        if may_be_lost and self._endings is not None:
-            self._endings.start_soon(self._end_when_safe, copy)
+        if may_be_lost and self._unsaved_copies is not None:
+            self._unsaved_copies.start_soon(self._end_when_saved, copy)
         else:
-            self._record_end(copy)
+            self._report_copy(copy)
 
-    async def _end_when_safe(self, copy: ImageCopy) -> None:
+    async def _end_when_saved(self, copy: ImageCopy) -> None:
         try:
             await copy.target.wait_until_saved()
         except SyncError as error:
             copy.error = error
-        self._record_end(copy)
+        self._report_copy(copy)
 
-    def _record_end(self, copy: ImageCopy) -> None:
+    def _report_copy(self, copy: ImageCopy) -> None:
         """Record the search for a copy's artifacts in the state, and report how the copy ended."""
-        # After a failure the artifacts are not complete. If the state says that already, the only news
-        # can be that the image itself was copied.
+        # If the copy failed and the state says already that artifacts are missing, the state needs a
+        # new entry only if the image itself was copied.
         search = copy.artifact_search
-        has_news = copy.error is None or search.last_check.is_complete or copy.is_copied
-        if search.key and has_news:
+        is_worth_recording = copy.error is None or search.last_check.is_complete or copy.is_copied
+        if search.key and is_worth_recording:
             self._knowledge.record_artifact_check(
                 search.key, flags_after(copy), search.listing_hash, first=search.last_check.first
             )
@@ -780,23 +824,24 @@ class Run:
             duration=anyio.current_time() - copy.began,
             is_dry_run=self.dry_run is not None,
         )
-        self._end(outcome)
+        self._report_outcome(outcome)
 
-    def _fail(self, wanted: WantedTag, error: SyncError) -> None:
-        """Report a tag that is not looked up as a failed image for each target."""
+    def _report_failure(self, wanted: WantedTag, error: SyncError) -> None:
+        """Report a tag that was not looked up as failed at each of its targets."""
         source_name = self._discovery.source_of(wanted.mapping).reference(wanted.tag)
-        for reported in self._wanted_of([wanted]):
+        for reported in self._filter_by_retry([wanted]):
             for target in self._targets(reported):
                 self.scheduler.images_known += 1
                 target_name = target.reference(reported.tag)
                 started = anyio.current_time() - self._began
-                self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
+                outcome = Outcome(source_name, target_name, "failed", error=error, started=started)
+                self._report_outcome(outcome)
 
-    def _end(self, outcome: Outcome) -> None:
-        """Count and report how an image ended."""
+    def _report_outcome(self, outcome: Outcome) -> None:
+        """Add an outcome to the report and the counters, and emit it."""
         self.scheduler.images_done += 1
         if outcome.error is not None:
-            outcome.error.drop_frames()  # they would keep buffers alive until the report is written
+            outcome.error.drop_frames()  # the frames would keep buffers alive until the run ends
             reference = getattr(outcome.error, "reference", None) or outcome.target
             host, _ = split_full_name(reference)
             self.scheduler.failures[host] += 1
@@ -804,11 +849,12 @@ class Run:
         self._emit(outcome)
 
 
-def _kinds_of_search(
+def _types_of_discovery(
     lock: Lock | None,
 ) -> tuple[Callable[..., Discovery], Callable[..., Referrers]]:
-    """Return what makes the discovery and the referrers of a run. A run from a lock differs from others
-    here alone: it takes names and digests from the lock.
+    """Return the constructors for a run's Discovery and Referrers.
+
+    With a lock they take tags, digests and artifacts from the lock. Nothing else differs.
     """
     if lock is None:
         return Discovery, Referrers
@@ -818,21 +864,21 @@ def _kinds_of_search(
 
 
 def _missing_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Image | None:
-    """Return an artifact as an image to copy; None if its target holds it."""
+    """Return an artifact as an image to copy. Returns None if its target has the artifact."""
     lookup = artifact.lookup
     if lookup is None or lookup.tree is None or tag.digest == lookup.digest:
         return None
-    # Only a tag of cosign's has a snapshot. An entry of a list is put by its digest.
+    # Only cosign's tags have snapshots. An artifact from a list of referrers is put by its digest.
     snapshot_key = tag.snapshot_key if artifact.entry is None else b""
     return Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
 
 
 def _copies_of(lookup: TagLookup, source_name: str, began: float) -> list[ImageCopy]:
-    """Return the copies of an image, one for each target that was looked at."""
+    """Create the copies of an image, one for each target that was looked up."""
     copies = []
     for tag in lookup.targets:
-        # An image that is asked for by its digest is put by the digest of what is pushed, which is
-        # another one where an index is trimmed to the wanted platforms.
+        # If the target reference is a digest, it must be the digest of the manifest that is put. That
+        # digest differs from the source's if the index was trimmed to `platforms`.
         reference = lookup.digest if is_digest(tag.reference) else tag.reference
         copies.append(
             ImageCopy(

@@ -197,7 +197,7 @@ class Scheduler:
         self._slots = slots
 
         # While draining no further image is promoted.
-        self.draining = False
+        self.is_draining = False
         # When the images that have begun are cancelled, on the clock of the event loop.
         self.drain_ends: float | None = None
 
@@ -239,7 +239,7 @@ class Scheduler:
 
     async def wait_for_room(self) -> None:
         """Wait while too many images are pending; a drain ends the wait."""
-        while self.pending.is_full() and not self.draining:
+        while self.pending.is_full() and not self.is_draining:
             if self._room.is_set():  # it was set for an earlier wait, and events cannot be reset
                 self._room = anyio.Event()
             await self._room.wait()
@@ -274,7 +274,7 @@ class Scheduler:
         children = [child.digest for child in manifest.children]
         self._knowledge.confirm_manifest(where, manifest.digest, blobs, children)
 
-    def hurry(self) -> None:
+    def end_long_waits(self) -> None:
         """Let images upload the blobs that they have waited too long to mount."""
         self._give_steps(self._claims.stop_waiting_after(_MOUNT_PATIENCE))
         self.advance()
@@ -283,7 +283,7 @@ class Scheduler:
         """Promote no further image. Images that have begun may end, and need no free slot for it: else
         an image whose blobs are all copied could still wait for one.
         """
-        self.draining = True
+        self.is_draining = True
         self._room.set()
         self.advance()
 
@@ -291,7 +291,7 @@ class Scheduler:
 
     def advance(self) -> None:
         """Give free slots to the oldest images that want one; then promote further images."""
-        while len(self._at_work) < self._slots or self.draining:
+        while len(self._at_work) < self._slots or self.is_draining:
             if self._queue:
                 _, promoted = heapq.heappop(self._queue)
                 self._give_slot(promoted)
@@ -309,7 +309,7 @@ class Scheduler:
 
     def _give_slot(self, promoted: _Promoted) -> None:
         """Let a queued image work. A drain lets no image begin that still has blobs to copy."""
-        if self.draining and not promoted.has_begun and not promoted.claims.is_ready():
+        if self.is_draining and not promoted.has_begun and not promoted.claims.is_ready():
             self._abandon(promoted)
             return
         self._at_work.add(promoted)
@@ -323,7 +323,7 @@ class Scheduler:
         promoted.wake()
 
     def _may_promote(self) -> bool:
-        if self.draining or len(self._promoted) >= _MAX_PROMOTED:
+        if self.is_draining or len(self._promoted) >= _MAX_PROMOTED:
             return False
         return len(self.pending) > 0
 
