@@ -930,7 +930,7 @@ class Names:
         return [info(family, answer)]
 
     async def found(self) -> list[str]:
-        return [address.place[0] for address in await streams._resolve("a.test", 80)]
+        return [address.sockaddr[0] for address in await streams._resolve("a.test", 80)]
 
 
 SILENT = (math.inf, "")

@@ -1,10 +1,11 @@
-"""Which connection an exchange goes over: idle ones, new ones, and tunnels through proxies.
+"""Provide the connection for each exchange: an idle one, a new one, or a tunnel through a proxy.
 
-Owns: the pool, leases, the replacement of an idle connection found dead, tunnels.
-May not know: registries, logins for them, redirects, repetition of what a peer has heard.
+Owns: the pool, leases, the replacement of dead idle connections, tunnels.
+May not know: registries and their logins, redirects, the repetition of requests that a peer may
+have received.
 Invariants: I7 (a body that cannot begin again is sent once), I9 (only a connection whose exchange
-ended in order goes back to the pool, every other is closed). A proxy's login goes to that proxy
-only (R7).
+ended in order returns to the pool; every other connection is closed). A proxy's login is sent to
+that proxy only (R7).
 Follows: docs/design.md section 9, RFC 9110 section 9.3.6.
 """
 
@@ -24,41 +25,50 @@ from _regsync.net.http1 import Connection, Pieces, Request, Response
 from _regsync.net.proxy import Proxy
 from _regsync.net.streams import Stream, Timeouts, connect, start_tls
 
-# How many connections are kept. A registry may send us to another host for each blob.
+# The most idle connections that are kept, per origin and altogether. A registry may redirect each
+# blob to another host.
 _IDLE_PER_ORIGIN = 64
 _IDLE_IN_ALL = 256
 
-# What a registry answers to a PUT whose session the lost first attempt has closed or moved.
+# Statuses of a PUT whose upload session was ended or moved by an earlier attempt.
 _SESSION_GONE = (400, 404, 416)
 
+# Matches the names of authentication schemes in a Proxy-Authenticate header.
 _PROXY_SCHEMES = re.compile(
     r"(?:^|, *)(Basic|Bearer|Digest|Negotiate|NTLM)(?![^ ,])", re.IGNORECASE
 )
 
 
 class Pool:
-    """Idle connections. It bounds how many are kept and how long, not how many are in use (I8)."""
+    """The idle connections. The pool limits how many are kept and for how long, but not how many
+    are in use (I8).
+    """
 
     def __init__(self, dial: Callable[[Origin], Awaitable[Stream]], timeouts: Timeouts) -> None:
-        self.dial = dial
+        self.dial = dial  # connects to an origin
         self.timeouts = timeouts
-        # By origin, in the order in which they became idle.
+        # By origin, in the order in which the connections became idle.
         self._idle: defaultdict[Origin, list[Connection]] = defaultdict(list)
 
     def lease(self, origin: Origin, *, is_fresh: bool = False) -> Lease:
-        """Return a lease for exchanges with an origin; it takes a connection when one is needed,
-        with `is_fresh` never one that was used before.
+        """Return a lease for exchanges with an origin. The lease takes a connection for each
+        exchange.
+
+        If `is_fresh`, an exchange never uses a connection that was used before.
         """
         return Lease(self, origin, is_fresh)
 
     def reuse(self, origin: Origin, now: float | None = None) -> Connection | None:
-        """Take the connection to an origin that was used last and lives; close what does not.
+        """Take the most recently used live connection to an origin out of the pool. Returns None if
+        there is none.
 
-        `now` is the time, from a caller who has just looked at the clock.
+        Connections to the origin that turn out to be dead are closed, and so are connections to any
+        origin that have been idle for too long. `now` is the current time, if the caller has just
+        read the clock.
         """
         if now is None:
             now = anyio.current_time()
-        # At any origin: nobody may ever ask for one again.
+        # All origins are checked, because another origin may never be used again.
         oldest = now - self.timeouts.idle_connection
         for idle in self._idle.values():
             while idle and idle[0].used_at <= oldest:
@@ -73,11 +83,11 @@ class Pool:
         return None
 
     def keep(self, connection: Connection) -> None:
-        """Keep a connection whose last exchange ended in order."""
+        """Return a connection to the pool after its last exchange ended in order."""
         idle = self._idle[connection.origin]
         idle.append(connection)
 
-        # At most one is too many, as one has come.
+        # One connection was added, so at most one has to be closed.
         if len(idle) > _IDLE_PER_ORIGIN:
             idle.pop(0).close()
         elif sum(map(len, self._idle.values())) > _IDLE_IN_ALL:
@@ -87,7 +97,7 @@ class Pool:
             longest_idle.close()
 
     def close(self, origin: Origin | None = None) -> None:
-        """Close the idle connections to an origin, or all."""
+        """Close the idle connections to an origin, or all idle connections."""
         origins = [*self._idle] if origin is None else [origin]
         for closed in origins:
             for connection in self._idle.pop(closed, ()):
@@ -95,13 +105,13 @@ class Pool:
 
 
 class Lease:
-    """The right to one connection at a time, for exchanges that belong together."""
+    """The right to use one connection at a time, for exchanges that belong together."""
 
     def __init__(self, pool: Pool, origin: Origin, is_fresh: bool) -> None:
         self.origin = origin
         self._pool = pool
         self._is_fresh = is_fresh
-        # The connection of the last exchange, and its answer once there is one.
+        # The connection of the last exchange, and its answer when it has arrived.
         self._connection: Connection | None = None
         self._response: Response | None = None
 
@@ -112,7 +122,9 @@ class Lease:
         await self.settle()
 
     async def settle(self) -> None:
-        """Let go of the connection: it goes back to the pool when it is fit for another exchange."""
+        """Release the connection. It returns to the pool if it can serve another exchange, and is
+        closed otherwise.
+        """
         connection = self._connection
         response = self._response
         if connection is None:
@@ -138,24 +150,29 @@ class Lease:
         confirm: Callable[[], None] | None = None,
         now: float | None = None,
     ) -> Response:
-        """Do one exchange and return its answer with the body unread.
+        """Perform one exchange, and return its answer with the body unread.
 
-        The body is that of the request or what `pieces` give. `seconds` (by default the policy's)
-        bound the wait for the answer's head once the body is sent. An idle connection that turns
-        out to be dead is replaced by a new one, once. `confirm` is called after each wait, before
-        anything is sent; where it raises, nothing is. `now` is as for Pool.reuse. Raises as
-        `confirm` and Connection.exchange, ConnectFailed when no connection can be made.
+        The request's body is `request.body`, or the bytes of `pieces`. `seconds` limits the wait
+        for the head of the answer after the body is sent (default: the policy's). An idle
+        connection that turns out to be dead is replaced by a new one, once.
+
+        `confirm` is called after each wait and before anything is sent. If it raises, nothing is
+        sent. `now` is as for Pool.reuse.
+
+        Raises ConnectFailed if no connection can be made, and all errors of `confirm` and of
+        Connection.exchange.
         """
         if seconds is None:
             seconds = self._pool.timeouts.head
-        # It is kept, so that a request that is lost with an idle connection can be sent again.
+        # The first piece is kept, so that a request that fails on a dead idle connection can be
+        # sent again.
         first = memoryview(request.body)
         if pieces is not None:
             first = await pieces.next()
-            now = None  # the source may have let us wait
+            now = None  # waiting for the source may have taken time
 
-        # The connection of the last exchange goes back to the pool, which gives the newest first:
-        # a PUT goes over the connection of its POST.
+        # The connection of the last exchange returns to the pool, which prefers the most recently
+        # used one. Thus a PUT uses the connection of its POST.
         if self._connection is not None:
             await self.settle()
         if pieces is not None and confirm is not None:
@@ -168,7 +185,7 @@ class Lease:
                 self._response = await idle.exchange(request, first, pieces, seconds, now)
                 return self._response
             except Disconnected as error:
-                # Errors of this connection have no side yet; those of the body's source have one.
+                # Errors of the connection have no side yet; errors of the body's source have one.
                 comes_from_pieces = error.side is not None
                 if comes_from_pieces or not idle.can_repeat():
                     raise
@@ -178,22 +195,24 @@ class Lease:
         self._connection = await self._connect(confirm)
         self._response = await self._connection.exchange(request, first, pieces, seconds)
         if lost is not None and pieces is not None and self._response.status in _SESSION_GONE:
-            # The lost attempt may have ended the upload and its session. The caller then asks
-            # whether the blob is there.
+            # The lost attempt may have completed the upload and ended its session. On this error
+            # the caller checks whether the blob exists.
             raise lost
         return self._response
 
     async def _connect(self, confirm: Callable[[], None] | None) -> Connection:
-        """Return a new connection. Where `confirm` raises, the request is no more to be sent."""
+        """Return a new connection. Raises what `confirm` raises, if the request must not be sent
+        any more.
+        """
         stream = await self._pool.dial(self.origin)
-        fresh = Connection(self.origin, stream, self._pool.timeouts)
+        connection = Connection(self.origin, stream, self._pool.timeouts)
         if confirm is not None:
             try:
                 confirm()
             except BaseException:
-                self._pool.keep(fresh)  # it serves the next exchange
+                self._pool.keep(connection)  # unused, so the next exchange can use it
                 raise
-        return fresh
+        return connection
 
 
 async def open_stream(
@@ -206,8 +225,8 @@ async def open_stream(
 ) -> Stream:
     """Connect to an origin, through a proxy if one is given.
 
-    `context` is needed for an origin with https, `proxy_context` for a proxy with https.
-    ConnectFailed leaves no socket behind.
+    `context` is required if the origin's scheme is https, `proxy_context` if the proxy's scheme is
+    https. Raises ConnectFailed; no socket stays open then.
     """
     first = origin if proxy is None else _origin_of(proxy)
     stream: Stream = await connect(first.host, first.port, timeouts)
@@ -231,7 +250,7 @@ def _origin_of(proxy: Proxy) -> Origin:
 
 
 async def _open_tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
-    """Ask the proxy at the other end of a stream for a tunnel to an origin."""
+    """Request a tunnel to an origin from the proxy at the other end of a stream."""
     target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
     headers: tuple[tuple[str, str], ...] = ()
     if proxy.username is not None:
@@ -247,18 +266,18 @@ async def _open_tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: T
         raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {reason}") from None
 
     if not 200 <= answer.status < 300:
-        raise _refusal_of_tunnel(proxy, target, answer)
+        raise _tunnel_error(proxy, target, answer)
     if connection.unread():
         raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
 
 
-def _refusal_of_tunnel(proxy: Proxy, target: str, answer: Response) -> ConnectFailed:
+def _tunnel_error(proxy: Proxy, target: str, answer: Response) -> ConnectFailed:
     error = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({answer.status})")
     error.retryable = answer.status >= 500
     if answer.status != 407:
         return error
 
-    # The challenge may repeat our login: only the names of schemes are shown.
+    # The challenge may contain our login, so only the names of its schemes are shown.
     challenge = ", ".join(answer.headers.all("proxy-authenticate"))
     schemes = _PROXY_SCHEMES.findall(challenge)
     if schemes:

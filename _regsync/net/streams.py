@@ -1,9 +1,10 @@
-"""Byte streams to a peer: own non-blocking sockets, plain, with TLS, with TLS inside TLS.
+"""Byte streams to a peer over non-blocking sockets: plain, with TLS, and with TLS inside TLS.
 
-Owns: the look-up of names, the race between addresses, handshakes, the policy's time-outs.
+Owns: name resolution, connecting to the first address that answers, handshakes, the time-outs.
 May not know: HTTP, registries, credentials.
-Invariants: whoever waits for a socket is told before it is closed. A stream is never half-closed,
-and nobody waits for a close_notify. After WANT_WRITE the same memory is offered again.
+Invariants: tasks that wait for a socket are notified before it is closed. A stream is never
+half-closed, and close_notify is not waited for. After WANT_WRITE the same memory is passed to
+`send` again.
 Follows: docs/design.md section 9; docs/bodies.md sections 2 and 3, traps 1, 4, 7 and 8.
 """
 
@@ -28,65 +29,75 @@ from _regsync.errors import ConnectFailed, Disconnected, WireError
 from _regsync.net.tls import explain
 from _regsync.text import printable
 
-# What `recv_into`, `send` and `handshake` return when nothing can move now.
+# Returned by `recv_into`, `send` and `handshake` if they would block: what to wait for.
 WANT_READ = -1
 WANT_WRITE = -2
 
-# Seconds between attempts to connect, as RFC 8305 section 5 recommends.
+# Seconds between connection attempts to different addresses (RFC 8305 section 5).
 _ATTEMPT_DELAY = 0.25
 
-# How the resolver says that a name does not exist, or has no address.
+# The resolver's errors for a name that does not exist, or has no address.
 _UNKNOWN_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
-# Seconds within which a name server tells of its troubles; musl waits 5 for one that is silent.
+# A resolver error that arrives within this many seconds is an answer of a name server, and not a
+# time-out: musl waits 5 seconds for a name server.
 _QUICK_ANSWER = 2.0
 
-# Seconds until two waits for one direction of a socket are tried again.
+# Seconds until `wait` returns if another task already waits for the same direction of the socket.
 _BUSY_PAUSE = 0.01
 
-# Bytes of ciphertext that are read at once inside a TLS proxy's stream.
+# How many bytes of ciphertext one read takes from the stream of a TLS proxy.
 _TLS_SCRATCH = 64 * 1024
 
-# Bytes that are encrypted before a TLS proxy has taken what was encrypted before.
+# The most bytes that are encrypted before a TLS proxy has taken the previous ciphertext.
 _TLS_PORTION = 64 * 1024
 
 
 class Timeouts(NamedTuple):
-    """How long each wait may take, in seconds (docs/design.md section 9); tests pass others."""
+    """The time limits of a run, in seconds (docs/design.md section 9). Tests use shorter ones."""
 
-    connect: float = 10.0
-    tls: float = 10.0
-    head: float = 60.0
-    manifest_put: float = 300.0
-    finish: float = 60.0  # for the answer to an upload's body, and 1 s for each MiB of the blob
-    longest_finish: float = 900.0
-    idle: float = 60.0
+    connect: float = 10.0  # resolving a name and connecting, over all its addresses
+    tls: float = 10.0  # a TLS handshake
+    head: float = 60.0  # the head of an answer
+    manifest_put: float = 300.0  # the head of the answer to a manifest's PUT
+    finish: float = 60.0  # the answer to an upload's body, plus 1 s for each MiB of the blob
+    longest_finish: float = 900.0  # the upper bound of that sum
+    idle: float = 60.0  # each wait for the next bytes of a body
+
+    # A body that moves fewer bytes per second than this, measured over `slow_window` seconds, has
+    # stalled.
     slowest_bytes_per_second: float = 1024.0
     slow_window: float = 300.0
-    idle_connection: float = 50.0
 
-    # How long a host is waited for that is away: one that has answered before, and one that never
-    # has; and the pause before the first probe.
+    idle_connection: float = 50.0  # an idle connection is closed after this time
+
+    # How long to wait for an unreachable host that has answered before, and for one that never has;
+    # and the pause before its first probe.
     outage: float = 120.0
     first_answer: float = 15.0
     probe: float = 0.5
 
 
 class Stream(Protocol):
-    """Two directions of bytes; only `wait` sleeps.
+    """A bidirectional byte stream. Only `wait` blocks.
 
-    `recv_into`, `send` and `send_file` return how many bytes moved, or WANT_READ or WANT_WRITE; 0
-    bytes read is the end. They raise Disconnected when the stream is broken, ConnectFailed when the peer refuses
-    our certificate. `wait` takes a WANT_... and raises Disconnected when the stream is closed
-    meanwhile. `close` is at once.
+    `recv_into`, `send` and `send_file` return the number of bytes moved, or WANT_READ or WANT_WRITE
+    if they would block. `recv_into` returns 0 at the end of the stream. They raise Disconnected if
+    the stream is broken, and ConnectFailed if the peer refuses the client certificate.
+
+    `wait` takes WANT_READ or WANT_WRITE. It raises Disconnected if the stream is closed meanwhile.
+    `close` closes the stream at once.
     """
 
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: memoryview) -> int: ...
 
     def send_file(self, write: Callable[[int], int]) -> int:
-        """Let `write` move bytes from a file into the socket, whose descriptor it gets, and return
-        their number; 0 where bytes have to pass through memory, to be encrypted.
+        """Call `write` with the socket's descriptor to copy bytes from a file into the socket.
+        Returns the number of bytes copied.
+
+        Returns 0 if the stream does not support it, because the bytes have to be encrypted in
+        memory.
         """
         return 0
 
@@ -94,9 +105,10 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-def _broken(error: OSError) -> WireError:
-    """Say how a connection broke."""
-    # In TLS 1.3 a peer judges our certificate when the handshake is already over for us.
+def _connection_error(error: OSError) -> WireError:
+    """Convert the error of a socket operation into the error of the connection."""
+    # In TLS 1.3 the client's handshake is complete before the peer has checked the client
+    # certificate. The refusal arrives as an alert on a later read.
     is_alert = isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
     if is_alert:
         refusal = _tls_failure(error, "the registry")
@@ -109,7 +121,7 @@ def _broken(error: OSError) -> WireError:
 def _tls_failure(error: OSError, host: str) -> ConnectFailed:
     message, hint = explain(error, host)
     failure = ConnectFailed(message, hint=hint)
-    # A peer that merely went away may be there again. What it says in TLS stays as it is.
+    # A peer that closed the connection may answer the next time. Other TLS errors are permanent.
     failure.retryable = not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError)
     return failure
 
@@ -117,17 +129,17 @@ def _tls_failure(error: OSError, host: str) -> ConnectFailed:
 class SocketStream(Stream):
     """A connected socket in non-blocking mode, plain or with TLS."""
 
-    def __init__(self, own: socket.socket) -> None:
-        own.setblocking(False)
-        self._socket = own
+    def __init__(self, raw: socket.socket) -> None:
+        raw.setblocking(False)
+        self._socket = raw  # an ssl.SSLSocket after `secure`
 
     def is_secured(self) -> bool:
-        """Ask whether TLS was begun."""
+        """Report whether TLS was started."""
         return isinstance(self._socket, ssl.SSLSocket)
 
     def secure(self, context: ssl.SSLContext, host: str) -> SocketStream:
-        """Begin TLS; `handshake` goes on with it."""
-        # Of a connection that is gone wrap_socket() loses the descriptor.
+        """Start TLS on the socket, and return this stream. The caller then calls `handshake`."""
+        # wrap_socket() leaks the descriptor of a socket that is in an error state.
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
@@ -137,7 +149,10 @@ class SocketStream(Stream):
         return self
 
     def handshake(self) -> int:
-        """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
+        """Continue the handshake. Returns 0 when it is complete, or else what to wait for.
+
+        Raises OSError if the handshake fails.
+        """
         assert isinstance(self._socket, ssl.SSLSocket)
         try:
             self._socket.do_handshake()
@@ -149,18 +164,17 @@ class SocketStream(Stream):
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
-            # `ssl` measures a buffer whose length it is not told, for each 16 KiB again.
+            # Without the length, `ssl` would compute it again for each record of 16 KiB.
             return self._socket.recv_into(buffer, len(buffer))
         except (BlockingIOError, ssl.SSLWantReadError):
             return WANT_READ
         except ssl.SSLWantWriteError:
             return WANT_WRITE
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            # An end without close_notify is common. Lengths and digests decide whether anything is
-            # missing.
+            # Many servers close without close_notify. Lengths and digests detect a truncated body.
             return 0
         except OSError as error:
-            raise _broken(error) from error
+            raise _connection_error(error) from error
 
     def send(self, data: memoryview) -> int:
         try:
@@ -170,7 +184,7 @@ class SocketStream(Stream):
         except ssl.SSLWantReadError:
             return WANT_READ
         except OSError as error:
-            raise _broken(error) from error
+            raise _connection_error(error) from error
 
     def send_file(self, write: Callable[[int], int]) -> int:
         if self.is_secured():
@@ -180,7 +194,7 @@ class SocketStream(Stream):
         except BlockingIOError:
             return WANT_WRITE
         except OSError as error:
-            raise _broken(error) from error
+            raise _connection_error(error) from error
 
     async def wait(self, want: int) -> None:
         try:
@@ -189,7 +203,8 @@ class SocketStream(Stream):
             else:
                 await anyio.wait_writable(self._socket)
         except anyio.BusyResourceError:
-            # Both directions of TLS may want the same, in a key update: the caller looks again.
+            # Reading and writing may wait for the same direction during a TLS key update. The
+            # caller tries again.
             await anyio.sleep(_BUSY_PAUSE)
         except (anyio.ClosedResourceError, ValueError) as error:
             raise Disconnected("the connection was closed") from error
@@ -201,9 +216,10 @@ class SocketStream(Stream):
 
 
 class TlsInsideStream(Stream):
-    """TLS inside another stream, that of a TLS proxy.
+    """TLS inside another stream, which leads to a TLS proxy.
 
-    Only `send` waits for room and only `recv_into` for bytes, so both may go on at once.
+    `send` waits until the socket is writable and `recv_into` until it is readable, so that one task
+    may send while another receives.
     """
 
     def __init__(self, inner: Stream, context: ssl.SSLContext, server_hostname: str) -> None:
@@ -213,27 +229,33 @@ class TlsInsideStream(Stream):
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_hostname=server_hostname
         )
-        # Ciphertext that the inner stream has not taken.
+        # Ciphertext that the inner stream has not taken yet.
         self._unsent = memoryview(b"")
-        # How many bytes of `send`'s data that stands for.
+
+        # How many bytes of the data passed to `send` have been encrypted, but not sent completely.
         self._encrypted = 0
+
+        # The buffer for ciphertext from the inner stream.
         self._scratch = memoryview(bytearray(_TLS_SCRATCH))
 
     def handshake(self) -> int:
-        """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
-        result = self._reading(self._tls.do_handshake)
+        """Continue the handshake. Returns 0 when it is complete, or else what to wait for.
+
+        Raises OSError if the handshake fails.
+        """
+        result = self._feed(self._tls.do_handshake)
         blocked = self._flush()
         return blocked or result
 
     def recv_into(self, buffer: memoryview) -> int:
-        # With a buffer it returns a count, which typeshed does not know.
+        # With a buffer, `read` returns a count, which typeshed does not declare.
         read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
         try:
-            return self._reading(lambda: read(len(buffer), buffer))
+            return self._feed(lambda: read(len(buffer), buffer))
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return 0
         except OSError as error:
-            raise _broken(error) from error
+            raise _connection_error(error) from error
 
     def send(self, data: memoryview) -> int:
         if not self._encrypted:
@@ -242,9 +264,9 @@ class TlsInsideStream(Stream):
             except ssl.SSLWantReadError:
                 return WANT_READ
             except OSError as error:
-                raise _broken(error) from error
+                raise _connection_error(error) from error
 
-        # The same memory is offered again after this, and is not encrypted twice.
+        # If the flush blocks, the caller passes the same memory again. It is not encrypted twice.
         blocked = self._flush()
         if blocked:
             return blocked
@@ -258,14 +280,14 @@ class TlsInsideStream(Stream):
     def close(self) -> None:
         self._inner.close()
 
-    def _reading(self, step: Callable[[], int | None]) -> int:
-        """Do a step of OpenSSL, and feed it with ciphertext as long as it wants any."""
+    def _feed(self, step: Callable[[], int | None]) -> int:
+        """Run an operation of OpenSSL, and supply ciphertext as long as the operation needs more."""
         while True:
             try:
                 return step() or 0
             except ssl.SSLWantReadError:
-                # What has no room now goes with the next `send`. Where that is broken, what the
-                # peer said before it left is still to be read.
+                # Ciphertext that cannot be sent now is sent by the next `send`. If the stream is
+                # broken, bytes that the peer has sent before can still be read.
                 with suppress(Disconnected):
                     self._flush()
                 count = self._inner.recv_into(self._scratch)
@@ -277,7 +299,7 @@ class TlsInsideStream(Stream):
                     self._incoming.write_eof()
 
     def _flush(self) -> int:
-        """Send ciphertext: 0 when all is gone, else what to wait for."""
+        """Send ciphertext. Returns 0 when all of it has been sent, or else what to wait for."""
         while self._unsent or self._outgoing.pending:
             if not self._unsent:
                 self._unsent = memoryview(self._outgoing.read())
@@ -289,14 +311,17 @@ class TlsInsideStream(Stream):
 
 
 class _Address(NamedTuple):
-    """Where a socket may connect to: `place` is the operating system's form of the address."""
+    """An address to connect to."""
 
     family: int
-    place: tuple[Any, ...]
+    sockaddr: tuple[Any, ...]  # as getaddrinfo() returns it, depending on the family
 
 
 async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
-    """Connect to the first address of a name that answers; ConnectFailed when none does."""
+    """Resolve a name and connect to the first of its addresses that answers.
+
+    Raises ConnectFailed if no address answers in time.
+    """
     try:
         with anyio.fail_after(timeouts.connect):
             return await _race(await _resolve(host, port))
@@ -317,8 +342,10 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
 
 
 async def _resolve(host: str, port: int) -> list[_Address]:
-    """Return the addresses of a host in the order in which they are tried."""
-    # An address needs neither a thread nor the tables of international names.
+    """Return the addresses of a host in the order in which to try them. Raises ConnectFailed if
+    there are none.
+    """
+    # A literal address needs no resolver thread and no import of the IDNA codec.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with suppress(OSError, ValueError):
         socket.inet_pton(family, host)
@@ -333,7 +360,7 @@ async def _resolve(host: str, port: int) -> list[_Address]:
             hint="check the name and this machine's name servers;"
             " set HTTPS_PROXY if a proxy leads there",
         )
-        # A name server that is silent may come back: that is EAI_AGAIN.
+        # A name server that does not answer (EAI_AGAIN) may be back later.
         is_no_name = isinstance(error, ValueError) or error.errno in _UNKNOWN_NAME
         failure.is_unknown_name = is_no_name
         raise failure from error
@@ -341,25 +368,29 @@ async def _resolve(host: str, port: int) -> list[_Address]:
 
 
 async def _look_up(host: str, port: int, family: int = socket.AF_UNSPEC) -> list[Any]:
-    """Return what getaddrinfo() finds; OSError or ValueError when that is nothing."""
-    # A thread for each look-up: otherwise names whose servers are silent would hold up all others.
+    """Call getaddrinfo() in a thread. Raises OSError or ValueError if it finds no address."""
+    # Each look-up has its own thread. With a shared pool, names whose servers do not answer would
+    # delay all others.
     look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
     own_thread = anyio.CapacityLimiter(1)
     return await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own_thread)
 
 
 async def _look_up_by_family(host: str, port: int) -> list[Any]:
-    """Return what getaddrinfo() finds where it is musl's, as `_look_up` does.
+    """Resolve a name as `_look_up` does, with one query per address family, for musl's
+    getaddrinfo().
 
-    Asked for both families, musl finds nothing when one of its two questions stays without an
-    answer. So they are asked apart, and again when a name server had trouble; where none answered,
-    musl has asked twice. After IPv4's answer the other one has little time left (RFC 8305 section
-    3): some servers never give it.
+    When musl is asked for both families, it finds nothing if one of its two queries is not
+    answered. Therefore each family has its own call, which is repeated if a name server reports a
+    temporary failure. It is not repeated after a time-out, because musl itself sends each query
+    twice. After the IPv4 answer the IPv6 query gets only a short delay (RFC 8305 section 3),
+    because some servers never answer it.
     """
     rows: list[Any] = []
     errors: list[Exception] = []
 
-    async def ask(family: int, patience: float) -> None:
+    async def query(family: int, other_delay: float) -> None:
+        # `other_delay`: how many seconds the other query may still take after this one succeeds.
         began = anyio.current_time()
         try:
             try:
@@ -369,23 +400,23 @@ async def _look_up_by_family(host: str, port: int) -> list[Any]:
                 if error.errno != socket.EAI_AGAIN or not was_quick:
                     raise
                 rows.extend(await _look_up(host, port, family))
-            group.cancel_scope.deadline = anyio.current_time() + patience
+            group.cancel_scope.deadline = anyio.current_time() + other_delay
         except (OSError, ValueError) as error:
             errors.append(error)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(ask, socket.AF_INET, _ATTEMPT_DELAY)
-        group.start_soon(ask, socket.AF_INET6, math.inf)
+        group.start_soon(query, socket.AF_INET, _ATTEMPT_DELAY)
+        group.start_soon(query, socket.AF_INET6, math.inf)
     if not rows:
-        # A name is unknown where both answers say so.
+        # The name is unknown only if both answers agree.
         unsure = [error for error in errors if getattr(error, "errno", 0) == socket.EAI_AGAIN]
         raise (unsure or errors)[0]
     return rows
 
 
 def _interleave(rows: list[Any]) -> list[_Address]:
-    """Order what getaddrinfo() found by family in turn, IPv6 first (RFC 8305 section 4)."""
-    addresses = [_Address(family, place) for family, _, _, _, place in rows]
+    """Order addresses by alternating families, IPv6 first (RFC 8305 section 4)."""
+    addresses = [_Address(family, sockaddr) for family, _, _, _, sockaddr in rows]
     sixes = [address for address in addresses if address.family == socket.AF_INET6]
     fours = [address for address in addresses if address.family == socket.AF_INET]
     turns = itertools.chain.from_iterable(itertools.zip_longest(sixes, fours))
@@ -393,9 +424,10 @@ def _interleave(rows: list[Any]) -> list[_Address]:
 
 
 async def _race(addresses: list[_Address]) -> SocketStream:
-    """Return the first stream that connects, or raise the last OSError when none does.
+    """Connect to several addresses, and return the first stream that is connected.
 
-    The next attempt begins when the one before has failed, or after 250 ms.
+    The next attempt begins when the previous one has failed, or after _ATTEMPT_DELAY. Raises the
+    last OSError if no attempt succeeds.
     """
     connected: list[SocketStream] = []
     last_error = OSError("the name has no address that can be used")
@@ -420,20 +452,21 @@ async def _race(addresses: list[_Address]) -> SocketStream:
             raise last_error
         return connected.pop(0)
     finally:
-        # Two may connect in the same turn of the loop, and none may stay when this is cancelled.
+        # Two attempts may succeed in the same iteration of the event loop. If this task is
+        # cancelled, all streams are closed.
         for loser in connected:
             loser.close()
 
 
-async def _connect_one(family: int, place: tuple[Any, ...]) -> SocketStream:
-    own = socket.socket(family, socket.SOCK_STREAM)
-    stream = SocketStream(own)
+async def _connect_one(family: int, sockaddr: tuple[Any, ...]) -> SocketStream:
+    raw = socket.socket(family, socket.SOCK_STREAM)
+    stream = SocketStream(raw)
     try:
-        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = own.connect_ex(place)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = raw.connect_ex(sockaddr)
         if code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN):
             await stream.wait(WANT_WRITE)
-            code = own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            code = raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
     except BaseException:
@@ -445,9 +478,9 @@ async def _connect_one(family: int, place: tuple[Any, ...]) -> SocketStream:
 async def start_tls(
     below: Stream, context: ssl.SSLContext, host: str, timeouts: Timeouts
 ) -> Stream:
-    """Shake hands over a plain socket, or inside another stream.
+    """Perform a TLS handshake on a plain socket, or inside another stream.
 
-    ConnectFailed when that fails; then the caller closes `below`.
+    Raises ConnectFailed if the handshake fails. The caller then closes `below`.
     """
     secured: SocketStream | TlsInsideStream
     try:
