@@ -110,7 +110,7 @@ class Lease:
     def __init__(self, pool: Pool, origin: Origin, is_fresh: bool) -> None:
         self.origin = origin
         self._pool = pool
-        self._is_fresh = is_fresh
+        self._is_fresh = is_fresh  # never use a connection that was used before
         # The connection of the last exchange, and its answer when it has arrived.
         self._connection: Connection | None = None
         self._response: Response | None = None

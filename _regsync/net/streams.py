@@ -244,8 +244,8 @@ class TlsInsideStream(Stream):
         Raises OSError if the handshake fails.
         """
         result = self._feed(self._tls.do_handshake)
-        blocked = self._flush()
-        return blocked or result
+        want = self._flush()
+        return want or result
 
     def recv_into(self, buffer: memoryview) -> int:
         # With a buffer, `read` returns a count, which typeshed does not declare.
@@ -267,9 +267,9 @@ class TlsInsideStream(Stream):
                 raise _connection_error(error) from error
 
         # If the flush blocks, the caller passes the same memory again. It is not encrypted twice.
-        blocked = self._flush()
-        if blocked:
-            return blocked
+        want = self._flush()
+        if want:
+            return want
         sent = self._encrypted
         self._encrypted = 0
         return sent
