@@ -205,14 +205,14 @@ class Lease:
         any more.
         """
         stream = await self._pool.dial(self.origin)
-        connection = Connection(self.origin, stream, self._pool.timeouts)
+        new = Connection(self.origin, stream, self._pool.timeouts)
         if confirm is not None:
             try:
                 confirm()
             except BaseException:
-                self._pool.keep(connection)  # unused, so the next exchange can use it
+                self._pool.keep(new)  # unused, so the next exchange can use it
                 raise
-        return connection
+        return new
 
 
 async def open_stream(
