@@ -105,7 +105,7 @@ def takes(row: Field) -> str:
         return "size"
     if row.choices:
         return "one of " + ", ".join(f"`{choice}`" for choice in row.choices)
-    return TYPES[row.type] + (f" from {row.least}" if row.type == "count" else "")
+    return TYPES[row.type] + (f" from {row.minimum}" if row.type == "count" else "")
 
 
 def examples(row: Field) -> str:

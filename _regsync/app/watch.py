@@ -253,7 +253,7 @@ class Watch:
             config = self._load(self._log.log, file) if has_new_config else self._config
             lock = self._read_lock(config)
             has_new_lock = lock != self._lock
-            self.transport.renew(config.in_use)
+            self.transport.renew(config.registries_in_use)
             if has_new_config or has_new_lock:
                 self._first_seen = self._load_first_seen(config, lock)
         except ConfigError as error:
@@ -286,7 +286,7 @@ class Watch:
         self._health = self._health._replace(due=start)
         for warning in self._config.warnings:
             self._log.log("warning", "config", warning)
-        self.transport.begin(self._config.in_use)
+        self.transport.begin(self._config.registries_in_use)
         report = Report()
         state = self._state_in(self._config.cache_dir)
         if self._first_seen is not None:

@@ -1,1 +1,1 @@
-"""The configuration: its fields, its YAML, and the values that come of them."""
+"""The configuration: the table of fields, the reading of YAML, and the model."""

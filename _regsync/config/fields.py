@@ -1,10 +1,10 @@
 """The fields of the configuration: one table, the grammars of their values, and its JSON Schema.
 
-Owns: names, types, defaults and meaning of all fields, which reader, schema and the documentation's
-reference take from the same rows; durations, sizes, registry addresses.
+Owns: the names, types, defaults and descriptions of all fields. The reader, the schema and the
+documentation's reference use the same table. Durations, sizes, registry addresses.
 May not know: YAML, places, the model.
-Invariants: a grammar gives a value, or a ValueError with the remedy and no secret; the schema
-takes whatever `validate` takes.
+Invariants: a grammar returns a value, or raises a ValueError that has a remedy and no secret. The
+schema accepts every document that `validate` accepts.
 Follows: JSON Schema 2020-12.
 """
 
@@ -26,15 +26,15 @@ from _regsync.semver import parse_range
 from _regsync.tags import check_glob
 from _regsync.text import mask_unless_word
 
-# Seconds of each unit of a duration.
+# The number of seconds in each unit of a duration.
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-# The power of 1000 or 1024 that each prefix of a size means.
+# The exponent of 1000 or 1024 for each prefix of a size.
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 _TRUTH_VALUES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
-# Characters of a registry's address; a host name has 253 at most.
+# Characters of a registry's address. A host name has 253 at most.
 _MAX_URL = 300
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -44,13 +44,15 @@ _URL = (
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
 
+# The largest value of a field of the type "count".
 _MAX_COUNT = 999_999_999
 
+# Seconds.
 _MAX_AGE = 3650 * 86400
 
 
 def parse_duration(text: str) -> float:
-    """Return seconds; ValueError shows the grammar."""
+    """Parse a duration such as 90 or 1h30m. Returns seconds. Raises ValueError if it is malformed."""
     if not re.fullmatch("[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+", text):
         raise ValueError(
             f"{text!r} is not a duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
@@ -60,7 +62,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_age(text: str) -> float:
-    """Return seconds, ten years at most; ValueError shows the grammar."""
+    """Parse a duration of at most ten years. Returns seconds. Raises ValueError if it is invalid."""
     seconds = parse_duration(text)
     if seconds > _MAX_AGE:
         raise ValueError(f"{text!r} is too long: write 3650d at most")
@@ -68,32 +70,32 @@ def parse_age(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Return bytes; ValueError shows the grammar."""
+    """Parse a size such as 20 GB. Returns bytes. Raises ValueError if the text is malformed."""
     match = re.fullmatch(r"0|([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]i?|)b", text.strip().lower())
     if match is None:
         raise ValueError(
             f"{text!r} is not a size: write 0, or a number with B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
         )
-    number, prefix = match.groups("")  # 31.5 and `m` or `mi`; both are empty for 0
+    number, prefix = match.groups("")  # such as "31.5" and "mi"; both are empty for the text 0
     base = 1024 if prefix.endswith("i") else 1000
     bytes_in_unit: int = base ** _POWERS[prefix[:1]]
     return round(float(number or 0) * bytes_in_unit)
 
 
 class RegistryAddress(NamedTuple):
-    """Where a registry is: the canonical host without brackets, or the path of an image layout."""
+    """The address of a registry or of an image layout."""
 
     scheme: Literal["https", "http", "oci-layout"]
-    host: str
-    port: int
+    host: str  # canonical, without brackets; of an image layout: the path of its directory
+    port: int  # 0 of an image layout
 
 
 def parse_registry_url(text: str) -> RegistryAddress:
-    """Read `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`; ValueError says the remedy."""
+    """Parse `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`. Raises ValueError if it is malformed."""
     if text.startswith(f"{LAYOUT_SCHEME}:"):
         return _parse_layout_address(text)
     if "@" in text:
-        # Not shown: what stands before the @ is a secret.
+        # The message does not show the text, because the part before the @ is a secret.
         raise ValueError("a user or password cannot stand here: use auth_type and credentials")
     match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:
@@ -109,7 +111,7 @@ def parse_registry_url(text: str) -> RegistryAddress:
         raise ValueError(f"scheme {written_scheme!r} is not supported: use https:// or http://")
 
     host = canonical_host(_without_brackets(match["host"]))
-    # Plain HTTP on loopback without being asked, as the container clients do.
+    # Without a scheme, loopback addresses use plain HTTP, as in other container clients.
     is_plain = written_scheme == "http" or (written_scheme is None and is_loopback(host))
     scheme: Literal["https", "http"] = "http" if is_plain else "https"
     port = int(match["port"] or DEFAULT_PORTS[scheme])
@@ -120,13 +122,13 @@ def parse_registry_url(text: str) -> RegistryAddress:
 
 def _parse_layout_address(text: str) -> RegistryAddress:
     directory = text.partition(":")[2]
-    if not directory or "//" in directory:  # behind `//` stands a repository
+    if not directory or "//" in directory:  # `//` separates a path from a repository
         raise ValueError(f"{text!r} names no directory: write oci-layout:PATH")
     return RegistryAddress(LAYOUT_SCHEME, directory, 0)
 
 
 def _without_brackets(host: str) -> str:
-    """Return the compressed IPv6 address of a host in brackets, any other host as it is."""
+    """Return a compressed IPv6 address for a host in brackets. Other hosts are unchanged."""
     if not host.startswith("["):
         return host
     try:
@@ -138,7 +140,7 @@ def _without_brackets(host: str) -> str:
 
 
 def _check_source_repository(text: str) -> None:
-    """Raise ValueError unless a text is the name of a repository and nothing more."""
+    """Raise ValueError unless a text is the name of a repository without tag and digest."""
     _, _, digest = text.partition("@")
     if ":" in digest:
         remedy = "name only the repository here; `regsync copy` copies an image by digest"
@@ -147,7 +149,7 @@ def _check_source_repository(text: str) -> None:
 
 
 def _check_repository(text: str) -> None:
-    """Raise ValueError unless a text is the name of a repository; say what else it looks like."""
+    """Raise ValueError unless a text is the name of a repository. The error has a remedy."""
     if is_repository(text):
         return
     if "@" in text or ":" in text.rpartition("/")[2]:
@@ -169,80 +171,83 @@ def _check_proxy(text: str) -> None:
 
 
 class Refusal(NamedTuple):
-    """A pattern of what cannot be in a text, and why."""
+    """A pattern that a field's text must not contain, and the error message if it does."""
 
     pattern: str
-    why: str
+    message: str
 
 
 FieldType = Literal[
     "text",
-    "texts",
-    "one_or_texts",
+    "texts",  # a list of texts
+    "one_or_texts",  # one text, or a list
     "all_or_texts",  # the word `all`, or a list
     "flag",
     "count",
-    "amount",  # text that may be an unquoted number
+    "amount",  # a text that may be an unquoted number
     "path",
-    "alias",
-    "targets",
-    "section",
-    "list",
-    "names",
+    "alias",  # of a registry
+    "targets",  # the name of a group, an alias, or a list of aliases
+    "section",  # a mapping whose keys are the fields of a section
+    "list",  # a list of mappings, each with the fields of a section
+    "names",  # a mapping whose keys are names that users choose
 ]
 
 
 class Field(NamedTuple):
-    """One field as users write it: what the reader, `schema` and the documentation's reference need."""
+    """One field of the configuration, as the reader, the schema and the documentation see it."""
 
     name: str
     type: FieldType
-    meaning: str
-    default: str = ""  # as it would be written
+    meaning: str  # the description in the schema and in the documentation
+    default: str = ""  # as written in YAML; "": no default
     required: bool = False
-    section: str = ""  # of a section its name; of a list, or of names, that of what they hold
-    choices: tuple[str, ...] = ()
+    section: str = ""  # the section of this field, of each list item or of each named value
+    choices: tuple[str, ...] = ()  # the only valid texts, if there are any
     parse: Callable[[str], object] | None = None  # returns the value of a text; raises ValueError
     check: Callable[[str], object] | None = None  # raises ValueError; the text itself is the value
     refuses: Refusal | None = None
-    least: int = 0  # of a count
-    if_empty: str = ""  # the remedy for an empty list, where that is an error
-    auth_type: str = ""  # the one `auth_type` that has the field
-    needs_one_of: tuple[str, ...] = ()  # other fields, of which one has to be given
+    minimum: int = 0  # the smallest valid count
+    if_empty: str = ""  # the remedy for an empty list; "": an empty list is valid
+    auth_type: str = ""  # the only `auth_type` with which the field is valid; "": any
+    needs_one_of: tuple[str, ...] = ()  # the field requires one of these other fields
     secret: bool = False
-    example: str = ""  # as it would be written
+    example: str = ""  # as written in YAML
 
     def is_secret(self, text: str) -> bool:
-        """Ask whether a text is a secret here; a proxy's URL is a secret where it names a user."""
+        """Report whether `text` is secret as a value of this field.
+
+        The URL of a proxy is secret only if it has a user name.
+        """
         return self.secret and (self.name != "proxy" or "@" in text)
 
     def parse_text(self, text: str) -> Any:
-        """Return what a text means here; ValueError says what is wrong with it."""
+        """Return the value of a text. Raises ValueError if the text is invalid."""
         if not text:
             raise ValueError("must not be empty")
-        if not text.isprintable():  # it would break a line, a header or a path
+        if not text.isprintable():  # such characters could end a line, a header or a path
             raise ValueError("has a line break or another control character: remove it")
         if self.choices and text not in self.choices:
             raise ValueError(f"{mask_unless_word(text)!r} is not one of {', '.join(self.choices)}")
         if self.refuses and re.search(self.refuses.pattern, text):
-            raise ValueError(self.refuses.why)
+            raise ValueError(self.refuses.message)
         if self.check:
             self.check(text)
 
         if self.type == "flag":
-            return self._flag(text)
+            return self._parse_flag(text)
         if self.type == "count":
-            return self._count(text)
+            return self._parse_count(text)
         return self.parse(text) if self.parse else text
 
-    def _flag(self, text: str) -> bool:
+    def _parse_flag(self, text: str) -> bool:
         if text.lower() not in _TRUTH_VALUES:
             raise ValueError("must be true or false")
         return _TRUTH_VALUES[text.lower()]
 
-    def _count(self, text: str) -> int:
-        if not re.fullmatch("0|[1-9][0-9]{0,8}", text) or int(text) < self.least:
-            raise ValueError(f"must be a whole number from {self.least} to {_MAX_COUNT}")
+    def _parse_count(self, text: str) -> int:
+        if not re.fullmatch("0|[1-9][0-9]{0,8}", text) or int(text) < self.minimum:
+            raise ValueError(f"must be a whole number from {self.minimum} to {_MAX_COUNT}")
         return int(text)
 
 
@@ -259,7 +264,7 @@ _AUTH_TYPES = (
 )
 
 
-# What `defaults` and mappings have in common.
+# The fields that mappings inherit from `defaults`.
 _INHERITED = (
     Field(
         "source",
@@ -303,8 +308,8 @@ _INHERITED = (
 )
 
 
-# By the name of the section. The fields of "config" stand in the order in which they are read:
-# names before their uses.
+# The fields of each section, by the section's name. "config" is the document. Fields are read in this
+# order, so that names are defined before they are used.
 SECTIONS: Mapping[str, tuple[Field, ...]] = {
     "config": (
         Field(
@@ -389,7 +394,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "max_concurrent",
             "count",
             "how many requests one process sends to this registry at the same time, at most",
-            least=1,
+            minimum=1,
             default="50",
         ),
         Field(
@@ -495,7 +500,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "latest",
             "count",
             "keep only the N highest; needs `sort` or `semver`",
-            least=1,
+            minimum=1,
             needs_one_of=("sort", "semver"),
             example="5",
         ),
@@ -531,7 +536,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "max_concurrent_transfers",
             "count",
             "how many images are copied at the same time, at most (a registry's `max_concurrent` counts requests)",
-            least=1,
+            minimum=1,
             default="50",
         ),
         Field(
@@ -563,7 +568,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of the document.
 
-    It leaves contradictions between fields to `validate`.
+    The schema does not check conditions that involve several fields. `validate` checks them.
     """
     sections = {name: _section_schema(fields) for name, fields in SECTIONS.items()}
     document = sections.pop("config")
@@ -586,7 +591,7 @@ def _section_schema(fields: tuple[Field, ...]) -> dict[str, Any]:
 
 
 def _field_schema(field: Field) -> dict[str, Any]:
-    """Return the schema of one field: what it means, and which values it may have."""
+    """Return the schema of one field: its description, default, example and valid values."""
     schema: dict[str, Any] = {"description": field.meaning}
     if field.default:
         schema["default"] = json_value(field.default)
@@ -595,7 +600,7 @@ def _field_schema(field: Field) -> dict[str, Any]:
 
     shapes = _shapes(field)
     if not field.required:
-        shapes.append({"type": "null"})  # counts as not set
+        shapes.append({"type": "null"})  # means that the field is not set
     if len(shapes) == 1:
         schema.update(shapes[0])
     else:
@@ -604,22 +609,25 @@ def _field_schema(field: Field) -> dict[str, Any]:
 
 
 def _shapes(field: Field) -> list[dict[str, Any]]:
-    """Return the schemas of which a field's value has to match one."""
+    """Return a list of schemas. A value of the field must match one of them."""
     text = {"type": "string", "minLength": 1}
-    lone_variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}  # may become anything
+    lone_variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}  # the value may have any type
     section = {"$ref": f"#/$defs/{field.section}"}
     texts: dict[str, Any] = {"type": "array", "items": text}
     if field.if_empty:
         texts["minItems"] = 1
 
     if field.choices:
-        with_variable = {"type": "string", "pattern": r"\$\{"}  # may become one of the choices
+        with_variable = {
+            "type": "string",
+            "pattern": r"\$\{",
+        }  # the result may be one of the choices
         return [{"enum": list(field.choices)}, with_variable]
     match field.type:
         case "flag":
             return [{"type": "boolean"}, lone_variable]
         case "count":
-            count = {"type": "integer", "minimum": field.least, "maximum": _MAX_COUNT}
+            count = {"type": "integer", "minimum": field.minimum, "maximum": _MAX_COUNT}
             return [count, lone_variable]
         case "amount":
             return [text, {"type": "number", "minimum": 0}]
@@ -640,7 +648,7 @@ def _shapes(field: Field) -> list[dict[str, Any]]:
 
 
 def json_value(written: str) -> Any:
-    """Return a default or an example of the table as JSON; most are texts."""
+    """Convert a default or an example of the table to JSON. A text that is not JSON is a string."""
     try:
         return json.loads(written)
     except ValueError:

@@ -1,7 +1,7 @@
-"""A valid configuration as frozen values.
+"""The model of a valid configuration, as immutable records.
 
-Owns: what a registry, a mapping and the whole configuration are, after inheritance.
-May not know: YAML, the environment, how values were written.
+Owns: the properties of a registry, a mapping and the whole configuration, after inheritance.
+May not know: YAML, the environment, the YAML form of a value.
 Follows: docs/design.md section 3.
 """
 
@@ -21,12 +21,12 @@ from _regsync.tags import TagRule
 
 
 class Registry(NamedTuple):
-    """One named registry."""
+    """One entry of `registries`: a registry or an image layout."""
 
     alias: str
     scheme: Literal["https", "http", "oci-layout"]
-    # Without brackets, and Docker Hub's canonical name for all of its names; of an image layout the
-    # absolute path of its directory.
+    # Without brackets. All names of Docker Hub are replaced by the canonical name. Of an image layout:
+    # the absolute path of its directory.
     host: str
     port: int  # 0 of an image layout
     kind: Kind
@@ -41,25 +41,28 @@ class Registry(NamedTuple):
     client_cert: str | None = None
     client_key: str | None = None
     proxy: str | None = None
-    written_path: str = ""  # of an image layout, as the configuration has it
-    assume: tuple[str, ...] = ()  # receipts and layouts of what the far side of a layout holds
+    written_path: str = ""  # of an image layout: the path as written in the configuration
+    # Paths of receipts and layouts. The far side of this layout is assumed to have their blobs.
+    assume: tuple[str, ...] = ()
 
     @property
     def is_layout(self) -> bool:
-        """Whether it is a directory of images, which is asked nothing over the network."""
+        """Whether this is a directory of images and not a registry on the network."""
         return self.scheme == LAYOUT_SCHEME
 
     def repository_key(self, repository: str) -> object:
-        """Return a key of a repository in this registry, the same under all names of both."""
+        """Return a key that is equal for all names of the same repository."""
         return self.address, api_repository(self.host, repository)
 
     def name_of(self, repository: str) -> str:
-        """Return a repository's full name, as reports show it."""
+        """Return the full name of a repository in reports."""
         return full_name(self.authority, repository)
 
     def lock_name(self, repository: str) -> str:
-        """Return how a lock names a repository, the same on every machine: one in an image layout by
-        the path as it is written.
+        """Return the full name of a repository in a lock file.
+
+        For an image layout it contains the path as written in the configuration, so that the name is
+        the same on every machine.
         """
         place = self.authority
         if self.is_layout and self.written_path:
@@ -67,95 +70,98 @@ class Registry(NamedTuple):
         return full_name(place, api_repository(self.host, repository))
 
     def __repr__(self) -> str:
-        # A password or token must not be shown by whatever prints a registry.
+        # Without the password and token, which the default __repr__ would show.
         scheme = "" if self.is_layout else f"{self.scheme}://"
         return f"<Registry {self.alias}: {scheme}{self.authority}>"
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port, by which limits and knowledge are kept: aliases of one address share them."""
+        """Host and port. Aliases with the same address share their limits and their state."""
         return self.host, self.port
 
     @property
     def authority(self) -> str:
-        """`host` or `host:port` as reports show it; of an image layout `oci-layout:PATH`."""
+        """`host` or `host:port`; of an image layout `oci-layout:PATH`. Reports contain this form."""
         if self.is_layout:
             return f"{LAYOUT_SCHEME}:{self.host}"
         return format_authority(self.scheme, self.host, self.port)
 
 
 class ArtifactRule(NamedTuple):
-    """Which referrers are copied with their image; an empty `include` takes every type."""
+    """The rule that selects the artifacts to copy with an image."""
 
     enabled: bool = True
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()  # artifact types; () includes every type
+    exclude: tuple[str, ...] = ()  # artifact types
     require_artifacts: bool = False
 
 
 class MappingRule(NamedTuple):
     """One entry of `mappings` after inheritance."""
 
-    index: int  # type: ignore[assignment]  # in the file, from 0; hides a method of tuples
+    index: int  # type: ignore[assignment]  # position in the file, from 0; hides tuple.index
     source: Registry
     source_repository: str
     targets: tuple[Registry, ...]
     target_repository: str
     tags: TagRule
-    platforms: tuple[Platform, ...] | None  # None copies all
+    platforms: tuple[Platform, ...] | None  # None: all platforms
     artifacts: ArtifactRule
-    # Seconds since a digest was first seen, before a target that lacks it gets it; 0: none.
+    # Seconds. A digest is copied only if it was first seen at least this long ago.
     min_age: float = 0.0
 
     @property
     def source_key(self) -> object:
-        """What it copies: two mappings of the same content never contend for a target's tag."""
+        """A key for the source repository and the platforms.
+
+        Mappings with the same key never write different manifests to the same tag.
+        """
         platforms = self.platforms and frozenset(self.platforms)
         return self.source.repository_key(self.source_repository), platforms
 
     @property
     def target_keys(self) -> list[object]:
-        """The repositories that it writes to, in the order of `targets`."""
+        """The keys of the target repositories, in the order of `targets`."""
         return [target.repository_key(self.target_repository) for target in self.targets]
 
 
 class Config(NamedTuple):
     """A valid configuration."""
 
-    registries: Mapping[str, Registry]
+    registries: Mapping[str, Registry]  # by alias
     mappings: tuple[MappingRule, ...]
     max_concurrent_transfers: int = 50
-    cache_dir: str | None = None  # None: no state
-    # Where first-seen times are kept, for all shards together; None: nowhere that lasts.
+    cache_dir: str | None = None  # directory of the state; None: no state is kept
+    # The directory for first-seen times, which all shards share. None: no directory is persistent.
     seen_dir: str | None = None
     cache_ttl: float = 12 * 3600.0  # seconds; 0: entries never expire
     staging_size_limit: int | None = None  # bytes; None: no limit
     warnings: tuple[str, ...] = ()
 
     @property
-    def in_use(self) -> tuple[Registry, ...]:
-        """The registries that mappings name, each once, in the order of their first use."""
-        named = [registry for rule in self.mappings for registry in (rule.source, *rule.targets)]
-        return tuple(dict.fromkeys(named))
+    def registries_in_use(self) -> tuple[Registry, ...]:
+        """The registries that mappings refer to, in the order of their first use, without duplicates."""
+        ends = [registry for rule in self.mappings for registry in (rule.source, *rule.targets)]
+        return tuple(dict.fromkeys(ends))
 
 
 def registry_for(written: str, config: Config | None) -> Registry:
-    """Return the first configured registry that is at `[SCHEME://]HOST[:PORT]`, else one without
-    settings.
+    """Return the first configured registry with the address `written`: `[SCHEME://]HOST[:PORT]`.
 
-    ConfigError where `written` is no address, or has another scheme than its registry.
+    Returns a registry with default settings if no configured registry has the address. Raises
+    ConfigError if the address is invalid, or if its scheme differs from the registry's scheme.
     """
     try:
         address = parse_registry_url(written)
     except ValueError as error:
         raise ConfigError(f"{written!r}: {error}") from error
 
-    names_scheme = "://" in written
+    has_scheme = "://" in written
     registries = config.registries.values() if config is not None else ()
     for registry in registries:
-        if not _is_at(registry, written, address):
+        if not _has_address(registry, written, address):
             continue
-        if names_scheme and registry.scheme != address.scheme:
+        if has_scheme and registry.scheme != address.scheme:
             raise ConfigError(
                 f"{written!r}: the configuration says {registry.scheme}:// for registry {registry.alias!r}",
                 hint="leave the scheme out here, or change it there",
@@ -170,11 +176,14 @@ def registry_for(written: str, config: Config | None) -> Registry:
     )
 
 
-def _is_at(registry: Registry, written: str, address: RegistryAddress) -> bool:
-    """Return whether an address, which was `written` so, is that of a registry, whatever its scheme."""
+def _has_address(registry: Registry, written: str, address: RegistryAddress) -> bool:
+    """Report whether a registry has an address, regardless of the scheme.
+
+    `address` is the result of parsing `written`.
+    """
     if registry.is_layout or address.scheme == LAYOUT_SCHEME:
         return registry.authority == written
-    # A host alone is at the usual port of the scheme that the configuration gives it.
-    says_port = "://" in written or re.search(r":[0-9]+$", written) is not None
-    port = address.port if says_port else DEFAULT_PORTS[registry.scheme]
+    # An address without scheme and port means the default port of the registry's own scheme.
+    determines_port = "://" in written or re.search(r":[0-9]+$", written) is not None
+    port = address.port if determines_port else DEFAULT_PORTS[registry.scheme]
     return registry.host == address.host and registry.port == port

@@ -231,7 +231,7 @@ class Audit:
 
     async def run(self) -> None:
         """Check all images; findings and failures go to the report."""
-        for registry in self._config.in_use:
+        for registry in self._config.registries_in_use:
             self.transport.prepare(registry)  # an unusable file stops all before any request
         try:
             groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)

@@ -226,7 +226,7 @@ class Run:
     async def _run_lookups_and_copies(self, stop: anyio.Event) -> None:
         """Run the queued look-ups and everything that they start, then complete the report."""
         self._began = anyio.current_time()
-        for registry in self._config.in_use:
+        for registry in self._config.registries_in_use:
             # An unusable certificate or layout must raise its error before the first request.
             self._transport.prepare(registry)
             self._layouts.prepare(registry)
