@@ -305,7 +305,7 @@ class Reading:
 
 async def drink(feed: Feed, body: FeedBody, seconds: float, into: bytearray) -> None:
     """Take each piece for so long, and look at it then."""
-    with body.request:
+    with body.request_scope:
         while piece := await body.next():
             await anyio.sleep(seconds)
             into += piece
@@ -341,7 +341,7 @@ async def test_who_takes_nothing_is_left_behind_unless_nobody_waits_for_it():
         await feed.pump()
         assert anyio.current_time() == PATIENCE
     assert [bytes(into) for into in taken] == [b"onetwo", b"", b"onetwo"]
-    assert stuck.request.cancelled_caught
+    assert stuck.request_scope.cancelled_caught
 
     alone = Feed(Reading(b"one", b"two"), 0, 6)  # type: ignore[arg-type]
     body, into = alone.body(0), bytearray()

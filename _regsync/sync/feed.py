@@ -1,11 +1,11 @@
-"""One reading of a blob feeds several targets at their common pace, where it is not staged.
+"""Send a blob that is not staged to several targets from one reading of its source.
 
-Owns: which targets share a reading, their pace, who is left behind.
+Owns: which targets share a reading, the pace of the reading, when a slow target is dropped from it.
 May not know: upload sessions, how a body is sent, what is done about a failure.
 Invariants: both ends of a reading are admitted in one step, one read at the source and one write at
-    each target; whoever waits for others holds nothing (I8). A piece stays as it is until all who
-    were given it have asked for the next one, so that one piece is all the memory, beside the chunks
-    of targets that take chunks.
+    each target; a target holds nothing while it waits for other targets (I8). A piece is unchanged
+    until every target that got it has asked for the next piece. So the only memory is one piece,
+    besides the chunks of targets that take chunks.
 Follows: docs/design.md section 8 ("Staging").
 """
 
@@ -30,182 +30,207 @@ from _regsync.sync.relay import Relay
 from _regsync.sync.staging import MemoryPieces, Staging
 from _regsync.text import Secrets, redacting
 
-# Seconds for which a reading waits for one target, before it begins and at each piece.
+# Seconds that a reading waits for one target, before the reading begins and at each piece.
 PATIENCE = 30.0
 
 
 class LeftBehind(SyncError):
-    """A target took nothing for so long that the others went on: it needs a reading of its own."""
+    """A target took no bytes for PATIENCE seconds, so the reading has continued without it.
+
+    The target needs another reading.
+    """
 
 
 class FeedBody(Pieces):
-    """The body of one target's request, filled from a feed."""
+    """The body of the request to one target. A feed delivers its pieces."""
 
     def __init__(self, feed: Feed, offset: int, length: int) -> None:
         self.length = length
         # Whether the last piece was returned.
         self.complete = False
-        # Whether the request waits for a piece. The feed reads on when all its bodies ask.
-        self.is_asking = False
-        # When it last got a piece. A target that asks for none for PATIENCE seconds is stalled.
-        self.moved_at = anyio.current_time()
-        # Cancelled where the target is left behind.
-        self.request = anyio.CancelScope()
+        # Whether the request waits for a piece. The feed reads the next piece when all its bodies
+        # wait.
+        self.is_waiting = False
+        # When the request last got or sent some bytes, on the clock of the event loop. A target is
+        # stalled if that was PATIENCE seconds ago.
+        self.last_progress = anyio.current_time()
+        # The scope of the request that sends this body. It is cancelled if the target is too slow.
+        self.request_scope = anyio.CancelScope()
 
         self._feed = feed
-        # The target has what comes before this byte of the blob.
+        # The target has the bytes of the blob before this offset.
         self._offset = offset
-        # What the feed has given last, or why it gives no more.
+        # The piece that the feed has delivered last, without the bytes that the target has.
         self._piece = memoryview(b"")
         self._is_last = False
+        # The failure of the source that the feed has delivered instead of a piece.
         self._error: SyncError | None = None
-        self._is_given = anyio.Event()
+        # Set when the feed has delivered a piece or a failure. Each wait has a new event.
+        self._delivered = anyio.Event()
 
-        # Of `read_until`: the byte of the blob that it returns next, and what it has left of a piece.
-        self._position = offset
-        self._unused = memoryview(b"")
+        # For `read_until`: the offset in the blob of the next byte that it returns, and the bytes of
+        # the current piece that it has not returned yet.
+        self._read_position = offset
+        self._unread = memoryview(b"")
 
     async def next(self) -> memoryview:
-        """Return the next piece that the target lacks; empty at the end.
+        """Return the next piece that the target lacks. Returns an empty piece at the end.
 
-        Raises what the source of the blob raised, as `Relay.next` does.
+        Raises the errors of the blob's source, as `Relay.next` does.
         """
         while not self.complete:
-            self._is_given = anyio.Event()
-            self.is_asking = True
+            self._delivered = anyio.Event()
+            self.is_waiting = True
             self._feed.wake()
-            await self._is_given.wait()
+            await self._delivered.wait()
             if self._error is not None:
                 raise self._error
             self.complete = self._is_last
-            # A piece is empty here where the target has all of it already: the next one is asked for.
+            # The piece is empty if the target has all of its bytes. Then ask for the next piece.
             if self._piece:
                 return self._piece
         return memoryview(b"")
 
-    async def read_until(self, end: int, room: bytearray) -> memoryview:
-        """Read up to byte `end` of the blob, into `room`; return those bytes, as `Relay` does. What a
-        piece has behind `end` is kept for the next call.
+    async def read_until(self, end: int, buffer: bytearray) -> memoryview:
+        """Copy the bytes of the blob up to byte `end` into `buffer`, as `Relay.read_until` does.
+
+        Returns the filled part of `buffer`. The first call begins at the first byte that the target
+        lacks, and each later call at the `end` of the call before.
         """
         filled = 0
-        while self._position < end:
-            if not self._unused:
-                self._unused = await self.next()
-            taken = self._unused[: end - self._position]
-            room[filled : filled + len(taken)] = taken
-            filled += len(taken)
-            self._position += len(taken)
-            self._unused = self._unused[len(taken) :]
-        return memoryview(room)[:filled]
+        while self._read_position < end:
+            if not self._unread:
+                self._unread = await self.next()
+            count = min(len(self._unread), end - self._read_position)
+            buffer[filled : filled + count] = self._unread[:count]
+            filled += count
+            self._read_position += count
+            self._unread = self._unread[count:]
+        return memoryview(buffer)[:filled]
 
-    def chunk_body(self, body: memoryview, start: int, offset: int) -> MemoryPieces:
-        """Return the body of a request that sends what `read_until` has returned, as `Relay` does."""
-        return _Chunk(self, body, offset - start)
+    def chunk_body(self, chunk: memoryview, start: int, offset: int) -> MemoryPieces:
+        """Return a request body with the bytes of `chunk` from byte `offset` of the blob.
 
-    def give(self, piece: memoryview, start: int, *, is_last: bool) -> None:
-        """Give the piece of the blob that begins at byte `start`."""
+        `chunk` was returned by `read_until`, and begins at byte `start` of the blob.
+        """
+        return _ChunkBody(self, chunk, offset - start)
+
+    def deliver(self, piece: memoryview, start: int, *, is_last: bool) -> None:
+        """Deliver the piece of the blob that begins at byte `start`."""
         self._piece = piece[max(0, self._offset - start) :]
         self._is_last = is_last
-        self._go_on()
+        self._end_wait()
 
     def fail(self, error: SyncError) -> None:
-        """Have the request end with a failure of the source."""
+        """Make the request fail with an error of the source."""
         self._error = error
-        self._go_on()
+        self._end_wait()
 
-    def _go_on(self) -> None:
-        self.is_asking = False
-        self.moved_at = anyio.current_time()
-        self._is_given.set()
+    def _end_wait(self) -> None:
+        self.is_waiting = False
+        self.last_progress = anyio.current_time()
+        self._delivered.set()
 
 
-class _Chunk(MemoryPieces):
-    """A part of a blob in memory. While it is sent its target counts as moving, although the feed
-    gives it nothing.
+class _ChunkBody(MemoryPieces):
+    """The body of a request that sends a chunk of a feed body.
+
+    Each piece that is sent counts as progress of the target, because the feed delivers nothing to it
+    meanwhile.
     """
 
-    def __init__(self, feed_body: FeedBody, body: memoryview, offset: int) -> None:
-        super().__init__(body, offset)
+    def __init__(self, feed_body: FeedBody, chunk: memoryview, offset: int) -> None:
+        super().__init__(chunk, offset)
         self._feed_body = feed_body
 
     async def next(self) -> memoryview:
-        """Return the next piece; empty at the end."""
-        self._feed_body.moved_at = anyio.current_time()
+        """Return the next piece. Returns an empty piece at the end."""
+        self._feed_body.last_progress = anyio.current_time()
         return await super().next()
 
 
 class Feed:
-    """One reading of a blob, and the bodies that it fills."""
+    """One reading of a blob, which delivers each piece to several bodies."""
 
     def __init__(self, relay: Relay, offset: int, size: int) -> None:
         self._relay = relay
-        # The byte of the blob at which the next piece begins.
+        # The offset in the blob at which the next piece begins.
         self._position = offset
+        # The size of the blob.
         self._size = size
+        # The bodies of the requests that are under way.
         self._bodies = list[FeedBody]()
-        # Set when a body asks for a piece or is removed.
+        # Set when a body waits for a piece or is removed. Each wait has a new event.
         self._changed = anyio.Event()
 
     def body(self, offset: int) -> FeedBody:
-        """Return the body for a target that has the blob's first `offset` bytes."""
+        """Add and return the body for a target that has the blob's first `offset` bytes."""
         body = FeedBody(self, offset, self._size - offset)
         self._bodies.append(body)
         return body
 
     def remove(self, body: FeedBody) -> None:
-        """Fill a body no longer: its request has ended."""
+        """Remove a body whose request has ended."""
         self._bodies.remove(body)
         self.wake()
 
     def wake(self) -> None:
-        """Let `pump` look again."""
+        """Make `pump` check again whether all bodies wait for a piece."""
         self._changed.set()
 
     async def pump(self) -> None:
-        """Read the blob to its end, or until no body is left. Raises what `Relay.next` raises."""
+        """Read the blob and deliver its pieces, until its end or until no body is left.
+
+        Raises the errors of `Relay.next`.
+        """
         while True:
-            # The relay's next piece overwrites the last one, which all have to be done with.
-            await self._wait_until_all_ask()
+            # The next piece overwrites the buffer of the last piece. No request may still be
+            # sending from it.
+            await self._wait_for_slowest()
             if not self._bodies:
                 return
             piece = await self._relay.next()
             for body in self._bodies:
-                body.give(piece, self._position, is_last=self._relay.complete)
+                body.deliver(piece, self._position, is_last=self._relay.complete)
             self._position += len(piece)
             if self._relay.complete:
                 return
 
     def fail(self, error: SyncError) -> None:
-        """End all requests with a failure of the source."""
+        """Make all requests fail with an error of the source."""
         for body in self._bodies:
             body.fail(copy_error(error))
 
-    async def _wait_until_all_ask(self) -> None:
-        """Wait for the slowest target. One that takes nothing for PATIENCE seconds is left behind,
-        unless no other waits for it.
-        """
-        while lagging := [body for body in self._bodies if not body.is_asking]:
-            now = anyio.current_time()
-            stalled = [body for body in lagging if body.moved_at + PATIENCE <= now]
-            others_wait = len(self._bodies) > len(lagging)
-            if others_wait:
-                for body in stalled:
-                    body.request.cancel()  # `remove` follows: its piece is not touched until then
+    async def _wait_for_slowest(self) -> None:
+        """Wait until every body waits for a piece, so at the pace of the slowest target.
 
-            deadlines = [body.moved_at + PATIENCE for body in lagging if body not in stalled]
+        If some bodies wait already, the request of a target without progress for PATIENCE seconds is
+        cancelled.
+        """
+        while busy := [body for body in self._bodies if not body.is_waiting]:
+            now = anyio.current_time()
+            stalled = [body for body in busy if body.last_progress + PATIENCE <= now]
+            others_wait = len(self._bodies) > len(busy)
+            if others_wait:
+                # The loop continues until the request has ended and `remove` was called. So no piece
+                # is overwritten while it is sent.
+                for body in stalled:
+                    body.request_scope.cancel()
+
+            deadlines = [body.last_progress + PATIENCE for body in busy if body not in stalled]
             self._changed = anyio.Event()
             with anyio.move_on_after(min(deadlines) - now if deadlines else None):
                 await self._changed.wait()
 
 
 class _State(enum.Enum):
-    """Where a subscriber stands.
+    """The state of a subscriber.
 
     from        to          when
-    EXPECTED    WAITING     it has an open session, and wants the blob (`Feeds.send`)
-    WAITING     FED         a reading begins that serves it
-    FED         EXPECTED    its request has ended; after a failure it may come again
-    all         GONE        it needs no shared reading (`Feeds.unsubscribe`)
+    EXPECTED    WAITING     its session is open, and it needs the blob (`Feeds.send`)
+    WAITING     FED         a reading begins that includes it
+    FED         EXPECTED    its request has ended; after a failure it may wait for another reading
+    any         GONE        it needs no shared reading (`Feeds.unsubscribe`)
     """
 
     EXPECTED = enum.auto()
@@ -216,73 +241,80 @@ class _State(enum.Enum):
 
 @dataclass
 class Needs:
-    """What one target needs of a reading, and what the reading has to be admitted for."""
+    """What a reading has to know about one target."""
 
+    # Reads the blob, if this target's subscriber begins the reading.
     relay: Relay
-    # The target has the blob's first bytes, up to here.
+    # The target has the bytes of the blob before this offset.
     offset: int
+    # The permits that the reading takes at the source and at the target.
     reading: Demand
     writing: Demand
-    # Bytes of memory for a chunk; 0 where the body is sent in one request.
-    chunk: int
-    # The lowest is admitted first.
+    # Bytes of memory for a chunk; 0 if the body is sent in one request.
+    chunk_size: int
+    # Waiting requests are admitted in order of rank, lowest first.
     rank: float
+    # The connection to the target.
     lease: Lease
-    # Of the target's login.
+    # The secrets of the target's login, to be redacted in messages.
     secrets: Secrets
-    # Sends the body, and says what became of the blob.
+    # Sends the body to the target.
     send: Callable[[FeedBody], Awaitable[BlobResult]]
 
 
 class Subscriber:
-    """One target's copy of a blob, which may share a reading with others."""
+    """One upload of a blob that may share a reading with other uploads."""
 
+    # Set by `wait_for_reading`.
     needs: Needs
 
     def __init__(self, blob: tuple[RepositoryKey, str], size: int) -> None:
+        # Source repository and digest.
         self.blob = blob
         self.size = size
         self.state = _State.EXPECTED
-        self._forget_last()
+        self._reset_outcome()
 
-    def _forget_last(self) -> None:
-        # Set when this one is to begin a reading, or is served by another's.
-        self.is_called = anyio.Event()
-        # Set when its part of the reading has ended: with a result, with an error, or with neither
-        # where all of the reading was cancelled.
-        self.has_ended = anyio.Event()
+    def _reset_outcome(self) -> None:
+        # Set when this subscriber has to begin a reading, or is part of a reading that begins.
+        self.called = anyio.Event()
+        # Set when its part of the reading has ended. Then `result` or `error` is set. Both are None
+        # if the whole reading was cancelled.
+        self.ended = anyio.Event()
+        # None until a reading includes this subscriber.
         self.body: FeedBody | None = None
         self.result: BlobResult | None = None
         self.error: SyncError | None = None
 
     def wait_for_reading(self, needs: Needs) -> None:
-        """Begin to wait. An earlier reading may have failed, of which nothing counts any more."""
-        self._forget_last()
+        """Enter the state WAITING, and discard the outcome of an earlier reading."""
+        self._reset_outcome()
         self.needs = needs
         self.state = _State.WAITING
 
 
 class Feeds:
-    """The readings that several targets share.
+    """All readings that several targets share.
 
-    A copy that may share one subscribes first; then it calls `send` when its session is open. A
-    reading begins when no other subscriber is expected to come, or PATIENCE seconds after one came.
+    An upload that may share a reading subscribes first. It calls `send` when its session is open. A
+    reading begins when no other subscriber of the blob is still expected to call `send`, or PATIENCE
+    seconds after the first call.
     """
 
     def __init__(self, gate: Gate, staging: Staging) -> None:
         self._gate = gate
         self._staging = staging
-        # By source repository and digest, in the order in which they subscribed.
+        # By source repository and digest, in the order in which they have subscribed.
         self._subscribers = defaultdict[tuple[RepositoryKey, str], list[Subscriber]](list)
 
     def subscribe(self, source: RepositoryKey, digest: str, size: int) -> Subscriber:
-        """Let readings of a blob wait for one more copy, until it is unsubscribed."""
+        """Add an upload for which readings of the blob wait until it is unsubscribed."""
         subscriber = Subscriber((source, digest), size)
         self._subscribers[subscriber.blob].append(subscriber)
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Let no reading wait for a copy: it has ended, or its bytes come from somewhere else."""
+        """Remove an upload that has ended or gets its bytes in another way."""
         if subscriber.state is _State.GONE:
             return
         subscriber.state = _State.GONE
@@ -293,69 +325,77 @@ class Feeds:
             self._call_first(subscriber.blob)
 
     async def send(self, subscriber: Subscriber, needs: Needs) -> BlobResult:
-        """Send a blob from a reading that others may share; raises what `needs.send` raises, what
-        `Relay` raises, and LeftBehind.
+        """Send a blob to one target from a reading that it may share with others.
+
+        Raises the errors of `needs.send` and of `Relay`. Raises LeftBehind if the target was too slow
+        for the reading.
         """
-        if subscriber.state is _State.GONE:  # staging has failed, from which it would have come
+        if subscriber.state is _State.GONE:
+            # The blob was to be staged, which has failed since.
             self._subscribers[subscriber.blob].append(subscriber)
         subscriber.wait_for_reading(needs)
         self._call_first(subscriber.blob)
         try:
             with anyio.move_on_after(PATIENCE):
-                await subscriber.is_called.wait()
-            # Nobody else has begun a reading that serves this one: it begins one.
+                await subscriber.called.wait()
+            # No other subscriber has begun a reading that includes this one.
             if subscriber.state is _State.WAITING:
-                await self._feed(self._choose(subscriber))
-            await subscriber.has_ended.wait()
+                await self._read_for(self._choose(subscriber))
+            await subscriber.ended.wait()
         finally:
             if subscriber.body is not None:
-                subscriber.body.request.cancel()
+                subscriber.body.request_scope.cancel()
             subscriber.state = _State.EXPECTED
         if subscriber.result is None:
             raise subscriber.error or LeftBehind("the reading was given up")
         return subscriber.result
 
     def _call_first(self, blob: tuple[RepositoryKey, str]) -> None:
-        """Have the first one that waits begin a reading, if nobody else is expected."""
+        """Make the first waiting subscriber begin a reading, unless another one is still expected."""
         subscribers = self._subscribers[blob]
         waiting = [each for each in subscribers if each.state is _State.WAITING]
         is_one_expected = any(each.state is _State.EXPECTED for each in subscribers)
         if waiting and not is_one_expected:
-            waiting[0].is_called.set()
+            waiting[0].called.set()
 
     def _choose(self, first: Subscriber) -> list[Subscriber]:
-        """Choose those that wait and share a reading with `first`; they count as fed from now on.
+        """Choose the waiting subscribers that share a reading with `first`, and set their state to FED.
 
-        One for each target host, because a small `max_concurrent` may never admit two at once. As
-        many as have room for their chunks. None whose host asks for a longer pause than PATIENCE: the
-        others would wait for it.
+        At most one is chosen for each target host, because a small `max_concurrent` may never admit
+        two at the same time. The chunks of all chosen subscribers must fit into memory. A host that
+        is paused for longer than PATIENCE is not chosen, because the other targets would wait for it.
         """
+        # By target host.
         chosen = {first.needs.writing.host: first}
-        room = self._staging.memory.size - first.needs.chunk
+        room = self._staging.memory.size - first.needs.chunk_size
         if not self._is_paused(first):
             for other in self._subscribers[first.blob]:
                 if other.state is not _State.WAITING or self._is_paused(other):
                     continue
                 host = other.needs.writing.host
-                if host not in chosen and other.needs.chunk <= room:
+                if host not in chosen and other.needs.chunk_size <= room:
                     chosen[host] = other
-                    room -= other.needs.chunk
+                    room -= other.needs.chunk_size
 
         for subscriber in chosen.values():
             subscriber.state = _State.FED
-            subscriber.is_called.set()
+            subscriber.called.set()
         self._call_first(first.blob)
         return list(chosen.values())
 
     def _is_paused(self, subscriber: Subscriber) -> bool:
-        """Say whether a target's host has asked for a pause of more than PATIENCE seconds."""
+        """Report whether the target's host is paused for more than PATIENCE seconds."""
         now = anyio.current_time()
         opens = refresh_next_opening(self._gate.limits, (subscriber.needs.writing,), now)
-        # Infinite where all its permits are in use: an answer frees one.
+        # The time is infinite if all permits are in use. In this case any answer frees a permit.
         return now + PATIENCE < opens < math.inf
 
-    async def _feed(self, subscribers: list[Subscriber]) -> None:
-        """Read a blob for these, and send it to each; a failure goes to those that it concerns."""
+    async def _read_for(self, subscribers: list[Subscriber]) -> None:
+        """Read a blob and send it to the targets of these subscribers.
+
+        A failure of the source is recorded in all subscribers, a failure of a target in its own
+        subscriber.
+        """
         needs = [subscriber.needs for subscriber in subscribers]
         relay = needs[0].relay
         offset = min(each.offset for each in needs)
@@ -365,11 +405,11 @@ class Feeds:
         demands = (needs[0].reading, *(each.writing for each in needs))
         try:
             async with (
-                self._staging.memory.reserving(sum(each.chunk for each in needs), rank),
+                self._staging.memory.reserving(sum(each.chunk_size for each in needs), rank),
                 self._gate.admitted(demands, rank),
                 anyio.create_task_group() as requests,
             ):
-                self._staging.make_room_for_chunks()  # the chunks take the room of blobs that are kept in memory
+                self._staging.make_room_for_chunks()
                 try:
                     async with relay.opened(offset):
                         for subscriber in subscribers:
@@ -382,29 +422,32 @@ class Feeds:
                     feed.fail(error)
         finally:
             for subscriber in subscribers:
-                # Its next reading may be one of its own, which goes on where this one stopped.
+                # A later reading may use the subscriber's own relay. It can continue from the
+                # checkpoints of this reading.
                 subscriber.needs.relay.adopt_checkpoints(relay)
-                subscriber.has_ended.set()
+                subscriber.ended.set()
 
     async def _serve(self, feed: Feed, subscriber: Subscriber, body: FeedBody) -> None:
-        """Send the blob to one target. Its failure is kept for it, and ends no other request."""
+        """Send the blob to one target. A failure is recorded in its subscriber and stops no other
+        request.
+        """
         needs = subscriber.needs
         try:
-            with body.request, redacting(needs.secrets):
+            with body.request_scope, redacting(needs.secrets):
                 subscriber.result = await needs.send(body)
         except SyncError as error:
             subscriber.error = error
         finally:
             feed.remove(body)
-        if body.request.cancelled_caught:
+        if body.request_scope.cancelled_caught:
             text = f"the target took nothing for {PATIENCE:.0f} s while others waited for it"
             subscriber.error = LeftBehind(text)
-        # The connection goes back to the pool now: other targets of this reading may take longer.
+        # Return the connection to the pool now: other targets of this reading may take longer.
         await needs.lease.settle()
-        subscriber.has_ended.set()
+        subscriber.ended.set()
 
 
 def copy_error(error: SyncError) -> SyncError:
-    """Return an error for another target, about the same place at the source."""
+    """Return a copy of an error of the source, to be raised for another target."""
     copy = error.without_place()
     return copy.with_place(error.side, error.operation or "", error.reference or "")

@@ -455,7 +455,7 @@ class BlobTransfer:
             offset=job.upload.offset,
             reading=job.reading._replace(meters=get.meters),
             writing=job.writing._replace(meters=put.meters),
-            chunk=job.chunk_size,
+            chunk_size=job.chunk_size,
             rank=job.rank,
             lease=job.upload.lease,
             secrets=job.target.host.secrets,
