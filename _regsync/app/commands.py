@@ -300,8 +300,8 @@ def run_lock(arguments: Namespace, console: Console) -> int:
         mappings=locking.mappings_from(arguments.only, config),
         keeps_others=bool(arguments.only),
         recheck=arguments.recheck,
-        writes=not arguments.diff,
-        as_table=arguments.markdown,
+        writes_file=not arguments.diff,
+        prints_table=arguments.markdown,
     )
     file = locking.open_lock(lock_path(arguments))
     return run_async(partial(locking.update_lock, file, config, options, console))

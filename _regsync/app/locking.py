@@ -1,9 +1,8 @@
-"""`regsync lock`: a new lock is resolved, compared with the old one, written and shown.
+"""Run `regsync lock`: resolve a new lock, write its file, and show how it differs from the old one.
 
-Owns: the lock's file, what is shown of a new lock, the exit status.
-May not know: arguments, how a digest is found.
-Invariants: the file is the old one or the new one, whatever happens. A file that somebody else has
-changed meanwhile is not replaced.
+Owns: the lock file, the output of the command, the exit status.
+May not know: arguments, how a digest is resolved.
+Invariants: the file is replaced atomically. A file that has changed since it was read is not replaced.
 Follows: docs/design.md section 12 ("Lock").
 """
 
@@ -42,45 +41,40 @@ from _regsync.sync.referrers import Referrers
 from _regsync.sync.report import error_json, status_of
 from _regsync.text import printable, reason_of
 
-# A table for a pull request has so many rows: GitHub takes 65,536 characters.
+# Rows of the Markdown table. With more of them a comment on GitHub could exceed 65,536 characters.
 MOST_ROWS = 250
 
-SHORT_DIGEST = len("sha256:") + 12
+SHORT_DIGEST = len("sha256:") + 12  # characters of a digest in the table
 
-# The permissions of a new lock: it goes into a repository.
+# The permissions of a new lock file. The file is meant to be committed, so everybody may read it.
 MODE = 0o644
 
-Requests = Mapping[str, Counter[str]]  # by host and action
+Requests = Mapping[str, Counter[str]]  # the number of requests by host and action
 
 
 class LockOptions(NamedTuple):
-    """What a command asks for."""
+    """The options of `regsync lock`."""
 
-    # Those that are resolved.
-    mappings: Sequence[MappingRule]
-    # Whether lines of other repositories stay.
-    keeps_others: bool
-    # Whether artifacts of images that have not moved are looked for.
-    recheck: bool
-    writes: bool
-    # Whether changes are shown in Markdown.
-    as_table: bool
+    mappings: Sequence[MappingRule]  # the mappings to resolve
+    keeps_others: bool  # whether lines of repositories outside `mappings` are kept
+    recheck: bool  # whether to look up artifacts of images whose digest has not changed
+    writes_file: bool  # whether the lock file is written
+    prints_table: bool  # whether changes are printed as a Markdown table
 
 
 class LockFile(NamedTuple):
-    """The file of a lock as it was read."""
+    """A lock file as it was read."""
 
     path: str
-    # None where there is no file.
-    stamp: Stamp | None
-    lock: Lock
+    stamp: Stamp | None  # None if the file does not exist
+    lock: Lock  # empty if the file does not exist
 
 
 # The file.
 
 
 def open_lock(path: str) -> LockFile:
-    """Read the file of a lock, which need not be there; ConfigError for one that is no lock."""
+    """Read a lock file, which need not exist. Raises ConfigError if it is not a valid lock."""
     try:
         with open(path, "rb") as stream:
             stamp = stamp_of(stream.fileno())
@@ -93,10 +87,12 @@ def open_lock(path: str) -> LockFile:
 
 
 def replace_lock(file: LockFile, lock: Lock) -> None:
-    """Replace the file. RegsyncError where it cannot be written, or is not the one that was read."""
+    """Write a new lock to the file.
+
+    Raises RegsyncError if the file cannot be written or has changed since it was read.
+    """
     shown = printable(file.path)
-    # A link stays one: what it leads to is replaced.
-    path = os.path.realpath(file.path)
+    path = os.path.realpath(file.path)  # replace the target of a symbolic link, not the link
     try:
         stamp: Stamp | None = None
         mode = MODE
@@ -116,36 +112,43 @@ def replace_lock(file: LockFile, lock: Lock) -> None:
         raise RegsyncError(f"{shown} was not written and is unchanged: {reason}") from error
 
 
-# The answers.
+# The new lock.
 
 
 async def update_lock(
     file: LockFile, config: Config, options: LockOptions, console: Console
 ) -> int:
-    """Resolve a new lock, write it and show how it differs; return the exit status."""
+    """Resolve a new lock, write it, and show how it differs from the old one.
+
+    Returns the exit status.
+    """
     with closing(connect(console)) as transport:
         new = await resolve_lock(transport, file.lock, config, options, console)
 
-    is_written = options.writes and new.is_writable and new.lock != file.lock
+    is_written = options.writes_file and new.is_writable and new.lock != file.lock
     log_failures(file, new, console)
     if is_written:
         replace_lock(file, new.lock)
     if console.writes_json:
         console.print_document(lock_document(file, new, transport.requests, is_written=is_written))
+    elif options.prints_table:
+        console.print_lines(markdown_table(compare(file.lock, new.lock)))
     else:
-        print_changes(file, new, console, as_table=options.as_table)
+        print_changes(file.lock, new.lock, console)
     return exit_status(new)
 
 
 async def resolve_lock(
     transport: Transport, old: Lock, config: Config, options: LockOptions, console: Console
 ) -> NewLock:
-    """Ask sources for a new lock."""
-    # An unusable file of a registry stops all before any request.
+    """Query the sources of the mappings for a new lock."""
+    # Read the certificate files of all registries first, so that an unusable file ends the command
+    # before the first request.
     for registry in dict.fromkeys(rule.source for rule in options.mappings):
         transport.prepare(registry)
 
-    # What earlier runs learnt of the sources' logins and referrers saves questions.
+    # The state has facts about the sources, from their logins to their referrers, which save
+    # requests.
     state = StateFile(config.cache_dir, transport.machine.log)
     state.load(may_write=False)
     try:
@@ -177,17 +180,19 @@ async def resolve_lock(
 
 
 def mappings_from(names: Sequence[str], config: Config) -> Sequence[MappingRule]:
-    """Return the mappings from repositories with these names, as `from` has them or as a lock does;
-    all without a name. ConfigError for a name that no mapping has.
+    """Return the mappings whose source repository has one of the names, or all without names.
+
+    A name is written as in the mapping's `from` or as in a lock. Raises ConfigError if no mapping has
+    one of the names.
     """
     if not names:
         return config.mappings
-    mappings_of = defaultdict[str, list[MappingRule]](list)
+    mappings_of = defaultdict[str, list[MappingRule]](list)  # by each name of the source repository
     for rule in config.mappings:
         for name in {rule.source_repository, source_key(rule).repository}:
             mappings_of[name].append(rule)
 
-    chosen = dict[int, MappingRule]()
+    chosen = dict[int, MappingRule]()  # by index, because several names may choose one mapping
     for name in names:
         if name not in mappings_of:
             raise ConfigError(
@@ -198,11 +203,11 @@ def mappings_from(names: Sequence[str], config: Config) -> Sequence[MappingRule]
     return [chosen[index] for index in sorted(chosen)]
 
 
-# What is shown.
+# Output.
 
 
 def log_failures(file: LockFile, new: NewLock, console: Console) -> None:
-    """Log what failed, and what that means for the file."""
+    """Log each failure, then the effect of each failed mapping on the lock file."""
     for failure in new.failures:
         error = failure.error
         text = f"failed {failure.name}: {error.code}: {error}"
@@ -215,21 +220,17 @@ def log_failures(file: LockFile, new: NewLock, console: Console) -> None:
         console.log("warning", "lock_incomplete", text)
 
 
-def print_changes(file: LockFile, new: NewLock, console: Console, *, as_table: bool) -> None:
-    """Show how a new lock differs; nothing where it does not."""
-    changes = compare(file.lock, new.lock)
-    if as_table:
-        console.print_lines(markdown_table(changes))
-        return
-    console.print_lines(map(change_line, changes))
-    if file.lock.mappings != new.lock.mappings:
+def print_changes(old: Lock, new: Lock, console: Console) -> None:
+    """Print a line for each changed image, and one line if the mappings have changed."""
+    console.print_lines(map(change_line, compare(old, new)))
+    if old.mappings != new.mappings:
         console.print_line("changed the mappings, or their rules")
 
 
 def lock_document(
     file: LockFile, new: NewLock, requests: Requests, *, is_written: bool
 ) -> dict[str, object]:
-    """Return what `--json` writes."""
+    """Return the JSON document of `--json`."""
     return {
         "schema": 1,
         "lock": file.path,
@@ -255,7 +256,7 @@ def exit_status(new: NewLock) -> int:
 
 
 def change_line(change: Change) -> str:
-    """Return what a user reads of a change."""
+    """Format a change: its kind, the image, and the digests or the differences."""
     what = f"{change.kind} {change.image}"
     if change.before is None or change.after is None:
         return f"{what} {change.image.digest}"
@@ -265,17 +266,20 @@ def change_line(change: Change) -> str:
 
 
 def differences(before: LockedImage, after: LockedImage) -> Iterator[str]:
-    """Say what differs between two lines with one digest."""
+    """Describe the differences between two lines whose digest at the source is the same."""
     if before.pushed != after.pushed:
         yield f"at targets {before.digest_at_target} -> {after.digest_at_target}"
-    came = len({*after.artifacts} - {*before.artifacts})
-    gone = len({*before.artifacts} - {*after.artifacts})
-    if came or gone:
-        yield f"artifacts: {came} came, {gone} gone"
+    added = len({*after.artifacts} - {*before.artifacts})
+    removed = len({*before.artifacts} - {*after.artifacts})
+    if added or removed:
+        yield f"artifacts: {added} came, {removed} gone"
 
 
 def markdown_table(changes: Sequence[Change]) -> Iterator[str]:
-    """Give the lines of a table in Markdown; none without a change."""
+    """Yield the lines of a Markdown table of the changes, below their counts by kind.
+
+    Yields nothing without changes.
+    """
     if not changes:
         return
     counts = Counter(change.kind for change in changes)
@@ -299,7 +303,7 @@ def digest_cell(image: LockedImage | None) -> str:
 
 
 def change_json(change: Change) -> dict[str, object]:
-    """Return a change's entry in `changes`."""
+    """Return the entry of a change in `changes` of the JSON document."""
     platforms = change.image.source.platforms
     return {
         "kind": change.kind,
