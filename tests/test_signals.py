@@ -294,12 +294,12 @@ async def test_the_display_says_that_a_run_stops():
     shown: list[Progress] = []
 
     class Terminal:
-        live = True
+        has_display = True
 
-        def progress(self, now: Progress) -> None:
+        def update_progress(self, now: Progress) -> None:
             shown.append(now)
 
-        def clear(self) -> None:
+        def clear_display(self) -> None:
             pass
 
     progress = work(under_way=list)

@@ -486,4 +486,4 @@ def run_version(arguments: Namespace, console: Console) -> int:
 
     if arguments.sbom:
         return version.inventory()
-    return version.show(arguments.closed, as_json=arguments.json)
+    return version.show(arguments.closed, writes_json=arguments.json)

@@ -1,8 +1,8 @@
-"""The live display of a run, as lines.
+"""Format the progress of a run as the lines of the terminal display.
 
-Owns: what is shown of a moment, in which order and width.
-May not know: terminals, clocks, where the figures come from.
-Invariants: at most 8 lines, none as wide as the terminal.
+Owns: which figures are shown, in which order and width.
+May not know: terminals, clocks, how the figures are measured.
+Invariants: there are at most 8 lines, and each is shorter than the terminal is wide.
 Follows: docs/design.md section 10.
 """
 
@@ -12,31 +12,33 @@ from typing import NamedTuple
 
 from _regsync.text import duration_text, size_text
 
-LONGEST_BAR = 24  # columns
-SHORTEST_BAR = 4  # columns; below it the numbers alone are shown
-USUAL_TEXT = 40  # columns kept for the text behind a bar, so that usual texts do not move it
-LABEL = 7  # columns of "images", "data" and the elapsed time
+# Widths are in columns of the terminal.
+LONGEST_BAR = 24
+SHORTEST_BAR = 4  # with less room, no bar is drawn
+USUAL_TEXT = 40  # room to the right of a bar. A longer text makes the bar shorter.
+LABEL = 7  # room for "images", "data" or the elapsed time, to the left of a bar
 
-MOST_REGISTRIES = 4  # lines; what does not fit is counted in the last one
+MOST_REGISTRIES = 4  # lines for registries. If there are more, the last line is their number.
 
-# Seconds. A time that is left is told in steps, the longer it is the larger.
+# (largest time, step): remaining times up to the largest time are rounded up to a multiple of the
+# step. Both are in seconds.
 STEPS = ((60.0, 5), (600.0, 30), (float("inf"), 300))
 
 
 class Progress(NamedTuple):
-    """How far a run is."""
+    """The progress of a run at one moment. The field names are those of the heartbeat's JSON."""
 
-    done: int  # images
-    known: int  # images so far, done or not
-    bytes: int  # that were moved
-    expected: int  # bytes so far, moved or not
-    rate: float  # bytes a second
+    done: int  # images with a result
+    known: int  # images found so far, including `done`
+    bytes: int  # bytes moved
+    expected: int  # bytes to move for the known images, including `bytes`
+    rate: float  # bytes per second
     elapsed: float  # seconds
-    waiting: str  # what is done, or waited for, in words
-    remaining: float | None = None  # seconds; None: not known
-    saved_present: int = 0  # bytes that were at targets already
-    saved_mounted: int = 0  # bytes that targets have mounted
-    registries: tuple[str, ...] = ()  # those that are slow, throttled or failing, in words
+    waiting: str  # the current work in words
+    remaining: float | None = None  # seconds; None if unknown
+    saved_present: int = 0  # bytes not sent because targets had the blobs already
+    saved_mounted: int = 0  # bytes not sent because targets mounted the blobs
+    registries: tuple[str, ...] = ()  # a line for each slow, throttled or failing registry
 
     def __str__(self) -> str:
         text = f"{self.done} of {self.known} images, {self.data}, {duration_text(self.elapsed)}"
@@ -44,17 +46,18 @@ class Progress(NamedTuple):
 
     @property
     def data(self) -> str:
-        # A blob that is sent again makes more bytes than were expected.
+        """The moved bytes, the rate and the remaining time: `1.2 MB of 3.4 MB, 0.5 MB/s, 5s left`."""
+        # A blob that is sent again adds bytes that were not expected.
         total = max(self.bytes, self.expected)
         text = f"{size_text(self.bytes)} of {size_text(total)}, {size_text(int(self.rate))}/s"
         if self.remaining is None:
             return text
-        rest = duration_text(in_steps(self.remaining)).replace(".0s", "s")
-        return f"{text}, {rest} left"
+        remaining = duration_text(in_steps(self.remaining)).replace(".0s", "s")
+        return f"{text}, {remaining} left"
 
     @property
     def saved(self) -> str:
-        """What need not be sent; empty where that is nothing."""
+        """The bytes that need not be sent: `3 MB: 2 MB already there, 1 MB mounted`; "" without any."""
         parts = [(self.saved_present, "already there"), (self.saved_mounted, "mounted")]
         details = [f"{size_text(count)} {word}" for count, word in parts if count]
         if len(details) < 2:
@@ -64,30 +67,30 @@ class Progress(NamedTuple):
 
 
 def in_steps(seconds: float) -> float:
-    """Round a time up, so that it does not change with each drawing."""
-    step = next(step for most, step in STEPS if seconds <= most)
+    """Round a time up to a multiple of its step, so that the display does not change all the time."""
+    step = next(step for largest, step in STEPS if seconds <= largest)
     return -(-seconds // step) * step
 
 
-def progress_lines(now: Progress, columns: int, marks: str = "#-") -> list[str]:
-    """Return the live display: at most 8 lines, none as wide as the terminal.
+def progress_lines(progress: Progress, columns: int, marks: str = "#-") -> list[str]:
+    """Return the lines of the display for a terminal with this many columns.
 
-    `marks` are the characters of a bar, for what is done and for what is left.
+    `marks` has two characters: that of the done part of a bar and that of the remaining part.
     """
-    images_text = f"{now.done} of {now.known}"
-    text_width = max(USUAL_TEXT, len(images_text), len(now.data))
-    # Three more columns: the blanks around a bar, and the last one of the terminal, which stays free.
-    width = min(LONGEST_BAR, columns - LABEL - 3 - text_width)
+    images_text = f"{progress.done} of {progress.known}"
+    text_width = max(USUAL_TEXT, len(images_text), len(progress.data))
+    # 3 columns are blank: one on each side of a bar, and the terminal's last column.
+    bar_width = min(LONGEST_BAR, columns - LABEL - 3 - text_width)
 
-    lines = [bar_line("images", now.done, now.known, images_text, width, marks)]
-    if now.expected or now.bytes:
-        total = max(now.bytes, now.expected)
-        lines.append(bar_line("data", now.bytes, total, now.data, width, marks))
-    if now.saved:
-        lines.append(f"{'saved':<{LABEL}}{now.saved}")
-    lines.append(f"{duration_text(now.elapsed):<{LABEL}}{now.waiting}".rstrip())
+    lines = [bar_line("images", progress.done, progress.known, images_text, bar_width, marks)]
+    if progress.expected or progress.bytes:
+        total = max(progress.bytes, progress.expected)
+        lines.append(bar_line("data", progress.bytes, total, progress.data, bar_width, marks))
+    if progress.saved:
+        lines.append(f"{'saved':<{LABEL}}{progress.saved}")
+    lines.append(f"{duration_text(progress.elapsed):<{LABEL}}{progress.waiting}".rstrip())
 
-    registries = list(now.registries)
+    registries = list(progress.registries)
     if len(registries) > MOST_REGISTRIES:
         left_out = len(registries) - MOST_REGISTRIES + 1
         registries[MOST_REGISTRIES - 1 :] = [f"and {left_out} more registries"]
@@ -96,7 +99,10 @@ def progress_lines(now: Progress, columns: int, marks: str = "#-") -> list[str]:
 
 
 def bar_line(label: str, part: int, total: int, text: str, width: int, marks: str) -> str:
-    """Return a line with a bar of `width` columns for the share of `part` in `total`."""
+    """Return a line: the label, a bar for the share of `part` in `total`, and the text.
+
+    `width` is that of the bar. The bar is left out if it would be shorter than SHORTEST_BAR.
+    """
     bar = ""
     if width >= SHORTEST_BAR:
         full = width * part // max(total, 1)
@@ -105,5 +111,9 @@ def bar_line(label: str, part: int, total: int, text: str, width: int, marks: st
 
 
 def shorten(line: str, columns: int) -> str:
-    """Keep the last column free: some terminals wrap there, and a wrapped line is not cleared."""
+    """Cut a line so that the terminal's last column stays blank.
+
+    Some terminals wrap a line that fills the last column. Clearing the display would then leave a
+    part of the line on the screen.
+    """
     return line if len(line) < columns else f"{line[: max(0, columns - 2)]}~"

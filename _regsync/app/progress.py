@@ -1,8 +1,8 @@
-"""How far a run is: measured now and then, and given to the console.
+"""Measure the progress of a run at intervals, and pass it to the console.
 
-Owns: how often that happens, how fast bytes move and how long the rest takes, and the words for what
-takes long.
-May not know: how a terminal is drawn on.
+Owns: the intervals, the transfer rate, the forecast of the remaining time, and the descriptions of
+current work and of slow registries.
+May not know: how the display is drawn.
 Follows: docs/design.md section 10.
 """
 
@@ -20,20 +20,25 @@ from _regsync.registry.transport import Transport
 from _regsync.sync.image import Traffic
 from _regsync.text import duration_text
 
-DISPLAY_SECONDS = 0.25  # between two drawings of the live display
-HEARTBEAT_SECONDS = 30.0  # between two lines where no terminal shows a display
+# All times are in seconds.
 
-RATE_SECONDS = 5.0  # of which the rate is the average: a longer average hides a standstill
-NEW_RATE_SECONDS = 1.0  # between two rates that are shown: digits that never rest cannot be read
-FORECAST_SECONDS = 30.0  # of which the rate is the average by which the rest is reckoned
-SETTLED_SECONDS = 5.0  # without more to move: before, the rest is not known
-STEADY_SHARE = 0.15  # of the time left, by which a new forecast has to differ to be shown
+DISPLAY_SECONDS = 0.25  # between two updates of the display on a terminal
+HEARTBEAT_SECONDS = 30.0  # between two log lines, if there is no display
 
-SILENCE_SECONDS = 10.0  # without an answer, after which a registry is called slow
+# The displayed rate is an average over this time. A longer average would hide a standstill.
+RATE_SECONDS = 5.0
+NEW_RATE_SECONDS = 1.0  # between two displayed rates, because faster changes cannot be read
+
+FORECAST_SECONDS = 30.0  # the forecast uses the average rate over this time
+SETTLED_SECONDS = 5.0  # without newly expected bytes, before a forecast is made
+# A new forecast is displayed only if it differs by this share of the remaining time.
+STEADY_SHARE = 0.15
+
+SILENCE_SECONDS = 10.0  # without an answer, after which a registry is reported as slow
 
 
 class Work(Protocol):
-    """Says how far something is: a run's scheduler, an audit, or a new lock."""
+    """Work whose progress is shown: a run's scheduler, an audit, or the making of a lock."""
 
     @property
     def transport(self) -> Transport: ...
@@ -43,7 +48,7 @@ class Work(Protocol):
 
     @property
     def images_known(self) -> int:
-        """Images so far, done or not."""
+        """The number of images found so far, including the images that are done."""
 
     @property
     def bytes_moved(self) -> int: ...
@@ -53,29 +58,29 @@ class Work(Protocol):
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """By host, how many images have failed there."""
+        """The number of failed images by host."""
 
     @property
     def drain_ends(self) -> float | None:
-        """When what is under way is cut off; None while there is no drain."""
+        """When unfinished copies will be cancelled after a signal. None before a signal."""
 
     @property
     def verb(self) -> str:
-        """What is done to an image at work, in a word or two: "copying"."""
+        """The verb for an image in progress, such as "copying"."""
 
     def under_way(self) -> list[str]:
-        """Return the references of the images at work."""
+        """Return the references of the images in progress."""
 
 
 async def show_progress(console: Console, work: Work) -> None:
-    """Keep the live display, or write a heartbeat every 30 s, until cancelled."""
-    began = anyio.current_time()
-    pace = Pace(began)
+    """Update the display, or write a log line every 30 seconds, until cancelled."""
+    start = anyio.current_time()
+    pace = Pace(start)
     silences = Silences()
-    pause = DISPLAY_SECONDS if console.has_display else HEARTBEAT_SECONDS
+    interval = DISPLAY_SECONDS if console.has_display else HEARTBEAT_SECONDS
     try:
         while True:
-            await anyio.sleep(pause)
+            await anyio.sleep(interval)
             now = anyio.current_time()
             pace.record(now, work.bytes_moved, work.traffic.expected)
             silences.record(now, work)
@@ -86,7 +91,7 @@ async def show_progress(console: Console, work: Work) -> None:
                     bytes=work.bytes_moved,
                     expected=work.traffic.expected,
                     rate=pace.rate,
-                    elapsed=now - began,
+                    elapsed=now - start,
                     waiting=describe_work(work, now),
                     remaining=pace.remaining(now),
                     saved_present=work.traffic.present,
@@ -100,38 +105,40 @@ async def show_progress(console: Console, work: Work) -> None:
 
 class _Sample(NamedTuple):
     time: float
-    moved: int  # bytes until then
+    moved: int  # bytes moved from the start until `time`
 
 
 class Pace:
-    """How fast bytes move, and how long the rest takes, told so that neither jumps."""
+    """The displayed transfer rate and the displayed forecast, both kept from changing too often."""
 
-    def __init__(self, began: float) -> None:
-        self.rate = 0.0  # bytes a second, as it is shown
-        self._rated_at = began  # when this rate was reckoned
-        self._samples = deque([_Sample(began, 0)])  # the oldest first
-        self._expected = 0  # bytes
-        self._grew_at = began  # when more bytes were expected the last time
-        self._ends_at: float | None = None  # when the rest is moved, as it is shown
+    def __init__(self, start: float) -> None:
+        self.rate = 0.0  # the displayed rate, in bytes per second
+        self._rate_time = start  # when this rate was computed
+        # The samples of the last FORECAST_SECONDS and one older sample, oldest first.
+        self._samples = deque([_Sample(start, 0)])
+        self._expected = 0  # the bytes that the run will have moved at its end, as far as known
+        self._expected_growth_time = start  # when `_expected` last grew
+        # The displayed forecast of when all bytes will have been moved. None if it is unknown.
+        self._forecast: float | None = None
 
     def record(self, now: float, moved: int, expected: int) -> None:
-        """Note how many bytes were moved until now, and how many are to be moved in all."""
+        """Record the bytes moved so far and the bytes expected in total."""
         self._samples.append(_Sample(now, moved))
-        # One sample from before the time of the forecast stays, to count from.
+        # Keep one older sample, so that a rate over FORECAST_SECONDS can be computed.
         while self._samples[1].time <= now - FORECAST_SECONDS:
             self._samples.popleft()
 
-        is_rate_old = now - self._rated_at >= NEW_RATE_SECONDS
+        is_rate_old = now - self._rate_time >= NEW_RATE_SECONDS
         if is_rate_old or not self.rate:
             self.rate = self._rate_since(now - RATE_SECONDS)
-            self._rated_at = now
+            self._rate_time = now
         if expected > self._expected:
-            self._grew_at = now
+            self._expected_growth_time = now
         self._expected = expected
         self._update_forecast(now, expected - moved)
 
     def _rate_since(self, moment: float) -> float:
-        """Return the average rate from a moment on, or from the first sample that is kept."""
+        """Return the average rate since `moment`, or since the oldest sample if that is later."""
         last = self._samples[-1]
         first = next(
             (sample for sample in reversed(self._samples) if sample.time <= moment),
@@ -139,79 +146,81 @@ class Pace:
         )
         return (last.moved - first.moved) / max(last.time - first.time, 1e-3)
 
-    def _update_forecast(self, now: float, rest: int) -> None:
-        """Reckon when the rest is moved. The forecast that is shown stays while it is about right."""
+    def _update_forecast(self, now: float, remaining_bytes: int) -> None:
+        """Compute a new forecast. Keep the displayed one unless it is wrong by STEADY_SHARE."""
         rate = self._rate_since(now - FORECAST_SECONDS)
-        # While images are compared, more bytes are expected with each of them.
-        is_growing = now - self._grew_at < SETTLED_SECONDS
-        if rest <= 0 or rate <= 0 or is_growing:
-            self._ends_at = None
+        # While tags are compared, each image to copy adds to the expected bytes.
+        is_growing = now - self._expected_growth_time < SETTLED_SECONDS
+        is_known = remaining_bytes > 0 and rate > 0 and not is_growing
+        if not is_known:
+            self._forecast = None
             return
-        ends_at = now + rest / rate
-        tolerance = STEADY_SHARE * (ends_at - now)
-        if self._ends_at is None or abs(ends_at - self._ends_at) > tolerance:
-            self._ends_at = ends_at
+        forecast = now + remaining_bytes / rate
+        tolerance = STEADY_SHARE * (forecast - now)
+        if self._forecast is None or abs(forecast - self._forecast) > tolerance:
+            self._forecast = forecast
 
     def remaining(self, now: float) -> float | None:
-        """Return the seconds that are left; None where that is not known, or nothing moves."""
-        if self._ends_at is None or not self.rate:
+        """Return the remaining seconds. Returns None if they are unknown or no bytes are moving."""
+        if self._forecast is None or not self.rate:
             return None
-        return max(0.0, self._ends_at - now)
+        return max(0.0, self._forecast - now)
 
 
 class Silences:
-    """Since when registries have not answered the requests that are on their way."""
+    """How long each registry has left requests unanswered."""
 
     def __init__(self) -> None:
-        # By host: how many requests there were, and when there was another one last.
-        self._requests = dict[str, int]()
-        self._moved_at = dict[str, float]()
-        self._bytes = 0
+        self._requests = dict[str, int]()  # the number of requests so far, by host
+        # When each host last was sent a request, had no open request, or may have moved bytes.
+        self._active_at = dict[str, float]()
+        self._bytes = 0  # bytes of blobs received and sent so far, at all hosts
 
     def record(self, now: float, work: Work) -> None:
-        """Look at the requests of now."""
+        """Compare the counters of all hosts with those of the last call."""
         transport = work.transport
         bytes_now = transport.blob_bytes + transport.bytes_sent
+        # Bytes are not counted by host. While bytes are moving, no host is reported as slow.
+        has_moved_bytes = bytes_now != self._bytes
         for host, limits in transport.gate.limits.items():
             requests = transport.requests[host].total() if host in transport.requests else 0
-            # Nobody counts bytes by host: while any move, no registry is called slow.
-            has_moved = requests != self._requests.get(host) or bytes_now != self._bytes
+            has_new_requests = requests != self._requests.get(host)
             is_idle = not limits.in_use
-            if has_moved or is_idle:
-                self._moved_at[host] = now
+            if has_moved_bytes or has_new_requests or is_idle:
+                self._active_at[host] = now
             self._requests[host] = requests
         self._bytes = bytes_now
 
-    def longest(self, now: float) -> dict[str, float]:
-        """Return the hosts that are slow to answer, with the seconds since their last one."""
-        silent = {host: now - moment for host, moment in self._moved_at.items()}
-        return {host: seconds for host, seconds in silent.items() if seconds >= SILENCE_SECONDS}
+    def by_host(self, now: float) -> dict[str, float]:
+        """Return the seconds of silence of each host that has been silent for SILENCE_SECONDS."""
+        silences = {host: now - moment for host, moment in self._active_at.items()}
+        return {host: seconds for host, seconds in silences.items() if seconds >= SILENCE_SECONDS}
 
 
 def describe_work(work: Work, now: float) -> str:
-    """Say in a few words what is being done."""
-    names = work.under_way()
+    """Describe the current work in a few words, such as "copying REFERENCE" or "listing tags"."""
+    images = work.under_way()
     if work.drain_ends is not None:
         remaining = duration_text(max(0.0, work.drain_ends - now))
-        return f"stopping in {remaining} at most, {len(names)} under way"
-    if not names:
-        # With all known images done, more can only come from repositories that are being listed.
-        all_done = work.images_done == work.images_known
-        return "listing tags" if all_done else "comparing tags"
-    if len(names) == 1:
-        return f"{work.verb} {names[0]}"
-    return f"{len(names)} under way, first {names[0]}"
+        return f"stopping in {remaining} at most, {len(images)} under way"
+    if not images:
+        # If all known images are done, the run is waiting for the tag list of another repository.
+        are_all_done = work.images_done == work.images_known
+        return "listing tags" if are_all_done else "comparing tags"
+    if len(images) == 1:
+        return f"{work.verb} {images[0]}"
+    return f"{len(images)} under way, first {images[0]}"
 
 
 def describe_registries(work: Work, silences: Silences, now: float) -> dict[str, str]:
-    """Say in a line each, by host, which registries are away, throttled, slow or failing."""
+    """Return a line for each registry that is unreachable, throttled, slow or failing, by host."""
     lines = work.transport.recovery.describe(now)
     for host, meter in work.transport.throttled_meters.items():
         if meter.paused_until > now:
             text = f"{host} is throttled (429), window {meter.width:.0f}"
             seconds = duration_text(meter.paused_until - now)
             lines.setdefault(host, f"{text}, next try in {seconds}")
-    for host, silence in silences.longest(now).items():
+    for host, silence in silences.by_host(now).items():
         lines.setdefault(host, f"{host} has not answered for {duration_text(silence)}")
     for host, count in work.failures.items():
         text = f"{count} failed"

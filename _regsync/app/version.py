@@ -1,6 +1,6 @@
-"""What `regsync version` says: this program, its interpreter, its OpenSSL, its FIPS gate.
+"""Show the version of this program, of its interpreter and of OpenSSL, and the state of the FIPS gate.
 
-Owns: the words of `version`, and the inventory (SBOM) of the built file.
+Owns: the output of `version`, and the inventory (SBOM) of the built file.
 Follows: docs/design.md sections 1 and 10.
 """
 
@@ -13,21 +13,22 @@ from _regsync import FIPS_BUILD, IS_STATIC, __version__, fips
 from _regsync.errors import ConfigError
 
 
-def show(closed: str, *, as_json: bool) -> int:
-    """Write the version to standard output; return the exit status.
+def show(closed: str, *, writes_json: bool) -> int:
+    """Print the version as a line or as JSON. Returns the exit status.
 
-    `closed` says why the FIPS gate is closed; it is empty where the gate holds or there is none.
+    `closed` is the reason why the FIPS gate is closed. It is empty if the gate holds or if this
+    build has no gate.
     """
     facts = describe(closed)
     line = "regsync {version} ({gate}), {python}, {openssl}".format(**facts)
-    sys.stdout.write(f"{json.dumps(facts) if as_json else line}\n")
+    sys.stdout.write(f"{json.dumps(facts) if writes_json else line}\n")
     sys.stdout.flush()
     return 0
 
 
 def describe(closed: str) -> dict[str, object]:
-    """Return what `version --json` shows."""
-    provider = None
+    """Return the document of `version --json`; `closed` is as in `show`."""
+    provider = None  # name and version of the FIPS provider, if the gate holds
     if IS_STATIC:
         build = "static"
         gate = "static file, no FIPS gate"
@@ -61,18 +62,18 @@ def python_version() -> str:
 
 def openssl_version() -> str:
     try:
-        import _ssl  # to ask for its version, where `ssl` would set up trust as well
-    except ImportError:  # some interpreters are built without it
+        import _ssl  # faster than `ssl`, and the version is all that is needed
+    except ImportError:  # an interpreter that was built without OpenSSL
         return "no OpenSSL"
     return _ssl.OPENSSL_VERSION
 
 
 def inventory() -> int:
-    """Write the SBOM (CycloneDX) that the build put into the file to standard output.
+    """Print the SBOM (CycloneDX) that the build has put into the file. Returns the exit status.
 
-    ConfigError where the program runs from its sources, which have none.
+    Raises ConfigError if the program runs from its sources, because they have no SBOM.
     """
-    loader = globals()["__loader__"]
+    loader = globals()["__loader__"]  # of a zip file, it has `archive`, the file's path
     if not hasattr(loader, "archive"):
         raise ConfigError(
             "--sbom: a checkout has no inventory, only a built file has one",
