@@ -681,12 +681,12 @@ def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
 
 
 async def test_what_is_not_whole_is_removed_in_the_end_unless_somebody_goes_on_with_it(tmp_path):
-    for sweep in (False, True):
+    for remove_partials in (False, True):
         layout = open_layout(tmp_path / "disk")
         file = await layout.begin_blob(blob_of(b"a" * 100))
         await file.write(memoryview(b"a" * 50))
         file.pause()
-        layout.close(sweep=sweep)
+        layout.close(remove_partials=remove_partials)
         left = list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
-        assert len(left) == (0 if sweep else 1)
+        assert len(left) == (0 if remove_partials else 1)
     shutil.rmtree(tmp_path / "disk")

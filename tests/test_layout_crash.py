@@ -94,7 +94,7 @@ class Scene:
         program = DIES
         if old_index:
             program = program.replace(
-                "for line", "directory.has_hard_links = lambda _: False\nfor line"
+                "for line", "directory.supports_hard_links = lambda _: False\nfor line"
             )
         self.command = [sys.executable, "-c", program, str(self.config), str(ROOT)]
 

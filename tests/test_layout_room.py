@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from _regsync.layout.directory import Layout
-from _regsync.layout.disk import LayoutError, Reserved
+from _regsync.layout.disk import LayoutError, Reservations
 from _regsync.oci.manifest import Descriptor
 from conformance.content.images import Image, Seed
 from conformance.server.memory import Link
@@ -18,11 +18,11 @@ from tests.layouts import blob_path, check_layout, digest_of, files_of, make_lay
 
 
 def test_what_two_images_need_is_counted_once_and_given_back_when_both_have_ended():
-    reserved = Reserved()
+    reserved = Reservations()
     reserved.add({"shared": 10, "a": 1})
     reserved.add({"shared": 10, "b": 2})
     assert reserved.total == 13
-    reserved.set_rest("shared", 4)
+    reserved.set_remaining("shared", 4)
     assert reserved.total == 7
     reserved.remove(["shared", "a"])
     assert reserved.total == 6
@@ -159,7 +159,7 @@ async def test_a_leftover_needs_room_for_its_rest_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "free_bytes", lambda: 299)
     with pytest.raises(LayoutError, match="room for 299 B, the blob needs 300 B"):
         await layout.begin_blob(blob)
-    layout.close(sweep=False)
+    layout.close(remove_partials=False)
     assert partial.read_bytes() == body[:600], "a larger disk goes on with it"
     layout = Layout(str(tmp_path / "disk"), lambda *_: None)
     monkeypatch.setattr(layout, "free_bytes", lambda: 300)
@@ -171,6 +171,6 @@ async def test_a_leftover_needs_room_for_its_rest_alone(tmp_path, monkeypatch):
     file = await layout.begin_blob(blob)
     await file.write(memoryview(body)[600:])
     file.finish()
-    layout.reserved.remove(reserved)
+    layout.reservations.remove(reserved)
     await layout.commit()
     layout.close()

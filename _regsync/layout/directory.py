@@ -1,11 +1,10 @@
-"""An image layout on a disk: blobs, `index.json`, how both are read and written.
+"""Read and write an image layout on a disk: blobs, manifests and `index.json`.
 
-Owns: which files are opened, the blobs that are being written, when they get their names.
-May not know: registries, what is copied, why.
-Invariants: a layout is read as a hostile directory: regular files inside of it alone, of the size
-    that was asked for, no links. A blob is under its digest's name when it is whole and on the
-    disk; `index.json` names what is there (I1, I11). Nothing is deleted but what was begun and is
-    not whole.
+Owns: which files are opened, the blobs that are being written, when they are renamed.
+May not know: registries, which images are copied.
+Invariants: a layout is read as a hostile directory: only regular files inside of it, of the expected
+    size, never links. A file has the name of a blob only if it is complete and synced to the disk.
+    `index.json` names only manifests whose parts are there (I1, I11). Only partial files are deleted.
 Follows: OCI image-spec 1.1 image-layout.md, docs/design.md section 13.
 """
 
@@ -40,12 +39,12 @@ from _regsync.layout.disk import (
     REMEDIES,
     DirectoryLock,
     LayoutError,
-    Reserved,
+    Reservations,
     create_file,
-    has_hard_links,
+    lstat_or_none,
     make_folder,
     replace_file,
-    status_of,
+    supports_hard_links,
     sync_file,
     sync_folder,
     write_file,
@@ -65,39 +64,41 @@ _OLD_INDEX_FILE = "index.json.old"
 _VERSION = b'{"imageLayoutVersion":"1.0.0"}\n'
 _LARGEST_VERSION_FILE = 64 * 1024
 
-# The remedy for a layout that is damaged.
+# The hint for a damaged layout.
 _COPY_AGAIN = "copy the layout again, or name another directory"
 
 # Entries that one warning names.
 _MOST_NAMED = 10
 
-# Files of a group above which the whole system is asked first to write out what it holds: to wait
-# for each file by itself takes much longer.
+# A commit of more files than this calls os.sync before it syncs each file. Syncing that many files
+# one by one takes much longer.
 _MANY_FILES = 32
 
-# Seconds without a write after which a blob that is not whole is taken for a killed run's, where the
-# file system has no locks.
+# If the file system has no locks, a partial file may belong to another running process. After so many
+# seconds without a write it is assumed that a killed run left the file.
 _ABANDONED_SECONDS = 24 * 3600.0
 
 
-class _Whole(NamedTuple):
-    """A complete blob, in a file that does not have the blob's name yet."""
+class _CompleteBlob(NamedTuple):
+    """A complete blob, in a file that has not been renamed to the blob's name yet."""
 
     path: str
     size: int
 
 
 class _Group:
-    """What one commit brings to the disk."""
+    """The blobs, manifests and entries of `index.json` that one commit saves."""
 
     def __init__(self) -> None:
         # By digest.
-        self.blobs = dict[str, _Whole]()
+        self.blobs = dict[str, _CompleteBlob]()
+        # The bytes of each manifest by its digest.
         self.manifests = dict[str, bytes]()
-        # Whether `index.json` is to be replaced.
+        # Whether `index.json` must be replaced.
         self.changes_index = False
-        # Set when the commit has ended. It has failed if there is an error then.
-        self.is_over = anyio.Event()
+        # Set when the commit has ended.
+        self.ended = anyio.Event()
+        # Why the commit failed. None if it has not ended, or has succeeded.
         self.error: SyncError | None = None
 
     def __bool__(self) -> bool:
@@ -105,50 +106,60 @@ class _Group:
 
 
 class Layout:
-    """One layout, for all its repositories in a run.
+    """One layout, with all its repositories.
 
-    How something is put into it:
+    Blobs and manifests are written in groups:
 
-        add_blob, add_manifest   it joins the pending group, and reads as if it were in the layout
-        commit                   the group's files are synced and get their names, then `index.json`
-                                 is replaced; a new group is pending meanwhile
-        wait_until_saved         returns when the groups with all earlier puts are on the disk
+        add_blob, add_manifest   add to the pending group. From now on reads return the new content
+        commit                   syncs the files of the group, renames them to their final names, then
+                                 replaces `index.json`. Meanwhile a new group is pending
+        wait_until_saved         waits until the groups with all earlier additions are on the disk
     """
 
     def __init__(
         self, path: str, log: Callable[..., None], on_put: Callable[[], None] = lambda: None
     ) -> None:
-        """Prepare to use a directory; `on_put` is called when something waits for `commit`."""
+        """Prepare to use the directory at `path`. No file is read or written yet.
+
+        `on_put` is called after each addition to the pending group. The caller should then call
+        `commit` soon.
+        """
         self.path = path
         self._on_put = on_put
-        self.shown = printable(path)
+        self.display_path = printable(path)
         self._log = log
 
-        # The entries of `index.json` and those that were put since; None before it was read.
+        # The entries of `index.json`, with additions since. None until it has been read.
         self._index: Index | None = None
-        # The stamp of `index.json` when it was read, and its bytes when it was last read or written.
+        # The stamp of `index.json` when it was read. Shows whether another process has replaced it.
         self._index_stamp: Stamp | None = None
+        # The bytes of `index.json` when it was last read or written.
         self._index_bytes = b""
 
-        # The folder of each algorithm's blobs, once it is known to be a folder and no link.
-        self._folders = dict[str, str]()
+        # By algorithm, the path of the folder of its blobs. Only folders that are known not to be
+        # links.
+        self._blob_folders = dict[str, str]()
 
-        # None before `begin_writing`, which also finds out what the next two say.
+        # The lock of the directory. None until `begin_writing`, which also sets the next three.
         self._lock: DirectoryLock | None = None
-        # Whether the file system replaces a file in one step.
+        # Whether the file system replaces files atomically.
         self._replaces_atomically = True
-        # By digest of a blob: the partial file that a killed run has left.
+        # By digest of a blob, the path of a partial file that a killed run has left.
         self._leftovers = dict[str, str]()
-        # All partial files of blobs, for `close` to remove: of this run and of killed ones.
+        # The paths of all partial files of blobs, of this run and of killed runs. `close` may remove
+        # them.
         self.partials = set[str]()
 
-        # What was put since the last commit began, and what that commit writes at this moment.
+        # The additions since the last commit began.
         self._pending = _Group()
+        # The additions that a running commit saves. None if no commit is running.
         self._in_commit: _Group | None = None
+        # Held during a commit.
         self._committing = anyio.Lock()
-        # The error of a failed commit, after which nothing is written.
+        # The error of a failed commit. If it is set, nothing more is written.
         self._failure: SyncError | None = None
-        self.reserved = Reserved()
+        # The disk space that is reserved for images and open files.
+        self.reservations = Reservations()
 
     def __str__(self) -> str:
         return f"oci-layout:{self.path}"
@@ -156,43 +167,45 @@ class Layout:
     # Reading.
 
     def index(self, *, may_be_new: bool = False) -> Index:
-        """Return what the layout names; LayoutError or ContentError where it cannot be read.
+        """Return the entries of `index.json`, with additions that have not been saved yet.
 
-        With `may_be_new` a directory without a layout is an empty one.
+        With `may_be_new` a directory without a layout counts as an empty layout. Raises LayoutError or
+        ContentError if the layout cannot be read.
         """
         if self._index is None:
             self._index = self._read_index(may_be_new=may_be_new)
         return self._index
 
     def size_of(self, digest: str) -> int | None:
-        """Return the size of a blob or manifest, None where it is not there.
+        """Return the size of a blob or manifest. Returns None if the layout does not hold it.
 
-        LayoutError for anything but a regular file: a link may lead out of the layout.
+        Raises LayoutError if its file is not a regular file, because a link may lead out of the layout.
         """
-        # What this run has put may not be at its place yet.
-        for group in self._groups():
+        # Additions of this run may not have their final names yet.
+        for group in self._unsaved_groups():
             if digest in group.manifests:
                 return len(group.manifests[digest])
             if digest in group.blobs:
                 return group.blobs[digest].size
-        path = self._path_of(digest)
+        path = self._blob_path(digest)
         if path is None:
             return None
         with self.disk_errors():
-            status = status_of(path)
+            status = lstat_or_none(path)
         if status is None:
             return None
         if not stat.S_ISREG(status.st_mode):
-            raise LayoutError(f"{digest} is not a regular file in {self.shown}")
+            raise LayoutError(f"{digest} is not a regular file in {self.display_path}")
         return status.st_size
 
     def read(self, digest: str, limit: int) -> bytes | None:
-        """Return the bytes of a blob or manifest, not verified; None where it is not there.
+        """Return the bytes of a blob or manifest. Their digest is not verified.
 
-        ContentError where a file has more than `limit` bytes.
+        Returns None if the layout does not hold it. Raises ContentError if its file has more than
+        `limit` bytes.
         """
-        # A manifest that was put and is not on the disk yet is in memory alone.
-        for group in self._groups():
+        # A manifest that has not been saved yet is only in memory.
+        for group in self._unsaved_groups():
             if digest in group.manifests:
                 return group.manifests[digest]
 
@@ -202,15 +215,19 @@ class Layout:
         if size > limit:
             raise ContentError(f"{digest} has {size} bytes, more than {limit}")
         with self.disk_errors(), self.open(digest, size) as stream:
-            return stream.read(size) or b""  # a file never gives None
+            return stream.read(size) or b""  # a blocking file never returns None
 
     def open(self, digest: str, size: int) -> FileIO:
-        """Open a blob. WrongBytes where it has another size, LayoutError where it is not there."""
+        """Open a blob for reading.
+
+        Raises LayoutError if the layout does not hold the blob, and WrongBytes if the blob has another
+        size.
+        """
         if self.size_of(digest) is None:
-            raise LayoutError(f"{self.shown} does not hold {digest}")
+            raise LayoutError(f"{self.display_path} does not hold {digest}")
         with self.disk_errors():
             stream = self._open_blob(digest)
-            # Of the open file: another program may have replaced it since its size was looked up.
+            # Another program may have replaced the file since `size_of`, so check the open file.
             status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             stream.close()
@@ -218,58 +235,60 @@ class Layout:
         return stream
 
     def _open_blob(self, digest: str) -> FileIO:
-        """Open the file of a blob, which is under a partial name until a commit gives it its own."""
-        for group in self._groups():
+        """Open the file of a blob under its partial name or, after a commit, under its final name."""
+        for group in self._unsaved_groups():
             if digest in group.blobs:
-                # A commit, in a worker thread, may have renamed the file just now.
+                # A commit in a worker thread may have renamed the file at this moment.
                 with contextlib.suppress(FileNotFoundError):
                     return FileIO(group.blobs[digest].path, opener=open_safely)
-        return FileIO(self._path_of(digest) or "", opener=open_safely)
+        return FileIO(self._blob_path(digest) or "", opener=open_safely)
 
-    def _groups(self) -> Iterator[_Group]:
-        """Give the groups that were put and whose files may not have their names yet."""
+    def _unsaved_groups(self) -> Iterator[_Group]:
+        """Yield the groups whose files may not have their final names yet."""
         yield self._pending
         if self._in_commit is not None:
             yield self._in_commit
 
-    def _path_of(self, digest: str) -> str | None:
-        """Return the place of a blob; None where its folder is not there."""
+    def _blob_path(self, digest: str) -> str | None:
+        """Return the path of a blob's file. Returns None if the folder does not exist."""
         algorithm, encoded = split_digest(digest)
-        folder = self._folder(algorithm)
+        folder = self._blob_folder(algorithm)
         return None if folder is None else os.path.join(folder, encoded)
 
-    def _place_for(self, digest: str) -> str:
-        """Return the place of a blob, whose folder is made where it is not there."""
+    def _blob_path_for_writing(self, digest: str) -> str:
+        """Return the path of a blob's file. Creates the folder if it does not exist."""
         algorithm, encoded = split_digest(digest)
-        folder = self._folder(algorithm)
+        folder = self._blob_folder(algorithm)
         if folder is None:
             folder = os.path.join(self.path, "blobs", algorithm)
             make_folder(folder)
         return os.path.join(folder, encoded)
 
-    def _folder(self, algorithm: str) -> str | None:
-        """Return the folder of an algorithm's blobs, None where there is none.
+    def _blob_folder(self, algorithm: str) -> str | None:
+        """Return the folder of an algorithm's blobs. Returns None if it does not exist.
 
-        LayoutError for a link: it may lead out of the layout.
+        Raises LayoutError if it is a link, because a link may lead out of the layout.
         """
-        if algorithm in self._folders:
-            return self._folders[algorithm]
+        if algorithm in self._blob_folders:
+            return self._blob_folders[algorithm]
 
         blobs = os.path.join(self.path, "blobs")
         folder = os.path.join(blobs, algorithm)
-        for each in (blobs, folder):
+        for path in (blobs, folder):
             with self.disk_errors():
-                status = status_of(each)
+                status = lstat_or_none(path)
             if status is None:
                 return None
             if not stat.S_ISDIR(status.st_mode):
-                raise LayoutError(f"{printable(each)} is not a directory")
-        self._folders[algorithm] = folder
+                raise LayoutError(f"{printable(path)} is not a directory")
+        self._blob_folders[algorithm] = folder
         return folder
 
     def _read_index(self, *, may_be_new: bool) -> Index:
-        """Return what `index.json` names. A directory without one is an error, or with `may_be_new` a
-        layout without images.
+        """Read `index.json`.
+
+        If the directory has no `index.json`, returns an empty index with `may_be_new` and raises
+        LayoutError without.
         """
         version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
         body = self._read_file(_INDEX_FILE, LARGEST_INDEX)
@@ -279,14 +298,18 @@ class Layout:
         if version is not None:
             _check_version(version)
         if may_be_new and not has_index:
-            # A new folder, or a run was killed before its first images were there.
+            # A new folder, or a layout whose first run was killed before its first commit.
             return Index()
         if version is None:
-            error = LayoutError(f"{self.shown} is not an image layout: it has no file oci-layout")
+            error = LayoutError(
+                f"{self.display_path} is not an image layout: it has no file oci-layout"
+            )
             error.hint = "check the path, and whether the disk is mounted"
             raise error
         if not has_index:
-            error = LayoutError(f"{self.shown} is an incomplete image layout: it has no index.json")
+            error = LayoutError(
+                f"{self.display_path} is an incomplete image layout: it has no index.json"
+            )
             error.hint = _COPY_AGAIN
             raise error
 
@@ -299,8 +322,10 @@ class Layout:
         return index
 
     def _parse(self, body: bytes | None, *, has_old_index: bool) -> Index:
-        """Parse `body`, the bytes of `index.json`. Where there are none, or damaged ones, because the
-        disk was pulled out, parse `index.json.old`.
+        """Parse `body`, the bytes of `index.json`.
+
+        If the disk was removed during a commit, `index.json` may be missing (`body` is None) or
+        damaged. Then `index.json.old` is parsed, with a warning.
         """
         if body is not None:
             try:
@@ -312,12 +337,15 @@ class Layout:
                     raise
 
         index = parse_index(self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX) or b"")
-        text = f"{self.shown}: index.json cannot be read, index.json.old is used instead"
+        text = f"{self.display_path}: index.json cannot be read, index.json.old is used instead"
         self._log("warning", "layout_index", text)
         return index
 
     def warn_of_unreadable(self, reasons: Mapping[str, str]) -> None:
-        """Warn of entries that may be artifacts and cannot be read; `reasons` says why, by digest."""
+        """Log a warning about entries without a name that cannot be read and may be artifacts.
+
+        `reasons` says by digest why the entry cannot be read.
+        """
         if not reasons:
             return
         named = [f"{digest} ({reason})" for digest, reason in reasons.items()][:_MOST_NAMED]
@@ -325,15 +353,17 @@ class Layout:
         if len(reasons) > len(named):
             entries += f" and {len(reasons) - len(named)} more"
         text = f"entries without a name cannot be read, and are not copied if they are artifacts: {entries}"
-        self._log("warning", "layout_entries", f"{self.shown}: {text}")
+        self._log("warning", "layout_entries", f"{self.display_path}: {text}")
 
     def _read_file(self, name: str, limit: int) -> bytes | None:
-        """Return the bytes of a file beside `blobs/`, None where it is not there. LayoutError for a
-        link or a pipe, ContentError where it has more than `limit` bytes.
+        """Return the bytes of a file at the top of the layout. Returns None if it does not exist.
+
+        Raises LayoutError if it is not a regular file, and ContentError if it has more than `limit`
+        bytes.
         """
         path = os.path.join(self.path, name)
         with self.disk_errors():
-            status = status_of(path)
+            status = lstat_or_none(path)
             if status is None:
                 return None
             if not stat.S_ISREG(status.st_mode):
@@ -352,7 +382,7 @@ class Layout:
 
     @contextlib.contextmanager
     def disk_errors(self) -> Iterator[None]:
-        """Raise LayoutError in place of the system's errors."""
+        """Convert OSErrors that are raised in the block to LayoutErrors with a hint."""
         try:
             yield
         except OSError as error:
@@ -365,9 +395,9 @@ class Layout:
     # Writing.
 
     def begin_writing(self) -> DirectoryLock:
-        """Take the lock and make what a layout has, once; return the lock.
+        """Lock the directory and create the files of a layout, unless this was done before.
 
-        LayoutError where the layout cannot be written, also because an earlier commit failed.
+        Returns the lock. Raises LayoutError if the layout cannot be written, or if a commit has failed.
         """
         if self._failure is not None:
             raise self._failure.without_place()
@@ -382,18 +412,18 @@ class Layout:
                 lock.release()
                 raise
         if not lock.is_held:
-            text = f"{self.shown}: its file system has no locks: let only one process write to it"
+            text = f"{self.display_path}: its file system has no locks: let only one process write to it"
             self._log("info", "layout_lock", text)
         self._lock = lock
         return lock
 
     def _prepare(self, lock: DirectoryLock) -> None:
-        """Make the folders and the version file of a layout, and find what killed runs have left."""
+        """Create the folders and the version file of a layout. Find partial files of killed runs."""
         for name in ("blobs", os.path.join("blobs", "sha256")):
             make_folder(os.path.join(self.path, name))
 
-        # Before the lock was taken another process may have written. What was looked up by the old
-        # index is only out of date then: at worst an image is copied again.
+        # Another process may have replaced `index.json` before this process locked the directory.
+        # Earlier look-ups are then out of date, but at worst an image is copied again.
         if self._index is not None and self._index_stamp != self._stamp_of_index():
             self._index = None
         self.index(may_be_new=True)
@@ -401,17 +431,18 @@ class Layout:
         version_path = os.path.join(self.path, _VERSION_FILE)
         if self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE) is None:
             replace_file(version_path, _VERSION, lock.suffix)
-        self._replaces_atomically = has_hard_links(version_path)
+        self._replaces_atomically = supports_hard_links(version_path)
 
-        # Without a lock a partial file may be one that another process is writing.
-        latest = math.inf if lock.is_held else time.time() - _ABANDONED_SECONDS
-        self._leftovers = self._find_leftovers(latest)
+        # Without a lock, another process may be writing a partial file at this moment.
+        written_before = math.inf if lock.is_held else time.time() - _ABANDONED_SECONDS
+        self._leftovers = self._find_leftovers(written_before)
         self.partials.update(self._leftovers.values())
 
     async def begin_blob(self, blob: Descriptor) -> BlobFile:
-        """Return a file to write a blob into; LayoutError where there is no room for it.
+        """Open a file to write a blob to.
 
-        If a killed run has left a part of the blob, that part is hashed, and writing continues behind it.
+        If a killed run has left the beginning of the blob, it is hashed and writing continues after
+        it. Raises LayoutError if the disk has too little space.
         """
         lock = self.begin_writing()
         leftover = self._leftovers.pop(blob.digest, None)
@@ -420,43 +451,46 @@ class Layout:
             with self.disk_errors():
                 partial = await _open_leftover(leftover, blob)
 
-        rest = blob.size
+        remaining = blob.size
         if partial is not None:
-            rest -= partial.size
-        # `_room` leaves out all that is reserved, but what is reserved for this blob is there for it.
-        room = self._room() + self.reserved.rest_of(blob.digest)
-        if rest > room:
+            remaining -= partial.size
+        # Space that is reserved for this blob is available to it.
+        available = self._unreserved_bytes() + self.reservations.remaining(blob.digest)
+        if remaining > available:
             if partial is not None:
                 partial.stream.close()
-            raise self._too_little_room(f"the blob needs {size_text(rest)}", room)
+            raise self._out_of_space(f"the blob needs {size_text(remaining)}", available)
 
         if partial is None:
             with self.disk_errors():
-                path = self._place_for(blob.digest) + lock.suffix
+                path = self._blob_path_for_writing(blob.digest) + lock.suffix
                 partial = _PartialFile(path, create_file(path), size=0, hash=None)
         return BlobFile(self, blob, partial)
 
     def reserve(self, sizes: Mapping[str, int]) -> Iterable[str]:
-        """Reserve room for what the layout lacks of an image; LayoutError where there is too little.
+        """Reserve disk space for the blobs and manifests of an image that the layout lacks.
 
-        `sizes` are those of its blobs and manifests, by digest. Returns the digests that are reserved,
-        which the caller gives to `reserved.remove` when the image has ended.
+        `sizes` has the sizes of all its blobs and manifests, by digest. Returns the reserved digests.
+        The caller must pass them to `reservations.remove` when the image has been copied or has
+        failed. Raises LayoutError if the disk has too little space.
         """
         self.begin_writing()
-        rest_of = dict[str, int]()
+        remaining_sizes = dict[str, int]()
         for digest, size in sizes.items():
             if self.size_of(digest) != size:
-                # What a killed run has left of a blob is on the disk already.
-                rest_of[digest] = max(size - self._size_of_leftover(digest), 0)
+                # The partial file of a killed run already takes its space on the disk.
+                remaining_sizes[digest] = max(size - self._size_of_leftover(digest), 0)
 
-        # What another image has reserved is written once for both.
-        needed = sum(rest for digest, rest in rest_of.items() if digest not in self.reserved)
-        # The next index.json is written beside the present one.
-        room = self._room() - len(self._index_bytes)
-        if needed > room:
-            raise self._too_little_room(f"the image needs {size_text(needed)}", room)
-        self.reserved.add(rest_of)
-        return rest_of.keys()
+        # A blob that another image has reserved is written once for both images.
+        needed = sum(
+            size for digest, size in remaining_sizes.items() if digest not in self.reservations
+        )
+        # The next index.json is written while the present one still exists.
+        available = self._unreserved_bytes() - len(self._index_bytes)
+        if needed > available:
+            raise self._out_of_space(f"the image needs {size_text(needed)}", available)
+        self.reservations.add(remaining_sizes)
+        return remaining_sizes.keys()
 
     def _size_of_leftover(self, digest: str) -> int:
         try:
@@ -464,38 +498,40 @@ class Layout:
         except (KeyError, OSError):
             return 0
 
-    def _room(self) -> int:
-        """Return the bytes that are free and that nobody has reserved."""
-        return self.free_bytes() - self.reserved.total
+    def _unreserved_bytes(self) -> int:
+        """Return the free bytes on the disk that are not reserved. Negative if too many are reserved."""
+        return self.free_bytes() - self.reservations.total
 
-    def _too_little_room(self, what_is_needed: str, room: int) -> LayoutError:
-        text = f"{self.shown} has room for {size_text(max(room, 0))}, {what_is_needed}"
-        if self.reserved.total:
-            others = size_text(self.reserved.total)
+    def _out_of_space(self, need: str, available: int) -> LayoutError:
+        """Return the error for a disk with too little space. `need` says what needs how much."""
+        text = f"{self.display_path} has room for {size_text(max(available, 0))}, {need}"
+        if self.reservations.total:
+            others = size_text(self.reservations.total)
             text += f" ({size_text(self.free_bytes())} are free, {others} are for images under way)"
         error = LayoutError(text)
         error.hint = REMEDIES[errno.ENOSPC]
         return error
 
     def free_bytes(self) -> int:
-        """Return the bytes that are free on the layout's device, 0 where it cannot be reached."""
-        place = self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
+        """Return the free bytes on the layout's disk, or 0 if the disk is not available."""
+        # The directory may not have been created yet.
+        directory = self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
         try:
-            return shutil.disk_usage(place).free
+            return shutil.disk_usage(directory).free
         except OSError:
             return 0
 
-    def add_blob(self, digest: str, blob: _Whole) -> None:
-        """Put a blob; the next commit gives its file the blob's name."""
+    def add_blob(self, digest: str, blob: _CompleteBlob) -> None:
+        """Add a complete blob to the pending group. The next commit renames its file."""
         self.partials.discard(blob.path)
         self.index().left_out.pop(digest, None)
         self._pending.blobs[digest] = blob
         self._on_put()
 
     def add_manifest(self, digest: str, body: bytes, entry: Entry | None) -> None:
-        """Put a manifest; `entry` names it in `index.json`."""
+        """Add a manifest to the pending group. If `entry` is not None, add it to `index.json`."""
         self.begin_writing()
-        # A file of another size was cut when an earlier run wrote it.
+        # An existing file of another size is damaged. It is replaced.
         if self.size_of(digest) != len(body):
             self._pending.manifests[digest] = body
         if entry is not None:
@@ -504,7 +540,7 @@ class Layout:
         self._on_put()
 
     def add_left_out(self, digest: str, repository: str) -> None:
-        """Note a blob that is left out of the layout because a repository at the far side has it."""
+        """Record in `index.json` that a blob is left out, because `repository` at the far side has it."""
         left_out = self.index().left_out
         if digest not in left_out:
             left_out[digest] = repository
@@ -512,22 +548,23 @@ class Layout:
             self._on_put()
 
     def has_unsaved(self) -> bool:
-        """Say whether something was put that `index.json` does not name yet."""
+        """Report whether there are additions that no commit has saved yet."""
         return bool(self._pending) or self._in_commit is not None
 
     async def wait_until_saved(self) -> None:
-        """Wait until what was put is on the disk and in `index.json`; LayoutError where it failed."""
-        for group in list(self._groups()):
+        """Wait until commits have saved all earlier additions. Raises the error of a failed commit."""
+        for group in list(self._unsaved_groups()):
             if group:
-                await group.is_over.wait()
+                await group.ended.wait()
                 if group.error is not None:
                     raise group.error.without_place()
         if self._failure is not None:
             raise self._failure.without_place()
 
     async def commit(self) -> None:
-        """Bring what was put to the disk: blobs and manifests get their names, then `index.json` is
-        replaced. An error is not raised here, but by `wait_until_saved`.
+        """Save the pending group: rename its blobs and manifests, then replace `index.json`.
+
+        Errors are not raised here, but by `wait_until_saved`.
         """
         async with self._committing:
             if not self._pending:
@@ -538,7 +575,7 @@ class Layout:
             try:
                 lock = self.begin_writing()
                 index = self.index().dump() if group.changes_index else self._index_bytes
-                # A signal that ends the run does not end a commit halfway.
+                # The shield lets the commit finish if a signal ends the run.
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(self._write_group, group, index, lock)
             except SyncError as error:
@@ -548,35 +585,36 @@ class Layout:
                         "run again when the cause is removed; the layout's tags are unchanged"
                     )
                 group.error = error
-                # Some files of the group may have their names and others not, so nothing more is
+                # Some files of the group may have been renamed and others not, so nothing more is
                 # written.
                 self._failure = error
             finally:
                 self._in_commit = None
-                group.is_over.set()
+                group.ended.set()
 
-    def close(self, *, sweep: bool = True) -> None:
-        """Give back the lock of the directory; nothing more is written.
+    def close(self, *, remove_partials: bool = True) -> None:
+        """Unlock the directory. Nothing may be written afterwards.
 
-        `sweep` is for a run that has copied everything: it removes partial blobs. After any other run
-        they stay, and the next run goes on with them.
+        With `remove_partials` the partial files of blobs are removed. A run that has not copied
+        everything keeps them, so that the next run can resume.
         """
-        if self._lock is None:  # without it nothing was written
+        if self._lock is None:  # nothing was written
             return
-        if sweep:
+        if remove_partials:
             for path in self.partials:
                 remove_if_possible(path)
             self.partials.clear()
         self._lock.release()
         self._lock = None
 
-    def _find_leftovers(self, latest: float) -> dict[str, str]:
-        """Return the partial files that killed runs have left, by digest of the blob: those that were
-        last written to before the time `latest`.
+    def _find_leftovers(self, written_before: float) -> dict[str, str]:
+        """Return the paths of partial files that killed runs have left, by the digest of the blob.
+
+        Only files that were last written before the time `written_before` count.
         """
         leftovers = dict[str, str]()
         for algorithm, length in DIGEST_HEX_LENGTHS.items():
-            folder = self._folder(algorithm)
+            folder = self._blob_folder(algorithm)
             if folder is None:
                 continue
             for name in os.listdir(folder):
@@ -585,23 +623,23 @@ class Layout:
                 if not is_partial:
                     continue
                 path = os.path.join(folder, name)
-                if os.lstat(path).st_mtime < latest:
+                if os.lstat(path).st_mtime < written_before:
                     leftovers[f"{algorithm}:{encoded}"] = path
         return leftovers
 
-    # In a worker thread.
+    # Runs in a worker thread.
 
     def _write_group(self, group: _Group, index: bytes, lock: DirectoryLock) -> None:
-        """Bring a group to the disk, and `index`, the bytes of `index.json` that name it.
+        """Write a group to the disk, then replace `index.json` with the bytes `index`.
 
-        A power cut at any instant does no harm: a file is synced before it gets its name, and has its
-        name before `index.json` names it (I11).
+        The order keeps the layout intact if the power is cut: a file is synced before it is renamed,
+        and renamed before `index.json` names it (I11).
         """
         with self.disk_errors():
             lock.check_path()
             partials = [(digest, blob.path) for digest, blob in group.blobs.items()]
             for digest, body in group.manifests.items():
-                path = self._place_for(digest) + lock.suffix
+                path = self._blob_path_for_writing(digest) + lock.suffix
                 write_file(path, body)
                 partials.append((digest, path))
 
@@ -610,8 +648,8 @@ class Layout:
             for _, path in partials:
                 sync_file(path)
             for digest, path in partials:
-                os.replace(path, self._place_for(digest))
-            for folder in self._folders.values():
+                os.replace(path, self._blob_path_for_writing(digest))
+            for folder in self._blob_folders.values():
                 sync_folder(folder)
             if index != self._index_bytes:
                 old_path = None
@@ -623,34 +661,34 @@ class Layout:
 
 
 class _PartialFile(NamedTuple):
-    """An open file of a blob that is not whole: a new one, or one that a killed run has left."""
+    """An open partial file of a blob. It is new, or a killed run has left it."""
 
     path: str
-    # Its position is behind its last byte.
+    # Positioned at the end of the file.
     stream: FileIO
-    # Bytes of the blob that are in it.
+    # The bytes of the blob that are in the file.
     size: int
-    # Their hash; None for a new file.
+    # The hash of these bytes. None for a new file.
     hash: _Hash | None
 
 
 class BlobFile:
-    """A blob that is being written, into a file beside the blob's place.
-
-    `offset` is how many bytes of the blob are in the file. `hash` is their hash where an earlier run
-    began the file, because nobody verifies those bytes on their way. Else it is None.
-    """
+    """A blob that is being written to a partial file in the folder of its final file."""
 
     def __init__(self, layout: Layout, blob: Descriptor, partial: _PartialFile) -> None:
+        # The bytes of the blob that are in the file.
         self.offset = partial.size
+        # If a killed run began the file, the hash of the bytes in it, which `finish` compares. None for
+        # a new file, because the caller verifies the bytes that it writes.
         self.hash = partial.hash
         self._layout = layout
         self._blob = blob
         self._path = partial.path
         self._stream = partial.stream
+        # Decides whether a write is done in a worker thread.
         self._disk = DiskPace()
         layout.partials.add(partial.path)
-        self._reserve_rest()
+        self._reserve_remaining()
         try:
             self._check_size()
         except LayoutError:
@@ -658,38 +696,40 @@ class BlobFile:
             raise
 
     @property
-    def is_whole(self) -> bool:
-        """Say whether an earlier run had written all of the blob."""
+    def is_complete(self) -> bool:
+        """Report whether the file has all bytes of the blob. They may not be verified yet."""
         return self.offset == self._blob.size
 
     def _check_size(self) -> None:
-        """Raise LayoutError where the file system has no files of the blob's size (FAT: 4 GiB). A seek
-        that far fails there, which shows it before the first byte is asked for.
+        """Raise LayoutError if the file system cannot store a file of the blob's size.
+
+        FAT stores files up to 4 GiB. A seek beyond the limit fails, so the error is raised before the
+        blob is downloaded.
         """
         try:
             os.lseek(self._stream.fileno(), self._blob.size, os.SEEK_SET)
         except OSError as error:
             size = size_text(self._blob.size)
-            text = f"the file system of {self._layout.shown} cannot store a file of {size}"
+            text = f"the file system of {self._layout.display_path} cannot store a file of {size}"
             too_large = LayoutError(text)
             too_large.hint = REMEDIES[errno.EFBIG]
             raise too_large from error
         os.lseek(self._stream.fileno(), self.offset, os.SEEK_SET)
 
-    def _reserve_rest(self) -> None:
-        """Keep room on the disk for the rest of the blob, until the file is closed."""
-        rest = self._blob.size - self.offset
-        self._layout.reserved.add({self._blob.digest: rest})
-        # An image may have reserved room for all of it.
-        self._layout.reserved.set_rest(self._blob.digest, rest)
+    def _reserve_remaining(self) -> None:
+        """Reserve disk space for the missing bytes of the blob, until the file is closed."""
+        remaining = self._blob.size - self.offset
+        self._layout.reservations.add({self._blob.digest: remaining})
+        # If the image has reserved space for the whole blob, `add` ignores the size.
+        self._layout.reservations.set_remaining(self._blob.digest, remaining)
 
     async def write(self, piece: memoryview) -> None:
-        """Write the next piece of the blob; LayoutError where the disk does not take it."""
+        """Append the next piece of the blob. Raises LayoutError if the write fails."""
         await self._disk.run(self.append, piece)
-        self._layout.reserved.set_rest(self._blob.digest, self._blob.size - self.offset)
+        self._layout.reservations.set_remaining(self._blob.digest, self._blob.size - self.offset)
 
     def append(self, piece: memoryview) -> None:
-        """Write the next piece of the blob at once, however long that takes: for worker threads."""
+        """Append the next piece of the blob. Blocks until it is written, for use in worker threads."""
         with self._layout.disk_errors():
             while piece:
                 written = self._stream.write(piece)
@@ -699,33 +739,34 @@ class BlobFile:
                 self.offset += written
 
     def finish(self) -> None:
-        """Hand the whole blob to the layout, which gives the file its name with the next commit.
+        """Close the file and add the complete blob to the layout.
 
-        WrongBytes where what an earlier run has left was not the blob's beginning: the file is removed.
+        Removes the file and raises WrongBytes if the digest does not match. This happens if the bytes
+        that a killed run left were not the beginning of the blob.
         """
         _, encoded = split_digest(self._blob.digest)
-        # The relay has verified what this run alone wrote, and then there is no hash here.
+        # Without a hash, the caller has verified all bytes.
         if self.hash is not None and self.hash.hexdigest() != encoded:
             self.remove()
             raise WrongBytes("what an earlier run has left of the blob is not its beginning")
         self.pause()
-        self._layout.add_blob(self._blob.digest, _Whole(self._path, self._blob.size))
+        self._layout.add_blob(self._blob.digest, _CompleteBlob(self._path, self._blob.size))
 
     def pause(self) -> None:
-        """Close the file, and give back the room of what it lacks; the bytes in it stay."""
+        """Close the file and free the reserved disk space. The bytes in the file stay."""
         if not self._stream.closed:
-            self._layout.reserved.remove([self._blob.digest])
+            self._layout.reservations.remove([self._blob.digest])
             with self._layout.disk_errors():
                 self._stream.close()
 
     def resume(self) -> None:
-        """Open the file again, to write behind the bytes that it has."""
+        """Reopen the file after `pause`, to append the remaining bytes."""
         with self._layout.disk_errors():
             self._stream = FileIO(self._path, "a", opener=open_safely)
-        self._reserve_rest()
+        self._reserve_remaining()
 
     def remove(self) -> None:
-        """Give the blob up: nothing of it stays."""
+        """Close and delete the file."""
         self.pause()
         self._layout.partials.discard(self._path)
         remove_if_possible(self._path)
@@ -739,18 +780,21 @@ def _check_version(body: bytes) -> None:
 
 
 async def _open_leftover(path: str, blob: Descriptor) -> _PartialFile | None:
-    """Open and hash a partial file that a killed run has left; None where it is of no use."""
+    """Open and hash a partial file that a killed run has left.
+
+    Returns None if the file is empty, too long, or must not be written.
+    """
     try:
         stream = FileIO(path, "r+", opener=open_safely)
     except OSError:
-        return None  # a link, or a folder
+        return None  # a link, a folder, or not permitted
 
     algorithm, _ = split_digest(blob.digest)
     running_hash = new_hash(algorithm)
     size = 0
     try:
         status = os.fstat(stream.fileno())
-        # A file with a second name is not written: that name may be outside of the layout.
+        # A hard link to the file may be outside of the layout, so the file must not be written.
         is_only_name = status.st_nlink <= 1
         if stat.S_ISREG(status.st_mode) and is_only_name and status.st_size <= blob.size:
             size = await hash_rest(stream, running_hash)

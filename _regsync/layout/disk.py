@@ -1,9 +1,10 @@
-"""What a layout asks of its disk: room, folders, files that are safe from a power cut, errors in words.
+"""Files, folders, disk space and the directory lock of an image layout.
 
-Owns: how a file or folder is made and brought to the disk, how much of the free room is spoken for,
-    the lock of a directory.
-May not know: what a layout is made of.
-Invariants: no link is followed. Room that two images need for one blob is counted once.
+Owns: how a file or folder is created and synced to the disk, how much disk space is reserved, the
+    lock of a directory.
+May not know: the files and folders of a layout.
+Invariants: no link is followed. The space for a blob is reserved once, even if two images need the
+    blob.
 Follows: docs/design.md section 13 ("Written in groups", "Power cuts", "Room").
 """
 
@@ -20,11 +21,11 @@ from _regsync.errors import Side, SyncError
 from _regsync.files import PARTIAL_SUFFIX, WRITE_FLAGS, lock, remove_if_possible
 from _regsync.text import printable
 
-# The modes of what is made, whatever the umask is: others read what is carried to them.
+# The modes of folders and files, whatever the umask is. Other users must be able to read a layout.
 _FOLDER_MODE = 0o755
 _FILE_MODE = 0o644
 
-# What to do about errors of the system.
+# Hints for system errors, by errno.
 REMEDIES = {
     errno.EACCES: "let this user write there, or name another directory",
     errno.EFBIG: "format the device with another file system: exFAT, ext4, NTFS",
@@ -43,26 +44,28 @@ class LayoutError(SyncError):
 
 
 class DirectoryLock:
-    """The lock of a directory, which lets one process write there at a time.
-
-    Some file systems have no locks. There `is_held` is false: another process may write the same
-    files, so the names of this one's partial files end with a `suffix` of its own.
-    """
+    """The lock of a directory. At most one process writes to a locked directory."""
 
     def __init__(self, path: str) -> None:
-        """Lock a directory; LayoutError where another process has locked it."""
+        """Lock a directory. Raises LayoutError if another process has locked it.
+
+        If the file system has no locks, `is_held` is False.
+        """
         self.is_held = False
+        # The suffix of the names of partial files. Without the lock it is random, because another
+        # process may write partial files of the same blobs.
         self.suffix = f".{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
         self._path = path
-        # The open directory. It is locked itself, because a file for the lock would stay on the disk.
-        self._folder: int | None = None
+        # The file descriptor of the directory. The directory itself is locked, because a lock file
+        # would stay on the disk. None if the directory is not open.
+        self._descriptor: int | None = None
 
         try:
-            self._folder = os.open(path, os.O_RDONLY)
+            self._descriptor = os.open(path, os.O_RDONLY)
         except OSError:
-            return  # Windows opens no directories
+            return  # Windows cannot open directories
         try:
-            lock(self._folder)
+            lock(self._descriptor)
         except BlockingIOError as error:
             self.release()
             busy = LayoutError(f"another process is writing {printable(path)}")
@@ -74,12 +77,14 @@ class DirectoryLock:
         self.suffix = PARTIAL_SUFFIX
 
     def check_path(self) -> None:
-        """Raise LayoutError where the path leads to another directory than the locked one: the disk was
-        removed, and the path is now the empty folder that it was mounted on.
+        """Raise LayoutError if the path no longer leads to the locked directory.
+
+        This happens if the disk was removed. The path is then the empty folder that the disk was
+        mounted on.
         """
-        if self._folder is None:
+        if self._descriptor is None:
             return
-        if not os.path.samestat(os.fstat(self._folder), os.stat(self._path)):
+        if not os.path.samestat(os.fstat(self._descriptor), os.stat(self._path)):
             gone = LayoutError(
                 f"the disk of {printable(self._path)} was removed while it was written"
             )
@@ -87,55 +92,58 @@ class DirectoryLock:
             raise gone
 
     def release(self) -> None:
-        """Let other processes write."""
-        if self._folder is not None:
-            os.close(self._folder)
-            self._folder = None
+        """Unlock the directory."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
-class Reserved:
-    """The bytes that images under way and open files are still to write, by the digests of these.
+class Reservations:
+    """The disk space that is reserved for blobs and manifests that have not been written yet.
 
-    Each image reserves all that it lacks, and each open file its own blob. So a digest may have
-    several owners, but its bytes count once.
+    Each image that is being copied reserves space for all that the layout lacks of it, and each open
+    file for its own blob. So a digest may be reserved several times, but its bytes count once.
     """
 
     def __init__(self) -> None:
-        self._rest = dict[str, int]()
-        self._owners = Counter[str]()
+        # By digest, the bytes that are still to be written.
+        self._remaining = dict[str, int]()
+        # By digest, the number of reservations.
+        self._counts = Counter[str]()
 
     @property
     def total(self) -> int:
-        return sum(self._rest.values())
+        """The bytes that are still to be written, of all digests."""
+        return sum(self._remaining.values())
 
     def add(self, sizes: Mapping[str, int]) -> None:
-        """Become an owner of these digests. The sizes count for those that have no owner yet."""
-        self._owners.update(sizes.keys())
+        """Reserve space for digests. The size of a digest that is already reserved is ignored."""
+        self._counts.update(sizes.keys())
         for digest, size in sizes.items():
-            self._rest.setdefault(digest, size)
+            self._remaining.setdefault(digest, size)
 
     def remove(self, digests: Iterable[str]) -> None:
-        """Stop being an owner of these digests; one without an owner needs no room."""
+        """Undo one `add` of each digest. The last removal frees the space."""
         for digest in digests:
-            self._owners[digest] -= 1
-            if not self._owners[digest]:
-                del self._owners[digest]
-                del self._rest[digest]
+            self._counts[digest] -= 1
+            if not self._counts[digest]:
+                del self._counts[digest]
+                del self._remaining[digest]
 
-    def set_rest(self, digest: str, rest: int) -> None:
-        """Note how many bytes of a reserved digest are still to be written."""
-        self._rest[digest] = rest
+    def set_remaining(self, digest: str, size: int) -> None:
+        """Set the bytes of a reserved digest that are still to be written."""
+        self._remaining[digest] = size
 
-    def rest_of(self, digest: str) -> int:
-        """Return the bytes that are still to be written of a digest, 0 where it is not reserved."""
-        return self._rest.get(digest, 0)
+    def remaining(self, digest: str) -> int:
+        """Return the bytes of a digest that are still to be written, or 0 if it is not reserved."""
+        return self._remaining.get(digest, 0)
 
     def __contains__(self, digest: str) -> bool:
-        return digest in self._rest
+        return digest in self._remaining
 
 
-def status_of(path: str) -> os.stat_result | None:
-    """Return the status of a file, folder or link itself; None where nothing has this name."""
+def lstat_or_none(path: str) -> os.stat_result | None:
+    """Return the status of a file, folder or link. Returns None if the path does not exist."""
     try:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -143,8 +151,9 @@ def status_of(path: str) -> os.stat_result | None:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder that others may read, where there is none, and bring its name to the disk. Its
-    parent has to be there: else a disk is not mounted.
+    """Create a folder that all users may read, unless it exists, and sync its name to the disk.
+
+    The parent must exist. If it does not, the disk is probably not mounted.
     """
     try:
         os.mkdir(path)
@@ -156,9 +165,9 @@ def make_folder(path: str) -> None:
 
 
 def create_file(path: str) -> FileIO:
-    """Create a file that others may read; what was there under its name is removed."""
+    """Create a file that all users may read. A file or link at the path is removed first."""
     remove_if_possible(path)
-    # O_EXCL: somebody else may put a link there just now.
+    # O_EXCL, because another process may create a link at the path at this moment.
     descriptor = os.open(path, WRITE_FLAGS | os.O_EXCL, _FILE_MODE)
     if hasattr(os, "fchmod"):
         with contextlib.suppress(OSError):  # FAT has no modes
@@ -167,18 +176,18 @@ def create_file(path: str) -> FileIO:
 
 
 def write_file(path: str, body: bytes) -> None:
-    """Create a file with these bytes. Nothing is on the disk for certain before `sync_file`."""
+    """Create a file with these bytes. A power cut may lose them until `sync_file` is called."""
     with create_file(path) as stream:
-        rest = memoryview(body)
-        while rest:  # one write may take a part only
-            rest = rest[stream.write(rest) :]
+        remaining = memoryview(body)
+        while remaining:  # a write may be partial
+            remaining = remaining[stream.write(remaining) :]
 
 
 def replace_file(path: str, body: bytes, suffix: str, *, old_path: str | None = None) -> None:
-    """Write a file, under a name with `suffix`, and let it take the place of the one at `path`.
+    """Replace the file at `path`. The new file is first written to `path` + `suffix`.
 
-    With `old_path` the file that was there is kept at that path. For a file system that does not
-    replace in one step (FAT): at each instant one of the two paths has a whole file.
+    With `old_path` the old file is kept at that path. This is for file systems without atomic
+    replacement (FAT), so that at any moment one of the two paths has a complete file.
     """
     partial = path + suffix
     folder = os.path.dirname(path)
@@ -191,9 +200,10 @@ def replace_file(path: str, body: bytes, suffix: str, *, old_path: str | None = 
     sync_folder(folder)
 
 
-def has_hard_links(path: str) -> bool:
-    """Say whether the file at a path can get a second name: file systems where it cannot (FAT) do not
-    replace a file in one step either.
+def supports_hard_links(path: str) -> bool:
+    """Report whether the file system of an existing file supports hard links.
+
+    A file system without hard links (FAT) does not replace files atomically either.
     """
     link = path + PARTIAL_SUFFIX
     remove_if_possible(link)
@@ -206,8 +216,8 @@ def has_hard_links(path: str) -> bool:
 
 
 def sync_file(path: str) -> None:
-    """Bring the bytes of a file to the disk."""
-    descriptor = os.open(path, os.O_RDWR)  # Windows syncs only what is open for writing
+    """Sync the bytes of a file to the disk."""
+    descriptor = os.open(path, os.O_RDWR)  # Windows syncs only files that are open for writing
     try:
         os.fsync(descriptor)
     finally:
@@ -215,7 +225,7 @@ def sync_file(path: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Bring the names in a folder to the disk, where the system can: Windows cannot."""
+    """Sync the names in a folder to the disk. Does nothing on Windows, which cannot do that."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

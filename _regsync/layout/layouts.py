@@ -78,7 +78,7 @@ class Layouts:
         for host in self._hosts.values():
             await host.layout.commit()
 
-    def close(self, *, sweep: bool) -> None:
-        """Give the locks back; with `sweep` remove what killed runs have left."""
+    def close(self, *, remove_partials: bool) -> None:
+        """Give the locks back; with `remove_partials` remove what killed runs have left."""
         for host in self._hosts.values():
-            host.layout.close(sweep=sweep)
+            host.layout.close(remove_partials=remove_partials)

@@ -423,7 +423,7 @@ class LayoutRepository:
         try:
             yield
         finally:
-            self._layout.reserved.remove(reserved)
+            self._layout.reservations.remove(reserved)
 
     def begin_upload(self, blob: Descriptor, lease: Lease) -> _BlobWriting:
         """Return the writing of a blob, which has not begun."""
@@ -497,7 +497,7 @@ class _BlobWriting:
                 self._file.remove()
                 self._file = None
             file = await self._layout.begin_blob(self._blob)
-            if file.is_whole:
+            if file.is_complete:
                 file.finish()
                 return True
 

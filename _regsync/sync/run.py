@@ -327,7 +327,7 @@ class Run:
         self._staging.close(
             sweep=not self.scheduler.is_draining, failed=has_failed, leftovers=self._state.is_writer
         )
-        self._layouts.close(sweep=not self.scheduler.is_draining and not has_failed)
+        self._layouts.close(remove_partials=not self.scheduler.is_draining and not has_failed)
         self._discovery.save_logins()
         self._knowledge.finish()
         self._state.close()
