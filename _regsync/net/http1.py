@@ -1,12 +1,12 @@
 """One HTTP/1.1 exchange at a time over one stream.
 
-Owns: requests and answers, the states of a connection, bodies in both directions, their time-outs,
-an answer that comes in the middle of an upload.
-May not know: registries, logins, redirects, repetition, which connection is used.
-Invariants: I9 (only a connection whose exchange ended in order says that it is fit for another).
-Nothing is read past the end of a body of known length.
-Follows: RFC 9112, docs/design.md section 9, docs/bodies.md section 8. h11 reads all of an
-answer but a body of known length, which goes straight from the stream into the caller's memory.
+Owns: requests and responses, the states of a connection, bodies in both directions, their time-outs,
+a response that arrives in the middle of an upload.
+May not know: registries, logins, redirects, retries, which connection is used.
+Invariants: I9 (a connection is reusable only if its exchange ended in order). Nothing is read past
+the end of a body of known length.
+Follows: RFC 9112, docs/design.md section 9, docs/bodies.md section 8. h11 parses a response except
+for a body of known length, which is read from the stream directly into the caller's memory.
 """
 
 from __future__ import annotations
@@ -34,48 +34,52 @@ from _regsync.errors import (
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Stream, Timeouts
 from _regsync.text import printable
 
-# One piece of a body, in bytes; and one of the first few bodies that move at a time. Half of it
-# costs more CPU, twice as much more memory (docs/bodies.md sections 1 and 6).
+# Bodies move in pieces of so many bytes. Half the size costs more CPU, twice the size more memory
+# (docs/bodies.md sections 1 and 6).
 PIECE = 256 * 1024
+
+# The size of the pieces of the first few bodies that move at the same time.
 LARGE_PIECE = 512 * 1024
 
-# How many bodies have large pieces at a time: 4 MiB more than with small ones.
+# How many bodies have large pieces at the same time. That takes 4 MiB more than small pieces.
 _MOST_LARGE = 16
 
-# Bytes read at once where h11 frames what comes.
+# Bytes per read if h11 parses them: heads and chunked bodies.
 _SCRATCH = 16 * 1024
 
-# Bytes of a head. Signed locations and long challenges exceed h11's own limit of 16 KiB
-# (docs/protocol-facts.md section 2.5).
+# The most bytes of a response's head. Signed locations and long challenges exceed h11's own limit of
+# 16 KiB (docs/protocol-facts.md section 2.5).
 _LONGEST_HEAD = 64 * 1024
 
-# Blanks in a row within a head, a line of a chunked body or its trailers. h11's expressions take a
-# time that grows with the square of it: 1 KiB takes 3 ms, 64 KiB half a minute.
+# The most blanks in a row in a head, in a line of a chunked body or in its trailers. The time that
+# h11's regular expressions take grows with the square: 3 ms for 1 KiB, half a minute for 64 KiB.
 _MOST_BLANKS = 1024
 
-# To keep a connection by reading more bytes than this, or for longer, costs more than a new one.
+# The rest of a body is read, to reuse the connection, only if that takes at most so many bytes and
+# seconds. Beyond that a new connection costs less.
 _WORTH_DRAINING = 64 * 1024
 _WORTH_WAITING = 1.0
 
-# Seconds for which a peer's refusal may still be in flight after our write has failed.
+# How many seconds to wait for the response after a write has failed. A peer that refuses a request
+# may close its side first.
 _LAST_WORDS = 2.0
 
 
 class State(enum.Enum):
-    """Where a connection stands.
+    """The state of a connection.
 
     from       to         when
     IDLE       SENDING    an exchange begins
-    SENDING    WAITING    the stream has taken the whole request
-    SENDING    STOPPED    a write has failed, or the source of the body has refused
-    SENDING    ANSWERED   the head of the answer came first: the answer is "early"
-    STOPPED    ANSWERED   the peer says why: the answer is "early" too
-    WAITING    ANSWERED   the head of the answer has come
-    ANSWERED   IDLE       its body was read to the end, and the connection is fit for another
-    all        CLOSED     everything else: an error, a time-out, a cancellation, an unfit connection
+    SENDING    WAITING    the whole request has been written to the stream
+    SENDING    STOPPED    a write has failed, or the source of the body has raised an error
+    SENDING    ANSWERED   the head of the response arrives too soon: the response is "early"
+    STOPPED    ANSWERED   the head of the response arrives all the same: it is "early" too
+    WAITING    ANSWERED   the head of the response arrives
+    ANSWERED   IDLE       the response was read to its end, and the connection is reusable
+    any        CLOSED     otherwise: an error, a time-out, a cancellation, not reusable
 
-    Interim answers (1xx) change nothing. An early answer never leads to IDLE, because the peer
-    would take the rest of the body for the next request.
+    Interim responses (1xx) do not change the state. An early response never leads to IDLE, because
+    the peer would take the rest of the body for the next request.
     """
 
     IDLE = "idle"
@@ -87,25 +91,25 @@ class State(enum.Enum):
 
 
 class Headers(dict[str, str]):
-    """The headers of an answer: by name in lower case the value, of a repeated header the first."""
+    """The headers of a response: values by lower-case name. Of a repeated header, the first value."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         super().__init__(reversed(pairs))
         self._pairs = pairs
 
     def all(self, name: str) -> list[str]:
-        """Return the values of all headers of a name, in order."""
+        """Return all values of a header, in order."""
         return [value for key, value in self._pairs if key == name]
 
 
-# A header of a request.
+# A header of a request: name and value.
 Header = tuple[str, str]
 
 
 class Request(NamedTuple):
     """One request to an origin.
 
-    `target` is path and query. `headers` are without Host and Content-Length.
+    `target` is the path with the query. `headers` exclude Host and Content-Length.
     """
 
     method: str
@@ -118,41 +122,43 @@ class Request(NamedTuple):
 
 
 class Pieces(Protocol):
-    """The source of an upload's body, `length` bytes in all.
-
-    `next` returns a piece, which is valid until the next call, and an empty one at the end. It
-    refuses by raising a SyncError.
-    """
+    """The source of a request's body, which has `length` bytes."""
 
     length: int
 
-    async def next(self) -> memoryview: ...
+    async def next(self) -> memoryview:
+        """Return the next piece, which is valid until the next call. It is empty at the end.
+
+        Raises SyncError if the body cannot be read.
+        """
+        ...
 
     def write_to(self, socket: int) -> int:
-        """Move what comes next from a file into a plain socket; return how many bytes it took.
+        """Copy the next bytes from a file into a plain socket, within the kernel. Returns how many
+        bytes the socket took, or 0 if the caller must use `next` instead.
 
-        0 where `next` has to give them. Raises OSError as sending does, and SyncError as `next`.
+        Raises OSError if the socket fails, SyncError like `next`.
         """
         return 0
 
     async def pour(self, write: Callable[[memoryview], None]) -> int:
-        """Have a worker thread give what comes next to `write`, as long as it comes without waiting;
-        return how many bytes that were.
+        """Pass the next pieces to `write` in a worker thread, until reading would have to wait. Returns
+        how many bytes that were, or 0 if the caller must use `next` instead.
 
-        0 where `next` has to give them. Raises what `write` raises, and SyncError as `next`.
+        Raises the errors of `write`, and SyncError like `next`.
         """
         return 0
 
 
 class Buffers:
-    """Memory that bodies are read into: large pieces for the first few, smaller ones for the others."""
+    """Memory that bodies are read into: large pieces for the first few bodies, small ones for others."""
 
     def __init__(self) -> None:
-        self._large_lent = 0  # large pieces in use
+        self._large_lent = 0  # how many large pieces are in use
 
     @contextmanager
     def lending(self, size: int) -> Iterator[memoryview]:
-        """Give memory for one piece of a body; the body has `size` bytes, the piece not more."""
+        """Yield memory for one piece of a body of `size` bytes. The memory is never longer than that."""
         if size <= PIECE or self._large_lent == _MOST_LARGE:
             yield memoryview(bytearray(min(PIECE, size)))
             return
@@ -164,11 +170,11 @@ class Buffers:
 
 
 class Response:
-    """An answer whose head has arrived. Its body is read by either `read` or `read_into`."""
+    """A response whose head has arrived. Its body is read by either `read` or `read_into`."""
 
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
         self._connection = connection
-        self.came_at = anyio.current_time()  # the head, in the event loop's time
+        self.came_at = anyio.current_time()  # when the head arrived, in the event loop's time
         self.status = head.status_code
         self.headers = Headers(
             [
@@ -176,33 +182,33 @@ class Response:
                 for name, value in head.headers.raw_items()
             ]
         )
-        # As much of the body as `read` has read.
+        # The body, as far as `read` has read it.
         self.body = b""
-        # Whether the answer came before the whole body of its request was sent.
+        # Whether the response arrived before the whole body of its request was sent.
         self.early = False
 
         has_content = method != "HEAD" and self.status not in (204, 304)
         if has_content and self.status in (200, 206):
             _check_not_coded(self.headers)
 
-        # How many bytes the body is said to have; None where that is not said. A transfer coding
-        # overrides the length (RFC 9112 section 6.3).
+        # The length of the body by its header, None if it has none. A transfer coding overrides the
+        # header (RFC 9112 section 6.3).
         self.length: int | None = None
         if method != "HEAD" and not self.headers.get("transfer-encoding"):
             declared = self.headers.get("content-length")
             self.length = int(declared) if declared else None
 
-        # How many bytes of the body are still to come; None while h11 frames it, then 0. Where an
-        # error's body is cut short, h11 still gives what has come.
+        # How many bytes of the body are still to be read. None as long as h11 parses the body, then 0.
+        # h11 also parses the bodies of errors, because it returns the beginning of a truncated body.
         self.left: int | None = None
         if not has_content or self.length == 0:
             self.left = 0
         elif self.status in (200, 206):
             self.left = self.length
 
-        # What has come of the body and was not given to the caller yet.
+        # Bytes of the body that have arrived but were not returned to the caller yet.
         self._tail = memoryview(b"")
-        # Whether the connection is fit for another exchange, as far as is known.
+        # Whether the connection can be reused after this response, as far as is known.
         self.is_reusable = head.http_version == b"1.1" and _keeps_connection(self.headers)
         if self.left is not None:
             unread = connection.unread()
@@ -211,9 +217,9 @@ class Response:
                 self.is_reusable = self.is_reusable and len(unread) <= self.left
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Fill `buffer` from the body and return how many bytes it got, 0 at the end of the body.
+        """Read bytes of the body into `buffer`. Returns their number, 0 at the end of the body.
 
-        Other tasks may run meanwhile. Disconnected when the body is cut short.
+        This is a checkpoint. Raises Disconnected if the body is truncated.
         """
         if self.left is None:
             await self._read_framed()
@@ -234,8 +240,8 @@ class Response:
         return count
 
     def read_now(self, buffer: memoryview) -> int:
-        """Fill `buffer` with what has come of the body, and return how many bytes it got; 0 where
-        `read_into` has to go on. Serves worker threads.
+        """Read the bytes of the body that have arrived into `buffer`, for a worker thread. Returns
+        their number, or 0 if the caller must use `read_into` instead.
         """
         if not self.left or self._tail:
             return 0
@@ -244,23 +250,23 @@ class Response:
         return count
 
     async def _read_framed(self) -> None:
-        """Get the next part of a body from h11, or learn that the body has ended."""
-        # h11 may hold the next part already, and then nothing below lets other tasks run.
+        """Fill `_tail` with the next part of the body from h11, or set `left` to 0 at its end."""
+        # h11 may have the next part already. Then the loop below has no checkpoint.
         await anyio.lowlevel.checkpoint()
         while self.left is None and not self._tail:
             event = await self._connection.next_event()
             if isinstance(event, h11.Data):
                 self._tail = memoryview(event.data)
-            else:  # the end of the body: one that is cut short is an error of `next_event`
+            else:  # the end of the body; for a truncated body `next_event` raises an error
                 self.left = 0
                 has_more = bool(self._connection.unread())
                 self.is_reusable = self.is_reusable and not has_more
 
     async def read(self, limit: int) -> bytes:
-        """Return the whole body; ContentError when it is longer than `limit` bytes.
+        """Return the whole body. Raises ContentError if it is longer than `limit` bytes.
 
-        The body of an error (status 400 and above) may be too long or cut short: then what has come
-        of it is returned.
+        The body of an error (status 400 and above) may be too long or truncated. Then its beginning
+        is returned.
         """
         if self.left == 0:
             return self.body
@@ -284,7 +290,9 @@ class Response:
         return self.body
 
     async def finish(self) -> bool:
-        """Read what little is left; return whether the connection is fit for another exchange."""
+        """Read a short rest of the body, and end the exchange. Returns whether the connection can be
+        reused.
+        """
         if self.is_reusable and self.left != 0:
             await self._drain()
         if not self.is_reusable or self.left != 0:
@@ -304,7 +312,7 @@ class Response:
 
 
 def _check_not_coded(headers: Headers) -> None:
-    """Refuse content in a coding, which was not asked for (R15)."""
+    """Raise ProtocolBroken if the content has a coding: no request asks for one (R15)."""
     coding = headers.get("content-encoding")
     if coding is None or coding.lower() in ("", "identity"):
         return
@@ -314,10 +322,10 @@ def _check_not_coded(headers: Headers) -> None:
 
 
 def _keeps_connection(headers: Headers) -> bool:
-    """Say whether another request may follow an answer over HTTP/1.1.
+    """Report whether another request may follow this response on its connection.
 
-    An answer with both framings at once may smuggle another one in: h11 follows the coding, and the
-    connection is closed (R17).
+    A response with both a length and a transfer coding may hide a second response. h11 obeys the
+    coding, and the connection is not used again (R17).
     """
     if headers.get("transfer-encoding") and headers.get("content-length"):
         return False
@@ -327,21 +335,23 @@ def _keeps_connection(headers: Headers) -> bool:
 
 
 class _Outgoing:
-    """A request on its way to the stream."""
+    """A request that is being written to the stream."""
 
     def __init__(self, length: int) -> None:
-        # What is offered to the stream next: the head with the first piece, then each piece.
+        # The bytes to write next: first the head with the first piece of the body, then each piece.
         self.offered = memoryview(b"")
-        # How many bytes of the body follow what is offered.
+        # How many bytes of the body come after `offered`.
         self.left = length
-        # Whether the source has given a second piece: the first is gone, so the request cannot be
-        # sent again (I7).
+        # Whether the source has returned a second piece. The first one is gone by then, so the
+        # request cannot be repeated (I7).
         self.is_past_first = False
-        # Why the request was not sent whole.
+        # Why the request was not written to its end; None if it was, or still is being written.
         self.error: SyncError | None = None
 
     def take_off(self, piece: memoryview) -> memoryview:
-        """Count a piece of the body and return it; ContentError when it does not fit its length."""
+        """Count a piece of the body, and return it. Raises ContentError if the body is shorter or
+        longer than its declared length.
+        """
         if len(piece) > self.left or (self.left and not piece):
             raise ContentError("the body does not have its declared length")
         self.left -= len(piece)
@@ -349,15 +359,18 @@ class _Outgoing:
 
 
 class _Pace:
-    """How fast the peer moves the bodies of an exchange, by windows of waiting."""
+    """How fast the peer sends and receives the bodies of an exchange."""
 
     def __init__(self) -> None:
-        # Bytes that moved, in both directions, and seconds waited for this peer alone.
+        # Bytes that moved in both directions, and seconds spent waiting for this peer, since the
+        # last check.
         self.moved = 0
         self.waited = 0.0
 
     def fail_if_slow(self, timeouts: Timeouts) -> None:
-        """Judge each `slow_window` seconds of waiting by themselves; TimedOut when too slow."""
+        """Check the pace once for every `slow_window` seconds of waiting. Raises TimedOut if fewer
+        bytes moved than `slowest_bytes_per_second` demands.
+        """
         if self.waited < timeouts.slow_window:
             return
         if self.moved < self.waited * timeouts.slowest_bytes_per_second:
@@ -367,54 +380,58 @@ class _Pace:
 
 
 class Connection:
-    """A stream to an origin, and the exchange that goes over it."""
+    """A stream to an origin, and the exchange that is using it."""
 
     def __init__(self, origin: Origin, stream: Stream, timeouts: Timeouts) -> None:
         self.origin = origin
         self.timeouts = timeouts
         self.state = State.IDLE
-        # When the peer was last asked for something or waited for, in the event loop's time.
+        # When a request was last sent or waited for, in the event loop's time.
         self.used_at = anyio.current_time()
         self._stream = stream
         self._authority = origin.authority
-        # Where heads, and bodies that h11 frames, are read to.
+        # Memory for reading heads, and bodies that h11 parses.
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._begin(0)
 
     def _begin(self, length: int) -> None:
-        """Set what belongs to one exchange, whose request has a body of `length` bytes."""
-        # A new h11 connection for each exchange costs no more than its `start_next_cycle`.
+        """Reset the state that belongs to one exchange. Its request has a body of `length` bytes."""
+        # A new h11 connection for each exchange costs no more than `start_next_cycle` of an old one.
         self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
-        # What has been read and was not given to h11 yet.
+        # Bytes that have been read but were not passed to h11 yet.
         self._arrived = b""
-        # Whether the peer has sent anything.
+        # Whether any byte of a response has arrived.
         self._has_heard = False
         self._outgoing = _Outgoing(length)
         self._pace = _Pace()
-        # When the answer's head has to be there, known once nothing more is sent; and the wait for
-        # it, which may have begun before.
+        # The time by which the head of the response must arrive. It is infinite until the request has
+        # been written.
         self._answer_until = math.inf
+        # The scope of the wait for that head, if the wait has begun.
         self._answering: anyio.CancelScope | None = None
 
     def close(self) -> None:
-        """Close the stream at once; whoever waits for it gets Disconnected."""
+        """Close the stream at once. Tasks that wait for it get Disconnected."""
         self.state = State.CLOSED
         self._stream.close()
 
     def is_alive(self) -> bool:
-        """Ask the socket, without waiting, whether an idle peer has left or spoken out of turn."""
-        # TLS 1.3 session tickets make a fresh connection readable: only reading tells.
+        """Report, without waiting, whether the peer has neither closed an idle connection nor sent
+        anything on it.
+        """
+        # A fresh connection may be readable because of TLS 1.3 session tickets. Only a read shows
+        # whether there is more.
         try:
             return self._stream.recv_into(self._scratch[:1]) in (WANT_READ, WANT_WRITE)
         except WireError:
             return False
 
     def can_repeat(self) -> bool:
-        """Ask whether a request that failed here may be sent over another connection (I7)."""
+        """Report whether the failed request may be repeated on another connection (I7)."""
         return not self._has_heard and not self._outgoing.is_past_first
 
     def unread(self) -> bytes:
-        """Return what has come behind the last event of h11."""
+        """Return the bytes that have arrived after h11's last event."""
         trailing, _ = self._framing.trailing_data
         return trailing + self._arrived
 
@@ -426,13 +443,15 @@ class Connection:
         seconds: float,
         now: float | None = None,
     ) -> Response:
-        """Send a request and return its final answer with the body unread.
+        """Send a request and return its final response, with the body unread.
 
-        The body is `first` and, where there are `pieces`, what they give then. `seconds` bound the
-        wait for the answer's head once the whole request is sent. `now` is the time, from a caller
-        who has just looked at the clock. Raises what `pieces` raises, ContentError when the body
-        does not have its length, WireError when the connection fails; a failed write counts only
-        where the peer says nothing about it.
+        The request's body is `first`, followed by the rest of `pieces` if there are any. The head of
+        the response must arrive within `seconds` after the request has been written. `now` is the
+        current time, if the caller knows it.
+
+        Raises the errors of `pieces`, ContentError if the body does not have its declared length,
+        and WireError if the connection fails. After a failed write, a response is returned if one
+        arrives.
         """
         self._begin(len(first) if pieces is None else pieces.length)
         outgoing = self._outgoing
@@ -451,17 +470,17 @@ class Connection:
 
         if isinstance(answer, Response):
             return answer
-        # What a peer thinks of our certificate tells more than that the write failed.
+        # An alert about our certificate says more than the write that failed because of it.
         if isinstance(answer, ConnectFailed):
             raise answer
         raise outgoing.error or answer
 
     def _write_head(self, request: Request, length: int) -> bytes:
-        """Return the head of a request; ProtocolBroken when it cannot be written.
+        """Return the head of a request. Raises ProtocolBroken if it has characters that it must not.
 
-        h11 is told the method alone, because that decides how it reads the answer. To let it check
-        and write the headers, the same ones for most requests, would cost 4 % of a request's CPU,
-        and to let it frame each piece of a body 9 % of a copy's.
+        h11 gets only the method, which decides how it parses the response. If h11 also checked and
+        wrote the headers, that would take 4 % of a request's CPU, because most requests have the same
+        headers. If it framed each piece of a body, that would take 9 % of a copy's CPU.
         """
         method = request.method
         host = request.target if method == "CONNECT" else self._authority
@@ -474,7 +493,7 @@ class Connection:
         return f"{first_lines}\r\n{_lines_of(request.headers)}{last_line}\r\n".encode("ascii")
 
     def _send_at_once(self, seconds: float, now: float | None) -> None:
-        """Send what goes without waiting: nearly always the whole request."""
+        """Write as much as the stream takes without waiting, which is nearly always all."""
         outgoing = self._outgoing
         try:
             sent = self._stream.send(outgoing.offered)
@@ -487,7 +506,7 @@ class Connection:
             self._stop(seconds, now=now)
 
     async def _send(self, pieces: Pieces | None, seconds: float) -> None:
-        """Send the rest of a request while `_await_head` listens."""
+        """Write the rest of a request, while `_await_head` waits for the response."""
         outgoing = self._outgoing
         while True:
             try:
@@ -518,7 +537,7 @@ class Connection:
                 return
 
     async def _send_file(self, pieces: Pieces) -> None:
-        """Send what lies in a file without reading it (docs/bodies.md section 2)."""
+        """Send the part of the body that is in a file, within the kernel (docs/bodies.md section 2)."""
         while sent := self._stream.send_file(pieces.write_to):
             if sent < 0:
                 await self._wait_in_body(sent)
@@ -531,7 +550,7 @@ class Connection:
     def _stop(
         self, seconds: float, error: SyncError | None = None, *, now: float | None = None
     ) -> None:
-        """Send nothing more; the head of the answer has to come within `seconds`."""
+        """Write no more of the request. The head of the response must arrive within `seconds`."""
         self.state = State.WAITING if error is None else State.STOPPED
         self._outgoing.offered = memoryview(b"")
         self._outgoing.error = error
@@ -541,9 +560,9 @@ class Connection:
             self._answering.deadline = self._answer_until
 
     async def _await_head(self, method: str, seconds: float) -> Response | WireError:
-        """Return the final answer, whenever its head comes, or why there is none."""
+        """Return the final response when its head arrives, or the error for which there is none."""
         try:
-            # Where processors are busy, the answer is often there already, and needs no deadline.
+            # On a busy machine the response has often arrived already. Then no deadline is set up.
             event = self._read_event()
             if not isinstance(event, h11.Response):
                 event = await self._wait_for_head(event)
@@ -565,25 +584,23 @@ class Connection:
         return response
 
     async def _wait_for_head(self, event: object) -> h11.Response | None:
-        """Return the final answer's head, None when its time has passed.
+        """Return the head of the final response, None if it does not arrive in time.
 
-        `event` is what `_read_event` has returned before.
+        `event` is the last result of `_read_event`.
         """
         with anyio.CancelScope(deadline=self._answer_until) as self._answering:
             while not isinstance(event, h11.Response):
                 if isinstance(event, int):
                     await self._stream.wait(event)
                 else:
-                    # A flood of interim answers must not keep the deadline from passing.
+                    # Without a checkpoint a flood of interim responses would suspend the deadline.
                     await anyio.lowlevel.checkpoint()
                 event = self._read_event()
             return event
         return None
 
     async def next_event(self) -> object:
-        """Return h11's next event of a body, and read as much as it needs; TimedOut when that takes
-        longer than the policy allows.
-        """
+        """Return h11's next event of a body. Raises TimedOut if the body arrives too slowly."""
         event = self._read_event()
         while isinstance(event, int):
             await self._wait_in_body(event)
@@ -591,11 +608,11 @@ class Connection:
         return event
 
     def _read_event(self) -> object:
-        """Return h11's next event of the answer, as far as that has come; WANT_... where the stream has
-        to be waited for.
+        """Return h11's next event of the response, or WANT_READ or WANT_WRITE if the caller has to wait
+        for the stream first.
         """
         try:
-            # At the beginning h11 has nothing: to ask it then costs 1 % of a request's CPU.
+            # Before the first byte h11 has no event. To call it then takes 1 % of a request's CPU.
             event: object = h11.NEED_DATA
             if self._has_heard:
                 event = self._framing.next_event()
@@ -607,7 +624,7 @@ class Connection:
                     self._has_heard = self._has_heard or count > 0
                     self._pace.moved += count
                     self._arrived = bytes(self._scratch[:count])
-                # At the end of the stream this is empty, as h11 wants it.
+                # At the end of the stream this is empty, which is how h11 learns of the end.
                 portion = next_portion(self._framing, self._arrived)
                 self._arrived = self._arrived[len(portion) :]
                 self._framing.receive_data(portion)
@@ -617,7 +634,7 @@ class Connection:
         return event
 
     def _broken(self, error: h11.RemoteProtocolError) -> WireError:
-        """Say what h11 does not like about an answer."""
+        """Return the error for a response that h11 rejects."""
         _, has_ended = self._framing.trailing_data
         if has_ended:
             return Disconnected("the connection ended before the end of an answer")
@@ -627,16 +644,19 @@ class Connection:
         return ProtocolBroken(f"{self.origin.authority} does not speak HTTP/1.1: {what}")
 
     async def fill(self, buffer: memoryview) -> int:
-        """Read what there is of a body, and wait for its first byte; 0 at the end of the stream."""
+        """Read bytes of a body into `buffer`; wait if none has arrived. Returns their number, 0 at the
+        end of the stream.
+        """
         await anyio.lowlevel.checkpoint()
         while (count := self.fill_now(buffer)) < 0:
             await self._wait_in_body(count)
         return count
 
     def fill_now(self, buffer: memoryview) -> int:
-        """Read what there is of a body; 0 at the end of the stream, WANT_... where nothing is there.
+        """Read the bytes of a body that have arrived. Returns their number, 0 at the end of the stream,
+        WANT_READ or WANT_WRITE if none has arrived.
 
-        A buffer is filled by several reads, because OpenSSL gives 16 KiB at most by each.
+        It reads until the buffer is full, because OpenSSL returns at most 16 KiB per read.
         """
         filled = 0
         while filled < len(buffer):
@@ -645,7 +665,7 @@ class Connection:
             except Disconnected:
                 if not filled:
                     raise
-                break  # what has come is good; the next call fails
+                break  # these bytes are valid, and the next call raises the error
             if count <= 0:
                 if not filled:
                     return count
@@ -655,9 +675,9 @@ class Connection:
         return filled
 
     async def _wait_in_body(self, want: int) -> None:
-        """Wait until the stream can be read or written again, as `want` says.
+        """Wait until the stream can be read (WANT_READ) or written (WANT_WRITE).
 
-        TimedOut when nothing moves for `timeouts.idle`, and when the body was too slow before.
+        Raises TimedOut if that takes longer than `timeouts.idle`, or if the body was too slow before.
         """
         self._pace.fail_if_slow(self.timeouts)
         idle = self.timeouts.idle
@@ -675,13 +695,15 @@ class Connection:
 # Nearly all requests to a repository have the same headers.
 @lru_cache(maxsize=64)
 def _lines_of(headers: tuple[Header, ...]) -> str:
-    """Return headers as they are sent; ProtocolBroken when they cannot be."""
+    """Return headers as lines of a request's head. Raises ProtocolBroken like `_check_written`."""
     _check_written("".join(name + value for name, value in headers))
     return "".join(f"{name}: {value}\r\n" for name, value in headers)
 
 
 def _check_written(text: str, *, is_one_word: bool = False) -> None:
-    """Raise ProtocolBroken for a text that would end a line of a request, or may not be in one."""
+    """Raise ProtocolBroken if a text has a character that must not be in a line of a request, for
+    example the end of a line; with `is_one_word` also a space.
+    """
     if not (text.isascii() and text.isprintable()) or (is_one_word and " " in text):
         # The text is not shown, because a header may be a credential (I6).
         raise ProtocolBroken("a request cannot be written: its URL or a header is malformed")
@@ -689,19 +711,20 @@ def _check_written(text: str, *, is_one_word: bool = False) -> None:
 
 @cache
 def _request_by(method: str) -> h11.Request:
-    """Return any request by a method; h11 wants a Host."""
+    """Return a request with this method for h11. Only the method matters, but h11 demands a Host."""
     return h11.Request(method=method, target="/", headers=[("Host", "any")])
 
 
 def next_portion(framing: h11.Connection, arrived: bytes) -> bytes:
-    """Return how much of what has arrived h11 may be given next; call it when h11 needs data.
+    """Return the beginning of `arrived` that may be passed to h11 next. Call it when h11 needs data.
 
-    ProtocolBroken when that would go on with a run of more than 1 KiB of blanks in a head, a line
-    of a chunked body or its trailers. Blanks in a body are welcome, but only h11 knows where one
-    begins. So where there are many, it gets a little at a time, and what it holds back tells.
+    Raises ProtocolBroken if a head, a line of a chunked body or its trailers would have more than
+    1 KiB of blanks in a row. Bodies may have any number of blanks, but only h11 knows where a body
+    begins. So if there are many blanks, h11 gets a short portion at a time. The bytes that it has not
+    parsed then show whether it is still in a head.
     """
-    # What h11 holds back is the beginning of a head or of a line. A run goes on over the ends of
-    # lines, because a folded header is one line to h11.
+    # The unparsed bytes are the beginning of a head or of a line. A run of blanks may continue across
+    # line ends, because h11 joins the lines of a folded header.
     held, _ = framing.trailing_data
     if len(held) + len(arrived) <= _MOST_BLANKS:
         return arrived
@@ -710,7 +733,7 @@ def next_portion(framing: h11.Connection, arrived: bytes) -> bytes:
     if run + _count_blanks(arrived) <= _MOST_BLANKS:
         return arrived
 
-    # So short a portion holds no run that is too long, unless it goes on with one.
+    # A portion of this length is safe by itself, but it may continue a run in `held`.
     portion = arrived[:_MOST_BLANKS]
     if not held:
         return portion
@@ -718,7 +741,7 @@ def next_portion(framing: h11.Connection, arrived: bytes) -> bytes:
     if run + len(portion) - len(behind) > _MOST_BLANKS:
         raise ProtocolBroken(f"the head of the answer has more than {_MOST_BLANKS} blanks in a row")
     if behind.startswith((b"\r", b"\n")):
-        # A body may begin behind the end of the line.
+        # A body may begin after the end of this line.
         line, newline, _ = portion.partition(b"\n")
         return line + newline
     return portion
@@ -729,9 +752,8 @@ def _count_blanks(text: bytes) -> int:
 
 
 def parse_retry_after(value: str | None, wall_now: float) -> float | None:
-    """Return the seconds of a Retry-After header, a number or a date (RFC 9110 section 10.2.3).
-
-    None where there is none that can be read.
+    """Return the seconds to wait by a Retry-After header, which has a number or a date (RFC 9110
+    section 10.2.3). Returns None if the header is missing or malformed.
     """
     text = (value or "").strip()
     if not text:
