@@ -1,10 +1,10 @@
-"""One authenticated, admitted, repeated exchange with a registry.
+"""Send requests to registries: log in, wait for a turn, follow redirects, retry.
 
-Owns: the registries of a run, the way of a request, redirects, repetition (not of what goes with a
-blob: the transfer does that), what answers say about how often to ask, counts per action.
+Owns: the registries of a run, the steps of a request, redirects, retries (except for the transfer
+of a blob, which retries as a whole), the limits that responses report, counts per action.
 May not know: what a manifest or a blob is.
-Invariants: I6 (a credential is attached hop by hop, to its own origin only, never again once
-redirects have left it), I7 (a body is sent once), I8 (nothing is held while waiting).
+Invariants: I6 (a credential is sent to its own origin only, and not again after a redirect to
+another origin), I7 (a body is sent once), I8 (a waiting request holds nothing).
 Follows: docs/design.md sections 6, 7 and 9, docs/protocol-facts.md sections 1.12, 1.13 and 9.2 (R1,
 R2, R4, R14, R15).
 """
@@ -64,72 +64,72 @@ from _regsync.registry.throttle import (
 )
 from _regsync.text import duration_text
 
-# R4: how many redirects are followed.
+# How many redirects of one request are followed (R4).
 _MOST_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 
-# R14: an error's body is read so far, in bytes. A manifest and a listing have limits of their own.
+# How many bytes of an error's body are read (R14). Manifests and listings have limits of their own.
 ERROR_BODY = 64 * 1024
 _TOKEN_BODY = 1024 * 1024
 
-# Worker threads that move bodies at a time. Each keeps a processor busy.
+# The most worker threads that move bodies at the same time. Each of them keeps a processor busy.
 _MOVERS = 4
 
-# Files that a process needs for itself, beside those of its connections.
+# How many files the process needs besides those of its connections.
 _OWN_FILES = 24
 
 _USER_AGENT: Header = ("User-Agent", f"regsync/{__version__}")
 _EVERY_REQUEST: tuple[Header, ...] = (_USER_AGENT, ("Accept-Encoding", "identity"))
 
-# The rank of what everybody else may wait for: an image waits for nothing but its manifest.
+# The rank of a request that is admitted before all others. A PUT of a manifest has it: it is the
+# last request of an image, and other images may wait for that image.
 _FIRST = 0.0
 
 
 class Machine(NamedTuple):
-    """The parts of its machine that a run uses; tests replace them."""
+    """The parts of the machine that a run uses. Tests replace them."""
 
     environ: Mapping[str, str]
-    home: str | None
-    read: Callable[[str], bytes | None]
-    chance: Callable[[], float]
-    wall: Callable[[], float]
+    home: str | None  # the user's home directory
+    read: Callable[[str], bytes | None]  # read a file by its path; None if there is no such file
+    chance: Callable[[], float]  # a random number from 0 to 1
+    wall: Callable[[], float]  # seconds since 1970
     log: Callable[..., None]
     timeouts: Timeouts = Timeouts()
-    open_files: int = 65536  # how many the process may have; permits are clamped to it
-    traces: bool = True  # whether `log` shows lines of the level "trace", one for each request
+    open_files: int = 65536  # how many files the process may open, which bounds the permits
+    traces: bool = True  # whether `log` shows the level "trace", which has one line per request
 
     def __repr__(self) -> str:
         return "<Machine>"  # it holds secrets
 
 
 class Call(NamedTuple):
-    """One request as a registry's endpoint words it."""
+    """One request to an endpoint of a registry, without login and origin."""
 
-    action: str  # a key of docs/design.md section 9
+    action: str  # what the request counts as, a key of the table in docs/design.md section 9
     method: str
     path: str
     repository: str
-    rights: str = "pull"
+    rights: str = "pull"  # which rights to `repository` its token needs
     headers: tuple[Header, ...] = ()
     body: bytes = b""
 
-    # Other repositories that the token must cover: (name, rights).
+    # Other repositories that the token must cover too: name and rights.
     also: tuple[tuple[str, str], ...] = ()
 
-    # Where it goes when not to the registry itself: an upload's Location.
+    # The origin of an upload's Location. None: the request goes to the registry itself.
     origin: Origin | None = None
 
-    # Whether it needs a connection that no other request has used, because a body that came over
-    # another one was wrong.
+    # Whether the request must use a new connection, because a reused one has delivered wrong bytes.
     is_fresh: bool = False
 
     @property
     def shown_path(self) -> str:
-        """The path without its query, which may hold signatures."""
+        """The path without its query, which may contain signatures."""
         return self.path.partition("?")[0]
 
     def request(self, authorization: str | None) -> Request:
-        """Return the request to send; it asks for content without any coding (R15)."""
+        """Return the request as it is sent. It asks for content without a coding (R15)."""
         headers = (*_EVERY_REQUEST, *self.headers)
         if authorization is not None:
             headers = (*headers, ("Authorization", authorization))
@@ -137,7 +137,7 @@ class Call(NamedTuple):
 
 
 class Body(Pieces):
-    """An upload's body on its way. It says when it begins and when it is well under way, and counts
+    """The body of an upload. It reports when it begins and when much of it has been sent, and counts
     its bytes in the transport.
     """
 
@@ -145,21 +145,21 @@ class Body(Pieces):
         self, pieces: Pieces, seconds: float, on_begin: Callable[[], None], transport: Transport
     ) -> None:
         self.length = pieces.length
-        self.seconds = seconds  # for the answer, after the last piece
-        self.authorization: str | None = None  # with which it was sent
+        self.seconds = seconds  # how long the response may take after the last piece
+        self.authorization: str | None = None  # the header with which it was sent
 
-        # Called for each piece that follows LARGE_BODY bytes.
+        # Called for each piece after the first LARGE_BODY bytes.
         self.on_under_way: Callable[[], None] = lambda: None
 
-        self.has_begun = False  # a piece of it was asked for
+        self.has_begun = False  # whether a piece has been read from the source
 
         self._pieces = pieces
-        self._on_begin = on_begin
+        self._on_begin = on_begin  # called before the first piece is read
         self._transport = transport
-        self._taken = 0
+        self._taken = 0  # how many bytes have been read from the source
 
     async def next(self) -> memoryview:
-        """Return the next piece, as Pieces do."""
+        """Return the next piece (see `Pieces`)."""
         if not self.has_begun:
             self.has_begun = True
             self._on_begin()
@@ -171,7 +171,7 @@ class Body(Pieces):
         return piece
 
     def write_to(self, socket: int) -> int:
-        """Move what comes next from a file into a socket, as Pieces do."""
+        """Copy the next bytes from a file into a socket (see `Pieces`)."""
         sent = self._pieces.write_to(socket)
         if sent and self._taken >= LARGE_BODY:
             self.on_under_way()
@@ -181,20 +181,20 @@ class Body(Pieces):
 
 
 class _ClientKey(NamedTuple):
-    """What requests have in common that share a client: no other gets its tokens, nor shows its
-    certificate.
+    """The identity of a registry client. Only requests with the same key share its tokens and show its
+    client certificate.
     """
 
     authority: str
     credential: Credential | CloudLogin | None
-    failure: str  # why the credential cannot be had, else ""
+    failure: str  # why the credential cannot be obtained, else ""
     ca_file: str | None
     client_cert: str | None
     client_key: str | None
     proxy: str | None
 
     def __repr__(self) -> str:
-        # A proxy's URL may hold a login.
+        # The URL of a proxy may contain a login.
         return f"_ClientKey(authority={self.authority!r})"
 
 
@@ -205,12 +205,14 @@ class _Hop(NamedTuple):
     origin: Origin
     peer: Peer
     authorization: str | None
-    number: int = 0  # of redirects before it
-    has_left: bool = False  # whether the chain has been elsewhere than at the registry
+    number: int = 0  # how many redirects came before it
+    has_left: bool = (
+        False  # whether any request of the chain went to another origin than the registry
+    )
 
 
 def _cloud(name: str) -> CloudModule:
-    """Import what only those need who use a registry of this cloud."""
+    """Import the login of a cloud, which most runs do not need."""
     if name == "aws":
         from _regsync.auth import aws
 
@@ -225,28 +227,28 @@ def _cloud(name: str) -> CloudModule:
 
 
 class Transport:
-    """Every exchange of a run, or of the runs of one process, passes here."""
+    """The way to all registries, for a run or for all runs of a watch."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.gate = Gate()
         self.buffers = Buffers()
-        # The worker threads that move bodies.
+        # Limits the worker threads that move bodies.
         self.movers = anyio.CapacityLimiter(_MOVERS)
 
-        # By host:port, for the report and the display: requests of each action, 429s, the meter
-        # of the request that was refused last.
+        # By host:port, for the report and the progress display: requests by action, responses with
+        # status 429, and the meter of the last request that got one.
         self.requests: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.throttled: Counter[str] = Counter()
         self.throttled_meters: dict[str, Meter] = {}
 
-        # When an answer came last, or bytes moved.
+        # When the last response arrived or the last bytes moved, in the event loop's time.
         self.last_progress = -math.inf
-        # Bytes of blobs in this run: read from sources, and sent to targets.
+        # Bytes of blobs in this run that were read from sources and that were sent to targets.
         self.blob_bytes = 0
         self.bytes_sent = 0
 
-        # The clients of the registries of this run; and the first of those at each address.
+        # The clients of this run, and the first client of each address (scheme, host and port).
         self._clients: dict[_ClientKey, RegistryClient] = {}
         self._first_at: dict[tuple[str, str, int], RegistryClient] = {}
 
@@ -260,8 +262,8 @@ class Transport:
             on_back=self._on_back,
         )
 
-        # By the demand of a refused request of discovery: the error of all that are like it, and
-        # the time until which it holds.
+        # Requests of discovery that a registry has refused for long, by their demand: the error that
+        # equal requests get, and the time until which they get it.
         self._refused_discovery: dict[Demand, tuple[SyncError, float]] = {}
 
         self._dialer = Dialer(
@@ -273,10 +275,10 @@ class Transport:
         )
         self.pool = Pool(self._dial, machine.timeouts)
 
-        # For other hosts that a registry names or redirects to: they get none of its credentials (I6).
+        # Connections to other hosts that a registry redirects to. They never get its credentials (I6).
         self.foreign_pool = Pool(partial(self._dial, is_foreign=True), machine.timeouts)
 
-        # Other programs renew files with logins in place, so their contents are never kept.
+        # Files with logins are read each time, because other programs rewrite them.
         fetch = partial(self.fetch, None)
         identity = CloudEnvironment(
             machine.environ, machine.home, machine.read, machine.wall, fetch
@@ -299,7 +301,7 @@ class Transport:
         self.bytes_sent += count
 
     def begin(self, registries: Collection[Registry]) -> None:
-        """Begin another run, with the clients of those of its registries that are what they were."""
+        """Begin another run. It keeps the clients of the registries whose configuration is unchanged."""
         clients = self._clients
         self._clients = {}
         self._first_at = {}
@@ -315,26 +317,28 @@ class Transport:
             if client.registry not in registries:
                 self.gate.limits.pop(client.key, None)
                 self.pool.close(origin=client.origin)
-            elif client.is_used:  # else its login has been replaced
+            elif client.is_used:  # an unused client has a login that was replaced since
                 client.begin_run(now)
                 self._add_client(key, client)
         self.recovery.begin_run()
 
     def renew(self, registries: Collection[Registry]) -> None:
-        """Read again what the configuration names; ConfigError when that is unusable: what was read
-        before stays.
+        """Read the files that the configuration names again. Raises ConfigError if one is unusable. In
+        that case the earlier contents stay in use.
         """
         self._dialer.renew(registries)
 
     def prepare(self, registry: Registry) -> None:
-        """Read what the configuration names for a registry; ConfigError when it is unusable."""
+        """Read the files that the configuration names for a registry. Raises ConfigError if one is
+        unusable.
+        """
         self._dialer.prepare(registry)
 
     def host(self, registry: Registry, repository: str | None = None) -> RegistryClient:
-        """Return the client for a registry under a repository's credential.
+        """Return the client of a registry that logs in with the credential of a repository.
 
-        Where the credential cannot be had, a client is returned whose requests all fail with the
-        reason: repositories with another credential are copied.
+        If that credential cannot be obtained, all requests of the returned client fail with the
+        reason. Repositories with another credential are still copied.
         """
         credential: Credential | CloudLogin | None = None
         failure: AuthError | None = None
@@ -373,10 +377,10 @@ class Transport:
         self._first_at.setdefault(client.origin.address, client)
 
     def _limit_permits(self, registry: Registry) -> None:
-        """Bound the requests under way at a registry's host:port. Where several registries of the
-        configuration are at one, the smallest `max_concurrent` holds.
+        """Limit the number of requests in flight at a registry's host:port. If several registries of
+        the configuration have the same host:port, the smallest `max_concurrent` applies.
         """
-        # A quarter of the open files for each side, since more registries than two may be in use.
+        # One registry may use a quarter of the open files, because a run may use more than two.
         most = max(2, (self.machine.open_files - _OWN_FILES) // 4)
         cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most)
         product = PRODUCTS[registry.kind]
@@ -397,8 +401,8 @@ class Transport:
     async def request(
         self, host: RegistryClient, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY
     ) -> Response:
-        """Do a short exchange, with its body of at most `limit` bytes, as often as docs/design.md
-        section 9 says; SyncError for a status not in `ok`.
+        """Send a short request, with the retries of docs/design.md section 9. Returns the response with
+        its body, which may have at most `limit` bytes. Raises SyncError for a status not in `ok`.
         """
         budget = RetryBudget(ATTEMPTS)
         while True:
@@ -413,12 +417,14 @@ class Transport:
             pause = self.pause_after(failure, budget, host, call=call)
             text = f"{call.method} {host.key}{call.shown_path}: {failure}"
             self.machine.log("debug", "retry", text)
-            await self.rest(failure, pause)
+            await self.wait_to_retry(failure, pause)
 
     async def _first_answer(
         self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
     ) -> Response:
-        """Rule 1: one real request goes to a new host, and the others wait for its outcome."""
+        """Send one request to a host that has not been used in this run. Other requests to the host
+        wait for its outcome (rule 1).
+        """
         async with host.first_contact:
             if not host.is_first_contact_done:
                 try:
@@ -443,13 +449,14 @@ class Transport:
         lease: Lease | None = None,
         body: Body | None = None,
     ) -> Turn:
-        """Do one exchange and return its turn, which gives the answer unread; SyncError for a status
-        not in `ok`.
+        """Send a request once, and return its turn with the response unread. Raises SyncError for a
+        status not in `ok`.
 
-        A request gets its login, then its turn (permit, place in a window, token of a bucket), then
-        a connection, then its answer. `lease` is the caller's own connection, which outlives this
-        exchange (a POST before its PUT). With a `body` nothing is repeated (I7): a refused login,
-        and a success before the last byte, are the caller's to judge.
+        The request first gets its login, then its turn (a permit, a place in a window and a token of
+        a bucket), then a connection, then its response. If `lease` is given, the request uses that
+        connection and leaves it to the caller (a PUT follows its POST). A request with a `body` is
+        never repeated (I7), so the caller has to handle a refused login, and a success that arrives
+        before the last byte was sent.
         """
         want = self.demand_of(host, call)
         rank = _FIRST if call.action == "manifest_put" else None
@@ -469,16 +476,16 @@ class Transport:
                     self._watch_body(call, turn, body, authorization)
                 response = await self._send(host, want, hop, turn, lease, body)
                 while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
-                    await turn.return_connection()  # its connection serves others meanwhile
+                    await turn.return_connection()  # other requests may use it from now on
                     hop = self._next_hop(host, hop, response)
                     turn.began = anyio.current_time()
                     response = await self._send(host, want, hop, turn, lease, body)
                 self._record_pace(host, call, turn, response)
 
                 is_refused = response.status in (401, 403)
-                # A busy server has not looked at the login.
-                is_let_in = not is_refused and response.status < 500 and response.status != 429
-                if is_let_in and authorization is not None:
+                # With 429 or 5xx the server may not have checked the login.
+                is_accepted = not is_refused and response.status < 500 and response.status != 429
+                if is_accepted and authorization is not None:
                     host.authenticator.record_success(authorization, call.repository, call.method)
 
                 may_log_in_again = is_refused and body is None and not hop.has_left
@@ -494,8 +501,8 @@ class Transport:
                     raise
                 continue
             finally:
-                # Its caller ends the turn that is returned. Every other one ends here: nobody waits
-                # for another login while holding a permit (I8).
+                # The caller ends the turn that is returned. Every other turn ends here, because no
+                # permit may be held during another login (I8).
                 if turn.response is None:
                     await turn.end()
             await self.refresh_login(host, call, hop.authorization, response, refusals)
@@ -509,8 +516,8 @@ class Transport:
         lease: Lease | None,
         body: Body | None,
     ) -> Response:
-        """Send one request of a chain, over the caller's `lease` where that leads there, and return
-        its answer.
+        """Send one request of a chain of redirects and return its response. It uses the caller's
+        `lease` if that is a lease for its origin.
         """
         call = hop.call
         self._check_serves(host, want, hop.authorization)
@@ -521,14 +528,14 @@ class Transport:
             lease = pool.lease(hop.origin, is_fresh=call.is_fresh)
             turn.connection = lease
 
-        seconds: float | None = None  # for the answer: the policy's
+        seconds: float | None = None  # how long the response may take; None: the default
         if body is not None:
             seconds = body.seconds
         elif call.action == "manifest_put":
             seconds = self.machine.timeouts.manifest_put
 
         is_probe = hop.peer.outage.reach is not Reach.UP
-        if is_probe:  # every other request to a host that is away ends here
+        if is_probe:  # only the probe of an unreachable host gets past this check
             self._check_reach(host, hop.peer, can_repeat=body is None)
 
         if hop.number == 0:
@@ -549,7 +556,7 @@ class Transport:
         except WireError as error:
             if not host.has_answered and not isinstance(error, ConnectFailed | TimedOut):
                 error.hint = host.https_hint or error.hint
-            if error.side is None:  # else the source of the body has failed
+            if error.side is None:  # otherwise the source of the body has failed, not this host
                 self.recovery.record_failure(hop.peer, error, turn.began, counts=body is None)
             raise
 
@@ -569,17 +576,19 @@ class Transport:
         return response
 
     def _next_hop(self, host: RegistryClient, hop: _Hop, response: Response) -> _Hop:
-        """Return where a redirect leads (R1, R4); ProtocolBroken where nobody should go."""
+        """Return the next request of a chain of redirects (R1, R4). Raises ProtocolBroken if the
+        redirect must not be followed.
+        """
         location = response.headers.get("location")
         if location is None:
             raise ProtocolBroken(f"status {response.status} without a Location")
         if hop.number == _MOST_REDIRECTS:
             raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
         origin, path = resolve_location(hop.origin, hop.call.path, location)
-        check_foreign(hop.origin, origin)  # by induction as safe as the registry
+        check_foreign(hop.origin, origin)  # each origin is as safe as the one before it
         host.authenticator.treat_as_secret(path)
 
-        # A chain that has left the registry stays without credentials, even when it comes back.
+        # After a redirect to another origin no credential is sent, not even to the registry again.
         call = hop.call._replace(path=path)
         has_left = hop.has_left or origin != host.origin
         authorization = None if has_left else hop.authorization
@@ -590,8 +599,10 @@ class Transport:
     # Hosts that are away.
 
     def _check_reach(self, host: RegistryClient, peer: Peer, *, can_repeat: bool) -> None:
-        """Raise the error of a host that is away, except to its probe. A registry stops with what
-        it needs: its token service, its store of blobs.
+        """Raise the error of an unreachable host, unless this request is its probe.
+
+        If a host that the registry depends on is given up, such as its token service or its blob
+        storage, the registry is stopped too.
         """
         try:
             self.recovery.check(peer, can_repeat=can_repeat)
@@ -603,7 +614,9 @@ class Transport:
     def _record_reach(
         self, peer: Peer, status: int, retry_after: str | None, now: float, *, counts: bool = True
     ) -> None:
-        """Note by an answer's head whether its host is there or away, for those who wait for it."""
+        """Record by a response's head whether its host is reachable. Requests that wait for the host
+        go on, or go on waiting.
+        """
         if not is_gateway_failure(status, retry_after):
             self.recovery.record_answer(peer, now)
         elif counts:
@@ -611,7 +624,7 @@ class Transport:
             self.recovery.record_failure(peer, failure, now)
 
     async def _ping(self, peer: Peer) -> None:
-        """Send a request to a host that is away, to see whether it answers again."""
+        """Send a probe to an unreachable host."""
         origin = peer.origin
         self._count(origin, "probe")
         request = Request("GET", "/v2/", (_USER_AGENT,))
@@ -628,22 +641,25 @@ class Transport:
             self._record_reach(peer, response.status, retry_after, response.came_at)
 
     def _on_outage(self, peer: Peer) -> None:
-        """Close the connections to a host that is away."""
+        """Close the connections to a host that has become unreachable."""
         for pool in (self.pool, self.foreign_pool):
             pool.close(peer.origin)
 
     def _on_back(self, peer: Peer) -> None:
-        """Let the windows of a registry that is back begin again small."""
+        """Narrow the windows of a registry that is reachable again."""
         client = self._first_at.get(peer.origin.address)
         if client is not None:
             self.gate.limits[client.key].narrow_windows()
             self.gate.wake()
 
-    async def rest(self, error: SyncError, seconds: float, *, can_repeat: bool = True) -> None:
-        """Wait before what failed is repeated: until its host is back, or else for some `seconds`.
+    async def wait_to_retry(
+        self, error: SyncError, seconds: float, *, can_repeat: bool = True
+    ) -> None:
+        """Wait before a failed request is repeated: until its host is reachable again if `error` is an
+        outage, otherwise for `seconds`.
 
-        Raises `error` when the host is given up. `can_repeat`: the next request of this task may be
-        the probe of the host, because it can be sent again.
+        Raises `error` if the host is given up. `can_repeat` says that the next request of this task
+        can be sent twice, so that it may be the probe of the host.
         """
         if error.unreachable_peer is None:
             await anyio.sleep(seconds)
@@ -651,14 +667,14 @@ class Transport:
             await self.recovery.wait(error, can_repeat=can_repeat)
 
     def demand_of(self, host: Host, call: Call) -> Demand:
-        """Return the limits that a request counts against; a PUT with the body is two steps."""
+        """Return the limits that a request counts against. A PUT with the body counts as two actions."""
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
         steps = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
         meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
         return Demand(host.key, meters=meters, is_discovery=call.action in DISCOVERY)
 
     def _watch_body(self, call: Call, turn: Turn, body: Body, authorization: str | None) -> None:
-        """Give a body's window back when it is well under way (docs/design.md section 9)."""
+        """Have a body free its place in the window once much of it was sent (docs/design.md section 9)."""
         if call.action == "upload_body":
             turn.presume_success_at(turn.began + UNDER_WAY)
         body.authorization = authorization
@@ -667,8 +683,8 @@ class Transport:
     # Logins.
 
     def _check_serves(self, host: RegistryClient, want: Demand, authorization: str | None) -> None:
-        """Raise why a request that has waited is not sent with its login: that was refused meanwhile,
-        or the registry has stopped.
+        """Raise an error if a request that has waited must not be sent any more: its login was refused
+        to another request in the meantime, or the registry has been stopped.
         """
         self._check_not_stopped(host, want)
         if authorization in host.authenticator.refused:
@@ -677,8 +693,8 @@ class Transport:
     async def login(
         self, host: RegistryClient, call: Call, *, before_body: bool = False
     ) -> str | None:
-        """Return the Authorization header for a call, None for another origin than the registry's
-        (I6).
+        """Return the Authorization header for a call. Returns None if the call goes to another origin
+        than the registry's (I6).
         """
         if call.origin is not None and call.origin != host.origin:
             return None
@@ -688,7 +704,7 @@ class Transport:
             )
         except AuthError as error:
             if error.fatal:
-                host.stop(error)  # one more attempt could lock the account
+                host.stop(error)  # another attempt could lock the account
             raise
         except RegistryError as error:
             peer = host.token_peer
@@ -704,15 +720,15 @@ class Transport:
         refused: Response,
         refusals: LoginRefusals,
     ) -> None:
-        """Give a 401 or 403 to the authenticator. Return when the call may be repeated with a new
-        Authorization header; otherwise raise the refusal as an error.
+        """Handle a response with status 401 or 403. Returns if the call may be repeated with a new
+        Authorization header, otherwise raises the refusal as an error.
 
-        `used` is the Authorization header of the refused request, `refusals` counts its refusals so
-        far. The body of `refused` has been read.
+        `used` is the Authorization header of the refused request, and `refusals` counts the refusals
+        of the call so far. The body of `refused` has been read.
         """
         authenticator = host.authenticator
-        # ECR answers an expired password with 403, not 401. Only the text of the body tells the two
-        # meanings of its 403 apart.
+        # For an expired password ECR answers 403 instead of 401. Only the text of the body
+        # distinguishes that from a missing right.
         is_unauthorized = refused.status == 401 or b"token has expired" in refused.body
         try:
             if is_unauthorized:
@@ -724,7 +740,7 @@ class Transport:
                 refusal = authenticator.on_forbidden(used)
         except AuthError as error:
             if error.fatal:
-                host.stop(error)  # one more attempt could lock the account
+                host.stop(error)  # another attempt could lock the account
             raise
         if not refusals.may_repeat(refusal):
             raise self.error_from(host, refused)
@@ -739,10 +755,10 @@ class Transport:
         seconds: float | None = None,
         confirm: Callable[[], None] | None = None,
     ) -> Answer:
-        """Ask a login service: no permit (I8), no redirect (R2), a bounded body, within `seconds`.
+        """Send a request to a login service, without a permit (I8) and without following redirects (R2).
 
-        `host` is the registry that named it, None for a cloud's own. `confirm` is that of
-        Lease.exchange.
+        `host` is the registry that names the service, None for a cloud's own service. The response
+        has to arrive within `seconds`. `confirm` is passed to Lease.exchange.
         """
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         client = host or self._first_at.get(origin.address)
@@ -756,7 +772,8 @@ class Transport:
         if host is None:
             return await self._fetch_once(lease, request, seconds, confirm)
 
-        # A cloud's own services are repeated by those who know them. A registry's are waited for.
+        # The modules of the clouds retry by themselves. The token service of a registry may have an
+        # outage like the registry itself.
         peer = self.recovery.peer(origin)
         host.token_peer = peer
         self._check_reach(host, peer, can_repeat=True)
@@ -780,31 +797,31 @@ class Transport:
         seconds: float | None,
         confirm: Callable[[], None] | None,
     ) -> Answer:
-        """Make a request of `fetch`; TimedOut after `seconds`. With None only the time-outs of the
-        connection apply.
+        """Send the request of `fetch` once. Raises TimedOut after `seconds`; if that is None, only the
+        time-outs of the connection apply.
         """
         with anyio.move_on_after(seconds):
             async with lease:
                 response = await lease.exchange(request, confirm=confirm)
-                # The path is not logged, because it may be a secret: some metadata services give
-                # credentials to everybody who knows it.
+                # The path is not logged, because some metadata services return credentials to anybody
+                # who knows it.
                 trace = f"{request.method} {lease.origin} -> {response.status}"
                 self.machine.log("trace", "request", trace)
                 content = await response.read(_TOKEN_BODY)
                 return Answer(response.status, dict(response.headers), content)
-        assert seconds is not None  # without it nothing ends the block before its return
+        assert seconds is not None  # only a time-out leaves the block without a return
         raise TimedOut(f"{lease.origin} did not answer within {seconds:g} s")
 
     # What answers say about how often to ask.
 
     def _count(self, origin: Origin, action: str) -> None:
-        """Count a request to an origin, if it is one of a registry of this run."""
+        """Count a request, if its origin belongs to a registry of this run."""
         client = self._first_at.get(origin.address)
         if client is not None:
             self.requests[client.key][action] += 1
 
     def _record_under_way(self, turn: Turn) -> None:
-        """A body counts as a success before its answer."""
+        """Count a body as a success before its response arrives."""
         self.last_progress = anyio.current_time()
         if turn.is_in_window():
             turn.meter.end(turn.number, 200)
@@ -813,7 +830,7 @@ class Transport:
     def _record_pace(
         self, host: RegistryClient, call: Call, turn: Turn, response: Response
     ) -> None:
-        """Let a window, and all who wait for it, know what an answer says about how often to ask."""
+        """Apply a response to the limits: its window, pauses and quotas. Then admit waiting requests."""
         now = response.came_at
         wall = self.machine.wall()
         status = response.status
@@ -830,7 +847,7 @@ class Transport:
         turn.meter.end(turn.number, status, now, retry_after, chance)
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
             refused = RegistryError("status 429 to every request for 10 minutes", status=429)
-            self._ask_no_more(host, self.demand_of(host, call), refused, LONGEST_WAIT)
+            self._stop_requests(host, self.demand_of(host, call), refused, LONGEST_WAIT)
 
         remaining = parse_quota(header, wall)
         if remaining is not None:
@@ -840,26 +857,30 @@ class Transport:
     def _record_quota(
         self, host: RegistryClient, call: Call, turn: Turn, response: Response, remaining: Remaining
     ) -> None:
-        """Obey a quota. It is about discovery, and at some registries about one action of it."""
+        """Apply a quota that a response reports. Quotas are for discovery, at some registries for only
+        one action of it.
+        """
         action = PRODUCTS[host.registry.kind].quota_action or call.action
         want = self.demand_of(host, call._replace(action=action))._replace(is_discovery=True)
         meter = self.gate.limits[host.key].meters[want.meters[0]]
         number = turn.number if meter is turn.meter else 0
         if not meter.update_quota(response.came_at, number, remaining):
             used_up = RegistryError("the quota is used up", status=429)
-            self._ask_no_more(host, want, used_up, remaining.seconds)
+            self._stop_requests(host, want, used_up, remaining.seconds)
 
     # Errors, and what is done about them.
 
     def pause_after(
         self, error: SyncError, budget: RetryBudget, *hosts: Host, call: Call | None = None
     ) -> float:
-        """Return the seconds to `rest` before what failed is repeated; raise the error when it is
-        not to be. `hosts` are those that the work needs: source, target.
+        """Return how many seconds to wait before a failed attempt is repeated (see `wait_to_retry`).
+        Raises the error if the attempt must not be repeated.
+
+        `hosts` are the hosts that the work needs: the source, then the target.
         """
         is_stopped = any(host.stop_error for host in hosts)
         if isinstance(error, LoginExpired) and not is_stopped:
-            return 0.0  # the upload bounds how often its login is renewed
+            return 0.0  # the upload limits how often its login is renewed
         if error.unreachable_peer is not None and error.retryable and not is_stopped:
             error.retries = budget.retries
             return 0.0
@@ -878,17 +899,17 @@ class Transport:
         if answer is not None and answer.retryable and asked > LONGEST_WAIT:
             host = hosts[-1] if error.side is Side.TARGET else hosts[0]
             want = None if call is None else self.demand_of(host, call)
-            self._ask_no_more(host, want, answer, asked)
+            self._stop_requests(host, want, answer, asked)
         if pause is None or not error.retryable or is_stopped:
             raise error
         return pause
 
-    def _ask_no_more(
+    def _stop_requests(
         self, host: Host, want: Demand | None, error: RegistryError, seconds: float
     ) -> None:
-        """Make an error final that asks for a longer wait than a run makes, and send nothing more
-        until that time. Where a listing or a HEAD was refused, only those end: images whose copying
-        has begun are finished.
+        """Make an error final because the registry asks for a longer wait than a run makes. Until that
+        time no more requests are sent to it. If a request of discovery was refused, only requests of
+        that kind are not sent, and images that are being copied are finished.
         """
         moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.machine.wall() + seconds))
         error.message += (
@@ -903,7 +924,7 @@ class Transport:
             host.stop(error, until)
 
     def _check_not_stopped(self, host: RegistryClient, want: Demand) -> None:
-        """Raise the error for which nothing more is asked of a registry, or of discovery there."""
+        """Raise the error for which the registry, or its discovery, gets no more requests."""
         if want in self._refused_discovery:
             error, until = self._refused_discovery[want]
             if anyio.current_time() < until:
@@ -914,8 +935,8 @@ class Transport:
     async def raise_unless(
         self, host: RegistryClient, answer: Response, ok: Collection[int], peer: Peer | None = None
     ) -> None:
-        """Raise the error of an answer whose status is not in `ok`. `peer`: the host that answered, if
-        it is not the registry itself.
+        """Raise an error if the response's status is not in `ok`. `peer` is the host that sent the
+        response, if that is not the registry itself.
         """
         if answer.status in ok:
             return
@@ -927,7 +948,7 @@ class Transport:
         raise error
 
     def error_from(self, host: RegistryClient, answer: Response) -> RegistryError:
-        """Turn an answer into an error, and count what is throttled."""
+        """Return the error for a response. Counts a response with status 429."""
         if answer.status == 429:
             self.throttled[host.key] += 1
         return host.error_of(answer, self.machine.wall())

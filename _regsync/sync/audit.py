@@ -651,7 +651,7 @@ class Audit:
                 failure = error
             # This raises the failure where no retry is left.
             pause = self.transport.pause_after(failure, retries, target.host)
-            await self.transport.rest(failure, pause)
+            await self.transport.wait_to_retry(failure, pause)
 
     # Outcomes.
 

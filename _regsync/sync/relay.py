@@ -318,7 +318,7 @@ class Relay(Pieces):
                 # The loop ends without a return if the source refuses for good.
                 while error.retryable:
                     pause = self._transport.pause_after(error, self._attempts, self.source.host)
-                    await self._transport.rest(error, pause)
+                    await self._transport.wait_to_retry(error, pause)
                     try:
                         with self._transport.recovery.attempt():
                             return await self._open()

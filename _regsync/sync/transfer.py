@@ -322,7 +322,7 @@ class BlobTransfer:
             self._transport.machine.log("debug", "retry", f"{error}; {next_attempt}")
             error.drop_frames()  # the frames hold buffers of the body
             await upload.lease.settle()
-            await self._transport.rest(error, pause, can_repeat=job.can_probe(error))
+            await self._transport.wait_to_retry(error, pause, can_repeat=job.can_probe(error))
 
     async def _attempt(self, job: _Job) -> BlobResult:
         """Find the blob in its repository, mount it, or upload it. Nothing is repeated.
