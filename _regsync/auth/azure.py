@@ -1,11 +1,11 @@
-"""Logging in to an Azure Container Registry by the identity that Azure gave to this machine.
+"""Login to Azure Container Registry with this machine's Azure identity.
 
-Owns: where an identity is looked for, the directory (Microsoft Entra ID) and its errors, metadata
-services, the exchange of a directory token for the registry's own.
+Owns: the search for an identity, token requests to Microsoft Entra ID ("the directory") and to
+metadata services, the exchange of an Entra token for the registry's refresh token.
 May not know: sockets, challenges, retries.
-Invariants: a secret goes to its authority, to a metadata service or to the registry, and into no
-message. A source that is broken is an error.
-Follows: docs/specification.md section 5.2, docs/protocol-facts.md section 6 (numbers below).
+Invariants: a secret is only sent to its authority, to a metadata service or to the registry, and
+appears in no message. A broken source of an identity is an error.
+Follows: docs/specification.md section 5.2, docs/protocol-facts.md section 6 (cited below by number).
 """
 
 from __future__ import annotations
@@ -24,30 +24,35 @@ from _regsync.errors import AuthError, RegistryError, WireError
 from _regsync.net.http1 import parse_retry_after
 from _regsync.text import json_object, printable, redact, redacting
 
+# Environment variables, each of which selects a source of an identity.
 _SECRET_VARIABLE = "AZURE_CLIENT_SECRET"
 _FILE_VARIABLE = "AZURE_FEDERATED_TOKEN_FILE"
-_SERVICE_VARIABLE = "IDENTITY_ENDPOINT"
+_ENDPOINT_VARIABLE = "IDENTITY_ENDPOINT"  # the managed identity service of App Service and others
 
+# The metadata service of virtual machines (section 6.3).
 _METADATA_URL = "http://169.254.169.254/metadata/identity/oauth2/token"
-_METADATA_VERSION = "2018-02-01"
 _METADATA_NAME = "the metadata service 169.254.169.254"
-_SERVICE_VERSION = "2019-08-01"
+
+# Values of the parameter `api-version`.
+_METADATA_API_VERSION = "2018-02-01"
+_ENDPOINT_API_VERSION = "2019-08-01"  # of the service at IDENTITY_ENDPOINT
 
 _ASSERTION_TYPE = (
     "client_assertion_type",
     "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
 )
 
-_PROBE_SECONDS = 1.0  # for any answer of a metadata service, which shows that there is one
-_TOKEN_SECONDS = 30.0  # for a token of a metadata service
-_LEAST_TOKEN_LIFE = 300.0  # seconds for which a token of the command line must still serve
+_PROBE_SECONDS = 1.0  # timeout of the request that checks whether a metadata service exists
+_TOKEN_SECONDS = 30.0  # timeout for a token from a metadata service
+_LEAST_TOKEN_LIFE = 300.0  # seconds for which a token of the Azure CLI must remain valid
 
-# The client id of Azure's command line, and the user name that goes with a refresh token (section
-# 6.1).
-_COMMAND_LINE_CLIENT = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
+# The client ID of the Azure CLI.
+_CLI_CLIENT_ID = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
+
+# The user name that accompanies a registry's refresh token (section 6.1).
 _TOKEN_USER = "00000000-0000-0000-0000-000000000000"
 
-# Errors by which the directory says that it does not know an audience (section 6.2).
+# Matches the directory's errors for an unknown audience (section 6.2).
 _UNKNOWN_AUDIENCE = "AADSTS(?:500011|65001)|invalid_resource"
 
 _ROLE_HINT = (
@@ -59,19 +64,21 @@ _IDENTITY_HINT = (
     'azure.workload.identity/client-id and the pod the label azure.workload.identity/use: "true"; '
     f"{_ROLE_HINT}"
 )
-_COMMAND_LINE_HINT = (
+_CLI_HINT = (
     "run `az login` again as a user; where a keyring encrypts its tokens, "
     "run `az config set core.encrypt_token_cache=false` first"
 )
 
 
 class _Cloud(NamedTuple):
-    name: str
-    authority: str
-    audiences: tuple[str, ...]  # in the order in which they are tried
+    """One of Azure's clouds (section 6.2)."""
+
+    name: str  # in the files of the Azure CLI
+    authority: str  # the host of the directory
+    audiences: tuple[str, ...]  # hosts for which tokens are requested, in order of preference
 
 
-# By the suffix of the registry's name (section 6.2).
+# The clouds, by the last part of a registry's host name: `azurecr.io`, `azurecr.cn`, `azurecr.us`.
 _CLOUDS = {
     "io": _Cloud(
         "AzureCloud",
@@ -99,70 +106,77 @@ _CLOUDS = {
 }
 
 
-class _Source(NamedTuple):
-    """Where a token is asked for, and with what.
+class _TokenRequest(NamedTuple):
+    """A token request to an authority, to a metadata service or to the registry.
 
-    An authority takes a POST that names a scope; a metadata service a GET that names a resource.
+    A metadata service receives a GET with the fields in the query. An authority and the registry
+    receive a POST with the fields in a form.
     """
 
-    name: str  # for messages
-    url: str
-    fields: tuple[Pair, ...]  # of the form or the query; an empty field is not sent
-    hint: str
-    secret: str  # in the request; no message may show it
-    headers: tuple[Pair, ...] = ()  # a metadata service's; empty for an authority
+    found_at: str  # the source of the identity, for messages
+    url: str  # without a query
+    fields: tuple[Pair, ...]  # names and values; fields with an empty value are not sent
+    hint: str  # for the error if the request is refused
+    secret: str  # a secret in the request, or ""; it is masked in messages
+    metadata_headers: tuple[Pair, ...] = ()  # only for a metadata service
 
     @property
-    def is_metadata_service(self) -> bool:
-        return bool(self.headers)
+    def is_to_metadata_service(self) -> bool:
+        return bool(self.metadata_headers)
 
     def __repr__(self) -> str:
-        return "<Source>"  # it holds secrets
+        return "<TokenRequest>"  # the fields are secret
 
 
 class _DirectoryToken(NamedTuple):
-    found_at: str  # of the identity it is for
-    value: str
+    """An access token of the directory (Microsoft Entra ID)."""
+
+    found_at: str  # the source of the identity, for messages
+    value: str  # a secret
 
     def __repr__(self) -> str:
         return "<DirectoryToken>"
 
 
 def is_configured(machine: CloudEnvironment) -> bool:
-    """Return whether the environment or a session of the command line names an identity."""
-    names = (_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE)
+    """Report whether an environment variable or a login of the Azure CLI provides an identity."""
+    names = (_SECRET_VARIABLE, _FILE_VARIABLE, _ENDPOINT_VARIABLE)
     if any(machine.environ.get(name) for name in names):
         return True
-    return b"tenantId" in _session_file(machine, "azureProfile")
+    return b"tenantId" in _read_cli_file(machine, "azureProfile")
 
 
 async def log_in(
     machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> Login | None:
-    """Log in by the first identity that there is: its token is exchanged for a refresh token of the
-    registry (section 6.1).
+    """Exchange a token of this machine's identity for a refresh token of the registry (section 6.1).
 
-    With `probing_metadata`, only the metadata service is asked; None where it gives no token.
+    Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata service is
+    used, and the function returns None if it issues no token.
     """
     suffix = registry.host.rpartition(".azurecr.")[2]
     cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
-    token = await _directory_token(machine, cloud, probing_metadata=probing_metadata)
+    token = await _obtain_directory_token(machine, cloud, probing_metadata=probing_metadata)
     if token is None:
         return None
 
-    fields = (
-        ("grant_type", "access_token"),
-        ("service", registry.host),
-        ("access_token", token.value),
+    exchange = _TokenRequest(
+        found_at=token.found_at,
+        url=f"{registry.scheme}://{registry.authority}/oauth2/exchange",
+        fields=(
+            ("grant_type", "access_token"),
+            ("service", registry.host),
+            ("access_token", token.value),
+        ),
+        hint=_ROLE_HINT,
+        secret=token.value,
     )
-    url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
-    exchange = _Source(token.found_at, url, fields, _ROLE_HINT, secret=token.value)
     try:
-        refresh_token = await _ask(machine, exchange, "refresh_token")
+        refresh_token = await _send(machine, exchange, answer_field="refresh_token")
     except AuthError:
         if probing_metadata:
-            # Nobody has asked for a login with this machine's identity, and the registry does not know
-            # it. The registry may let anybody pull.
+            # The configuration does not require a login, and this machine's identity has no role at
+            # the registry. The registry may allow anonymous pulls.
             return Login(Credential(), math.inf)
         raise
 
@@ -173,72 +187,86 @@ async def log_in(
     return Login(credential, expires)
 
 
-async def _directory_token(
+async def _obtain_directory_token(
     machine: CloudEnvironment, cloud: _Cloud, *, probing_metadata: bool
 ) -> _DirectoryToken | None:
-    """Return the token of the first identity that there is; AuthError where there is none.
+    """Return a directory token for the first identity that is available on this machine.
 
-    With `probing_metadata`, only the metadata service is asked; None where it gives no token.
+    Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata service is
+    used, and the function returns None if it issues no token.
     """
     if not probing_metadata:
-        source = _named_source(machine, cloud.authority)
-        if source is not None:
-            value = await _ask_for_token(machine, source, cloud.audiences)
-            return _DirectoryToken(source.name, value)
+        request = _request_from_environment(machine, cloud.authority)
+        if request is not None:
+            value = await _request_token(machine, request, cloud.audiences)
+            return _DirectoryToken(request.found_at, value)
 
-    looked_at = [_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE]
+    tried_places = [_SECRET_VARIABLE, _FILE_VARIABLE, _ENDPOINT_VARIABLE]
     try:
-        metadata_token = await _metadata_token(machine, cloud.audiences)
+        metadata_token = await _request_metadata_token(machine, cloud.audiences)
     except (AuthError, WireError) as error:
-        # As of a machine without an identity: somebody may have run `az login` there.
-        looked_at.append(f"{_METADATA_NAME} ({error.message})")
+        # The machine may have no identity. A user may still have run `az login` on it.
+        tried_places.append(f"{_METADATA_NAME} ({error.message})")
     else:
-        looked_at.append(_METADATA_NAME)
+        tried_places.append(_METADATA_NAME)
         if metadata_token is not None:
             return _DirectoryToken(_METADATA_NAME, metadata_token)
     if probing_metadata:
         return None
-    return await _command_line_token(machine, cloud, looked_at)
+    return await _obtain_cli_token(machine, cloud, tried_places)
 
 
-def _named_source(machine: CloudEnvironment, authority: str) -> _Source | None:
-    """Return the source that the environment names: a secret, a federated token (section 6.2), or a
-    service of managed identities (section 6.3). None where it names none.
+def _request_from_environment(machine: CloudEnvironment, authority: str) -> _TokenRequest | None:
+    """Build a token request for the identity that the environment variables configure.
+
+    The identity is a client with a secret, a client with a federated token (section 6.2), or a
+    managed identity (section 6.3). Returns None if the variables configure no identity. Raises
+    AuthError if they are incomplete.
     """
     environ = machine.environ
-    for name in (_SECRET_VARIABLE, _FILE_VARIABLE):
-        if environ.get(name):
-            return _client_source(machine, authority, name)
-    if environ.get(_SERVICE_VARIABLE):
-        _require_variables(environ, _SERVICE_VARIABLE, "IDENTITY_HEADER")
-        header = ("X-IDENTITY-HEADER", environ["IDENTITY_HEADER"])
-        url = environ[_SERVICE_VARIABLE]
-        return _metadata_source(machine, _SERVICE_VARIABLE, url, _SERVICE_VERSION, header)
+    for variable in (_SECRET_VARIABLE, _FILE_VARIABLE):
+        if environ.get(variable):
+            return _client_request(machine, authority, variable)
+    if environ.get(_ENDPOINT_VARIABLE):
+        _require_variables(environ, _ENDPOINT_VARIABLE, "IDENTITY_HEADER")
+        return _managed_identity_request(
+            machine,
+            found_at=_ENDPOINT_VARIABLE,
+            url=environ[_ENDPOINT_VARIABLE],
+            api_version=_ENDPOINT_API_VERSION,
+            secret_header=("X-IDENTITY-HEADER", environ["IDENTITY_HEADER"]),
+        )
     return None
 
 
-def _client_source(machine: CloudEnvironment, authority: str, name: str) -> _Source:
-    """Return the source that gives a token to the client AZURE_CLIENT_ID, for the proof in the variable
-    `name`: a secret, or the file of a federated token.
+def _client_request(machine: CloudEnvironment, authority: str, variable: str) -> _TokenRequest:
+    """Build a token request for the client AZURE_CLIENT_ID.
+
+    `variable` is the environment variable that holds the client's secret, or the path of its federated
+    token. Raises AuthError if a further variable or the file is missing.
     """
     environ = machine.environ
-    _require_variables(environ, name, "AZURE_CLIENT_ID", "AZURE_TENANT_ID")
-    if name == _FILE_VARIABLE:
-        secret = _federated_token(machine)
+    _require_variables(environ, variable, "AZURE_CLIENT_ID", "AZURE_TENANT_ID")
+    if variable == _FILE_VARIABLE:
+        secret = _read_federated_token(machine)
         proof = [_ASSERTION_TYPE, ("client_assertion", secret)]
     else:
-        secret = environ[name]
+        secret = environ[variable]
         proof = [("client_secret", secret)]
     client = ("client_id", environ["AZURE_CLIENT_ID"])
-    fields = (("grant_type", "client_credentials"), client, *proof)
     host = re.sub("^https?://|/+$", "", environ.get("AZURE_AUTHORITY_HOST") or authority)
-    url = _authority_url(host, environ["AZURE_TENANT_ID"])
-    return _Source(name, url, fields, _IDENTITY_HINT, secret)
+    return _TokenRequest(
+        found_at=variable,
+        url=_authority_url(host, environ["AZURE_TENANT_ID"]),
+        fields=(("grant_type", "client_credentials"), client, *proof),
+        hint=_IDENTITY_HINT,
+        secret=secret,
+    )
 
 
-def _require_variables(environ: Mapping[str, str], name: str, *needed: str) -> None:
-    """Raise AuthError where a variable that has to go with the variable `name` is not set."""
-    missing = [variable for variable in needed if not environ.get(variable)]
+def _require_variables(environ: Mapping[str, str], name: str, *required: str) -> None:
+    """Raise AuthError if a variable that is required together with the variable `name` is not set."""
+    missing = [variable for variable in required if not environ.get(variable)]
     if missing:
         message = f"{name} is set without {' and '.join(missing)}"
         raise AuthError(message, hint=_IDENTITY_HINT, fatal=True)
@@ -248,7 +276,7 @@ def _authority_url(host: str, tenant: str) -> str:
     return f"https://{host}/{quote(tenant, errors='replace')}/oauth2/v2.0/token"
 
 
-def _federated_token(machine: CloudEnvironment) -> str:
+def _read_federated_token(machine: CloudEnvironment) -> str:
     path = machine.environ[_FILE_VARIABLE]
     token = (machine.read(path) or b"").decode("utf-8", "replace").strip()
     if not token:
@@ -260,82 +288,106 @@ def _federated_token(machine: CloudEnvironment) -> str:
     return token
 
 
-def _metadata_source(
-    machine: CloudEnvironment, name: str, url: str, version: str, header: Pair | None = None
-) -> _Source:
-    """Return a service of managed identities as a source. Some want a secret in a `header`."""
-    # Without AZURE_CLIENT_ID, the empty field is not sent.
-    fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
-    headers: tuple[Pair, ...] = (("Metadata", "true"),)
-    secret = ""
-    if header is not None:
-        _, secret = header
-        headers = (*headers, header)
-    return _Source(name, url, fields, _ROLE_HINT, secret, headers)
+def _managed_identity_request(
+    machine: CloudEnvironment,
+    *,
+    found_at: str,
+    url: str,
+    api_version: str,
+    secret_header: Pair | None = None,
+) -> _TokenRequest:
+    """Build a token request to a service of managed identities at `url`.
 
-
-async def _metadata_token(machine: CloudEnvironment, audiences: tuple[str, ...]) -> str | None:
-    """Return the token that a virtual machine's metadata service gives (section 6.3); None where there
-    is no such service, AuthError or WireError where it gives no token.
+    `found_at` names the service in messages. Some services require a `secret_header`.
     """
-    # A token may take seconds, and this shows sooner whether there is a service: a request without the
-    # header `Metadata` is refused with 400 at once.
-    url = f"{_METADATA_URL}?api-version={_METADATA_VERSION}"
+    headers = [("Metadata", "true")]
+    secret = ""
+    if secret_header is not None:
+        headers.append(secret_header)
+        _, secret = secret_header
+    client_id = machine.environ.get("AZURE_CLIENT_ID", "")  # an empty field is not sent
+    return _TokenRequest(
+        found_at=found_at,
+        url=url,
+        fields=(("api-version", api_version), ("client_id", client_id)),
+        hint=_ROLE_HINT,
+        secret=secret,
+        metadata_headers=tuple(headers),
+    )
+
+
+async def _request_metadata_token(
+    machine: CloudEnvironment, audiences: tuple[str, ...]
+) -> str | None:
+    """Request a token from a virtual machine's metadata service (section 6.3).
+
+    Returns None if there is no such service. Raises AuthError or WireError if it issues no token.
+    """
+    # The service refuses a request without the header `Metadata` at once, with status 400. This check
+    # is faster than a token request, which may take seconds.
+    url = f"{_METADATA_URL}?api-version={_METADATA_API_VERSION}"
     answer = await machine.fetch("GET", url, [], b"", _PROBE_SECONDS)
     if answer.status in (401, 403, 404):
         return None
-    source = _metadata_source(machine, _METADATA_NAME, _METADATA_URL, _METADATA_VERSION)
-    return await _ask_for_token(machine, source, audiences)
+    request = _managed_identity_request(
+        machine, found_at=_METADATA_NAME, url=_METADATA_URL, api_version=_METADATA_API_VERSION
+    )
+    return await _request_token(machine, request, audiences)
 
 
-# The session of Azure's command line, whose files are never written (section 6.4).
+# The login of the Azure CLI (`az login`). Its files are only read (section 6.4).
 
 
-def _session_file(machine: CloudEnvironment, name: str) -> bytes:
+def _read_cli_file(machine: CloudEnvironment, name: str) -> bytes:
+    """Return the content of a JSON file of the Azure CLI, or `{}` if the file does not exist."""
     folder = machine.environ.get("AZURE_CONFIG_DIR") or f"{machine.home or ''}/.azure"
     return machine.read(f"{folder}/{name}.json") or b"{}"
 
 
-async def _command_line_token(
-    machine: CloudEnvironment, cloud: _Cloud, looked_at: list[str]
+async def _obtain_cli_token(
+    machine: CloudEnvironment, cloud: _Cloud, tried_places: list[str]
 ) -> _DirectoryToken:
-    """Return the token that `az login` has left for a cloud, or one that its refresh token brings;
-    AuthError where nobody has logged in, or nothing usable was left.
+    """Return the access token that `az login` has stored, or request one with its refresh token.
 
-    `looked_at`: the places without an identity, for the error.
+    Raises AuthError if nobody has run `az login`, or if its files contain no usable token.
+    `tried_places` are the places that were searched before, for the error message.
     """
     try:
-        profile = json.loads(_session_file(machine, "azureProfile"))
-        cache = json.loads(_session_file(machine, "msal_token_cache"))
-        subscription = _subscription(profile, cloud)
+        profile = json.loads(_read_cli_file(machine, "azureProfile"))
+        cache = json.loads(_read_cli_file(machine, "msal_token_cache"))
+        subscription = _find_subscription(profile, cloud)
         if subscription is None:
-            places = ", ".join((*looked_at, "az login's ~/.azure"))
+            places = ", ".join((*tried_places, "az login's ~/.azure"))
             raise AuthError(
                 f"no Azure identity; looked at {places}", hint=_IDENTITY_HINT, fatal=True
             )
 
-        access_tokens = _entries(cache, "AccessToken", subscription, cloud)
-        refresh_tokens = _entries(cache, "RefreshToken", subscription, cloud)
+        access_tokens = _find_entries(cache, "AccessToken", subscription, cloud)
+        refresh_tokens = _find_entries(cache, "RefreshToken", subscription, cloud)
         until = machine.wall() + _LEAST_TOKEN_LIFE
-        value = _cached_token(access_tokens, subscription, cloud, until)
+        value = _find_access_token(access_tokens, subscription, cloud, until)
         if value is not None:
             return _DirectoryToken("az login", value)
-        source = _refresh_source(refresh_tokens, subscription, cloud)
+        request = _refresh_request(refresh_tokens, subscription, cloud)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-        # Another program has written the files, in whatever shape.
+        # The Azure CLI writes these files, and may change their format.
         raise AuthError(
-            "`az login` has left no usable token in its files", hint=_COMMAND_LINE_HINT, fatal=True
+            "`az login` has left no usable token in its files", hint=_CLI_HINT, fatal=True
         ) from None
 
-    return _DirectoryToken(source.name, await _ask_for_token(machine, source, cloud.audiences))
+    value = await _request_token(machine, request, cloud.audiences)
+    return _DirectoryToken(request.found_at, value)
 
 
-# The next five functions read documents of any shape. Whatever they raise becomes an AuthError in
-# `_command_line_token`.
+# The next five functions read JSON of unknown structure. `_obtain_cli_token` catches the exceptions that
+# result from an unexpected structure.
 
 
-def _subscription(profile: Any, cloud: _Cloud) -> Any | None:
-    """Return the default subscription in a cloud, or another one; None where the profile has none."""
+def _find_subscription(profile: Any, cloud: _Cloud) -> Any | None:
+    """Return a subscription in the given cloud, preferably the default subscription.
+
+    Returns None if the profile has no subscription in this cloud.
+    """
     subscriptions = [
         subscription
         for subscription in profile.get("subscriptions", ())
@@ -347,8 +399,8 @@ def _subscription(profile: Any, cloud: _Cloud) -> Any | None:
     return next(iter((*defaults, *subscriptions)), None)
 
 
-def _entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list[Any]:
-    """Return the entries of a section of the cache that belong to the user of a subscription."""
+def _find_entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list[Any]:
+    """Return the entries of one section of the token cache that belong to a subscription's user."""
     accounts = [
         account["home_account_id"]
         for account in cache["Account"].values()
@@ -361,8 +413,13 @@ def _entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list
     ]
 
 
-def _cached_token(entries: list[Any], subscription: Any, cloud: _Cloud, until: float) -> str | None:
-    """Return an access token for the registry's audience that serves `until` then; None for none."""
+def _find_access_token(
+    entries: list[Any], subscription: Any, cloud: _Cloud, until: float
+) -> str | None:
+    """Return an access token for the registry's audience that is valid `until` the given time.
+
+    `until` is in seconds since 1970. Returns None if there is no such token.
+    """
     target = f"https://{cloud.audiences[0]}/"
     for entry in entries:
         is_ours = entry["realm"] == subscription["tenantId"] and entry["target"].startswith(target)
@@ -371,17 +428,21 @@ def _cached_token(entries: list[Any], subscription: Any, cloud: _Cloud, until: f
     return None
 
 
-def _refresh_source(entries: list[Any], subscription: Any, cloud: _Cloud) -> _Source:
-    """Return the source that takes the refresh token which `az login` has left last."""
-    youngest = max(entries, key=lambda entry: int(entry["last_modification_time"]))
-    secret = _text(youngest["secret"])
-    fields = (
-        ("grant_type", "refresh_token"),
-        ("client_id", _COMMAND_LINE_CLIENT),
-        ("refresh_token", secret),
+def _refresh_request(entries: list[Any], subscription: Any, cloud: _Cloud) -> _TokenRequest:
+    """Build a token request with the newest of the refresh tokens that `az login` has stored."""
+    newest = max(entries, key=lambda entry: int(entry["last_modification_time"]))
+    refresh_token = _text(newest["secret"])
+    return _TokenRequest(
+        found_at="az login",
+        url=_authority_url(cloud.authority, subscription["tenantId"]),
+        fields=(
+            ("grant_type", "refresh_token"),
+            ("client_id", _CLI_CLIENT_ID),
+            ("refresh_token", refresh_token),
+        ),
+        hint=_CLI_HINT,
+        secret=refresh_token,
     )
-    url = _authority_url(cloud.authority, subscription["tenantId"])
-    return _Source("az login", url, fields, _COMMAND_LINE_HINT, secret)
 
 
 def _text(value: object) -> str:
@@ -390,62 +451,69 @@ def _text(value: object) -> str:
     raise TypeError("not a text")
 
 
-# Exchanges.
+# Sending token requests.
 
 
-async def _ask_for_token(
-    machine: CloudEnvironment, source: _Source, audiences: tuple[str, ...]
+async def _request_token(
+    machine: CloudEnvironment, request: _TokenRequest, audiences: tuple[str, ...]
 ) -> str:
-    """Return a source's token for the first audience that the directory knows (section 6.2); AuthError
-    or RegistryError where it gives none.
+    """Request an access token for the first audience that the directory knows (section 6.2).
+
+    Raises AuthError or RegistryError if no token is issued.
     """
     *first_choices, last = audiences
     for audience in first_choices:
         try:
-            return await _ask_for_audience(machine, source, audience)
+            return await _request_token_for(machine, request, audience)
         except AuthError as error:
             is_unknown = re.search(_UNKNOWN_AUDIENCE, error.message) is not None
             if not is_unknown:
                 raise
-    return await _ask_for_audience(machine, source, last)
+    return await _request_token_for(machine, request, last)
 
 
-async def _ask_for_audience(machine: CloudEnvironment, source: _Source, audience: str) -> str:
-    resource = ("resource", f"https://{audience}")
-    scope = ("scope", f"https://{audience}/.default")
-    wanted = resource if source.is_metadata_service else scope
-    return await _ask(machine, source._replace(fields=(*source.fields, wanted)), "access_token")
+async def _request_token_for(
+    machine: CloudEnvironment, request: _TokenRequest, audience: str
+) -> str:
+    if request.is_to_metadata_service:
+        audience_field = ("resource", f"https://{audience}")
+    else:
+        audience_field = ("scope", f"https://{audience}/.default")
+    complete_request = request._replace(fields=(*request.fields, audience_field))
+    return await _send(machine, complete_request, answer_field="access_token")
 
 
-async def _ask(machine: CloudEnvironment, source: _Source, field: str) -> str:
-    """Ask a source, and return the text in a field of its answer.
+async def _send(machine: CloudEnvironment, request: _TokenRequest, *, answer_field: str) -> str:
+    """Send a token request, and return the text in one field of its JSON answer.
 
-    RegistryError where a repetition may succeed, AuthError for a refusal, with its reason (section
-    6.2).
+    Raises RegistryError if a later attempt may succeed, and AuthError with the reason (section 6.2) if
+    the request was refused.
     """
-    fields = [(name, value) for name, value in source.fields if value]
+    fields = [(name, value) for name, value in request.fields if value]
     encoded_fields = urlencode(fields, errors="replace")
-    with redacting(lambda: (source.secret,)):
-        if source.is_metadata_service:
-            url = f"{source.url}?{encoded_fields}"
-            answer = await machine.fetch("GET", url, [*source.headers], b"", _TOKEN_SECONDS)
+    with redacting(lambda: (request.secret,)):
+        if request.is_to_metadata_service:
+            url = f"{request.url}?{encoded_fields}"
+            headers = [*request.metadata_headers]
+            # A limit for the whole exchange. Otherwise only the connection's own timeouts apply.
+            answer = await machine.fetch("GET", url, headers, b"", _TOKEN_SECONDS)
         else:
             headers = [("Content-Type", "application/x-www-form-urlencoded")]
-            answer = await machine.fetch("POST", source.url, headers, encoded_fields.encode())
-    value = (json_object(answer.body) or {}).get(field)
+            answer = await machine.fetch("POST", request.url, headers, encoded_fields.encode())
+    value = (json_object(answer.body) or {}).get(answer_field)
     if answer.status == 200 and isinstance(value, str):
         return value
 
-    place = source.url.partition("?")[0]
-    reason = _reason(redact(answer.body.decode("utf-8", "replace"), [source.secret]))
-    message = printable(f"{place} refuses {source.name}: status {answer.status}: {reason}")
+    place = request.url.partition("?")[0]  # IDENTITY_ENDPOINT may contain a query
+    reason = _reason(redact(answer.body.decode("utf-8", "replace"), [request.secret]))
+    message = printable(f"{place} refuses {request.found_at}: status {answer.status}: {reason}")
     if answer.status == 429 or answer.status >= 500:
         wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall())
         raise RegistryError(message, status=answer.status, retry_after=wait)
-    raise AuthError(message, hint=source.hint, fatal=True)
+    raise AuthError(message, hint=request.hint, fatal=True)
 
 
 def _reason(text: str) -> str:
-    """Return the code and the first line of an error. Its other lines name tenants and users."""
+    """Return the code and the first line of an error body. Later lines contain tenants and users."""
     words = r'"(?:error|code|error_description|message)" *: *"([^"\\]*)'
     return ": ".join(re.findall(words, text)[:2]).partition(" Trace ID")[0]

@@ -1,9 +1,9 @@
-"""The logins that clouds give to this machine's identity.
+"""Registry logins with this machine's cloud identity, and their renewal.
 
-Owns: which registries a cloud's identity logs in to, when a login is renewed, who waits for it.
-May not know: how a cloud logs in (see aws, google, azure), challenges, tokens, sockets.
-Invariants: a cloud is asked when the first registry needs a login, and once for all registries that
-share this login. An identity that is named, or broken, is never passed over for another one (R8).
+Owns: the choice of a cloud for a registry, the sharing of logins, the time of renewal.
+May not know: the login procedures of the clouds (see aws, google, azure), challenges, tokens, sockets.
+Invariants: a cloud is first contacted when a registry needs a login, and once for all registries
+that share the login. If a configured identity is broken, no other identity is used instead (R8).
 Follows: docs/design.md section 3, docs/protocol-facts.md section 4.3.
 """
 
@@ -24,21 +24,22 @@ from _regsync.errors import AuthError, ConfigError, SyncError
 
 
 class Answer(NamedTuple):
-    """The answer of a login service. Names of headers are lower case."""
+    """The answer of a login service."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Mapping[str, str]  # names are lower case
     body: bytes
 
     def __repr__(self) -> str:
-        return f"<Answer {self.status}>"  # it holds secrets
+        return f"<Answer {self.status}>"  # the body may contain secrets
 
 
 class Fetch(Protocol):
-    """One exchange with a login service; WireError where there is no answer.
+    """A function that sends one request to a login service and returns the answer.
 
-    No redirect is followed, and the answer's body is bounded. `seconds` is for all of it. `confirm`
-    is called after each wait, before anything is sent, and may refuse by raising a SyncError.
+    It follows no redirects, and limits the size of the answer's body. `seconds` limits the time of the
+    whole exchange. `confirm` is called after each wait, before the request is sent. If `confirm` raises
+    a SyncError, the request is not sent. Raises WireError if there is no answer.
     """
 
     def __call__(
@@ -53,58 +54,60 @@ class Fetch(Protocol):
 
 
 class Login(NamedTuple):
-    """A credential of a cloud, and its end."""
+    """A credential that a cloud has issued for a registry."""
 
-    credential: Credential
-    expires: float  # seconds since 1970; math.inf where it is unknown
+    credential: Credential  # its fields are empty for anonymous access
+    expires: float  # seconds since 1970; math.inf if unknown
 
 
 class CloudEnvironment(NamedTuple):
-    """What a cloud's login takes from the machine that it runs on."""
+    """The parts of this machine that the cloud logins depend on."""
 
     environ: Mapping[str, str]
-    home: str | None
+    home: str | None  # the user's home directory
     read: ReadFile
-    wall: Callable[[], float]  # seconds since 1970
+    wall: Callable[[], float]  # returns seconds since 1970
     fetch: Fetch
 
     def __repr__(self) -> str:
-        return "<CloudEnvironment>"  # it holds secrets
+        return "<CloudEnvironment>"  # the environment variables may contain secrets
 
 
 class CloudModule(Protocol):
-    """What aws, google and azure have in common."""
+    """The common interface of the modules aws, google and azure."""
 
     def is_configured(self, machine: CloudEnvironment) -> bool:
-        """Return whether a variable or a file names an identity. No request is made.
+        """Report whether an environment variable or a file configures an identity.
 
-        AuthError or ConfigError for a file that is there and broken.
+        No request is sent. Raises AuthError or ConfigError if a file is broken.
         """
 
     async def log_in(
         self, machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
     ) -> Login | None:
-        """Log in by the first identity that there is; AuthError where there is none.
+        """Log in to a registry with the first identity that is available on this machine.
 
-        With `probing_metadata`, only the metadata service is asked; None where it does not answer.
+        Raises AuthError if there is no identity, or if the login is refused. If `probing_metadata` is
+        true, only the cloud's metadata service is used, and the method returns None if the service
+        does not answer. This is the case if nothing on this machine configures an identity.
         """
 
 
 def jwt_lifetime(token: str, now: float) -> float | None:
-    """Return for how many seconds a JWT serves; None where it does not say.
+    """Return the lifetime of a JWT in seconds. Returns None if the token has no readable `exp`.
 
-    Both ends are by the clock that issued it, as ours may be wrong. `now` stands in for a missing
-    moment of issue.
+    The lifetime is `exp` minus `iat`, which does not depend on this machine's clock. If `iat` is
+    missing, `now` is used instead.
     """
     try:
-        # The middle one of three parts. Its base64 has no padding; too much padding does no harm.
+        # The claims are the second of three parts. They have no padding; surplus padding is ignored.
         claims = json.loads(b64decode(token.split(".")[1] + "==", "-_"))
         return float(claims["exp"]) - float(claims.get("iat", now))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
 
 
-# By kind of registry. All but ecr_public are an `auth_type` as well.
+# The cloud module by a registry's `kind` or `auth_type`. (`ecr_public` is only a kind.)
 _CLOUD_OF_KIND = {
     "ecr": "aws",
     "ecr_public": "aws",
@@ -113,20 +116,20 @@ _CLOUD_OF_KIND = {
     "acr": "azure",
 }
 
-# How long before its end a login is renewed: this share of its life, and at least this many
-# seconds.
+# A login is renewed this long before it expires: the larger of a fraction of its lifetime and a number
+# of seconds.
 _EARLY_SHARE = 0.1
 _EARLY_SECONDS = 60.0
 
-# Seconds after which a failed renewal is tried again, while the old login still serves.
+# Seconds until a failed renewal is repeated, while the old login is still valid.
 _RETRY_SECONDS = 60.0
 
 
 class CloudLogin:
-    """The login of one identity at one cloud, renewed before its end.
+    """A registry login with a cloud identity. It is renewed before it expires.
 
-    With `probing_metadata`, nothing here names an identity: only the metadata service is asked,
-    until it has given a login.
+    `probing_metadata` is true if nothing on this machine configures an identity. In this case only the
+    metadata service is used, and the absence of a login is no error until the service has issued one.
     """
 
     def __init__(
@@ -138,26 +141,28 @@ class CloudLogin:
         self.machine = clouds.machine
         self._probing_metadata = probing_metadata
 
-        # The login in use; None: nobody has logged in yet, or no cloud answers.
+        # The current credential. None before the first login, or if the cloud does not answer.
         self._credential: Credential | None = None
-        self.expires = math.inf  # seconds since 1970, by the wall clock
-        # By the clock of the event loop: when to renew the login, and until when it serves.
+        self.expires = math.inf  # of the credential: seconds since 1970, by the wall clock
+        # The times of the next renewal and of the credential's end, by the event loop's clock.
         self._renew_at = -math.inf
         self._valid_until = -math.inf
 
-        # One task renews the login, and all that come meanwhile wait for it at the lock. They see by
-        # the count that it was renewed, and get its error where that failed. All who probe one
-        # cloud's metadata service wait for one answer.
+        # One task holds the lock and renews the login. Other tasks wait for the lock, and see by
+        # `_renewals` that the login was renewed meanwhile. All logins that probe the same metadata
+        # service share one lock, so that only one of them probes it.
         self._lock = clouds.probe_lock(cloud) if probing_metadata else anyio.Lock()
-        self._renewals = 0
-        self._error: SyncError | None = None  # of the last renewal
+        self._renewals = 0  # the number of renewals, successful or not
+        self._error: SyncError | None = None  # the error of the last renewal
 
     async def credential(self, refused: Credential | None = None) -> Credential | None:
-        """Return what to log in with, renewed where it is due; None where no cloud answers. SyncError
-        where the renewal failed.
+        """Return the current credential. Renew it first if it is due for renewal.
 
-        `refused` is what a registry has refused: if it is still in use, it is renewed at once. All who
-        wait share one renewal.
+        Returns None if the cloud does not answer and no login is required. Raises SyncError if the
+        renewal failed and the old credential has expired. Concurrent callers share one renewal.
+
+        `refused` is a credential that a registry has refused. If it is the current credential, it is
+        renewed immediately.
         """
         renewals_before = self._renewals
         if refused and refused == self._credential:
@@ -168,7 +173,7 @@ class CloudLogin:
             return self._credential
 
         async with self._lock:
-            # Another caller may have renewed it while this one waited.
+            # Another task may have renewed the login while this task waited for the lock.
             if self._renewals == renewals_before:
                 await self._renew()
         if self._error is not None:
@@ -176,8 +181,9 @@ class CloudLogin:
         return self._credential
 
     async def _renew(self) -> None:
-        """Log in anew. Where that fails, the old login stays as long as it serves; after that `_error`
-        says why there is none.
+        """Log in again, and set `_credential` or `_error`.
+
+        If the login fails, the old credential is kept until it expires.
         """
         began = anyio.current_time()
         self._error = None
@@ -186,74 +192,72 @@ class CloudLogin:
             if login is not None:
                 self._set_login(login, began)
             else:
-                # All logins that only probe this cloud take that for an answer.
+                # Further logins that would only probe this cloud's metadata service need not try.
                 self._clouds.absent.add(self._cloud)
         except (ConfigError, SyncError) as error:
-            still_serves = began < self._valid_until
-            if still_serves:
+            is_still_valid = began < self._valid_until
+            if is_still_valid:
                 self._renew_at = began + _RETRY_SECONDS
             elif isinstance(error, ConfigError):
-                # What is wrong with the host's settings will not pass by itself.
+                # Fatal, because a wrong setting of this machine is not a temporary failure.
                 self._error = AuthError(error.message, hint=error.hint, fatal=True)
             else:
                 self._error = error
 
-        # Whoever waits sees that there was an answer, whether or not it was a login.
+        # A failure counts too, so that the waiting tasks do not repeat it.
         self._renewals += 1
 
     async def _log_in(self) -> Login | None:
-        """Ask the cloud for a login; None where only the metadata service is probed, and does not
-        answer.
-        """
-        # A cloud that has given a login once is there: after that, no answer is an error.
-        probing = self._probing_metadata and self._credential is None
-        if probing and self._cloud in self._clouds.absent:
+        """Request a login from the cloud. Returns None if a probed metadata service does not answer."""
+        # Once the metadata service has issued a login, a missing answer is an error.
+        is_probe = self._probing_metadata and self._credential is None
+        if is_probe and self._cloud in self._clouds.absent:
             return None
         module = self._clouds.module(self._cloud)
-        return await module.log_in(self.machine, self._registry, probing_metadata=probing)
+        return await module.log_in(self.machine, self._registry, probing_metadata=is_probe)
 
     def _set_login(self, login: Login, began: float) -> None:
-        """Take a login that was asked for at `began`, and decide when to renew it."""
+        """Use a login from now on, and set the time of its renewal. `began` is when it was requested."""
         self._credential = login.credential
         self.expires = login.expires
         life = login.expires - self.machine.wall()
         if life <= 0:
-            # By our clock the login has ended already. The clock may be wrong: a 401 will tell.
+            # This machine's clock may be wrong. Use the login until a registry refuses it.
             life = math.inf
-        # Of a short life, `_EARLY_SECONDS` may be more than there is: half of it is left then.
+        # If the lifetime is short, use the login for at least half of it.
         time_in_use = min(life * (1 - _EARLY_SHARE), life - _EARLY_SECONDS)
         self._renew_at = began + max(time_in_use, life / 2)
         self._valid_until = began + life
 
 
 class Clouds:
-    """The logins of a run at clouds. Registries that share a login share its `CloudLogin`."""
+    """All cloud logins of a run. Registries with the same login share one `CloudLogin`."""
 
     def __init__(self, machine: CloudEnvironment, module: Callable[[str], CloudModule]) -> None:
         self.machine = machine
-        self.module = module
-        self.absent: set[str] = set()  # clouds whose metadata service does not answer here
-        self._configured: dict[str, bool] = {}  # by cloud: whether something here names an identity
-        self._probe_locks: dict[str, anyio.Lock] = {}
-        # By cloud, `_login_key`, profile, and whether metadata is only probed.
+        self.module = module  # returns the module of a cloud: "aws", "google" or "azure"
+        self.absent: set[str] = set()  # clouds whose metadata service did not answer
+        self._configured: dict[str, bool] = {}  # cloud -> whether its identity is configured here
+        self._probe_locks: dict[str, anyio.Lock] = {}  # see `probe_lock`
+        # Keys: (cloud, _login_key(...), cloud_profile, probing_metadata).
         self._logins: dict[tuple[object, ...], CloudLogin] = {}
 
     def reload(self) -> None:
-        """Forget what was not found: files change, a metadata service may start after a pod."""
+        """Search for cloud identities again, because files or metadata services may have appeared."""
         self.absent.clear()
         self._configured.clear()
 
     def probe_lock(self, cloud: str) -> anyio.Lock:
-        """Return the lock that all logins share that probe one cloud's metadata service."""
+        """Return the lock that is shared by all logins that probe a cloud's metadata service."""
         return self._probe_locks.setdefault(cloud, anyio.Lock())
 
     def find(
         self, registry: Registry, repository: str | None, read: ReadFile
     ) -> Credential | CloudLogin | None:
-        """Return what logs in to a registry: the first source in the order of docs/design.md section 3.
-        None where there is none: requests go without a login. Nothing is asked over the network.
+        """Return the credential or the cloud login for a registry, without sending a request.
 
-        AuthError for a source that cannot be used.
+        The sources are searched in the order of docs/design.md section 3. Returns None if no source has
+        a credential; then requests are sent anonymously. Raises AuthError if a source is unusable.
         """
         cloud = _cloud_for(registry)
         if cloud is None:
@@ -264,7 +268,7 @@ class Clouds:
             credential = self._find_credential(registry, repository, read)
             if credential is not None:
                 return credential
-        # Where nothing names an identity, the cloud may have given one to this machine all the same.
+        # Without a configured identity, the machine may still have an identity from its cloud.
         probing_metadata = not has_identity
         key = (cloud, _login_key(cloud, registry), registry.cloud_profile, probing_metadata)
         if key not in self._logins:
@@ -276,7 +280,7 @@ class Clouds:
             try:
                 self._configured[cloud] = self.module(cloud).is_configured(self.machine)
             except (AuthError, ConfigError):
-                # A file that is there and broken is an identity: logging in will say what is wrong.
+                # A broken file counts as an identity. The login will then report what is wrong.
                 self._configured[cloud] = True
         return self._configured[cloud]
 
@@ -287,8 +291,10 @@ class Clouds:
 
 
 def _cloud_for(registry: Registry) -> str | None:
-    """Return the cloud whose login a registry takes, None where it takes no cloud's. AuthError where the
-    configuration wants a cloud's login to be sent over plain HTTP.
+    """Return the cloud ("aws", "google" or "azure") whose login a registry accepts.
+
+    Returns None if it is not a cloud's registry, or if it is reached over plain HTTP. Raises AuthError
+    if the configuration requires a cloud login over plain HTTP.
     """
     cloud = _CLOUD_OF_KIND.get(registry.auth_type or registry.kind)
     is_safe = registry.scheme == "https" or is_loopback(registry.host)
@@ -304,12 +310,12 @@ def _cloud_for(registry: Registry) -> str | None:
 
 
 def _login_key(cloud: str, registry: Registry) -> str:
-    """Return a text that is the same for all registries of one login, and differs between logins
+    """Return a key that is equal for all registries that can share a login
     (docs/protocol-facts.md section 4.3).
     """
     if cloud == "google":
-        return ""
+        return ""  # a login is valid for all of Google's registries
     if cloud == "aws":
-        # A login holds for all accounts of a region, whose number stands in front of the first dot.
+        # A login is valid for all accounts of a region. The account is the host's first label.
         return registry.host.partition(".")[2]
-    return registry.authority
+    return registry.authority  # Azure: a login is valid for one registry
