@@ -124,7 +124,9 @@ class Run:
         self._log = machine.log
         self._is_plan = kind == "plan"
         self._is_analysis = kind == "analysis"
+        # Whether to search for the artifacts of all images, whatever the state says.
         self._recheck = recheck
+        # Compiles each pattern of `immutable_tags` once.
         self._compiled_glob = cache(compile_glob)
 
         self._state = state or StateFile(config.cache_dir, machine.log)
@@ -150,6 +152,7 @@ class Run:
             never_lists_tags=kind == "copy",
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
+        # None unless this is a plan or an analysis.
         self.dry_run: DryRun | None = None
         if is_dry_run:
             from _regsync.sync.dry_run import DryRun  # most runs do not need this module
@@ -167,6 +170,7 @@ class Run:
             lists=None if is_dry_run else self._referrers.lists,
         )
 
+        # None if no digest is held back.
         self._first_seen = first_seen
         # The source repositories for which some mapping has `min_age`. All mappings from these
         # repositories record when a digest is first seen, because several tags may name one digest.
@@ -227,7 +231,7 @@ class Run:
         """Run the queued look-ups and everything that they start, then complete the report."""
         self._began = anyio.current_time()
         for registry in self._config.registries_in_use:
-            # An unusable certificate or layout must raise its error before the first request.
+            # An unusable file must raise its error before the first request.
             self._transport.prepare(registry)
             self._layouts.prepare(registry)
 

@@ -1,14 +1,14 @@
-"""Copy what discovery found: one coroutine for each promoted image, from its claims to its end.
+"""Copy the images that discovery has found, with one coroutine for each promoted image.
 
-Owns: when an image is promoted (it claims the blobs that its target lacks, and its coroutine
-starts) and when it has a slot (few images may copy at the same time); what is done when a target
-lacks something that the state says it holds.
-May not know: tags, mappings, how requests are sent and blobs moved, which image is next
-(`election`), who copies which blob (`claims`).
-Invariants: a manifest is put when all that it names is there (I1, I2); a wrong state costs requests
-and fails no image (I5, "Healing"); an image that waits for others holds no slot (I8); nothing is
-left claimed by an image that has ended (I9); images are promoted one after another, so that the
-same images give the same claims (I10), and an image waits only for images promoted before it.
+Owns: when an image is promoted, which means that it claims the blobs that its target lacks and that
+its coroutine starts; when an image has one of the slots that bound concurrent copies; what happens
+if a target lacks something that the state says it has.
+May not know: tags, mappings, how requests are sent and blobs transferred, which image is promoted
+next (`election`), which image copies which blob (`claims`).
+Invariants: a manifest is put after everything that it names (I1, I2); a wrong state costs requests
+and fails no image (I5, "Healing"); an image that waits for other images holds no slot (I8); an
+image that has ended holds no claims (I9); images are promoted one after another, so that the same
+images make the same claims (I10), and an image waits only for images promoted before it.
 Follows: docs/specification.md section 1.1 "Pipeline" and section 1.6; docs/design.md sections 6, 7
 and 9.
 """
@@ -43,37 +43,38 @@ from _regsync.sync.transfer import BlobTransfer, StageIn
 if TYPE_CHECKING:
     from _regsync.sync.dry_run import DryRun
 
-# Promoted images at the same time; each has a coroutine (docs/design.md section 9).
+# Images that are promoted at the same time. Each has a coroutine (docs/design.md section 9).
 _MAX_PROMOTED = 512
 
 # Blobs of one image that are copied at the same time.
 _MAX_BLOB_TASKS = 16
 
-# A target may deny for a moment what this run has just copied there. A refused manifest is put again
-# after each of these pauses, in seconds (I5).
+# Seconds. A target may not see a blob immediately after the blob was uploaded, so a refused manifest
+# is put again after each of these pauses (I5).
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)
 
-# How often an image starts again after refusals: for what the first one names, for all that the state
-# was believed of, and for what only the answer to a POST said to be there.
+# How often an image starts again after its manifest was refused: once for the digests that the first
+# refusal names, once for all digests believed from the state, and once for blobs that were believed
+# from the answer to a POST.
 _MOST_HEALINGS = 3
 
-# Seconds for which an image waits for another image, which may be slow, to commit a blob: the blob
-# can be mounted then.
+# Seconds. If another image has not committed a shared blob after this time, the blob is uploaded
+# instead of mounted.
 _MOUNT_PATIENCE = 600.0
 
 
 class Phase(enum.Enum):
-    """Where a promoted image stands. It holds a slot in one phase only.
+    """The phase of a promoted image. It holds a slot only in phase AT_WORK.
 
-    from      when                                                            to
+    from      event                                                           to
     --------  --------------------------------------------------------------  ---------
-              it is promoted                                                  WAITING
-    WAITING   it may copy a blob, or all is there and it may put manifests    QUEUED
-    QUEUED    a slot is free, and no older image wants one                    AT_WORK
-    AT_WORK   its steps have ended, and other images copy the rest            WAITING
-    AT_WORK   it is committed, has failed, or has to start again              (gone)
-    WAITING   the run ends, and nothing that it waits for will come           ABANDONED
-    QUEUED    the run ends, and it has not copied anything yet                ABANDONED
+              the image is promoted                                           WAITING
+    WAITING   it may copy a blob, or all blobs are present                    QUEUED
+    QUEUED    a slot is free, and no older image is queued                    AT_WORK
+    AT_WORK   its steps have ended, and other images copy the missing blobs   WAITING
+    AT_WORK   it is committed, has failed, or has to start again              (removed)
+    WAITING   the run ends, and no other image will copy the missing blobs    ABANDONED
+    QUEUED    the run ends before it has copied anything                      ABANDONED
     """
 
     WAITING = enum.auto()
@@ -83,63 +84,67 @@ class Phase(enum.Enum):
 
 
 class _Promoted:
-    """One promoted image: its phase, and its steps, each of which copies one blob."""
+    """One promoted image with its phase and its steps. Each step copies one blob."""
 
     def __init__(self, image: Image, claims: ImageClaims, manifests_by_blob: Counter[str]) -> None:
         self.image = image
         self.claims = claims
         self.phase = Phase.WAITING
-        # Whether it has been at work. A drain lets only such images end.
+        # Whether it has been at work. Only such images continue during a drain.
         self.has_begun = False
-        # Whether `Scheduler._prepare` has looked for blobs that the source lacks; and by digest, which
-        # repositories hold them.
+        # Whether `Scheduler._prepare` has run.
         self.is_prepared = False
-        self.elsewhere = dict[str, Repository]()
-        # Steps that the claims have given it and that have not started.
+        # By digest, the repository at the target's host that has a blob which the source lacks.
+        self.other_holders = dict[str, Repository]()
+        # Steps that have not started.
         self.steps = list[Step]()
         # How many steps are under way.
         self.running = 0
-        # The scheduler's own counter, which goes on growing: by digest, how many manifests name a blob.
+        # By blob digest, how many manifests name the blob. The scheduler shares and updates it.
         self._manifests_by_blob = manifests_by_blob
         # `next_step` waits for this event, and `wake` sets it. An event cannot be reset, so each
-        # wait has a new one.
+        # wait creates a new event.
         self._changed = anyio.Event()
 
     def wake(self) -> None:
-        """Let `next_step` look again."""
+        """Make `next_step` check its conditions again."""
         self._changed.set()
 
     async def next_step(self) -> Step | None:
         """Wait for a step that may start, and count it in `running`.
 
-        None when no further step comes: all is in the repository, a step has failed, or the run ends.
+        Returns None if no further step will start, because all blobs are in the repository, a step has
+        failed, or the run ends.
         """
         while not self._is_over():
             may_start = self.phase is Phase.AT_WORK and self.running < _MAX_BLOB_TASKS
             if may_start and self.steps:
-                self.running += 1  # `Scheduler._end_step` counts it down
+                self.running += 1  # `Scheduler._finish_step` counts it down
                 return self._take_step()
-            self._changed = anyio.Event()  # the last one may be set already
+            self._changed = anyio.Event()  # the old event may be set already
             await self._changed.wait()
         return None
 
     def _take_step(self) -> Step:
-        """Remove and return the step whose blob most manifests name; among equals, the oldest.
+        """Remove and return the step whose blob is named by the most manifests, or the oldest of them.
 
-        Other images wait for that blob, so it goes first.
+        The most other images wait for this blob.
         """
         step = max(self.steps, key=lambda step: self._manifests_by_blob[step.blob.digest])
         self.steps.remove(step)
         return step
 
     def _is_over(self) -> bool:
-        """Say whether no further step starts."""
+        """Report whether no further step will start."""
         if self.image.error is not None or self.phase is Phase.ABANDONED:
             return True
         return self.phase is Phase.AT_WORK and self.claims.is_ready()
 
     def is_idle(self) -> bool:
-        """Say whether the image can only wait for other images; a failed one waits for none."""
+        """Report whether the image can do nothing but wait for other images.
+
+        A failed image does not wait.
+        """
         if self.running or self.steps:
             return False
         return self.image.error is None and not self.claims.is_ready()
@@ -148,15 +153,12 @@ class _Promoted:
 class Scheduler:
     """The promoted images, at most `slots` of them at work.
 
-    How an image goes:
+    An image passes through these methods:
 
-        add_image       it is pending: the election chooses among the pending images
-        _promote_next   it is elected, claims what its target lacks, and has a coroutine from now on
-        _copy_image     its blobs are copied, its manifests put; then its artifacts are pending
-        _start_again    its target lacked something that the state said it holds: pending once more
-
-    `start` starts a task. `queue_lookup` queues one that asks a source (host:port). `lists` writes lists of
-    referrers at targets; it is None in a dry run. `on_end` is called with each copy that has ended.
+        add_image       the image is pending, and takes part in the election
+        _promote_next   the elected image claims the blobs that its target lacks; its coroutine starts
+        _copy_image     its blobs are copied and its manifests put; then its artifacts are pending
+        _start_again    its target lacked something that the state said it has: it is pending again
     """
 
     # What the progress display says of an image at work.
@@ -175,6 +177,11 @@ class Scheduler:
         on_end: Callable[[ImageCopy], None],
         transport: Transport,
     ) -> None:
+        """Create a scheduler that calls `on_end` with each copy that has ended.
+
+        `start` starts a task. `queue_lookup` queues a look-up for a source (host:port). `lists` adds
+        artifacts to the referrer lists of targets, and is None in a dry run.
+        """
         self._transfer = transfer
         self._knowledge = knowledge
         self._discovery = discovery
@@ -184,37 +191,38 @@ class Scheduler:
         self._lists = lists
 
         self.pending = Pending()
-        # Discovery waits for this event while too many images are pending.
-        self._room = anyio.Event()
+        # Set when fewer images are pending than the limit. Discovery waits for this event.
+        self._room_event = anyio.Event()
 
         self._claims = Claims(knowledge, anyio.current_time)
-        # Oldest first.
+        # The promoted images that have not ended, oldest first.
         self._promoted = dict[ImageClaims, _Promoted]()
-        # A heap of the images in phase QUEUED, each with its place in the order of promotions.
+        # A heap of the images in phase QUEUED, each with the number of its promotion.
         self._queue = list[tuple[int, _Promoted]]()
-        # The images in phase AT_WORK: each holds one of the slots.
+        # The images in phase AT_WORK. Each holds one slot.
         self._at_work = set[_Promoted]()
         self._slots = slots
 
-        # While draining no further image is promoted.
+        # Whether the run is about to end, so that no further image is promoted.
         self.is_draining = False
-        # When the images that have begun are cancelled, on the clock of the event loop.
+        # When the drain cancels the remaining copies, on the clock of the event loop. None before.
         self.drain_ends: float | None = None
 
-        # By the digest of a blob, how many manifests of discovered images name it.
+        # By blob digest, how many manifests of the images looked up so far name the blob.
         self.manifests_by_blob = Counter[str]()
-        # By target repository and reference, the artifacts that the target holds: True for an
-        # artifact that this run copied.
+        # By target repository and reference, the artifacts that the target has. The value is True if
+        # this run has copied the artifact.
         self._artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
         # The hosts to which images of this run are copied.
         self._target_hosts = set[str]()
-        # A display reads the transport's counters.
+        # The progress display reads the transport's counters.
         self.transport = transport
-        # Images times targets, as far as they are known.
+        # How many images were selected so far. An image counts once for each target.
         self.images_known = 0
+        # How many of them have an outcome.
         self.images_done = 0
         self.traffic = Traffic()
-        # By host, the images that have failed there.
+        # By host, how many images have failed there.
         self.failures = Counter[str]()
 
     # For the run and its progress display.
@@ -238,14 +246,16 @@ class Scheduler:
         ]
 
     async def wait_for_room(self) -> None:
-        """Wait while too many images are pending; a drain ends the wait."""
+        """Wait until fewer images are pending than the limit, or a drain begins."""
         while self.pending.is_full() and not self.is_draining:
-            if self._room.is_set():  # it was set for an earlier wait, and events cannot be reset
-                self._room = anyio.Event()
-            await self._room.wait()
+            if (
+                self._room_event.is_set()
+            ):  # it was set for an earlier wait, and events cannot be reset
+                self._room_event = anyio.Event()
+            await self._room_event.wait()
 
     def add_image(self, image: Image) -> None:
-        """Make an image pending. The caller calls `advance` after the last one."""
+        """Make an image pending. The caller calls `advance` after the last image."""
         host = image.target.host.key
         self._target_hosts.add(host)
         sizes = {
@@ -253,44 +263,45 @@ class Scheduler:
             for manifest in (image.tree.root, *image.tree.children)
             for blob in manifest.blobs
         }
-        # The election counts only blobs that no image has copied to this host or is about to copy.
-        # They alone have to be sent: all others can be mounted.
+        # Only blobs that no image has copied to this host, or is about to copy, have to be uploaded.
+        # All other blobs can be mounted, so they do not count in the election.
         uncovered = [digest for digest in sizes if not self._claims.is_covered(host, digest)]
         self.pending.add(image, [(host, digest) for digest in uncovered])
         for digest in uncovered:
             self.traffic.expect(host, digest, sizes[digest])
 
     def record_artifact(self, target: Repository, reference: str, *, copied: bool = False) -> None:
-        """Note that a target holds an artifact, and whether this run has copied it there."""
+        """Record that a target has an artifact. Set `copied` if this run has copied the artifact."""
         self._artifacts_at_target.setdefault((target.key, reference), copied)
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
-        """Make artifacts pending whose subject is at the target. The caller calls `advance` then."""
+        """Make artifacts pending. Their subjects must be at the target. The caller calls `advance`."""
         self.pending.add_artifacts(images)
 
     def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
-        """Note that a repository holds a manifest and all blobs and children that it names."""
+        """Record that a repository has a manifest and all blobs and children that it names."""
         blobs = [blob.digest for blob in manifest.blobs]
         children = [child.digest for child in manifest.children]
         self._knowledge.confirm_manifest(where, manifest.digest, blobs, children)
 
     def end_long_waits(self) -> None:
-        """Let images upload the blobs that they have waited too long to mount."""
-        self._give_steps(self._claims.stop_waiting_after(_MOUNT_PATIENCE))
+        """Upload the blobs that images have waited more than _MOUNT_PATIENCE to mount."""
+        self._add_steps(self._claims.stop_waiting_after(_MOUNT_PATIENCE))
         self.advance()
 
     def drain(self) -> None:
-        """Promote no further image. Images that have begun may end, and need no free slot for it: else
-        an image whose blobs are all copied could still wait for one.
+        """Promote no further image. Images that have begun continue, even if no slot is free.
+
+        Otherwise an image whose blobs are all copied could wait for a slot until the drain ends.
         """
         self.is_draining = True
-        self._room.set()
+        self._room_event.set()
         self.advance()
 
-    # When images begin and go on.
+    # Slots and promotion.
 
     def advance(self) -> None:
-        """Give free slots to the oldest images that want one; then promote further images."""
+        """Give free slots to the oldest queued images. If none is queued, promote further images."""
         while len(self._at_work) < self._slots or self.is_draining:
             if self._queue:
                 _, promoted = heapq.heappop(self._queue)
@@ -301,14 +312,14 @@ class Scheduler:
                 break
 
         if not self._at_work:
-            # No image is at work, so nothing will wake the images that still wait. Outside a drain
-            # there are none, because an image waits for older ones alone (rule 9). Should that rule
-            # be broken, the run ends all the same, and names these images.
+            # No image is at work, so nothing would wake the images that still wait. Outside a drain
+            # there are none, because an image waits only for older images (rule 9). If that rule is
+            # ever broken, the run must still end, and report these images.
             for promoted in self._promoted.values():
                 self._abandon(promoted)
 
     def _give_slot(self, promoted: _Promoted) -> None:
-        """Let a queued image work. A drain lets no image begin that still has blobs to copy."""
+        """Give a slot to a queued image. During a drain, an image that must copy blobs is abandoned."""
         if self.is_draining and not promoted.has_begun and not promoted.claims.is_ready():
             self._abandon(promoted)
             return
@@ -318,7 +329,7 @@ class Scheduler:
         promoted.wake()
 
     def _abandon(self, promoted: _Promoted) -> None:
-        """Leave an image undone. Its claims pass to nobody, because the run ends."""
+        """Leave an image undone. Its claims are not passed on, because the run ends."""
         promoted.phase = Phase.ABANDONED
         promoted.wake()
 
@@ -328,27 +339,27 @@ class Scheduler:
         return len(self.pending) > 0
 
     def _promote_next(self) -> None:
-        """Take the elected image, claim what its target lacks, and start the image's coroutine.
+        """Promote the elected image: claim what its target lacks, and start the image's coroutine.
 
-        Nothing is awaited here, so that the owner of a claim is older than all images that wait for
-        it (rule 9).
+        This method must not await, so that the owner of a claim is older than all images that wait
+        for the claim (rule 9).
         """
         image = self.pending.take()
         if not self.pending.is_full():
-            self._room.set()
+            self._room_event.set()
 
         where = image.target.pool
         try:
             blobs, children = image.tree.missing_at(
                 lambda digest: self._knowledge.is_manifest_believed(where, digest)
             )
-        except NotAtHand:  # when the image was looked up, the target seemed to hold the child
+        except NotAtHand:  # the target seemed to have the child when the image was looked up
             self._start_again(image)
             return
         except SyncError as error:
             source = image.source.reference(image.reference)
             image.error = error.with_place(Side.SOURCE, "read", source)
-            self._end_failed(image)
+            self._finish_failed(image)
             return
 
         claims = ImageClaims(
@@ -360,55 +371,55 @@ class Scheduler:
         )
         promoted = _Promoted(image, claims, self.manifests_by_blob)
         self._promoted[claims] = promoted
-        self._give_steps(self._claims.promote(claims))
+        self._add_steps(self._claims.promote(claims))
         if claims.is_ready():
-            self._want_slot(promoted)
+            self._request_slot(promoted)
         self._start_task(self._copy_image, promoted)
 
-    def _give_steps(self, steps: Iterable[Step]) -> None:
-        """Give each step to its image, which then wants a slot; the caller calls `advance`."""
+    def _add_steps(self, steps: Iterable[Step]) -> None:
+        """Add each step to its image, and queue the image for a slot. The caller calls `advance`."""
         for step in steps:
             promoted = self._promoted[step.claims]
             promoted.steps.append(step)
-            self._want_slot(promoted)
+            self._request_slot(promoted)
 
-    def _wake_ready(self, ready: Iterable[ImageClaims]) -> None:
-        """Let images put their manifests, for which they want a slot; the caller calls `advance`."""
+    def _queue_ready(self, ready: Iterable[ImageClaims]) -> None:
+        """Queue images that may put their manifests for a slot. The caller calls `advance`."""
         for claims in ready:
-            self._want_slot(self._promoted[claims])
+            self._request_slot(self._promoted[claims])
 
-    def _want_slot(self, promoted: _Promoted) -> None:
-        """Queue an image that has something to do; wake it if it is queued or at work already."""
+    def _request_slot(self, promoted: _Promoted) -> None:
+        """Queue an image for a slot, unless it is queued or has a slot. In any case wake it."""
         if promoted.phase is Phase.WAITING:
             promoted.phase = Phase.QUEUED
             heapq.heappush(self._queue, (promoted.claims.order, promoted))
         promoted.wake()
 
-    # How an image is copied.
+    # Copying an image.
 
     async def _copy_image(self, promoted: _Promoted) -> None:
-        """Copy one promoted image: its blobs, its children, its root. Then its artifacts are pending.
+        """Copy one promoted image: its blobs, its children, its root. Then make its artifacts pending.
 
-        A failure is recorded in the image. An image whose target lacks something that the state says
-        it holds starts again. In both cases its claims pass to the images that wait for them.
+        If the image fails, the error is recorded in it. If its target lacks something that the state
+        says it has, the image starts again. In both cases waiting images inherit its claims.
         """
         image = promoted.image
         claims = promoted.claims
 
         await self._copy_blobs(promoted)
         if promoted.phase is Phase.ABANDONED:
-            return  # it holds no slot; it stays in `_promoted`, so that the run knows of it
+            return  # it holds no slot, and stays in `_promoted` so that the run reports it
 
         is_committed = image.error is None and await self._put_manifests(image, claims)
 
         if is_committed:
-            # Images that wait for this one may mount its blobs now.
-            self._give_steps(self._claims.complete(claims))
+            # Images that wait for this image may mount its blobs now.
+            self._add_steps(self._claims.complete(claims))
         else:
-            # Images that wait for this one inherit its claims, and copy the blobs themselves.
+            # Images that wait for this image inherit its claims, and copy the blobs themselves.
             steps, ready = self._claims.pass_on(claims)
-            self._give_steps(steps)
-            self._wake_ready(ready)
+            self._add_steps(steps)
+            self._queue_ready(ready)
         del self._promoted[claims]
         self._at_work.remove(promoted)
 
@@ -416,19 +427,19 @@ class Scheduler:
         for blob in claims.present:
             self.traffic.record(claims.where, blob, BlobResult.PRESENT)
         if is_committed:
-            self._end_copied(image)
+            self._finish_copied(image)
             self.add_artifacts(image.dependents)
         elif image.error is not None:
-            self._end_failed(image)
-        else:  # nothing failed: the target lacks something that the state said it holds
+            self._finish_failed(image)
+        else:  # nothing failed, but the target lacks something that the state said it has
             self._start_again(image)
         self.advance()
 
     async def _copy_blobs(self, promoted: _Promoted) -> None:
-        """Copy the blobs whose claims an image owns, up to `_MAX_BLOB_TASKS` at the same time.
+        """Copy the blobs whose claims an image owns, at most _MAX_BLOB_TASKS at the same time.
 
-        A step may come late: when the claim of a failed image passes to this one, or when another
-        image has committed a blob elsewhere on the host, from where it can be mounted now.
+        A step may be added late: if the image inherits the claim of a failed image, or if another image
+        has committed the blob in a repository from which it can now be mounted.
         """
         image = promoted.image
         with ExitStack() as room:
@@ -439,14 +450,14 @@ class Scheduler:
                     if image.error is None:
                         blobs.start_soon(self._copy_blob, promoted, step)
                     else:
-                        self._end_step(promoted)
+                        self._finish_step(promoted)
 
     async def _prepare(self, promoted: _Promoted, room: ExitStack) -> None:
-        """Before anything of an image is written, find the blobs that its source is known to lack, and
-        have the target keep room for the image until `room` is closed.
+        """Find the blobs that the source of an image lacks, and reserve space at its target.
 
-        Only an image layout lacks blobs that its images name, or has to keep room. The image fails
-        where a blob is nowhere, or where there is too little room.
+        This happens before the first upload of the image. The space is reserved until `room` is closed.
+        If a blob is found nowhere, or if there is too little space, the error is set in the image. For
+        registries this does nothing: only a layout can lack blobs or has limited space.
         """
         image = promoted.image
         claims = promoted.claims
@@ -458,22 +469,26 @@ class Scheduler:
             and not self._knowledge.is_blob_believed(claims.where, blob.digest)
         ]
         try:
-            holders = await gather(partial(self._find_elsewhere, image, blob) for blob in lacking)
+            other_holders = await gather(
+                partial(self._find_other_holder, image, blob) for blob in lacking
+            )
             room.enter_context(self._transfer.reserving(image, claims.blobs.values()))
         except SyncError as error:
             image.error = error
             return
-        for blob, holder in zip(lacking, holders, strict=True):
-            promoted.elsewhere[blob.digest] = holder
+        for blob, holder in zip(lacking, other_holders, strict=True):
+            promoted.other_holders[blob.digest] = holder
 
-    async def _find_elsewhere(self, image: Image, blob: Descriptor) -> Repository:
-        """Return the repository that holds a blob which the source lacks: the target, or another one
-        of its host from which the blob can be mounted. Raises why the source cannot give it.
+    async def _find_other_holder(self, image: Image, blob: Descriptor) -> Repository:
+        """Find a repository that has a blob which the source lacks.
+
+        Returns the target, or another repository of its host from which the blob can be mounted. Raises
+        the error of reading the blob at the source if there is no such repository.
         """
         target = image.target
         if await target.has_blob(blob, with_retries=True):
             return target
-        # A receipt may have said, when the layout was written, who holds the blob on the far side
+        # The receipt that was used to write the layout may name a repository that has the blob
         # (docs/design.md section 13, "Thin").
         name = image.source.far_repository(blob.digest)
         if name is not None and name != target.name:
@@ -481,19 +496,21 @@ class Scheduler:
             if await other.has_blob(blob, with_retries=True):
                 self._knowledge.confirm_blob(other.pool, blob.digest)
                 return other
-        lack = image.source.known_read_error(blob)
-        assert lack is not None
-        raise lack
+        error = image.source.known_read_error(blob)
+        assert error is not None
+        raise error
 
     async def _copy_blob(self, promoted: _Promoted, step: Step) -> None:
-        """Copy one blob, and let go on what has waited for it. A failure fails the image, but stops none
-        of its steps that are under way.
+        """Copy one blob, and wake the images that wait for it.
+
+        An error is recorded in the image. The other steps under way continue, so that their uploads are
+        not wasted.
         """
         image = promoted.image
         step = self._with_mount_source(promoted, step)
         result = None
         try:
-            result = await self._bring_blob(promoted, step)
+            result = await self._transfer_blob(promoted, step)
         except SyncError as error:
             image.error = image.error or error
         else:
@@ -502,17 +519,17 @@ class Scheduler:
             self.traffic.record(step.claims.where, blob, result)
             is_confirmed = result is not BlobResult.BELIEVED
             ready = self._claims.blob_arrived(step.claims, blob.digest, is_confirmed=is_confirmed)
-            self._wake_ready(ready)
+            self._queue_ready(ready)
 
         if step.mount_from is not None:
-            # Other claims may wait to see whether the host mounts, also where no mount was needed.
+            # Other claims may wait to see whether the host mounts blobs, even if this blob was present.
             is_mounted = result is BlobResult.MOUNTED
             steps = self._claims.mount_ended(image.target.host.key, mounted=is_mounted)
-            self._give_steps(steps)
-        self._end_step(promoted)
+            self._add_steps(steps)
+        self._finish_step(promoted)
 
-    def _end_step(self, promoted: _Promoted) -> None:
-        """Note that a step has ended. An image that can only wait now gives its slot back (I8)."""
+    def _finish_step(self, promoted: _Promoted) -> None:
+        """Record that a step has ended. If the image can only wait now, its slot is released (I8)."""
         promoted.running -= 1
         if promoted.is_idle():
             promoted.phase = Phase.WAITING
@@ -520,21 +537,22 @@ class Scheduler:
         promoted.wake()
         self.advance()
 
-    async def _bring_blob(self, promoted: _Promoted, step: Step) -> BlobResult:
-        """Bring a blob to its repository by mount or upload, unless `_prepare` has found it there."""
+    async def _transfer_blob(self, promoted: _Promoted, step: Step) -> BlobResult:
+        """Mount or upload a blob, unless `_prepare` has found the blob at the target."""
         image = promoted.image
-        holder = promoted.elsewhere.get(step.blob.digest, image.source)
+        holder = promoted.other_holders.get(step.blob.digest, image.source)
         if holder is image.target:
             return BlobResult.PRESENT
         stage_in = self._where_to_stage(image, step.blob)
         return await self._transfer.copy_blob(step, holder, image.target, stage_in)
 
     def _with_mount_source(self, promoted: _Promoted, step: Step) -> Step:
-        """Turn an upload into a mount where another repository of the host holds the blob: one that
-        `_prepare` has found, because the source lacks the blob, or one that has committed it since the
-        claims gave the step.
+        """Turn an upload into a mount if another repository of the host has the blob.
+
+        Either `_prepare` has found the repository, because the source lacks the blob, or another image
+        has committed the blob there since the step was created.
         """
-        holder = promoted.elsewhere.get(step.blob.digest)
+        holder = promoted.other_holders.get(step.blob.digest)
         if holder is not None and holder is not promoted.image.target:
             return step._replace(mount_from=holder.api_name)
         if step.mount_from is not None or not self._knowledge.supports_mounts(
@@ -545,10 +563,12 @@ class Scheduler:
         return step._replace(mount_from=source)
 
     def _where_to_stage(self, image: Image, blob: Descriptor) -> StageIn:
-        """Say where a blob's bytes are kept for later uploads (rule 13): on disk when other targets
-        need the blob, in memory when it is small and will be uploaded again for another image.
+        """Decide where the bytes of a blob are kept for further uploads (rule 13).
+
+        They are kept on disk if the image has several targets, and in memory if the blob is small and
+        will be uploaded again for another image. Returns None if they are not kept.
         """
-        # A directory can be read again at no cost.
+        # Reading a layout again costs no requests.
         if image.source.is_local:
             return None
         if image.copy.has_several_targets:
@@ -561,15 +581,14 @@ class Scheduler:
             return "memory"
         return None
 
-    # How its manifests are put.
+    # Putting the manifests of an image.
 
     async def _put_manifests(self, image: Image, claims: ImageClaims) -> bool:
-        """Put the children that this image has claimed, then its root; return whether the root is in
-        the repository now.
+        """Put the children that this image has claimed, then its root.
 
-        After False the image has failed if `image.error` is set. Otherwise the target lacks a blob
-        or child that the state says it holds: this has been forgotten, and the image has to start
-        again (docs/design.md section 7, "Healing").
+        Returns True if the root is in the repository now. Returns False if the image has failed, with
+        `image.error` set, or if the image has to start again because the target lacks a blob or child
+        that the state said it has (docs/design.md section 7, "Healing").
         """
         root = image.tree.root
         try:
@@ -589,35 +608,36 @@ class Scheduler:
         return True
 
     def _is_put_already(self, image: Image) -> bool:
-        """Say whether an artifact is at the target since another image has brought it: another tag of
-        its subject, or an index that names it too.
+        """Report whether an artifact is at the target because another image has copied it there.
+
+        The other image may be another tag of the same subject, or an index that names the artifact.
         """
         if (image.target.key, image.reference) in self._artifacts_at_target:
             return True
-        # In a layout an artifact has an entry of its own, which its index does not make.
+        # In a layout an artifact needs its own entry in index.json, even if an index names it.
         if not image.artifact or image.target.is_local:
             return False
         return self._knowledge.is_manifest_confirmed(image.target.pool, image.reference)
 
     async def _try_to_put(self, image: Image, claims: ImageClaims) -> RegistryError | None:
-        """Put the manifests, if need be again after a pause; None when the root is at the target.
+        """Put the manifests, several times with pauses if the target does not see its blobs yet.
 
-        Returns a refusal that may mean that the target has lost something. Raises SyncError for any
-        other failure.
+        Returns None if the root is at the target. Returns the refusal if the target may lack something
+        that the state says it has. Raises SyncError for any other failure.
         """
         refusal = await self._put_once(image, claims)
         for pause in _ABSENT_PAUSES:
             if refusal is None or not _denies_existence(refusal):
                 break
             if self._unconfirmed(image, refusal):
-                break  # the state may be wrong: this is healed, not waited for
-            # The target denies what this run has copied there: it is late to see it.
+                break  # the state may be wrong, so the image must start again
+            # The target has confirmed every part in this run, so it needs time to see them.
             await anyio.sleep(pause)
             refusal = await self._put_once(image, claims)
         return refusal
 
     async def _put_once(self, image: Image, claims: ImageClaims) -> RegistryError | None:
-        """Put the manifests once; results as of `_try_to_put`."""
+        """Put the manifests once. Returns and raises the same as `_try_to_put`."""
         try:
             on_put = partial(self._record_put, claims)
             await self._transfer.put_manifests(image, claims.own_children, on_put)
@@ -630,26 +650,28 @@ class Scheduler:
         return None
 
     def _may_heal(self, image: Image, refusal: RegistryError) -> bool:
-        """Say whether an image may start again after a refusal: the first time in any case, later only
-        while it has parts that no answer of this run has confirmed.
+        """Report whether an image may start again after a refusal.
+
+        It may always start again once. After that, it may start again only if some of its parts have
+        not been confirmed by an answer of this run.
         """
         if image.healings == 0:
             return True
         return image.healings < _MOST_HEALINGS and bool(self._unconfirmed(image, refusal))
 
     def _record_put(self, claims: ImageClaims, manifest: Manifest) -> None:
-        """Note that a manifest is in its repository; images that wait for a child may go on."""
+        """Record that a manifest is in its repository, and wake the images that wait for a child."""
         self.commit(claims.where, manifest)
         if manifest.digest in claims.own_children:
-            self._wake_ready(self._claims.manifest_arrived(claims, manifest.digest))
+            self._queue_ready(self._claims.manifest_arrived(claims, manifest.digest))
             self.advance()
 
     def _unconfirmed(self, image: Image, refusal: RegistryError) -> frozenset[str]:
-        """Return the digests of a refused image that may be lost: no answer of this run has confirmed
-        them at the target.
+        """Return the digests of a refused image that no answer of this run has confirmed at the target.
 
-        If the refusal names some of them, only those: the others cost no request then. The names are
-        believed once: a second refusal shows that the first one did not name all that is lost.
+        If the first refusal names some of these digests, only the named digests are returned, which
+        saves requests. After a second refusal all are returned, because the first refusal was not
+        complete.
         """
         where = image.target.pool
         unconfirmed = frozenset(
@@ -661,15 +683,14 @@ class Scheduler:
         return named if named and image.healings == 0 else unconfirmed
 
     async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
-        """Forget the blobs and children that the target may have lost, and every manifest that names
-        one of them.
+        """Remove the digests that the target may lack from the state, and the manifests that name them.
 
-        If this run has confirmed all parts of the image, the target is asked for each. Raises the
-        refusal when nothing is lost.
+        If this run has confirmed all parts of the image, the target is asked for each part. Raises the
+        refusal if the target has all parts.
         """
         lost = self._unconfirmed(image, refusal)
         if not lost and _denies_existence(refusal):
-            # What this run has seen at the target is gone, or was never there.
+            # The target has lost a part that this run has confirmed, or its answer was wrong.
             lost = await image.target.missing_parts_of(image.tree.root, image.tree.children)
         if not lost:
             raise refusal
@@ -680,10 +701,10 @@ class Scheduler:
         image.healings += 1
 
     async def _check_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
-        """Ask what an immutable tag names; return whether it names the image already.
+        """Handle the refusal to overwrite a tag. Returns True if the tag names the image already.
 
-        Notes in `image` whether the refusal is no failure: at ecr kinds it is none even if the tag
-        names another image (docs/design.md section 9).
+        Sets `image.is_kept_by_immutable_tag` if the refusal does not count as a failure. On ECR it
+        never does, even if the tag names another image (docs/design.md section 9).
         """
         digest_at_target = await image.target.head_manifest(image.reference)
         is_ours = digest_at_target == image.tree.root.digest
@@ -691,7 +712,7 @@ class Scheduler:
         is_skipped_at_ecr = is_ecr and digest_at_target is not None
         image.is_kept_by_immutable_tag = is_ours or is_skipped_at_ecr
 
-        # After a retry the image was probably put by the first attempt, whose answer was lost.
+        # After a retry, the image was probably put by the first attempt, and the answer was lost.
         is_put_by_us = is_ours and refusal.retries > 0
         if image.is_kept_by_immutable_tag and not is_put_by_us:
             self._discovery.log_once("debug", "tag_immutable_exists", str(refusal))
@@ -702,7 +723,7 @@ class Scheduler:
         return is_ours
 
     def _start_again(self, image: Image) -> None:
-        """Fetch the manifests that are not at hand, then make the image pending again."""
+        """Fetch the manifests that the image's tree lacks, then make the image pending again."""
         self._queue_lookup(image.source.host.key, partial(self._fetch_lacking, image))
 
     async def _fetch_lacking(self, image: Image) -> None:
@@ -710,33 +731,34 @@ class Scheduler:
             image.tree = await self._discovery.complete_tree(image.source, image.tree)
         except SyncError as error:
             image.error = error
-            self._end_failed(image)
+            self._finish_failed(image)
         else:
             self.add_image(image)
         self.advance()
 
-    # How it ends.
+    # The end of an image.
 
-    def _end_copied(self, image: Image) -> None:
-        # An artifact that several images have is copied by the first of them.
+    def _finish_copied(self, image: Image) -> None:
+        # An artifact of several images counts as copied for the first image only.
         is_first = (image.target.key, image.reference) not in self._artifacts_at_target
         image.copy.record_success(image, copied=is_first)
         if image.artifact:
             self.record_artifact(image.target, image.reference, copied=True)
         self.end_if_complete(image.copy)
 
-    def _end_failed(self, image: Image) -> None:
+    def _finish_failed(self, image: Image) -> None:
         image.copy.record_failure(image)
         self.end_if_complete(image.copy)
 
     def end_if_complete(self, copy: ImageCopy) -> None:
-        """End a copy if all its images have ended. A target without the referrers API gets lists of
-        the artifacts first.
+        """End a copy if all its images have ended.
+
+        Before that, the artifacts are added to the referrer lists of a target without a referrers API.
         """
         if copy.unfinished_images:
             return
 
-        # Only what the target holds is listed: an artifact that has failed is not.
+        # An artifact that could not be copied must not be listed.
         listing = dict[str, list[Descriptor]]()
         for subject, entries in copy.listing.items():
             at_target = [
@@ -754,12 +776,12 @@ class Scheduler:
             self._on_end(copy)
 
     async def _list_artifacts(self, copy: ImageCopy, lists: ReferrerLists) -> None:
-        """Have the target's lists name the artifacts of a copy, then end the copy."""
+        """Add the artifacts of a copy to the referrer lists of its target, then end the copy."""
         try:
             for subject, entries in copy.listing.items():
                 added = await lists.ensure_listed(copy.source, copy.target, subject, entries)
-                # The target may have held artifacts that its list did not name, because another writer
-                # had replaced it. They count as copied, like those that this run has copied.
+                # A list may lack artifacts that the target has, because another writer has replaced the
+                # list. Such artifacts count as copied.
                 relisted = {
                     digest
                     for digest in added
@@ -773,5 +795,5 @@ class Scheduler:
 
 
 def _denies_existence(refusal: RegistryError) -> bool:
-    """Say whether a manifest was refused because the registry denies that a part of it exists."""
+    """Report whether a manifest was refused because, to the registry, a part of it does not exist."""
     return refusal.status == 404 or any(code.endswith("_UNKNOWN") for code in refusal.codes)
