@@ -1,9 +1,9 @@
-"""Versions and ranges of them: what a tag means as a version, and which versions a range admits.
+"""Versions and ranges: parsing tags as versions, and testing whether a range admits a version.
 
-Owns: when a tag is a version, precedence, the grammar of ranges, the rule for pre-releases.
-May not know: tags that are no versions, listings.
-Invariants: whatever a tag or a range spells, it is read in bounded time; what is wrong with a range
-is one line that says what to write instead.
+Owns: which tags are versions, precedence, the grammar of ranges, the rule for pre-releases.
+May not know: tags that are not versions, listings.
+Invariants: every tag and every range is parsed in bounded time. An error message about a range is
+one line with a remedy.
 Follows: docs/design.md section 4, SemVer 2.0.0 section 11, node-semver (operators, partials).
 """
 
@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
+# The rule for pre-releases (docs/design.md section 4).
 Prerelease = Literal["include", "exclude", "only"]
 
-# Characters of a version or a range; a tag has 128 at most. int() refuses far longer numbers in
-# its own words.
+# Characters of a version or a range. Tags have 128 at most. For much longer numbers int() would
+# raise its own error.
 _MAX_LENGTH = 1024
 
 _SUFFIX = r"(?:-(?P<prerelease>[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:[+_][0-9A-Za-z._+-]+)?"
@@ -30,18 +31,18 @@ _COMPARATOR = (
 )
 _HYPHEN_RANGE = r"(?P<low>[^ \t]+)[ \t]+-[ \t]+(?P<high>[^ \t]+)"
 
-_Release = tuple[int, int, int]
+_Release = tuple[int, int, int]  # major, minor, patch
 
 
 class Version(NamedTuple):
-    """What precedence sees of a version: versions are compared field by field.
+    """The parts of a version that determine its precedence. Tuple comparison orders versions.
 
-    A listing may name a million of them, so they are kept small.
+    A listing may have a million versions, so the record is kept small.
     """
 
     release: _Release
     stage: int = 1  # 0: a pre-release, which comes before its release
-    identifiers: str = ""  # of a pre-release, as `_sort_key` writes them
+    identifiers: str = ""  # of a pre-release: the concatenated results of `_sort_key`
 
     @property
     def is_prerelease(self) -> bool:
@@ -49,18 +50,18 @@ class Version(NamedTuple):
 
 
 def parse_version(tag: str) -> Version | None:
-    """Return the version that a tag is, None where it is none; missing numbers are 0."""
+    """Parse a tag as a version. Missing numbers are 0. Returns None if the tag is not a version."""
     if len(tag) > _MAX_LENGTH:
         return None
     match = re.fullmatch(_VERSION, tag)
     if match is None:
         return None
     numbers = [int(number or 0) for number in match.group(1, 2, 3)]
-    return _version(numbers, match["prerelease"])
+    return _make_version(numbers, match["prerelease"])
 
 
-def _version(numbers: Sequence[int], prerelease: str | None = None) -> Version:
-    """Return the version of up to three numbers; missing ones are 0."""
+def _make_version(numbers: Sequence[int], prerelease: str | None = None) -> Version:
+    """Return the version with up to three numbers. Missing numbers are 0."""
     major, minor, patch = (*numbers, 0, 0, 0)[:3]
     release = (major, minor, patch)
     if prerelease is None:
@@ -70,10 +71,11 @@ def _version(numbers: Sequence[int], prerelease: str | None = None) -> Version:
 
 
 def _sort_key(identifier: str) -> str:
-    """Return a text that sorts as SemVer sorts identifiers of a pre-release.
+    """Return a sort key for an identifier of a pre-release.
 
-    Numbers come before words. A number becomes `\\1`, the count of its digits, and the digits. A
-    word becomes `\\2`, the word, and `\\0`, so that it sorts below longer words that begin with it.
+    The concatenated keys of two pre-releases compare as SemVer compares the pre-releases. Numbers
+    sort below words. The key of a number is `\\1`, the count of its digits, and the digits. The key of a
+    word is `\\2`, the word, and `\\0`, so that a word sorts below longer words that begin with it.
     """
     if not identifier.isdigit():
         return f"\2{identifier}\0"
@@ -81,18 +83,18 @@ def _sort_key(identifier: str) -> str:
     return f"\1{len(digits):04}{digits}"
 
 
-# Below and above what tags can spell.
+# Below and above every version that a tag can represent.
 _LOWEST = Version((0, 0, 0), 0)
 _HIGHEST = Version((10**_MAX_LENGTH, 0, 0))
 
 
 class Comparator(NamedTuple):
-    """One condition of a range: the version is from `low` to below `high`, or, negated, is not."""
+    """One condition of a range, such as `>=1.2`, as a half-open interval of versions."""
 
-    low: Version
-    high: Version
-    is_negated: bool  # for `!=`
-    # Where it names a pre-release, the release of that: 1.2.0 for `>=1.2.0-rc.1`.
+    low: Version  # included
+    high: Version  # not included
+    is_negated: bool  # for `!=`: versions in the interval are refused
+    # The release whose pre-release the comparator mentions, if any: 1.2.0 for `>=1.2.0-rc.1`.
     prerelease_of: _Release | None
 
     def admits(self, version: Version) -> bool:
@@ -100,58 +102,59 @@ class Comparator(NamedTuple):
         return not is_between if self.is_negated else is_between
 
 
-# Alternatives, which `||` joined. Each has comparators, which `,` joined, and all have to hold.
+# The alternatives of a range, which are joined by `||`. An alternative is a list of comparators, which
+# are joined by `,`. A version must satisfy all comparators of at least one alternative.
 Range = tuple[tuple[Comparator, ...], ...]
 
 
 def admits(range_: Range, version: Version, prerelease: Prerelease = "exclude") -> bool:
-    """Return whether a range, under the rule for pre-releases, takes a version."""
+    """Report whether a version is in a range under a rule for pre-releases."""
     if prerelease == "only" and not version.is_prerelease:
         return False
     return any(_all_admit(comparators, version, prerelease) for comparators in range_)
 
 
 def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: Prerelease) -> bool:
-    """Return whether a version satisfies all comparators of one alternative, as in node-semver.
+    """Report whether a version satisfies all comparators of one alternative, as in node-semver.
 
-    `>=1.2.0-rc.1` opens the range to all pre-releases of 1.2.0, which are compared as they are. Other
-    pre-releases are refused under `exclude`. Under the other two rules their release is compared in
-    their place: 1.3.0 for 1.3.0-rc.1.
+    A comparator that mentions a pre-release, such as `>=1.2.0-rc.1`, permits all pre-releases of that
+    release. Other pre-releases are refused by the rule `exclude`. By the rules `include` and `only`
+    they satisfy a comparator if their release does: 1.3.0 is compared for 1.3.0-rc.1.
     """
-    opened_releases = [
+    permitted_releases = [
         comparator.prerelease_of for comparator in comparators if not comparator.is_negated
     ]
-    counts_as = version
-    is_closed_to_it = version.is_prerelease and version.release not in opened_releases
-    if is_closed_to_it:
+    compared = version
+    is_permitted = not version.is_prerelease or version.release in permitted_releases
+    if not is_permitted:
         if prerelease == "exclude":
             return False
-        counts_as = Version(version.release)
+        compared = Version(version.release)
 
     for comparator in comparators:
-        # `!=1.2.0-rc.1` opens nothing, but excludes that pre-release and no other of 1.2.0.
-        names_this_release = comparator.prerelease_of == version.release
-        if not comparator.admits(version if names_this_release else counts_as):
+        # `!=1.2.0-rc.1` permits no pre-releases. It excludes only this pre-release of 1.2.0.
+        mentions_prerelease = comparator.prerelease_of == version.release
+        if not comparator.admits(version if mentions_prerelease else compared):
             return False
     return True
 
 
 def parse_range(text: str) -> Range:
-    """Parse a range; ValueError says what is wrong and what to write instead."""
+    """Parse a range. Raises ValueError if it is invalid."""
     if len(text) > _MAX_LENGTH:
         raise ValueError(f"a range is limited to {_MAX_LENGTH} characters")
     return tuple(
-        tuple(_comparator(word.strip(" \t")) for word in alternative.split(","))
+        tuple(_parse_comparator(word.strip(" \t")) for word in alternative.split(","))
         for alternative in text.split("||")
     )
 
 
-def _comparator(word: str) -> Comparator:
-    """Read one comparator, such as `>=1.2`; ValueError says what is wrong with it."""
+def _parse_comparator(word: str) -> Comparator:
+    """Parse one comparator, such as `>=1.2`. Raises ValueError if it is invalid."""
     match = re.fullmatch(_COMPARATOR, word)
     if match is None:
-        raise ValueError(_trouble_with(word))
-    # As in node-semver, no part counts after the first one that is missing, `x` or `*`.
+        raise ValueError(_explain_invalid(word))
+    # As in node-semver, parts after the first missing part, `x` or `*` are ignored.
     parts = takewhile(lambda part: part and part not in "xX*", match.group(2, 3, 4))
     numbers = [int(part) for part in parts]
     prerelease = match["prerelease"]
@@ -160,8 +163,9 @@ def _comparator(word: str) -> Comparator:
             f"{word!r} names a pre-release of a partial version: write all three numbers"
         )
 
-    # What is written spells versions from `start` to below `end`: all of 1.2.x for `1.2`.
-    version = _version(numbers, prerelease)
+    # Without a comparison operator, the comparator admits versions from `start` to below `end`: for
+    # `1.2`, all versions 1.2.x.
+    version = _make_version(numbers, prerelease)
     operator = match["operator"]
     start = version if numbers else _LOWEST
     end = _end_of_span(version, numbers, operator)
@@ -176,8 +180,8 @@ def _comparator(word: str) -> Comparator:
     return Comparator(low, high, operator == "!=", prerelease_of)
 
 
-def _trouble_with(word: str) -> str:
-    """Return what to say of a word that is no comparator."""
+def _explain_invalid(word: str) -> str:
+    """Return the error message for a text that is not a comparator."""
     hyphen = re.fullmatch(_HYPHEN_RANGE, word)
     if hyphen is not None:
         instead = f">={hyphen['low']},<={hyphen['high']}"
@@ -187,23 +191,23 @@ def _trouble_with(word: str) -> str:
 
 
 def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> Version:
-    """Return the lowest version above all versions that a comparator spells.
+    """Return the exclusive upper bound of the versions that a partial version, `^` or `~` stands for.
 
-    `1.2` spells all that begin with 1.2, `^1.2.3` all from 1.2.3 and below 2, `~1.2.3` all from
-    1.2.3 and below 1.3; `1.2.3` spells itself alone.
+    `1.2` stands for the versions from 1.2.0 to below 1.3.0, `^1.2.3` for those from 1.2.3 to below
+    2.0.0, and `~1.2.3` for those from 1.2.3 to below 1.3.0. `1.2.3` stands only for itself.
     """
-    fixed_numbers = numbers  # those that all versions which it spells have in common
+    fixed_numbers = numbers  # the leading numbers that all these versions have in common
     if operator == "^":
-        # The leftmost number that is not zero stays: 0.2.x for ^0.2.3, 0.0.x for ^0.0.
+        # The first number that is not zero is fixed: ^0.2.3 means 0.2.x, ^0.0 means 0.0.x.
         leading_zeros = len([*takewhile(lambda number: number == 0, numbers)])
         fixed_numbers = numbers[: leading_zeros + 1]
     elif operator == "~":
         fixed_numbers = numbers[:2]
     elif len(numbers) == 3:
-        # No tag spells a version between this one and the one that is returned.
+        # No tag represents a version between this version and the result.
         return version._replace(identifiers=version.identifiers + "\0")
 
     if not fixed_numbers:  # `*`
         return _HIGHEST
     *first, last = fixed_numbers
-    return _version([*first, last + 1])
+    return _make_version([*first, last + 1])

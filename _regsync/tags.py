@@ -1,9 +1,10 @@
-"""Which tags of a listing are copied: globs, versions, exclusion, order, limits.
+"""The selection of tags from a listing: globs, versions, exclusion, order, limits.
 
-Owns: the glob language, the tag rule, the selection with a reason for every tag that it drops.
+Owns: the glob language, the tag rule, the selection with a reason for each dropped tag.
 May not know: where a listing comes from, configuration files.
-Invariants: the selection is a function of the listing and the rule alone; matching takes no more
-steps than tag times pattern; what is wrong with a pattern is one line that says what to write.
+Invariants: the selection depends only on the listing and the rule. Matching a glob takes at most as
+many steps as the product of the lengths of tag and pattern. An error message about a pattern is one
+line with a remedy.
 Follows: docs/design.md sections 4 (globs) and 5 (the steps).
 """
 
@@ -18,16 +19,17 @@ from typing import Literal, NamedTuple
 from _regsync.oci.reference import is_referrer_tag, is_tag
 from _regsync.semver import Prerelease, Version, admits, parse_range, parse_version
 
+# The part of a rule that drops a tag.
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
 
 _Order = Literal["semver", "alpha"]
 
 
-# The tokens of a glob: literal text, a set that one character has to be of, or a mark.
+# A glob is a sequence of tokens. A token is literal text, a character set or a mark.
 
 
 class _Mark(enum.Enum):
-    """A token that is neither text nor a set of characters."""
+    """A token that is neither literal text nor a character set."""
 
     ANY_RUN = "*"
     OPEN = "{"
@@ -36,14 +38,14 @@ class _Mark(enum.Enum):
 
 
 class _Span(NamedTuple):
-    """Characters from `low` to `high`, both included."""
+    """The characters from `low` to `high`, both included."""
 
     low: str
     high: str
 
 
 class _CharacterSet(NamedTuple):
-    """`[...]`, or `[!...]` where `is_negated`."""
+    """The token `[...]`, or `[!...]` if `is_negated` is set. It matches one character."""
 
     spans: tuple[_Span, ...]
     is_negated: bool
@@ -70,22 +72,22 @@ _SET_MEMBER = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
 
 
 class _Pattern(NamedTuple):
-    """A glob as read; `literal` is the only tag that it matches, if it has no wildcards."""
+    """A parsed glob."""
 
     tokens: tuple[_Token, ...]
-    literal: str | None
+    literal: str | None  # the only tag that matches; None if the glob has wildcards
 
 
-@lru_cache(256)  # a configuration repeats a few patterns in many mappings
+@lru_cache(256)  # the mappings of a configuration repeat a few patterns
 def _parse_glob(pattern: str) -> _Pattern:
-    """Read a glob; ValueError says what is wrong with it."""
+    """Parse a glob. Raises ValueError if it is invalid."""
     if not pattern:
         raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
 
     tokens: list[_Token] = []
     open_braces = 0
     for match in _WRITTEN_TOKEN.finditer(pattern):
-        token = _token(pattern, match, is_in_braces=open_braces > 0)
+        token = _parse_token(pattern, match, is_in_braces=open_braces > 0)
         if token is _Mark.OPEN:
             open_braces += 1
         elif token is _Mark.CLOSE:
@@ -94,12 +96,12 @@ def _parse_glob(pattern: str) -> _Pattern:
     if open_braces > 0:
         raise ValueError(f"{pattern!r} has a '{{' without '}}'")
 
-    tokens = _with_texts_joined(tokens)
+    tokens = _join_texts(tokens)
     has_wildcards = any(not isinstance(token, str) for token in tokens)
     if has_wildcards:
         return _Pattern(tuple(tokens), literal=None)
 
-    # The literal will stand in a request as it is (docs/design.md section 5).
+    # A literal becomes part of a request without a listing (docs/design.md section 5).
     literal = "".join(map(str, tokens))
     if not is_tag(literal):
         raise ValueError(
@@ -108,12 +110,11 @@ def _parse_glob(pattern: str) -> _Pattern:
     return _Pattern((literal,), literal)
 
 
-def _token(pattern: str, match: re.Match[str], *, is_in_braces: bool) -> _Token:
-    """Return the token that one match of `_WRITTEN_TOKEN` is; ValueError names the trouble with the
-    pattern.
-    """
+def _parse_token(pattern: str, match: re.Match[str], *, is_in_braces: bool) -> _Token:
+    """Return the token for a match of `_WRITTEN_TOKEN`. Raises ValueError if it is invalid."""
     if match["members"] is not None:
-        return _character_set(pattern, match["members"], match["negated"] == "!")
+        is_negated = match["negated"] == "!"
+        return _parse_character_set(pattern, match["members"], is_negated=is_negated)
     if match["unfinished"]:
         character = match["unfinished"]
         trouble = "'[' without ']'" if character == "[" else "a backslash at its end"
@@ -125,14 +126,17 @@ def _token(pattern: str, match: re.Match[str], *, is_in_braces: bool) -> _Token:
     if special == "?":
         return _ANY_CHARACTER
     if special == "," and not is_in_braces:
-        return ","  # outside of braces it is a character like any other
+        return ","  # outside of braces a comma is literal text
     if special == "}" and not is_in_braces:
         raise ValueError(f"{pattern!r} has a '}}' without '{{'")
     return _Mark(special)
 
 
-def _character_set(pattern: str, members: str, is_negated: bool) -> _CharacterSet:
-    """Return the set that `[MEMBERS]` or `[!MEMBERS]` is in a pattern."""
+def _parse_character_set(pattern: str, members: str, *, is_negated: bool) -> _CharacterSet:
+    """Return the character set with the given members. Raises ValueError if it is invalid.
+
+    `members` is the text between the brackets, without `!`. `pattern` is shown in error messages.
+    """
     if not members:
         raise ValueError(f"{pattern!r} has an empty set of characters")
     if members.startswith("^") and not is_negated:
@@ -147,8 +151,8 @@ def _character_set(pattern: str, members: str, is_negated: bool) -> _CharacterSe
     return _CharacterSet(tuple(spans), is_negated)
 
 
-def _with_texts_joined(tokens: Sequence[_Token]) -> list[_Token]:
-    """Return tokens with neighbouring characters as one text, which is matched in one step."""
+def _join_texts(tokens: Sequence[_Token]) -> list[_Token]:
+    """Join adjacent literal texts to one token, which is matched in one step."""
     joined: list[_Token] = []
     for token in tokens:
         if joined and isinstance(token, str) and isinstance(joined[-1], str):
@@ -159,50 +163,51 @@ def _with_texts_joined(tokens: Sequence[_Token]) -> list[_Token]:
 
 
 class _Choice:
-    """The alternatives between `{` and `}` while they are matched."""
+    """The state of matching the alternatives between `{` and `}`."""
 
     def __init__(self, starts: set[int]) -> None:
-        self.starts = starts  # the places where each alternative begins
-        self.ends: set[int] = set()  # the places where one of those matched so far ends
+        self.starts = starts  # the positions at which every alternative begins
+        self.ends: set[int] = set()  # the positions at which the alternatives read so far can end
 
 
 def _matches(tokens: Sequence[_Token], tag: str) -> bool:
-    """Return whether tokens match a whole tag.
+    """Report whether tokens match a whole tag.
 
-    All ways to match are followed at once: `places` is the set of places in the tag (0: before its
-    first character) where the tokens so far can end. Each token looks at each place at most once, so
-    that no pattern can hang the program. A regular expression could: it tries alternatives of
-    different lengths anew for each way that leads to them.
+    The function simulates a nondeterministic automaton: `positions` is the set of positions in the
+    tag at which the tokens read so far can end. Position 0 is before the first character. Each token
+    examines each position at most once. Backtracking, as in `re`, could take exponential time.
     """
-    places = {0}
+    positions = {0}
     choices: list[_Choice] = []
     for token in tokens:
         if isinstance(token, str):
-            places = {place + len(token) for place in places if tag.startswith(token, place)}
+            positions = {
+                position + len(token) for position in positions if tag.startswith(token, position)
+            }
         elif isinstance(token, _CharacterSet):
-            before_end = (place for place in places if place < len(tag))
-            places = {place + 1 for place in before_end if token.accepts(tag[place])}
+            before_end = (position for position in positions if position < len(tag))
+            positions = {position + 1 for position in before_end if token.accepts(tag[position])}
         elif token is _Mark.ANY_RUN:
-            if places:
-                places = set(range(min(places), len(tag) + 1))
+            if positions:
+                positions = set(range(min(positions), len(tag) + 1))
         elif token is _Mark.OPEN:
-            choices.append(_Choice(places))
+            choices.append(_Choice(positions))
         elif token is _Mark.NEXT:
-            # The alternative before the comma ends here. The next one begins where that one began.
-            choices[-1].ends |= places
-            places = choices[-1].starts
+            # The previous alternative ends here. Every alternative begins at the same positions.
+            choices[-1].ends |= positions
+            positions = choices[-1].starts
         elif token is _Mark.CLOSE:
-            places = choices.pop().ends | places
+            positions = choices.pop().ends | positions
 
-        if not places and not choices:  # within a choice, another alternative may match
+        if not positions and not choices:  # inside a choice the next alternative may still match
             return False
-    return len(tag) in places
+    return len(tag) in positions
 
 
 def compile_glob(*patterns: str) -> Callable[[str], bool]:
-    """Return a case-sensitive test of whole tags against any of the patterns.
+    """Return a function that reports whether a whole tag matches one of the patterns.
 
-    ValueError says what is wrong with a pattern.
+    Matching is case-sensitive. Raises ValueError if a pattern is invalid.
     """
     parsed = [_parse_glob(pattern) for pattern in patterns]
     literals = {pattern.literal for pattern in parsed if pattern.literal is not None}
@@ -215,32 +220,33 @@ def compile_glob(*patterns: str) -> Callable[[str], bool]:
 
 
 def check_glob(pattern: str) -> str | None:
-    """Return the only tag that a pattern without wildcards matches; None for one with wildcards.
+    """Return the only tag that a pattern matches, or None if the pattern has wildcards.
 
-    ValueError says what is wrong with a pattern.
+    Raises ValueError if the pattern is invalid.
     """
     return _parse_glob(pattern).literal
 
 
 class TagRule(NamedTuple):
-    """The rule of one mapping (docs/specification.md section 2.5).
+    """The tag rule of one mapping (docs/specification.md section 2.5).
 
-    Empty and None mean that a field is not set.
+    A field that is not set is None or an empty tuple.
     """
 
-    glob: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    semver: str | None = None
+    glob: tuple[str, ...] = ()  # patterns
+    exclude: tuple[str, ...] = ()  # patterns
+    semver: str | None = None  # a range
     semver_prerelease: Prerelease | None = None
     sort: _Order | None = None
-    latest: int | None = None
-    min_tags: int | None = None
-    immutable_tags: str | None = None
+    latest: int | None = None  # the largest number of tags
+    min_tags: int | None = None  # the smallest number of tags, if the listing has enough
+    immutable_tags: str | None = None  # a pattern of tags that never move
 
     @property
     def order(self) -> _Order | None:
-        """How the result is sorted, None for the order of the listing. ValueError where `latest` has no
-        order to go by.
+        """The order of the selected tags; None for the order of the listing.
+
+        Raises ValueError if `latest` is set without an order.
         """
         if self.latest and not (self.sort or self.semver):
             raise ValueError("latest needs `sort` or `semver`, to say which tags are the highest")
@@ -250,36 +256,43 @@ class TagRule(NamedTuple):
 
     @property
     def drops_versions(self) -> bool:
-        """Whether a tag's version may be a reason to drop it."""
+        """Whether the rule may drop a tag because of its version."""
         return self.semver is not None or self.semver_prerelease in ("exclude", "only")
 
 
+class SelectionWarning(NamedTuple):
+    """A warning about a selection for the user."""
+
+    event: str  # the name of the event in logs and reports
+    text: str
+
+
 class Selection(NamedTuple):
-    """The tags that a rule keeps, why it drops each other tag, and how many `min_tags` asks for."""
+    """The result of applying a rule to a listing."""
 
     kept: tuple[str, ...]
-    dropped: Mapping[str, Reason]
+    dropped: Mapping[str, Reason]  # by tag
     min_tags: int = 0
 
     def shortfall(self, source: str) -> str | None:
-        """Return a warning where fewer tags are kept than `min_tags` asks for, else None."""
+        """Return a warning if fewer tags than `min_tags` are kept, or None."""
         count = len(self.kept)
         if count >= self.min_tags:
             return None
         return f"{source}: only {count} tags were found, min_tags asks for {self.min_tags}"
 
-    def doubts(self, source: str) -> Iterator[tuple[str, str]]:
-        """Yield what a user should hear of the selection, as event and text."""
+    def warnings(self, source: str) -> Iterator[SelectionWarning]:
         shortfall = self.shortfall(source)
         if shortfall is not None:
-            yield "min_tags", shortfall
+            yield SelectionWarning("min_tags", shortfall)
         if not self.kept:
-            yield "nothing_selected", f"{source}: the mapping selects no tag"
+            yield SelectionWarning("nothing_selected", f"{source}: the mapping selects no tag")
 
 
 def select_literals(rule: TagRule) -> Selection | None:
-    """Return the tags that a rule names one by one, so that no listing is needed; None for any other
-    rule.
+    """Return the selection of a rule that lists its tags without wildcards.
+
+    Returns None if the rule cannot be applied without a listing.
     """
     needs_listing = not rule.glob or rule.exclude or rule.drops_versions or rule.latest
     if needs_listing:
@@ -288,7 +301,7 @@ def select_literals(rule: TagRule) -> Selection | None:
     for pattern in rule.glob:
         literal = check_glob(pattern)
         if literal is None:
-            return None  # it has wildcards
+            return None
         literals.append(literal)
     return select(literals, rule)
 
@@ -296,37 +309,37 @@ def select_literals(rule: TagRule) -> Selection | None:
 def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of docs/design.md section 5.
 
-    ValueError for a rule that is wrong.
+    Raises ValueError if the rule is invalid.
     """
-    tests = _Tests(rule)
+    compiled = _CompiledRule(rule)
     candidates: list[str] = []
     dropped: dict[str, Reason] = {}
     for tag in dict.fromkeys(tags):
-        reason = tests.reason_to_drop(tag)
+        reason = compiled.reason_to_drop(tag)
         if reason is None:
             candidates.append(tag)
         else:
             dropped[tag] = reason
 
-    ranked = _ordered(candidates, rule.order, tests.version_of)
+    ranked = _ordered(candidates, rule.order, compiled.version_of)
     kept = ranked
     beyond_latest: tuple[str, ...] = ()
     if rule.latest is not None:
         kept = ranked[: rule.latest]
         beyond_latest = ranked[rule.latest :]
 
-    # Where fewer than `min_tags` are kept, tags beyond `latest` come back first, then tags dropped
-    # by their version (docs/design.md section 5, step 6).
+    # If fewer than `min_tags` tags are kept, dropped tags are restored: first tags that `latest` cut
+    # off, then tags dropped because of their version (docs/design.md section 5, step 6).
     min_tags = rule.min_tags or 0
     missing = min_tags - len(kept)
     if missing > 0:
         order = rule.order or "semver"
         dropped_by_version = [
-            tag for tag, reason in dropped.items() if tests.may_come_back(tag, reason)
+            tag for tag, reason in dropped.items() if compiled.can_restore(tag, reason)
         ]
-        spare = (*beyond_latest, *_ordered(dropped_by_version, order, tests.version_of))
-        if spare:  # otherwise the order of the listing stays
-            kept = _ordered((*kept, *spare[:missing]), order, tests.version_of)
+        restorable = (*beyond_latest, *_ordered(dropped_by_version, order, compiled.version_of))
+        if restorable:  # otherwise `kept` must remain in its own order
+            kept = _ordered((*kept, *restorable[:missing]), order, compiled.version_of)
 
     dropped |= dict.fromkeys(beyond_latest, "latest")
     for tag in kept:
@@ -335,20 +348,21 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
 
 
 def selectable(tags: Iterable[str], rule: TagRule) -> tuple[str, ...]:
-    """Return those of some tags that a rule may select when it sees the whole listing. What `latest`
-    cuts off and `min_tags` brings back depends on all other tags.
+    """Return the tags that a rule could select, whatever other tags the listing has.
+
+    The effect of `latest` is ignored, and `min_tags` is assumed to restore every tag that it can.
     """
-    tests = _Tests(rule)
-    kept = list[str]()
+    compiled = _CompiledRule(rule)
+    kept: list[str] = []
     for tag in tags:
-        reason = tests.reason_to_drop(tag)
-        if reason is None or (rule.min_tags and tests.may_come_back(tag, reason)):
+        reason = compiled.reason_to_drop(tag)
+        if reason is None or (rule.min_tags and compiled.can_restore(tag, reason)):
             kept.append(tag)
     return tuple(kept)
 
 
-class _Tests:
-    """The tests of a rule, prepared for the tags of one listing."""
+class _CompiledRule:
+    """A rule with its globs and its range parsed, for the tags of one listing."""
 
     def __init__(self, rule: TagRule) -> None:
         self.is_wanted = compile_glob(*rule.glob or ("*",))
@@ -356,14 +370,14 @@ class _Tests:
         self.takes_referrer_tags = any(
             pattern.startswith(("sha256-", "sha512-")) for pattern in rule.glob
         )
-        self.version_of = cache(parse_version)
+        self.version_of = cache(parse_version)  # a tag's version is needed several times
         self.range = parse_range(rule.semver) if rule.semver is not None else None
-        # A range drops pre-releases unless the rule says otherwise. Without one, nothing does.
+        # By default, pre-releases are dropped if the rule has a range.
         default: Prerelease = "include" if self.range is None else "exclude"
         self.prerelease: Prerelease = rule.semver_prerelease or default
 
     def reason_to_drop(self, tag: str) -> Reason | None:
-        """Return why a tag is dropped, whatever `latest` says; None for a candidate."""
+        """Return why a tag is dropped regardless of `latest`, or None if the tag is a candidate."""
         if not self.takes_referrer_tags and is_referrer_tag(tag):
             return "referrer_tag"
         if not self.is_wanted(tag):
@@ -373,13 +387,14 @@ class _Tests:
             return "exclude"
         return reason
 
-    def may_come_back(self, tag: str, reason: Reason) -> bool:
-        """Say whether `min_tags` may bring back a tag that was dropped for this reason."""
+    def can_restore(self, tag: str, reason: Reason) -> bool:
+        """Report whether `min_tags` may restore a tag that was dropped for `reason`."""
         return reason in ("semver", "prerelease") and not self.is_excluded(tag)
 
     def _reason_by_version(self, tag: str) -> Reason | None:
-        """Return whether the range (`semver`) or the rule for pre-releases drops a tag; None where
-        neither does.
+        """Return "semver" if the range drops a tag, or "prerelease" if the rule for pre-releases does.
+
+        Returns None if the tag is not dropped because of its version.
         """
         if self.range is None and self.prerelease == "include":
             return None
@@ -392,22 +407,22 @@ class _Tests:
             return "semver"
         if admits(self.range, version, self.prerelease):
             return None
-        # Where the range alone would take it, the rule for pre-releases is the reason.
+        # If the range admits the version as a pre-release, the rule for pre-releases is the reason.
         return "prerelease" if admits(self.range, version, "include") else "semver"
 
 
 def _ordered(
     tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]
 ) -> tuple[str, ...]:
-    """Return tags highest first.
+    """Sort tags with the highest first. If `order` is None, the order is unchanged.
 
-    Equal versions, and tags that are no versions, come by descending code points.
+    Tags with equal versions, and tags that are not versions, are sorted by descending code points.
     """
     if order is None:
         return tuple(tags)
     by_text = sorted(tags, reverse=True)
     if order == "alpha":
         return tuple(by_text)
-    # Tags that are no versions count as the empty tuple, which is below every version. The sort is
-    # stable: among equals the order by text stays.
+    # The key of a tag that is not a version is the empty tuple, which is below every version. Because
+    # the sort is stable, tags with equal keys remain sorted by text.
     return tuple(sorted(by_text, key=lambda tag: version_of(tag) or (), reverse=True))

@@ -277,7 +277,7 @@ class Audit:
         except SyncError as error:
             self._fail_tag(WantedTag(mapping, "*", mapping.targets), error)
             return ()
-        for event, text in selection.doubts(str(self._discovery.source_of(mapping))):
+        for event, text in selection.warnings(str(self._discovery.source_of(mapping))):
             self._log("warning", event, text)
         return selection.kept
 

@@ -204,7 +204,7 @@ class Locking:
         except SyncError as error:
             return error
         source = self._discovery.source_of(rule)
-        for event, text in selection.doubts(str(source)):
+        for event, text in selection.warnings(str(source)):
             self._discovery.log_once("warning", event, text)
         self.images_known += len(selection.kept)
         return selection.kept
