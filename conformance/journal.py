@@ -1,13 +1,13 @@
-"""Every exchange in the order in which it arrived, and the questions tests ask about them.
+"""The journal of a server: every exchange in the order of arrival, and assertions about exchanges.
 
-Owns: what is remembered of an exchange, which exchanges a description means (`Selector`), and which
-secret was sent where.
-May not know: what the registry holds or why it answered so.
-Invariants: an entry is made when a request's head has arrived. It is completed later and never
-dropped, so that a request that broke in the middle is counted too (its status stays None). The
-server's thread writes, any thread reads.
+Owns: the fields that are kept of an exchange; which exchanges a `Selector` matches; which secret was
+sent where.
+May not know: what the registry holds, why it gave an answer.
+Invariants: an entry is made when a request's head has arrived. It is completed later and never removed,
+so that a request that breaks off is counted too; its status stays None. Only the server's thread writes
+a journal. Any thread may read it.
 
-A test reads as a sentence:
+Assertions read like sentences:
 
     journal.matching("POST", repository="app/web").exactly(1)
     journal.matching("HEAD", "blob").none()
@@ -47,22 +47,22 @@ __all__ = [
     "credentials",
 ]
 
-# The request headers that are kept, for the questions of tests. Authorization is kept whole on
-# purpose: tests claim which credential went where.
+# The request headers that are kept. Authorization is kept with its credential, because tests assert
+# which credential was sent where.
 _KEPT = """
     accept accept-encoding authorization connection content-length content-range content-type cookie expect
     host if-match if-none-match proxy-authorization range transfer-encoding user-agent
 """
 
-# Kinds of paths. messages.Request knows all but `token` and `storage`, which those services know.
+# Kinds of paths. `messages.Request` recognises all of them except `token` and `storage`, which are set
+# by those services.
 KINDS = (
     *("ping", "catalog", "upload_start", "upload", "blob", "manifest", "tag_list", "referrers"),
     *("token", "storage", "other"),
 )
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"})
-_WILD = re.compile(r"[*?[]")
-# The fields of token requests that are secrets (docs/protocol-facts.md sections 2.4, 4.5, 5.4,
-# 6.1).
+_WILDCARD = re.compile(r"[*?[]")
+# Fields of token requests that hold secrets (docs/protocol-facts.md sections 2.4, 4.5, 5.4, 6.1).
 _SECRET_FIELDS = (
     "password",
     "refresh_token",
@@ -72,14 +72,19 @@ _SECRET_FIELDS = (
     "client_assertion",
 )
 
-# One order over all journals, so that it can be said which answers came before a request.
+# Numbers that order the events of all journals, so that answers can be compared with requests at other
+# servers.
 _ORDER = itertools.count(1)
 
 
 def clock() -> float:
-    """Return the event loop's time in seconds, which may jump; outside a loop the machine's."""
+    """Return the event loop's time in seconds, or the machine's if no event loop is running.
+
+    A virtual clock of the event loop may jump.
+    """
     try:
-        return asyncio.get_running_loop().time()  # what anyio would say, at a tenth of its cost
+        # The same result as `anyio.current_time`, ten times faster.
+        return asyncio.get_running_loop().time()
     except RuntimeError:
         pass
     try:
@@ -89,72 +94,73 @@ def clock() -> float:
 
 
 class Sent(NamedTuple):
-    """Where a secret was sent: the origin as the client names it, the repository, the kind of path."""
+    """Where a secret was sent."""
 
-    origin: str
+    origin: str  # as the client names it
     repository: str
-    kind: str
+    kind: str  # one of KINDS
 
 
 class Authorization(NamedTuple):
-    """What an Authorization header says; the scheme is in lower case."""
+    """The parts of an Authorization header."""
 
-    scheme: str
+    scheme: str  # in lower case
     value: str
 
 
 @dataclass
 class Entry:
-    """One exchange.
-
-    `begun` and `ended` are places in one order over all journals of the process.
-    """
+    """One exchange."""
 
     number: int  # in this journal, from 1
-    connection: int
+    connection: int  # number of the connection
     method: str
     target: str
     kind: str
     repository: str
     reference: str
     query: Mapping[str, str]
-    headers: Mapping[str, str]  # those of the request that are kept
+    headers: Mapping[str, str]  # the request headers that are kept, names in lower case
     scheme: str = "http"
-    time: float = 0.0  # seconds by the journal's clock, when the head had arrived
-    status: int | None = None  # None: not answered
-    answered: int | None = None  # place among the answers of this journal
-    ended_time: float | None = None  # seconds by the journal's clock
-    request_bytes: int = 0
-    response_bytes: int = 0
+    time: float = 0.0  # when the head had arrived, in seconds of the journal's clock
+    status: int | None = None  # None until answered
+    answered: int | None = None  # number among the answers of this journal; None until answered
+    ended_time: float | None = None  # when it was answered, in seconds; None until answered
+    request_bytes: int = 0  # of the body
+    response_bytes: int = 0  # of the body
     response_headers: Mapping[str, str] = field(default_factory=dict)
+    # Places of the request and of the answer in the order of all journals of the process. `ended` is
+    # None until answered.
     begun: int = field(default_factory=lambda: next(_ORDER))
     ended: int | None = None
-    # A hook or a fault gave the answer, or changed its status or body: it proves nothing against a
-    # client.
+    # Whether a hook or a fault has given the answer, or changed its status or body. Such an answer is no
+    # evidence against a client.
     tampered: bool = False
-    codes: tuple[str, ...] = ()  # those of an error body
-    # The verbs that took place, and "lost" where a connection in memory broke before the client had
+    codes: tuple[str, ...] = ()  # of an error body
+    # The fault verbs that took effect, and "lost" if a connection in memory broke before the client had
     # read the answer.
     faults: list[str] = field(default_factory=list)
-    secrets: list[str] = field(default_factory=list)  # the secret fields of the request's form
+    secrets: list[str] = field(
+        default_factory=list
+    )  # values of secret fields of the request's form
 
     @property
     def authorization(self) -> Authorization:
-        """The credential that was sent; empty strings when none was."""
+        """The credential that was sent. Both parts are empty if no credential was sent."""
         scheme, _, value = self.headers.get("authorization", "").partition(" ")
         return Authorization(scheme.lower(), value)
 
     @property
     def origin(self) -> str:
-        """The origin as the client names it."""
+        """The origin by the scheme of the connection and the Host header."""
         return f"{self.scheme}://{self.headers.get('host', '')}"
 
     def header(self, name: str) -> str:
-        """Return a request header that was kept."""
+        """Return a request header, or an empty string if it was absent or is not kept."""
         return self.headers.get(name.lower(), "")
 
     def sent_secrets(self) -> list[str]:
-        """Return every secret of the request: passwords, tokens, values of other schemes, cookies."""
+        """Return every secret of the request: passwords, tokens, other credentials and cookies."""
         secrets = list(self.secrets)
         for name in ("authorization", "proxy-authorization"):
             scheme, _, value = self.header(name).partition(" ")
@@ -164,7 +170,7 @@ class Entry:
         return [secret for secret in secrets if secret]
 
     def note_form(self, body: bytes) -> None:
-        """Note the secrets of a form that was sent."""
+        """Add the secret fields of the form that was sent to `secrets`."""
         fields = parse_qsl(body.decode("latin-1"))
         self.secrets += [value for name, value in fields if name in _SECRET_FIELDS]
 
@@ -174,7 +180,7 @@ class Entry:
 
 
 def _password(value: str) -> list[str]:
-    """Return the password of a Basic value, the value itself when it is none."""
+    """Return the password of a Basic credential. Returns `value` if it is malformed."""
     try:
         pair = base64.b64decode(value, validate=True).decode("latin-1")
     except (binascii.Error, ValueError):
@@ -184,17 +190,16 @@ def _password(value: str) -> list[str]:
 
 
 class Selector(NamedTuple):
-    """Which exchanges are meant; None or empty means any.
+    """A condition on exchanges. An empty field matches every exchange.
 
-    `repository`, `reference`, `host` and `path` are globs, in which `*` goes over slashes too, and
-    so are the values of `header` and `query`.
+    In globs, `*` matches slashes too.
     """
 
     methods: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset()
-    globs: Mapping[str, str] = {}
-    header: Mapping[str, str] = {}
-    query: Mapping[str, str] = {}
+    globs: Mapping[str, str] = {}  # keys: `repository`, `reference`, `host` and `path`
+    header: Mapping[str, str] = {}  # globs of values, by header name in lower case
+    query: Mapping[str, str] = {}  # globs of values, by parameter
 
     @classmethod
     def of(
@@ -206,7 +211,10 @@ class Selector(NamedTuple):
         query: Mapping[str, str] | None = None,
         **globs: str | None,
     ) -> Selector:
-        """Read methods and kinds, several with spaces between; ValueError for unknown ones."""
+        """Make a selector. Several methods or kinds are separated by spaces.
+
+        Raises ValueError if a method or kind is unknown.
+        """
         methods = frozenset((method or "").split())
         kinds = frozenset((kind or "").split())
         for unknown in sorted(methods - METHODS):
@@ -220,7 +228,7 @@ class Selector(NamedTuple):
         return cls(methods, kinds, set_globs, headers, dict(query or {}))
 
     def matches(self, subject: Entry | Request) -> bool:
-        """Ask whether an exchange, or a request that begins one, is meant."""
+        """Report whether an exchange, or the request of an exchange, satisfies the condition."""
         if self.methods and subject.method not in self.methods:
             return False
         if self.kinds and subject.kind not in self.kinds:
@@ -255,39 +263,43 @@ class Selector(NamedTuple):
 
 
 def _fits_glob(value: str, glob: str) -> bool:
-    return fnmatchcase(value, glob) if _WILD.search(glob) else value == glob
+    return fnmatchcase(value, glob) if _WILDCARD.search(glob) else value == glob
 
 
 class Entries(list[Entry]):
-    """Some exchanges of a journal; a false claim about them raises AssertionError, which lists them."""
+    """Some exchanges of a journal, with assertions about them.
+
+    An assertion that does not hold raises AssertionError, whose message lists the exchanges.
+    """
 
     def __init__(
         self, entries: Iterable[Entry], meant: str, journal: Journal | None = None
     ) -> None:
         super().__init__(entries)
+        # The selector as text, for messages.
         self.meant = meant
         self._journal = journal
 
     def exactly(self, number: int) -> Entries:
-        """Claim how many there are; AssertionError otherwise."""
+        """Assert that there are exactly `number` entries."""
         return self._claim(len(self) == number, f"exactly {number}")
 
     def none(self) -> Entries:
-        """Claim that there are none."""
+        """Assert that there are no entries."""
         return self._claim(not self, "none")
 
     def at_most(self, number: int) -> Entries:
-        """Claim that there are no more than so many."""
+        """Assert that there are at most `number` entries."""
         return self._claim(len(self) <= number, f"at most {number}")
 
     def at_least(self, number: int) -> Entries:
-        """Claim that there are no fewer than so many."""
+        """Assert that there are at least `number` entries."""
         return self._claim(len(self) >= number, f"at least {number}")
 
     def before(self, others: Iterable[Entry]) -> Entries:
-        """Claim that each of these was answered before any of the others arrived.
+        """Assert that each of these exchanges was answered before any of `others` began.
 
-        The claim is false when there are none of these, or none of the others.
+        The assertion fails if either side is empty.
         """
         others = list(others)
         late = [(entry, other) for entry in self for other in others if not before(entry, other)]
@@ -301,11 +313,11 @@ class Entries(list[Entry]):
         return self
 
     def on_one_connection(self) -> Entries:
-        """Claim that all of these came on one connection."""
+        """Assert that all of these requests came on one connection."""
         return self._claim(self.connections() == 1, "all on one connection")
 
     def connections(self) -> int:
-        """Count the connections on which these came."""
+        """Count the connections of these requests."""
         return len({entry.connection for entry in self})
 
     def bytes_in(self) -> int:
@@ -317,8 +329,8 @@ class Entries(list[Entry]):
         return sum(entry.response_bytes for entry in self)
 
     def gaps(self) -> list[float]:
-        """Return the seconds between one's beginning and the next's."""
-        return [then.time - first.time for first, then in itertools.pairwise(self)]
+        """Return the seconds between the beginning of each exchange and the beginning of the next."""
+        return [second.time - first.time for first, second in itertools.pairwise(self)]
 
     def _claim(self, holds: bool, claim: str) -> Entries:
         if holds:
@@ -340,16 +352,16 @@ class Journal:
 
     def __init__(self, now: Callable[[], float] = clock) -> None:
         self.entries: list[Entry] = []
-        # TLS greetings on a port without TLS: such a client guesses the scheme
+        # Number of TLS greetings on a port without TLS. A client that sends one guesses the scheme
         # (docs/protocol-facts.md R9).
         self.hellos = 0
-        # Requests that no correct client sends, in words; see Uploads._refuse_mistake.
+        # Descriptions of requests that no correct client sends (`Uploads._refuse_mistake`).
         self.violations: list[str] = []
-        self._answered = 0
+        self._answered = 0  # number of answers so far
         self._now = now
 
     def open(self, request: Request) -> Entry:
-        """Note a request whose head has arrived."""
+        """Add an entry for a request whose head has arrived."""
         names = _KEPT.split()
         entry = Entry(
             number=len(self.entries) + 1,
@@ -368,7 +380,7 @@ class Journal:
         return entry
 
     def close(self, entry: Entry, status: int, headers: Mapping[str, str]) -> None:
-        """Note the answer to a request; its bytes are counted as they leave."""
+        """Record the answer to a request. `response_bytes` is counted later, as the body is sent."""
         self._answered += 1
         entry.status = status
         entry.answered = self._answered
@@ -389,7 +401,7 @@ class Journal:
         header: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Entries:
-        """Return the entries that agree with everything that is given (see Selector)."""
+        """Return the entries that satisfy all conditions (see `Selector`)."""
         globs = {"repository": repository, "reference": reference, "host": host, "path": path}
         selector = Selector.of(method, kind, header=header, query=query, **globs)
         entries = [
@@ -408,17 +420,17 @@ class Journal:
         status: int | None = None,
         reference: str | None = None,
     ) -> int:
-        """Count the entries that agree with everything that is given."""
+        """Count the entries that satisfy all conditions."""
         return len(self.matching(method, kind, repository, status, reference))
 
     def summary(self) -> dict[str, int]:
-        """Count by method and kind, as in {"GET manifest": 1}."""
+        """Count the entries by method and kind, as in {"GET manifest": 1}."""
         return dict(
             sorted(Counter(f"{entry.method} {entry.kind}" for entry in tuple(self.entries)).items())
         )
 
     def connections(self) -> int:
-        """Count the connections on which at least one request came."""
+        """Count the connections that carried at least one request."""
         return len({entry.connection for entry in tuple(self.entries)})
 
     def bytes_in(self) -> int:
@@ -430,17 +442,17 @@ class Journal:
         return sum(entry.response_bytes for entry in tuple(self.entries))
 
     def credentials(self) -> dict[str, set[Sent]]:
-        """Return each secret that was seen and where it was sent."""
+        """Return the places to which each secret was sent, by secret."""
         return credentials(self)
 
     def clear(self) -> None:
-        """Forget the exchanges so far (in place, so that holders of the journal see it)."""
+        """Remove all entries. The lists stay the same objects, which other code may hold."""
         self.entries.clear()
         self.violations.clear()
         self.hellos = 0
 
     def check(self) -> None:
-        """Raise AssertionError when a client sent what no correct client sends."""
+        """Raise AssertionError if a client has sent a request that no correct client sends."""
         if self.violations:
             raise AssertionError(
                 "requests that no correct client sends:\n" + "\n".join(self.violations)
@@ -450,13 +462,13 @@ class Journal:
         return "\n".join(map(str, self.entries))
 
 
-def before(first: Entry, then: Entry) -> bool:
-    """Ask whether one exchange was answered before the other arrived, at whatever servers."""
-    return first.ended is not None and first.ended < then.begun
+def before(first: Entry, second: Entry) -> bool:
+    """Report whether an exchange was answered before another one began, also at another server."""
+    return first.ended is not None and first.ended < second.begun
 
 
 def credentials(*journals: Journal) -> dict[str, set[Sent]]:
-    """Return each secret that these servers saw and where it was sent."""
+    """Return the places to which each secret was sent at these servers, by secret."""
     places: dict[str, set[Sent]] = {}
     for journal in journals:
         for entry in tuple(journal.entries):

@@ -1,10 +1,10 @@
 """Requests, answers and bodies as values.
 
-Owns: `Request` (with its path read once), `Response`, `Content` (bytes kept in pieces, hashed as
-they arrive), the grammar of names, the shape of error bodies, values as the text of rules has them.
+Owns: `Request`, whose path is parsed once; `Response`; `Content`, whose bytes are kept in pieces and
+hashed as they arrive; the grammar of names; the form of error bodies; values in the text of rules.
 May not know: sockets, h11, time, what a registry holds.
-Invariants: the bytes of a blob are never joined or copied on their way in or out; only manifests,
-which are at most 4 MiB, are ever one object.
+Invariants: the bytes of a blob are never joined or copied on their way in or out. Only manifests, which
+are at most 4 MiB, are ever one object.
 Follows: the OCI distribution specification 1.1.1.
 """
 
@@ -43,49 +43,54 @@ __all__ = [
 
 Headers = Sequence[tuple[str, str]]
 
-# docs/protocol-facts.md section 1.1; `\Z` because `$` would let a newline through.
+# Repository names and tags (docs/protocol-facts.md section 1.1). The patterns end with `\Z`, because `$`
+# would also match before a final newline.
 _NAME = re.compile(
     r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z"
 )
 _TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}\Z")
+# Number of hexadecimal digits, by algorithm.
 ALGORITHMS: Mapping[str, int] = {"sha256": 64, "sha512": 128}
 _HEX = re.compile(r"[a-f0-9]+\Z")
 
-# Bytes of one piece of a stored body: so many that calls do not dominate hashing and receiving, so
-# few that a wrong Content-Length cannot make the harness claim gigabytes.
+# Size of one piece of a stored body in bytes. It is large enough that hashing and receiving take longer
+# than the calls, and small enough that a wrong Content-Length cannot make the harness allocate gigabytes.
 PIECE = 1 << 20
 
 
 def is_name(text: str) -> bool:
-    """Ask whether `text` is a repository name."""
+    """Report whether `text` is a valid repository name."""
     return len(text) <= 255 and _NAME.match(text) is not None
 
 
 def is_tag(text: str) -> bool:
-    """Ask whether `text` is a tag."""
+    """Report whether `text` is a valid tag."""
     return _TAG.match(text) is not None
 
 
 def is_digest(text: str) -> bool:
-    """Ask whether `text` is a digest that this registry can verify."""
+    """Report whether `text` is a digest with an algorithm that this registry can verify."""
     algorithm, _, encoded = text.partition(":")
     return len(encoded) == ALGORITHMS.get(algorithm, -1) and _HEX.match(encoded) is not None
 
 
 def digest_of(data: bytes, algorithm: str = "sha256") -> str:
-    """Return the digest of `data`."""
+    """Return the digest of `data`, with the algorithm as its prefix."""
     return f"{algorithm}:{hashlib.new(algorithm, data).hexdigest()}"
 
 
 class Content:
-    """Bytes in pieces with a running sha256; grows at its end only.
+    """A sequence of bytes, kept in pieces, with a running sha256. Bytes can only be appended.
 
-    It is filled through `room` and `advance` (received in place) or through `feed` (kept as given).
+    Bytes are appended in one of two ways. Either the caller receives them into the buffer that `room`
+    returns and then calls `advance`, or it passes them to `feed`, which keeps the object.
     """
 
     def __init__(self, data: bytes = b"") -> None:
-        self.size = 0
+        self.size = 0  # bytes
+        # All bytes but those in `_open`.
         self._pieces: list[memoryview] = []
+        # The buffer of `room`, of which the first `_used` bytes are filled.
         self._open: bytearray | None = None
         self._used = 0
         self._hash: _Hash = hashlib.sha256()
@@ -93,14 +98,14 @@ class Content:
             self.feed(data)
 
     def room(self, expected: int) -> memoryview:
-        """Return where to receive the next bytes; `expected` is how many are still to come."""
+        """Return a buffer for the next bytes. `expected` is the number of bytes still to come."""
         if self._open is None or self._used == len(self._open):
             self._seal()
             self._open = bytearray(max(1, min(expected, PIECE)))
         return memoryview(self._open)[self._used :]
 
     def advance(self, count: int) -> None:
-        """Take `count` bytes that were written into `room`."""
+        """Append the first `count` bytes of the buffer that `room` returned."""
         assert self._open is not None
         self._hash.update(memoryview(self._open)[self._used : self._used + count])
         self._used += count
@@ -120,7 +125,7 @@ class Content:
         self._used = 0
 
     def digest(self, algorithm: str = "sha256") -> str:
-        """Return the digest of everything so far; only sha256 is known without reading again."""
+        """Return the digest of all bytes so far. For sha256 the bytes need not be hashed again."""
         if algorithm == "sha256":
             return f"sha256:{self._hash.hexdigest()}"
         other = hashlib.new(algorithm)
@@ -129,7 +134,7 @@ class Content:
         return f"{algorithm}:{other.hexdigest()}"
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[memoryview]:
-        """Return the bytes from `start` to `stop` as views, without a copy."""
+        """Return views of the bytes from `start` to `stop`, without copying them."""
         stop = self.size if stop is None else stop
         views: list[memoryview] = []
         offset = 0
@@ -147,14 +152,15 @@ class Content:
 
 
 class Access(NamedTuple):
-    """One permission: `repository:<name>:<action>`."""
+    """One permission, as in the scope `repository:<name>:<action>`."""
 
     type: str
     name: str
     action: str
 
 
-# Tried in this order: a name may itself hold a segment called `blobs` or `manifests`.
+# The kinds of paths. They are tried in this order, because a repository name may contain a segment
+# `blobs` or `manifests`.
 _ROUTES = (
     ("ping", re.compile(r"/v2/\Z")),
     ("catalog", re.compile(r"/v2/_catalog\Z")),
@@ -169,19 +175,21 @@ _ROUTES = (
 
 @dataclass
 class Request:
-    """One request's head, with its path read; `body` is only for callers that have no server."""
+    """The head of one request, with its parsed path."""
 
     method: str
-    target: str
-    headers: Headers = ()
-    body: bytes = b""
+    target: str  # path and query, as sent
+    headers: Headers = ()  # names in lower case after `__post_init__`
+    body: bytes = b""  # only set by callers that have no server
     scheme: str = "http"
-    connection: int = 0
-    path: str = field(init=False)
+    connection: int = 0  # number of the connection
+
+    # Parsed from `target`.
+    path: str = field(init=False)  # without percent encoding
     query: list[tuple[str, str]] = field(init=False)
-    kind: str = field(init=False, default="other")
+    kind: str = field(init=False, default="other")  # a kind of `_ROUTES`, or "other"
     repository: str = field(init=False, default="")
-    reference: str = field(init=False, default="")
+    reference: str = field(init=False, default="")  # tag, digest or upload session
 
     def __post_init__(self) -> None:
         self.headers = [(name.lower(), value) for name, value in self.headers]
@@ -198,16 +206,16 @@ class Request:
                 break
 
     def header(self, name: str, default: str = "") -> str:
-        """Return a header's value; several lines of it joined by commas."""
+        """Return the value of a header. `name` is in lower case. Repeated headers are joined by commas."""
         values = [value for key, value in self.headers if key == name]
         return ", ".join(values) if values else default
 
     def parameter(self, name: str) -> str | None:
-        """Return the first value of a query parameter."""
+        """Return the first value of a query parameter, or None if it is absent."""
         return next((value for key, value in self.query if key == name), None)
 
     def length(self) -> int | None:
-        """Return the declared length of the body, None when none is declared or it is chunked."""
+        """Return the value of Content-Length. Returns None if the header is absent or not a number."""
         text = self.header("content-length")
         return int(text) if text.isascii() and text.isdigit() else None
 
@@ -226,17 +234,15 @@ class Request:
 
 @dataclass
 class Response:
-    """One answer.
-
-    `early` True: it is given before the request's body is read; False: after all of it; None: as
-    Go's servers do, which read bodies up to 256 KiB first (docs/protocol-facts.md section 1.12).
-    `close` ends the connection behind the answer.
-    """
+    """One answer."""
 
     status: int
     headers: list[tuple[str, str]] = field(default_factory=list)
     body: bytes | Sequence[memoryview] = b""
+    # Whether the answer is sent before the request's body is read (True) or after it (False). None means
+    # as in Go's servers, which first read bodies up to 256 KiB (docs/protocol-facts.md section 1.12).
     early: bool | None = None
+    # Whether the connection is closed after the answer.
     close: bool = False
 
     def pieces(self) -> Sequence[memoryview]:
@@ -248,7 +254,7 @@ class Response:
 
     @property
     def data(self) -> bytes:
-        """The whole body as one object, for tests."""
+        """The whole body as one object. Only tests need it."""
         return self.body if isinstance(self.body, bytes) else b"".join(self.body)
 
     def header(self, name: str, default: str = "") -> str:
@@ -264,15 +270,19 @@ class Response:
         return [entry["code"] for entry in self.json()["errors"]]
 
 
-# Bytes instead of a Response are written verbatim, and the connection is closed behind them.
+# Bytes are sent as they are, and the connection is closed after them.
 Answer: TypeAlias = "Response | bytes"
+# Returns None, or an awaitable that returns None, to leave the request to the registry.
 Intercept: TypeAlias = "Callable[[Request], Answer | Awaitable[Answer | None] | None]"
 
 
 def errors(
     status: int, entries: Iterable[tuple[str, str, object]], headers: Headers = ()
 ) -> Response:
-    """Make an error answer from (code, message, detail) entries in the specification's form."""
+    """Return an answer with the specification's error body.
+
+    `entries` are tuples of code, message and detail. A detail of None is left out.
+    """
     listed = []
     for code, message, detail in entries:
         entry: dict[str, object] = {"code": code, "message": message}
@@ -286,12 +296,12 @@ def errors(
 def error(
     status: int, code: str, message: str, detail: object = None, headers: Headers = ()
 ) -> Response:
-    """Make an error answer with one entry."""
+    """Return an answer with an error body of one entry."""
     return errors(status, [(code, message, detail)], headers)
 
 
 def as_rule_text(value: object) -> str:
-    """Write a value as the text of rules has it."""
+    """Format a value in the grammar of fault rules (`conformance/faults/grammar.py`)."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

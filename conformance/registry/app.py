@@ -1,12 +1,12 @@
-"""The distribution specification as a pure decision: a request's head and body in, an answer out.
+"""A strict OCI 1.1 registry in memory: it computes the answer to a request's head and body.
 
-Owns: what a strict OCI 1.1 registry answers, from memory.
+Owns: every answer of the registry except those under /blobs/uploads/.
 May not know: sockets, time, any client.
-Invariants: nothing becomes visible before it was verified (digest, size, media type, everything a
-manifest names). Every refusal carries the specification's error body with one of its codes, or
-TAG_INVALID, a code of older versions, which ECR uses for immutable tags. A request that no correct
-client sends is refused *and* noted in `journal.violations`, so that a test can fail on it.
-Follows: the OCI distribution specification 1.1.1, and distribution where that leaves a choice
+Invariants: content becomes visible only after its digest, size and media type and everything that a
+manifest names were verified. Every refusal has the specification's error body with one of its codes, or
+TAG_INVALID, a code of older versions, which ECR uses for immutable tags. A request that no correct client
+sends is refused *and* recorded in `journal.violations`, so that a test can fail on it.
+Follows: the OCI distribution specification 1.1.1. If it leaves a choice, distribution's behaviour
 (docs/protocol-facts.md sections 1.2 to 1.12).
 """
 
@@ -50,6 +50,7 @@ __all__ = ["App", "Auth"]
 
 _BYTES_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z")
 
+# The methods that are allowed, by kind of path.
 _METHODS = {
     "ping": {"GET", "HEAD"},
     "catalog": {"GET"},
@@ -61,29 +62,30 @@ _METHODS = {
     "upload": {"GET", "PATCH", "PUT", "DELETE"},
 }
 
-# The parameters that the specification knows; others may be a registry's own and are let through.
+# The query parameters of the specification. Other parameters are ignored, because registries may define
+# their own.
 _PARAMETERS = {"artifactType", "digest", "from", "last", "mount", "n"}
 
 
 class Auth(Protocol):
-    """Who may do what: see `tokens`."""
+    """Authentication and authorisation of a registry (`conformance/registry/tokens.py`)."""
 
     def answer(self, request: Request) -> Answer | Reception | None:
-        """Serve the service's own paths; None when the path is the registry's."""
+        """Answer a request for a path of the service itself. Returns None for all other paths."""
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Return the refusal, None when the request is allowed."""
+        """Return a refusal unless the request has all permissions in `needs`."""
 
 
 class _Page(NamedTuple):
-    """One page of a list, with a Link when more names are left."""
+    """One page of a list."""
 
     names: list[str]
-    headers: Headers = ()
+    headers: Headers = ()  # a Link if there is a next page
 
 
 class App(Uploads):
-    """A registry. Its options are what registries do differently: conformance/README.md tells each."""
+    """A registry. Its options, which conformance/README.md describes, are differences among registries."""
 
     def __init__(
         self,
@@ -130,10 +132,10 @@ class App(Uploads):
         self.any_manifest_type = any_manifest_type
         self.auth = auth
 
-    # What tests put in and look at without a request.
+    # Methods with which tests store and inspect content without a request.
 
     def add_blob(self, repository: str, data: bytes, digest: str | None = None) -> str:
-        """Hold a blob; a given `digest` is not verified, so that a registry can be made to lie."""
+        """Store a blob. If `digest` is given, it is not verified, so that tests can store wrong content."""
         digest = digest or digest_of(data)
         self.repositories[repository].blobs[digest] = Content(data)
         return digest
@@ -141,7 +143,7 @@ class App(Uploads):
     def add_manifest(
         self, repository: str, body: bytes, media_type: str, *tags: str, digest: str | None = None
     ) -> str:
-        """Hold a manifest, unverified, under its digest and any number of tags."""
+        """Store a manifest under its digest and any number of tags, without verifying it."""
         digest = digest or digest_of(body)
         try:
             stored = read_manifest(body, media_type, digest, any_type=True)
@@ -154,26 +156,26 @@ class App(Uploads):
         return digest
 
     def blob(self, repository: str, digest: str) -> bytes | None:
-        """Return a blob that is held."""
+        """Return a stored blob, or None."""
         blob = self._repository(repository).blobs.get(digest)
         return None if blob is None else bytes(blob)
 
     def manifest(self, repository: str, reference: str) -> Stored | None:
-        """Return a manifest that is held, by tag or digest."""
+        """Return the stored manifest with this tag or digest, or None."""
         return self._repository(repository).find(reference)
 
     def tags(self, repository: str) -> dict[str, str]:
-        """Return tag -> digest."""
+        """Return the digests of a repository's tags, by tag."""
         return dict(self._repository(repository).tags)
 
     # One request.
 
     def kind_of(self, request: Request) -> str:
-        """Name a request's kind of path; a token service knows its own."""
+        """Return the kind of a request's path. A token service recognises its own path."""
         return self.auth.kind_of(request) if isinstance(self.auth, Site) else request.kind
 
     def start(self, request: Request) -> Answer | Reception:
-        """Decide on a request's head; see Site."""
+        """Answer a request's head, or return a Reception for its body (see `Site`)."""
         if self.auth is not None:
             own = self.auth.answer(request)
             if own is not None:
@@ -186,7 +188,7 @@ class App(Uploads):
         if decided is None and self.auth is not None:
             decided = self.auth.check(request, self._permissions(request))
         if decided is None:
-            # _get_manifest, _put_upload and so on; no other method of a path is left by now.
+            # Methods such as `_get_manifest`. Unknown kinds and methods were refused above.
             route = getattr(self, f"_{request.method.lower()}_{request.kind}")
             answer: Answer | Reception = route(request)
             return self._with_version_header(answer)
@@ -199,9 +201,9 @@ class App(Uploads):
         return decided
 
     def _refuse_framing(self, request: Request) -> Response | None:
-        """Refuse a body without a length, a length that is no number, and bodies where none belong.
+        """Refuse a body without a length, a malformed length, or a body that the method does not allow.
 
-        `Expect` is refused too: nothing here sends 100 Continue (docs/design.md section 9).
+        `Expect` is refused too, because the server never sends 100 Continue (docs/design.md section 9).
         """
         if request.header("expect"):
             return self._refuse_mistake(request, 417, "UNSUPPORTED", "Expect is not met here")
@@ -225,7 +227,7 @@ class App(Uploads):
         return None
 
     def _refuse_names(self, request: Request) -> Response | None:
-        """Refuse paths, names, digests and tags that are not in the grammar, and unknown methods."""
+        """Refuse malformed paths, names, digests and tags, and methods that the path does not allow."""
         kind = request.kind
         name = request.repository
         reference = request.reference
@@ -242,8 +244,8 @@ class App(Uploads):
                     request, 400, "DIGEST_INVALID", "invalid digest", {"digest": reference}
                 )
         elif kind == "manifest" and not is_tag(reference):
-            # No manifest can have that name. The official suite reads `.INVALID_MANIFEST_NAME` and
-            # wants 404.
+            # No manifest can have such a tag. The official suite expects 404 when it reads
+            # `.INVALID_MANIFEST_NAME`.
             detail = {"tag": reference}
             if request.method == "PUT":
                 return self._refuse_mistake(request, 400, "MANIFEST_INVALID", "invalid tag", detail)
@@ -257,14 +259,14 @@ class App(Uploads):
         return None
 
     def _refuse_query(self, request: Request) -> Response | None:
-        """Refuse queries that are ambiguous or incomplete."""
-        named = [key for key, _ in request.query]
-        twice = sorted({key for key in named if key in _PARAMETERS and named.count(key) > 1})
-        if twice:
+        """Refuse repeated parameters, `from` without `mount`, and a malformed `last`."""
+        keys = [key for key, _ in request.query]
+        repeated = sorted({key for key in keys if key in _PARAMETERS and keys.count(key) > 1})
+        if repeated:
             return self._refuse_mistake(
-                request, 400, "UNSUPPORTED", f"query parameter {twice[0]} is given twice"
+                request, 400, "UNSUPPORTED", f"query parameter {repeated[0]} is given twice"
             )
-        if request.kind == "upload_start" and "from" in named and "mount" not in named:
+        if request.kind == "upload_start" and "from" in keys and "mount" not in keys:
             return self._refuse_mistake(request, 400, "UNSUPPORTED", "from without mount")
         last = request.parameter("last")
         if request.kind == "tag_list" and last is not None and not is_tag(last):
@@ -275,6 +277,7 @@ class App(Uploads):
 
     @staticmethod
     def _permissions(request: Request) -> list[Access]:
+        """Return the permissions that a request needs."""
         if request.kind == "ping":
             return []
         if request.kind == "catalog":
@@ -296,7 +299,10 @@ class App(Uploads):
     # Lists.
 
     def _page_of(self, request: Request, names: list[str], limit: int | None) -> _Page | Response:
-        """Cut a sorted list by `n`, `last` and this registry's own limit."""
+        """Return the page of a sorted list that `n`, `last` and this registry's `limit` select.
+
+        Returns a refusal if `n` is malformed.
+        """
         asked_size = request.parameter("n")
         if asked_size is not None and not (asked_size.isascii() and asked_size.isdigit()):
             return self._refuse_mistake(
@@ -389,7 +395,7 @@ class App(Uploads):
 
         accepted = {part.partition(";")[0].strip() for part in request.header("accept").split(",")}
         if manifest.media_type not in accepted:
-            # As distribution, which knows neither q-values nor */* (docs/protocol-facts.md section
+            # As distribution, which supports neither q-values nor */* (docs/protocol-facts.md section
             # 1.3).
             if manifest.media_type in (OCI_MANIFEST, OCI_INDEX):
                 kind = "manifest" if manifest.media_type == OCI_MANIFEST else "index"
@@ -410,6 +416,7 @@ class App(Uploads):
 
     @staticmethod
     def _default_child(repository: Repository, index: Stored) -> Stored | None:
+        """Return the manifest of an index for linux/amd64, or None."""
         for child in index.children:
             platform = child.get("platform") or {}
             if (platform.get("os"), platform.get("architecture")) == ("linux", "amd64"):
@@ -446,21 +453,21 @@ class App(Uploads):
         try:
             stored = read_manifest(body, media_type, digest, any_type=self.any_manifest_type)
         except Mislabelled as problem:
-            # A client "MUST set the Content-Type header to the value specified by the mediaType
-            # field".
+            # The specification: a client "MUST set the Content-Type header to the value specified by the
+            # mediaType field".
             return self._refuse_mistake(
                 request, 400, "MANIFEST_INVALID", f"manifest invalid: {problem}"
             )
         except Invalid as problem:
             return error(400, "MANIFEST_INVALID", "manifest invalid", str(problem))
 
-        # Before everything was checked not even the repository's name may appear.
+        # `_repository` does not create the repository, which must not exist until the manifest is valid.
         repository = self._repository(request.repository)
         refusal = self._refuse_missing(repository, stored) if self.require_blobs else None
         if refusal is not None:
             return refusal
         if not by_digest and self.immutable_tags and request.reference in repository.tags:
-            # docs/protocol-facts.md section 4.9: refused even when the digest is the same.
+            # The put is refused even if the digest is the same (docs/protocol-facts.md section 4.9).
             text = f"The image tag '{request.reference}' already exists and the repository is immutable."
             return error(400, "TAG_INVALID", text)
 
@@ -480,7 +487,7 @@ class App(Uploads):
 
     @staticmethod
     def _refuse_missing(repository: Repository, stored: Stored) -> Response | None:
-        """Refuse a manifest unless everything that it names is here, in the size that it says."""
+        """Refuse a manifest if the repository lacks a part of it, or has it in another size."""
         missing: list[str] = []
         for part in stored.blobs:
             blob = repository.blobs.get(part["digest"])
@@ -507,7 +514,7 @@ class App(Uploads):
                 )
 
         text = "blob unknown to registry"
-        # A digest that is named twice is listed twice, as distribution does.
+        # As at distribution, a digest that the manifest names twice is listed twice.
         listed = [("MANIFEST_BLOB_UNKNOWN", text, {"digest": digest}) for digest in missing]
         return errors(400, listed) if listed else None
 

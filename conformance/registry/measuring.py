@@ -1,8 +1,8 @@
-"""A registry that verifies what it is sent and drops the bytes: a target of any size costs no memory.
+"""A registry that verifies blobs and drops their bytes, so that large images need no memory.
 
 Owns: blobs of which only size and digest are kept.
-May not know: how they came.
-Invariants: a blob is refused as at the strict registry when its digest is another.
+May not know: how blobs are uploaded.
+Invariants: a blob with a wrong digest is refused, as at the strict registry.
 """
 
 from __future__ import annotations
@@ -15,41 +15,42 @@ __all__ = ["Measured", "MeasuringApp"]
 
 
 class Measured(Content):
-    """A body of which only the size and the sha256 are kept, for a registry that only verifies."""
+    """A body of which only the size and the sha256 are kept."""
 
     def __init__(self) -> None:
         super().__init__()
+        # Every piece of the body is received into this buffer, over the piece before.
         self._scratch = bytearray(1 << 18)
 
     def room(self, expected: int) -> memoryview:
-        """Return where the next bytes go, over those before."""
+        """Return the buffer for the next bytes, which overwrite earlier bytes."""
         return memoryview(self._scratch)
 
     def advance(self, count: int) -> None:
-        """Take `count` bytes that were written into `room`."""
+        """Count and hash the first `count` bytes of the buffer that `room` returned."""
         self._hash.update(memoryview(self._scratch)[:count])
         self.size += count
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that were received elsewhere."""
+        """Count and hash `data`."""
         self._hash.update(data)
         self.size += len(data)
 
     def digest(self, algorithm: str = "sha256") -> str:
-        """Return the sha256; there are no bytes left for any other algorithm."""
+        """Return the sha256. Raises LookupError for other algorithms, which need the bytes."""
         if algorithm != "sha256":
             raise LookupError(f"the bytes are gone, and with them their {algorithm}")
         return super().digest()
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[memoryview]:
-        """Refuse, except where there was nothing: the bytes are gone."""
+        """Return no pieces if the body is empty. Raises LookupError otherwise."""
         if self.size:
             raise LookupError("the bytes of this blob were measured and dropped")
         return []
 
 
 class MeasuringApp(App):
-    """A registry that can be pushed to and not pulled from."""
+    """A registry that accepts pushes, but cannot answer pulls."""
 
     def _post_upload_start(self, request: Request) -> Response | Reception:
         answer = super()._post_upload_start(request)

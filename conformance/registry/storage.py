@@ -1,6 +1,6 @@
 """What a registry holds: repositories with blobs, manifests, tags and upload sessions, in memory.
 
-Owns: what a manifest has to be and what it names; upload offsets.
+Owns: which manifests are valid, and the digests that they name; upload offsets.
 May not know: HTTP.
 Invariants: everything stored under a digest has that digest.
 Follows: the OCI image specification 1.1 and docs/protocol-facts.md sections 1.3, 1.5 and 1.7.
@@ -40,38 +40,45 @@ DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 INDEXES = frozenset({OCI_INDEX, DOCKER_LIST})
 IMAGES = frozenset({OCI_MANIFEST, DOCKER_MANIFEST})
 
-# what distribution, c/image and ACR allow (docs/protocol-facts.md section 1.4)
+# Maximum size of a manifest in bytes, as at distribution, c/image and ACR (docs/protocol-facts.md
+# section 1.4).
 MANIFEST_LIMIT = 4 << 20
 
 
 class Invalid(Exception):
-    """A document that is not what its media type says."""
+    """A document is not valid for its media type."""
 
 
 class Mislabelled(Invalid):
-    """A document that says another media type than the one under which it was sent."""
+    """A document's `mediaType` differs from the Content-Type of the request."""
 
 
 def is_foreign(media_type: str) -> bool:
-    """Decide by media type, never by `urls` (docs/protocol-facts.md section 1.6)."""
+    """Report whether a media type is that of a foreign layer (docs/protocol-facts.md section 1.6).
+
+    Only the media type counts, never `urls`.
+    """
     return ".nondistributable." in media_type or ".foreign." in media_type
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A manifest as it was put, with the descriptors in it."""
+    """A manifest in the bytes in which it was put, with the descriptors that it contains."""
 
     media_type: str
     body: bytes
     digest: str
-    document: Any = field(repr=False)
-    blobs: tuple[dict[str, Any], ...] = ()
-    children: tuple[dict[str, Any], ...] = ()
-    subject: str | None = None
+    document: Any = field(repr=False)  # the parsed JSON
+    blobs: tuple[dict[str, Any], ...] = ()  # descriptors of config and layers
+    children: tuple[dict[str, Any], ...] = ()  # descriptors of an index's manifests
+    subject: str | None = None  # digest
 
     @property
     def artifact_type(self) -> str | None:
-        """The manifest's own type, else its config's; an index may have none (section 1.10)."""
+        """The manifest's `artifactType`, or else its config's media type (section 1.10).
+
+        None if an index has no `artifactType`.
+        """
         own = self.document.get("artifactType")
         if own:
             return str(own)
@@ -79,7 +86,7 @@ class Stored:
         return config.get("mediaType") if isinstance(config, dict) else None
 
     def descriptor(self) -> dict[str, Any]:
-        """Describe this manifest as a referrers list does."""
+        """Return the descriptor of this manifest for a referrers list."""
         descriptor: dict[str, Any] = {
             "mediaType": self.media_type,
             "digest": self.digest,
@@ -127,7 +134,10 @@ def _descriptors(document: dict[str, Any], key: str) -> Iterator[dict[str, Any]]
 
 
 def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool = False) -> Stored:
-    """Judge a manifest's bytes by the media type under which they were sent."""
+    """Parse a manifest that was sent with a Content-Type of `media_type`.
+
+    With `any_type`, unknown media types are accepted too. Raises Invalid if the manifest is not valid.
+    """
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as problem:
@@ -145,7 +155,7 @@ def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool =
         raise Invalid("schemaVersion is not 2")
     if "mediaType" not in document and media_type in (DOCKER_LIST, DOCKER_MANIFEST):
         raise Invalid("a docker document has to carry its mediaType")
-    # CVE-2021-41190: nothing may be both.
+    # A client could take such a document for either one (CVE-2021-41190).
     if "manifests" in document and ("layers" in document or "config" in document):
         raise Invalid("both an index and a manifest")
 
@@ -163,35 +173,35 @@ def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool =
 
 @dataclass
 class Upload:
-    """An upload session.
+    """An upload session."""
 
-    `sequence` changes with every answer, so that an old Location is known as old; `is_short` means
-    that the last chunk was below OCI-Chunk-Min-Length, which only the very last may be.
-    """
-
-    identity: str
+    identity: str  # the last path segment of its Locations
     content: Content = field(default_factory=Content)
+    # Part of each Location. It increases with every answer, so that an old Location is detected.
     sequence: int = 0
-    is_busy: bool = False  # bytes are coming in
+    is_busy: bool = False  # whether a body is being received
+    # Whether the last chunk was shorter than OCI-Chunk-Min-Length. No chunk may follow then.
     is_short: bool = False
 
 
 @dataclass
 class Repository:
-    """One repository; `is_founded` by its first manifest, and known from then on, whatever is deleted."""
+    """The content of one repository."""
 
-    manifests: dict[str, Stored] = field(default_factory=dict)
-    blobs: dict[str, Content] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-    uploads: dict[str, Upload] = field(default_factory=dict)
+    manifests: dict[str, Stored] = field(default_factory=dict)  # by digest
+    blobs: dict[str, Content] = field(default_factory=dict)  # by digest
+    tags: dict[str, str] = field(default_factory=dict)  # digests, by tag
+    uploads: dict[str, Upload] = field(default_factory=dict)  # open sessions, by identity
+    # Whether a manifest has ever been put. Without one, `tags/list` answers 404. Deletions do not change
+    # this.
     is_founded: bool = False
 
     def find(self, reference: str) -> Stored | None:
-        """Return the manifest that a tag or a digest names."""
+        """Return the manifest with this tag or digest, or None."""
         return self.manifests.get(reference if ":" in reference else self.tags.get(reference, ""))
 
     def referrers(self, subject: str) -> list[Stored]:
-        """Return the manifests with this subject, by digest."""
+        """Return the manifests with this subject, sorted by digest."""
         return sorted(
             (m for m in self.manifests.values() if m.subject == subject), key=lambda m: m.digest
         )

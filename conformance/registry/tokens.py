@@ -1,13 +1,13 @@
-"""Who may do what: bearer token services and Basic, as registries ask for them.
+"""Authentication of registries: bearer token services and Basic.
 
 Owns: challenges, scopes, tokens, users.
 May not know: what a registry holds.
-Invariants: a token silently grants the intersection of what was asked and what the user may do
-(docs/protocol-facts.md section 2.5). The registry answers 401 with `insufficient_scope` where it
-lacks a permission. Time is an argument.
+Invariants: a token grants those of the requested permissions that the user has, without an error for the
+others (docs/protocol-facts.md section 2.5). If a token lacks a permission, the registry answers 401 with
+`insufficient_scope`. Time is an argument.
 
-`TokenService` is a Site: give it to `App(auth=...)` alone and it answers under `path` of the
-registry, or `serve` it elsewhere as well and set `realm` to where it is.
+`TokenService` is a Site. Passed to `App(auth=...)` alone, it answers under `path` of the registry. It can
+also be served at another origin; then `realm` must be its URL.
 """
 
 from __future__ import annotations
@@ -29,28 +29,31 @@ from ..server.exchange import Reception, Site
 
 __all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService"]
 
-# Whether a user (None: anonymous) may do something; by default users may do everything, and the
-# anonymous may pull.
+# Reports whether a user has a permission. None stands for an anonymous client.
 Grants: TypeAlias = "Callable[[str | None, Access], bool]"
 
+# Numbers of the token services of this process.
 _SERVICES = itertools.count(1)
+# type, name and actions of a scope, as in `repository:NAME:pull,push`
 _SCOPE = re.compile(r"([a-z]+)(?:\([a-z]+\))?:([^ ]+):([a-z*,]+)\Z")
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """What a challenge says."""
+    """The parameters of a challenge."""
 
     realm: str
     service: str
-    scope: str
+    scope: str  # several scopes are separated by spaces
     error: str | None
 
 
+# Formats a challenge as the values of WWW-Authenticate headers.
 Form: TypeAlias = "Callable[[Challenge], list[str]]"
 
 
 def _parameters(challenge: Challenge, *left_out: str) -> list[tuple[str, str]]:
+    """Return the parameters that have a value, except those named in `left_out`."""
     parameters = [
         ("realm", challenge.realm),
         ("service", challenge.service),
@@ -64,7 +67,7 @@ def _quoted(challenge: Challenge, *left_out: str) -> str:
     return ",".join(f'{key}="{value}"' for key, value in _parameters(challenge, *left_out))
 
 
-# The forms of section 2.1; each returns the header's lines.
+# The forms of challenges (docs/protocol-facts.md section 2.1), by name.
 FORMS: Mapping[str, Form] = {
     "plain": lambda c: [f"Bearer {_quoted(c)}"],
     "no_service": lambda c: [f"Bearer {_quoted(c, 'service')}"],
@@ -87,14 +90,14 @@ def _escape(text: str) -> str:
 
 
 class _Login(NamedTuple):
-    """What Basic says."""
+    """The user and the password of a Basic credential."""
 
     user: str
     password: str
 
 
 def _read_basic(header: str) -> _Login | None:
-    """Read a Basic Authorization value; None when it is not one."""
+    """Parse an Authorization header. Returns None if it is not a valid Basic credential."""
     scheme, _, value = header.partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -106,7 +109,7 @@ def _read_basic(header: str) -> _Login | None:
 
 
 def _scopes_of(needs: Sequence[Access]) -> str:
-    """Write the permissions of a request as scopes: one for each name, actions in their order."""
+    """Format permissions as scopes, one for each name. Actions keep their order."""
     listed: dict[tuple[str, str], list[str]] = {}
     for need in needs:
         listed.setdefault((need.type, need.name), []).append(need.action)
@@ -116,7 +119,7 @@ def _scopes_of(needs: Sequence[Access]) -> str:
 
 
 def _permissions_of(kind: str, name: str, actions: str) -> set[Access]:
-    """Return the permissions of one scope; `*` means all three actions on a repository."""
+    """Return the permissions of one scope. On a repository, the action `*` stands for all actions."""
     listed = set(actions.split(","))
     if kind == "repository" and "*" in listed:
         listed = listed - {"*"} | {"pull", "push", "delete"}
@@ -124,7 +127,7 @@ def _permissions_of(kind: str, name: str, actions: str) -> set[Access]:
 
 
 class BasicAuth:
-    """An htpasswd registry: Basic on every request."""
+    """Basic authentication on every request, as at a registry with an htpasswd file."""
 
     def __init__(
         self, users: Mapping[str, str], *, realm: str = "registry", anonymous_pull: bool = False
@@ -134,21 +137,17 @@ class BasicAuth:
         self.anonymous_pull = anonymous_pull
 
     def answer(self, request: Request) -> Answer | Reception | None:
-        """Serve nothing of its own."""
+        """Return None: there are no paths of a service."""
         return None
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse without a user; pulls may be open to all."""
+        """Refuse a request without a valid login, unless it is a pull and anonymous pulls are allowed."""
         header = request.header("authorization")
         login = _read_basic(header)
         if login is not None and self.users.get(login.user) == login.password:
             return None
-        if (
-            not header
-            and self.anonymous_pull
-            and needs
-            and all(need.action == "pull" for need in needs)
-        ):
+        is_pull = bool(needs) and all(need.action == "pull" for need in needs)
+        if not header and self.anonymous_pull and is_pull:
             return None
         challenge = [("WWW-Authenticate", f'Basic realm="{self.realm}"')]
         return error(401, "UNAUTHORIZED", "authentication required", headers=challenge)
@@ -156,27 +155,29 @@ class BasicAuth:
 
 @dataclass
 class _Token:
-    user: str | None
+    user: str | None  # None if anonymous
     access: frozenset[Access]
-    expires: float
-    uses: float  # how many more requests it lets in
+    expires: float  # in seconds of the service's clock
+    uses: float  # number of requests for which it is still valid
 
 
 class TokenService(Site):
-    """A bearer token service and the registry's side of it.
+    """A bearer token service, and the check of its tokens at the registry.
 
-    `requests` counts token requests, `issued` has each token's scopes in order. Of the arguments:
+    `requests` counts token requests. `issued` holds the scopes of each token in order. Arguments:
 
-    - `users` are names with passwords, `anonymous` says whether others get tokens too, `grants`
-      who may do what;
-    - `realm`, `path`, `service` and `form` are what challenges say, and in which words;
-    - `field` is the answer's field with the token, `jwt` makes the token one. `expires_in` None
-      leaves that field out; tokens then live `lifetime` seconds. Each token lets in `uses` requests
-      and has ended then;
-    - `one_scope`: only the first scope parameter counts, as at some registries. `exact_scope`: a
-      token for more repositories than the request needs is refused with 403, as at cgr.dev;
-    - `post`: tokens are given for POST too, for a refresh token or a password;
-    - `protects_ping`: `/v2/` needs a token as well.
+    - `users`: passwords by user name. `anonymous`: whether clients without a login get tokens. `grants`:
+      who has which permission; by default users have all, and anonymous clients may pull;
+    - `realm`, `path`, `service`: contents of challenges. `form`: their form, one of FORMS by name or a
+      function. Without `realm`, the service is at `path` of the registry;
+    - `field`: name of the field that holds the token. `jwt`: whether the token is a JWT. `expires_in`:
+      seconds, or None to leave that field out; tokens are then valid for `lifetime` seconds. `uses`:
+      number of requests for which a token is valid;
+    - `one_scope`: only the first scope parameter counts, as at some registries. `exact_scope`: a token
+      for more repositories than the request needs is refused with 403, as at cgr.dev;
+    - `post`: whether POST is accepted too, with a refresh token or a password;
+    - `protects_ping`: whether `/v2/` needs a token;
+    - `now`: the clock for the validity of tokens. `wall`: the clock for `exp` of a JWT.
     """
 
     def __init__(
@@ -221,30 +222,31 @@ class TokenService(Site):
         self.exact_scope = exact_scope
         self.post = post
         self.protects_ping = protects_ping
-        # Refresh token -> user; the tokens in the argument belong to users of the same names.
+        # Users, by refresh token. A token in the argument is also the name of its user.
         self.refresh_tokens: dict[str, str] = {token: token for token in refresh_tokens}
         self.now = now
         self.wall = wall
         self.requests = 0
         self.issued: list[str] = []
+        # By the text of the token.
         self._tokens: dict[str, _Token] = {}
-        # Part of each token, so that no two services give the same one. It is in there twice: one
-        # damaged byte does not make another service's token of it either.
+        # Part of each token, so that two services never issue the same token. The number is repeated, so
+        # that one damaged byte does not turn the token into another service's token either.
         number = next(_SERVICES)
         self._own = f"{number}-{number}"
 
     def revoke(self) -> None:
-        """Make every token that was issued so far invalid."""
+        """Make all tokens issued so far invalid."""
         self._tokens.clear()
 
-    # The registry's side.
+    # Requests to the registry.
 
     def answer(self, request: Request) -> Answer | Reception | None:
-        """Serve the token path when the service lives at the registry's own origin."""
+        """Answer the token path if the service is at the registry's own origin."""
         return self.start(request) if self.realm is None and request.path == self.path else None
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse without a token that grants the needed permissions."""
+        """Refuse a request unless it has a valid token with all needed permissions."""
         if not needs and not self.protects_ping:
             return None
         scheme, _, value = request.header("authorization").partition(" ")
@@ -256,13 +258,14 @@ class TokenService(Site):
         if not set(needs) <= token.access:
             return self._challenge(request, needs, "insufficient_scope")
         needed = {(need.type, need.name) for need in needs}
-        if self.exact_scope and needs and {(a.type, a.name) for a in token.access} - needed:
+        granted = {(access.type, access.name) for access in token.access}
+        if self.exact_scope and needs and granted - needed:
             return error(403, "DENIED", "the token is for more than this request")
         token.uses -= 1
         return None
 
     def user(self, request: Request) -> str | None:
-        """Return who got the token that a request carries; None for the anonymous."""
+        """Return the user of a request's token. Returns None if the token is anonymous or unknown."""
         token = self._tokens.get(request.header("authorization").partition(" ")[2])
         return None if token is None else token.user
 
@@ -278,11 +281,14 @@ class TokenService(Site):
     # The token service.
 
     def kind_of(self, request: Request) -> str:
-        """Know the token path before anything is asked of it."""
+        """Return "token" for the token path, else the request's own kind."""
         return "token" if request.path == self.path else request.kind
 
     def start(self, request: Request) -> Answer | Reception:
-        """Give a token for GET with Basic or nothing, or for POST with a refresh token or password."""
+        """Answer a request for a token.
+
+        A GET has a Basic credential or no credential. A POST has a refresh token or a password.
+        """
         if request.path != self.path:
             return error(404, "UNSUPPORTED", "no such path")
         request.kind = "token"
@@ -334,11 +340,11 @@ class TokenService(Site):
         )
 
     def user_of_password(self, user: str, password: str) -> str | None:
-        """Return who shows a user name and a password; None when they are nobody's."""
+        """Return the user with this name and password, or None."""
         return user if user in self.users and self.users[user] == password else None
 
     def user_of_refresh_token(self, refresh_token: str) -> str | None:
-        """Return whose refresh token this is; None when it is nobody's, or no longer good."""
+        """Return the user of a valid refresh token, or None."""
         return self.refresh_tokens.get(refresh_token)
 
     def _refuse_mistake(self, request: Request, message: str) -> Response:
@@ -358,6 +364,7 @@ class TokenService(Site):
         *,
         offline: bool,
     ) -> Response:
+        """Return an answer with a new token. With `offline`, a user gets a refresh token too."""
         challenge_line = self.form(Challenge("realm", self.service, "", None))[-1]
         if service != self.service and "service=" in challenge_line.lower():
             return self._refuse_mistake(request, f"service {service!r} is not the challenge's")
@@ -383,12 +390,12 @@ class TokenService(Site):
         return Response(200, [("Content-Type", "application/json")], json.dumps(document).encode())
 
     def _single_scopes(self, scopes: list[str]) -> list[str]:
-        """Return single scopes: one parameter may hold several, separated by spaces."""
+        """Split scope parameters, which may each hold several scopes separated by spaces."""
         counting = scopes[:1] if self.one_scope else scopes
         return [scope for value in counting for scope in value.split()]
 
     def write_token(self, user: str | None) -> str:
-        """Write a token; as a JWT it says when it ends, and has no real signature."""
+        """Return the text of a new token. A JWT has an expiry time and an invalid signature."""
         number = len(self.issued)
         if not self.jwt:
             return f"token-{number}.{self._own}"

@@ -1,9 +1,10 @@
-"""Upload sessions and mounts: the part of the registry that has a memory between requests.
+"""Upload sessions and mounts of the registry.
 
-Owns: offsets, Locations (each is good for one step), what a broken body leaves behind.
+Owns: offsets; Locations, each of which is valid for one request; the state of a session after a body
+broke off.
 May not know: manifests, tags, sockets.
-Invariants: bytes become a blob only when they have the digest that was asked for; a session ends
-with its PUT whatever that answers.
+Invariants: bytes become a blob only if they have the digest of the request. A PUT ends its session,
+whatever the answer.
 Follows: docs/protocol-facts.md sections 1.7 to 1.9.
 """
 
@@ -19,12 +20,13 @@ from .storage import Repository, Upload
 
 __all__ = ["OCTETS", "Uploads"]
 
-_CONTENT_RANGE = re.compile(r"([0-9]+)-([0-9]+)\Z")  # the OCI form: no unit, no total
+# The form of the OCI specification, without a unit and a total.
+_CONTENT_RANGE = re.compile(r"([0-9]+)-([0-9]+)\Z")
 OCTETS = "application/octet-stream"
 
 
 class Uploads(Site):
-    """The repositories, and the requests under /blobs/uploads/."""
+    """The repositories of a registry, and its answers to requests under /blobs/uploads/."""
 
     def __init__(
         self,
@@ -46,20 +48,21 @@ class Uploads(Site):
         self.chunk_min_length = chunk_min_length
         self.locations = locations
         self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
-        self._sessions = 0
+        self._sessions = 0  # number of sessions opened so far
 
     def _refuse_mistake(
         self, request: Request, status: int, code: str, message: str, detail: object = None
     ) -> Response:
-        """Refuse, and note that no correct client sends this."""
+        """Return an error answer, and record a violation: no correct client sends this request."""
         self.journal.violations.append(f"{request.method} {request.target}: {message}")
         return error(status, code, message, detail)
 
     def uploads(self) -> int:
-        """Count the upload sessions that are open."""
+        """Count the open upload sessions."""
         return sum(len(repository.uploads) for repository in tuple(self.repositories.values()))
 
     def _repository(self, repository: str) -> Repository:
+        """Return a repository. An unknown repository is not created, but looks empty."""
         return self.repositories.get(repository) or Repository()
 
     def _post_upload_start(self, request: Request) -> Response | Reception:
@@ -102,7 +105,11 @@ class Uploads(Site):
         return is_digest(digest) and (self.sha512 or not digest.startswith("sha512:"))
 
     def _find_to_mount(self, digest: str, source: str | None) -> Content | None:
-        """Find a blob to mount: in the named repository, or in any with `automatic_mounts`."""
+        """Return a blob to mount, or None.
+
+        Only the repository `source` is searched. Without `source` and with `automatic_mounts`, all
+        repositories are searched.
+        """
         if source is not None:
             return self._repository(source).blobs.get(digest)
         holders = tuple(self.repositories.values()) if self.automatic_mounts else ()
@@ -121,12 +128,12 @@ class Uploads(Site):
     def _answer_with_location(
         self, request: Request, upload: Upload, status: int = 202
     ) -> Response:
-        """Answer with the session's next Location; every answer has a new one."""
+        """Return an answer with a new Location of the session. Earlier Locations are no longer valid."""
         upload.sequence += 1
         path = f"/v2/{request.repository}/blobs/uploads/{upload.identity}?_state={upload.sequence}"
         headers = [
             ("Location", path if self.locations == "relative" else request.origin + path),
-            # As distribution: 0-0 for nothing and for one byte (docs/protocol-facts.md section
+            # As at distribution, 0-0 stands for no byte and for one byte (docs/protocol-facts.md section
             # 1.9).
             ("Range", f"0-{max(upload.content.size - 1, 0)}"),
             ("Docker-Upload-UUID", upload.identity),
@@ -142,12 +149,13 @@ class Uploads(Site):
         return Response(201, [("Location", location), ("Docker-Content-Digest", digest)])
 
     def _find_session(self, request: Request) -> Upload | Response:
+        """Return the session of a request, or a refusal."""
         upload = self._repository(request.repository).uploads.get(request.reference)
         if upload is None:
             return error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
         state = request.parameter("_state")
         if state is None:
-            # The query of a Location is part of it (section 1.7).
+            # The client has dropped the query of the Location, which is part of it (section 1.7).
             return self._refuse_mistake(
                 request, 400, "BLOB_UPLOAD_INVALID", "not the Location that was given"
             )
@@ -160,7 +168,7 @@ class Uploads(Site):
         return error(416, "BLOB_UPLOAD_INVALID", message, headers=answer.headers)
 
     def _refuse_chunk(self, request: Request, upload: Upload) -> Response | None:
-        """Judge the head of a PATCH or PUT with a body."""
+        """Return a refusal if the head of a PATCH or PUT is wrong, else None."""
         refusal = self._refuse_type(request)
         if refusal is not None:
             return refusal
@@ -187,7 +195,7 @@ class Uploads(Site):
         if first != upload.content.size or first > last:
             return self._refuse_order(request, upload, f"the next byte is {upload.content.size}")
         if request.length() != last - first + 1:
-            # A chunked body, whose length is None, is refused here too, as at ACR (section 1.7).
+            # This includes a chunked body, whose length is None. ACR refuses it too (section 1.7).
             return self._refuse_mistake(
                 request, 400, "SIZE_INVALID", "Content-Length is not that of Content-Range"
             )
@@ -195,6 +203,7 @@ class Uploads(Site):
         return None
 
     def _receive(self, request: Request, digest: str | None) -> Response | Reception:
+        """Receive the body of a PATCH or PUT. A PUT has a `digest`, and ends the session."""
         upload = self._find_session(request)
         if isinstance(upload, Response):
             return upload
@@ -213,7 +222,7 @@ class Uploads(Site):
 
         def abort() -> None:
             upload.is_busy = False
-            upload.sequence += 1  # the Location that the broken request used is stale (section 1.9)
+            upload.sequence += 1  # invalidates the Location of the broken request (section 1.9)
             if not self.resumable:
                 self.repositories[request.repository].uploads.pop(upload.identity, None)
 
@@ -230,7 +239,7 @@ class Uploads(Site):
         return self._receive(request, digest)
 
     def _commit(self, request: Request, upload: Upload, digest: str) -> Response:
-        """Make the bytes a blob when they have the digest; the session has ended either way."""
+        """Store the bytes of an upload as a blob, or refuse them if they have another digest."""
         actual = upload.content.digest(digest.partition(":")[0])
         if actual != digest:
             detail = {"digest": digest, "content": actual}

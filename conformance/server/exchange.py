@@ -1,12 +1,12 @@
-"""One exchange between a request's head and its answer, without a socket.
+"""One exchange, from a request's head to its answer, without a socket.
 
 Owns: the order of the steps (journal, faults, intercept, decision on the head, body, answer, amend,
-faults again) and where a body goes.
+faults again); the destination of a body.
 May not know: sockets, what a registry holds.
-Invariants: a body is never needed as one object. Its receiver asks `room` where to put the next
-bytes, says how many came, and awaits `pace` when there is one.
+Invariants: a body is never needed as one object. The server receives its next bytes into the buffer that
+`room` returns, calls `advance`, and awaits `pace` unless it is None.
 
-The server drives an Exchange over a stream, `Site.handle` drives the same one in memory.
+The server runs an Exchange over a stream. `Site.handle` runs it in memory.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from ..messages import Answer, Content, Headers, Intercept, Request, Response
 
 __all__ = ["DRAINED", "Body", "Dropped", "Exchange", "Reception", "Site", "Streamed", "Wire"]
 
-# Go's net/http reads so many bytes of a refused body before it answers (section 1.12).
+# Maximum number of bytes of a refused body that are read before the answer, as in Go's net/http
+# (docs/protocol-facts.md section 1.12).
 DRAINED = 256 << 10
 _FORM = "application/x-www-form-urlencoded"
 
-# What is decided on a head: an answer at once, or to receive the body first.
+# The decision on a head: an answer, or a Reception if the body must be received first.
 Decision: TypeAlias = "Answer | Reception"
 
 
 def _substance(answer: Answer) -> object:
-    """Return the part of an answer whose change makes an exchange tampered; headers do not count."""
+    """Return a value that changes with the status or body of an answer, but not with its headers."""
     return answer if isinstance(answer, bytes) else (answer.status, id(answer.body))
 
 
 def _codes(answer: Response) -> tuple[str, ...]:
-    """Read the codes of an error body; a hook may have given anything."""
+    """Return the codes of an error body, or no codes if a hook has given a body of another form."""
     if answer.status < 400:
         return ()
     try:
@@ -50,7 +51,7 @@ def _codes(answer: Response) -> tuple[str, ...]:
 
 
 class Body(Protocol):
-    """Where a body goes: `messages.Content` keeps it."""
+    """The destination of a body, such as `messages.Content`, which has the same methods."""
 
     def room(self, expected: int) -> memoryview: ...
 
@@ -61,44 +62,49 @@ class Body(Protocol):
 
 @dataclass
 class Reception:
-    """A decision to receive the body first.
+    """A decision to receive the body before answering."""
 
-    `content` takes the bytes; those beyond `limit` are counted and dropped. `finish` gives the
-    answer to a whole body and is told how many bytes came, `abort` is called for a broken one.
-    `flush` is awaited whenever bytes have come, so that a body can go on to somewhere slower.
-    """
-
-    content: Body
+    content: Body  # receives the bytes
+    # Returns the answer after a complete body. The argument is the number of bytes received.
     finish: Callable[[int], Response | Awaitable[Answer]]
-    abort: Callable[[], None] | None = None
-    limit: int | None = None
+    abort: Callable[[], None] | None = None  # called if the body breaks off
+    limit: int | None = None  # bytes after this number are counted and dropped
+    # Awaited whenever bytes have arrived, so that a slower destination can take them.
     flush: Callable[[], Awaitable[None]] | None = None
 
 
 class Exchange:
-    """One request on its way to an answer.
+    """The processing of one request.
 
-    `pace`, when there is one, is to be awaited after bytes of the body came. Every await may raise
-    `Dropped`, which ends the connection.
+    The server calls `ask_hooks`, then `start`, then `room` and `advance` (or `feed`) for the body, then
+    `finish`, or `abort` if the body breaks off. Every await may raise `Dropped`, which ends the connection.
     """
 
     def __init__(self, site: Site, request: Request) -> None:
         self.request = request
         self.entry: Entry = site.journal.open(request)
-        self.received = 0
+        self.received = 0  # bytes of the body
+        # Must be awaited after bytes of the body have arrived. None if there is nothing to await.
         self.pace: Callable[[], Awaitable[None]] | None = None
         self._site = site
+        # The decision of `start`: one of the two is set.
         self._reception: Reception | None = None
         self._answer: Answer | None = None
+        # Buffer for bytes that are dropped. None until it is needed.
         self._scratch: bytearray | None = None
+        # The buffer that `room` returned last, for faults that alter the body.
         self._room: memoryview | None = None
+        # The faults that apply to this exchange. None if the site has no fault rules.
         self._injection: Injection | None = None
         if site.faults.rules:
             request.kind = self.entry.kind = site.kind_of(request)
             self._injection = site.faults.injection(request, self.entry)
 
     def ask_hooks(self) -> Decision | Awaitable[Decision | None] | None:
-        """Ask the faults and the intercept, which may be asynchronous."""
+        """Return the decision of faults or the intercept. None leaves the decision to the site.
+
+        The result may be an awaitable.
+        """
         if self._injection is not None or self._site.start_later is not None:
             return self._ask_hooks_in_turn()
         return None if self._site.intercept is None else self._site.intercept(self.request)
@@ -116,11 +122,11 @@ class Exchange:
         return decided
 
     def start(self, override: Decision | None) -> None:
-        """Decide on the head; `override` is what faults or the intercept decided."""
+        """Decide on the head. `override` is the decision of `ask_hooks`, which has precedence."""
         decided = self._site.start(self.request) if override is None else override
         if self._site.start_later is None:
             self.entry.tampered = override is not None
-        self.entry.kind = self.request.kind  # a token service knows its own path
+        self.entry.kind = self.request.kind  # a token service changes it for its own path
         if isinstance(decided, Reception):
             self._reception = decided
         else:
@@ -136,19 +142,16 @@ class Exchange:
 
     @property
     def is_early(self) -> bool:
-        """Ask whether the answer is to be given before the body is read."""
+        """Whether the answer is sent before the body is read."""
         answer = self._answer
         if not isinstance(answer, Response) or answer.early is False:
             return False
         length = self.request.length()
-        return (
-            bool(answer.early)
-            or self.request.is_chunked
-            or (length is not None and length > DRAINED)
-        )
+        is_long = self.request.is_chunked or (length is not None and length > DRAINED)
+        return bool(answer.early) or is_long
 
     def room(self, expected: int) -> memoryview:
-        """Return where the next bytes of the body go; `expected` is how many are still to come."""
+        """Return a buffer for the next bytes of the body. `expected` is the number still to come."""
         reception = self._reception
         if reception is None or (reception.limit is not None and self.received >= reception.limit):
             if self._scratch is None:
@@ -161,7 +164,7 @@ class Exchange:
         return room
 
     def advance(self, count: int) -> None:
-        """Take `count` bytes that were put into `room`."""
+        """Process the first `count` bytes of the buffer that `room` returned."""
         if self._injection is not None and self._room is not None:
             self._injection.alter(self._room[:count], self.received)
         reception = self._reception
@@ -171,7 +174,10 @@ class Exchange:
         self.entry.request_bytes = self.received
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that were received elsewhere; `Dropped` may end the connection among them."""
+        """Process bytes of the body that were not received into the buffer of `room`.
+
+        Raises Dropped if a fault ends the connection at one of these bytes.
+        """
         while data and self._injection is not None:
             part = bytearray(data[: self._injection.limit(self.received)])
             data = data[len(part) :]
@@ -189,7 +195,7 @@ class Exchange:
         self.entry.request_bytes = self.received
 
     def finish(self) -> Answer | Awaitable[Answer | Wire]:
-        """Give the answer; the body is complete, or is not wanted."""
+        """Return the answer. The body is complete, or the answer does not need it."""
         reception = self._reception
         answer: Answer | Awaitable[Answer] | None = self._answer
         if reception is not None:
@@ -233,34 +239,34 @@ class Exchange:
         return answer
 
     def abort(self) -> None:
-        """The body broke: nobody will read an answer."""
+        """End the exchange without an answer, because the body broke off."""
         if self._reception is not None and self._reception.abort is not None:
             self._reception.abort()
         self._reception = None
 
 
 class Site:
-    """What a server can serve: a journal, faults, two hooks, and `start`.
+    """An HTTP service that a server can serve."""
 
-    `faults` come first and last. `intercept` is asked next and may answer instead (or wait, when
-    asynchronous); `amend` sees every answer and may return another one. `start_later`, where
-    a subclass has it, decides on heads instead of `start`, and may wait.
-    """
-
+    # An asynchronous replacement for `start`. A subclass may define it.
     start_later: Callable[[Request], Awaitable[Decision]] | None = None
 
     def __init__(self) -> None:
         self.journal = Journal()
+        # Applied before all else to requests, and after all else to answers.
         self.faults = Faults()
+        # Called with each request that no fault has answered. It may answer instead of `start`, and may
+        # be asynchronous.
         self.intercept: Intercept | None = None
+        # Called with each answer. It returns the answer to send.
         self.amend: Callable[[Request, Answer], Answer] | None = None
 
     def start(self, request: Request) -> Decision:
-        """Decide on a request's head."""
+        """Decide on a request's head: answer it, or receive the body first."""
         raise NotImplementedError
 
     def kind_of(self, request: Request) -> str:
-        """Name a request's kind of path; a token service knows its own."""
+        """Return the kind of a request's path. A token service recognises its own path."""
         return request.kind
 
     def open(self, request: Request) -> Exchange:
@@ -268,9 +274,9 @@ class Site:
         return Exchange(self, request)
 
     def handle(self, request: Request) -> Answer:
-        """Carry out a whole exchange in memory, with `request.body` as the body.
+        """Run a whole exchange in memory, with `request.body` as the body.
 
-        Raises TypeError where something would have to wait or to break a connection: that needs a
+        Raises TypeError if the exchange would have to wait or to break a connection, which needs a
         server.
         """
         exchange = self.open(request)
@@ -293,19 +299,22 @@ class Site:
     def request(
         self, method: str, target: str, headers: Headers = (), body: bytes | None = None
     ) -> Response:
-        """Ask without a server: framing headers are added unless `headers` has its own."""
+        """Return the answer to a request without a server.
+
+        Host and Content-Length are added unless `headers` has them.
+        """
         names: Sequence[str] = [name.lower() for name, _ in headers]
-        own = [("host", "registry.test")] if "host" not in names else []
-        bodied = body is not None or method in ("POST", "PUT", "PATCH")
-        if bodied and "content-length" not in names and "transfer-encoding" not in names:
-            own.append(("content-length", str(len(body or b""))))
-        answer = self.handle(Request(method, target, [*own, *headers], body or b""))
+        added = [("host", "registry.test")] if "host" not in names else []
+        has_body = body is not None or method in ("POST", "PUT", "PATCH")
+        if has_body and "content-length" not in names and "transfer-encoding" not in names:
+            added.append(("content-length", str(len(body or b""))))
+        answer = self.handle(Request(method, target, [*added, *headers], body or b""))
         assert isinstance(answer, Response), "this request is answered with raw bytes: use a server"
         return answer
 
 
 def _at_once(waiting: Awaitable[Any]) -> Any:
-    """Return what an awaitable gives when it need not wait."""
+    """Return the result of a coroutine that ends without waiting. Raises TypeError if it waits."""
     if not isinstance(waiting, Coroutine):
         raise TypeError("an asynchronous intercept needs a server")
     try:
