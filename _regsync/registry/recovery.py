@@ -1,10 +1,10 @@
-"""The waiting for hosts that are away, and who of those that wait probes them.
+"""Wait for unreachable hosts, and choose the waiting task that probes a host.
 
-Owns: the outages of a run by host, the tasks that wait for each, what is told about them.
-May not know: what a request says, permits, windows.
-Invariants: who waits here holds no permit and no connection (I8); a probe that was not sent is
-given back, whatever becomes of its task (I9).
-Follows: docs/design.md section 9 ("Outages"); `outage` has the states.
+Owns: the outages of a run by host, the tasks that wait for each host, the messages about outages.
+May not know: the meaning of a request, permits, windows.
+Invariants: a task that waits here holds no permit and no connection (I8); a probe that was not sent
+is cancelled, even if its task fails or is cancelled (I9).
+Follows: docs/design.md section 9 ("Outages"); `outage` has the states of a host.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _Answer = TypeVar("_Answer")
 
 
 class Peer:
-    """A host that a run asks, whoever leads there: a registry, a token service, a store of blobs."""
+    """A host that a run sends requests to: a registry, a token service, a store of blobs."""
 
     def __init__(self, origin: Origin, outage: Outage) -> None:
         self.origin = origin
         self.url = str(origin)
-        self.outage = outage
+        self.outage = outage  # its reachability
 
-        # Who waits, in the order of arrival.
-        self.waiting: list[_Waiter] = []
+        # The waiting tasks, in the order of arrival.
+        self.waiters: list[_Waiter] = []
 
-        # Set, and replaced, when those who wait have to look again.
+        # Set, and replaced by a new event, whenever the waiters have to check the state again.
         self.changed = anyio.Event()
 
     def notify(self) -> None:
@@ -44,20 +44,24 @@ class Peer:
         self.changed = anyio.Event()
 
     def is_next(self, waiter: _Waiter) -> bool:
-        """Ask who probes: the first whose request can be repeated, or else the first of all."""
-        able = (other for other in self.waiting if other.may_probe)
-        return next(able, self.waiting[0]) is waiter
+        """Report whether a waiter sends the next probe: the first waiter that can probe, or else
+        the first waiter.
+        """
+        able = (other for other in self.waiters if other.can_probe)
+        return next(able, self.waiters[0]) is waiter
 
 
 class _Waiter:
-    def __init__(self, may_probe: bool) -> None:
-        self.may_probe = may_probe  # its next request can be a probe
+    """A task that waits for a host."""
+
+    def __init__(self, can_probe: bool) -> None:
+        self.can_probe = can_probe  # whether its next request may be the probe
 
 
 class Recovery:
-    """All hosts of a process's runs, and the waiting for those that are away.
+    """The reachability of all hosts of a process's runs, and the tasks that wait for hosts.
 
-    `ping` asks a host anything at all, where nobody who waits has a request that can be repeated.
+    `ping` sends a simple request to a host; it is the probe if no waiting task can send one.
     `on_outage` and `on_back` are called when an outage of a host begins, and when it has ended.
     """
 
@@ -77,13 +81,13 @@ class Recovery:
         self._ping = ping
         self._on_outage = on_outage
         self._on_back = on_back
-        self._peers: dict[tuple[str, str, int], Peer] = {}  # by the address of the origin
+        self._peers: dict[tuple[str, str, int], Peer] = {}  # by `Origin.address`
 
-        # The host that this task's next request is to probe.
-        self._probed: ContextVar[Peer | None] = ContextVar("probed", default=None)
+        # The peer that the next request of this task probes; None for an ordinary request.
+        self._probe_target: ContextVar[Peer | None] = ContextVar("probe target", default=None)
 
     def peer(self, origin: Origin) -> Peer:
-        """Return what is known of the host of an origin."""
+        """Return the peer at an origin. It is created on first use."""
         peer = self._peers.get(origin.address)
         if peer is None:
             peer = Peer(origin, Outage(self._patience))
@@ -91,34 +95,41 @@ class Recovery:
         return peer
 
     def begin_run(self) -> None:
-        """Begin another run: a host that was stopped is tried once."""
+        """Prepare for another run. A host that was stopped is tried once."""
         for peer in self._peers.values():
             peer.outage.begin_run()
 
     def is_waiting(self) -> bool:
-        """Ask whether anybody waits for a host that is away."""
-        return any(peer.waiting for peer in self._peers.values())
+        """Report whether any task waits for an unreachable host."""
+        return any(peer.waiters for peer in self._peers.values())
 
     def count_probes(self) -> int:
+        """Return how many hosts are being probed."""
         return [peer.outage.reach for peer in self._peers.values()].count(Reach.PROBED)
 
     def describe(self, now: float) -> dict[str, str]:
-        """Say in a few words, by host, which hosts are waited for, the longest absent first."""
-        away = [peer for peer in self._peers.values() if peer.outage.is_on and peer.waiting]
+        """Describe each unreachable host that a task waits for, by HOST:PORT, the longest outage
+        first.
+        """
+        away = [peer for peer in self._peers.values() if peer.outage.is_on and peer.waiters]
         away.sort(key=lambda peer: peer.outage.since)
-        return {
-            peer.origin.authority: f"{_waiting_for(peer)}, {duration_text(now - peer.outage.since)}"
-            for peer in away
-        }
+        texts = {}
+        for peer in away:
+            duration = duration_text(now - peer.outage.since)
+            texts[peer.origin.authority] = f"{_describe_wait(peer)}, {duration}"
+        return texts
 
-    # What requests meet.
+    # Called for each request.
 
     def is_probing(self, peer: Peer) -> bool:
-        """Ask whether this task's request is the probe of a host."""
-        return self._probed.get() is peer
+        """Report whether the next request of this task is the probe of a peer."""
+        return self._probe_target.get() is peer
 
     def check(self, peer: Peer, *, can_repeat: bool) -> None:
-        """Raise what a host that is away fails with, unless this is the request that probes it."""
+        """Raise the error of an outage if a peer is unreachable, unless this task probes it.
+
+        `can_repeat` is False for a request that cannot be sent again: it cannot be a probe.
+        """
         outage = peer.outage
         if outage.reach is Reach.UP or (can_repeat and self.is_probing(peer)):
             return
@@ -126,13 +137,14 @@ class Recovery:
         error = outage.error.without_place()
         error.unreachable_peer = peer
         if not outage.is_on:
-            _give_up(error, peer)
+            _mark_given_up(error, peer)
         raise error
 
     def record_answer(self, peer: Peer, now: float) -> None:
+        """Record that a peer has answered a request."""
         outage = peer.outage
         if self.is_probing(peer):
-            self._probed.set(None)
+            self._probe_target.set(None)
         if outage.record_answer(now):
             away = duration_text(now - outage.since)
             name = peer.origin.authority
@@ -141,10 +153,13 @@ class Recovery:
             peer.notify()
 
     def record_failure(
-        self, peer: Peer, error: SyncError, began: float, *, counts: bool = True
+        self, peer: Peer, error: SyncError, began: float, *, is_counted: bool = True
     ) -> None:
-        """Take in that a request failed which was sent at `began`; without `counts` it says nothing
-        about the host. The error of an outage gets to know its host.
+        """Record the failure of a request that was sent at `began`.
+
+        If the failure belongs to an outage, `error.unreachable_peer` is set. If not `is_counted`,
+        the failure does not begin an outage: a registry may refuse a body by closing the
+        connection.
         """
         outage = peer.outage
         now = anyio.current_time()
@@ -152,81 +167,89 @@ class Recovery:
             self.record_answer(peer, now)
             return
         if began < outage.back_at and not outage.is_on:
-            error.unreachable_peer = peer  # the one that is over
+            error.unreachable_peer = peer  # the request failed because of the previous outage
             return
-        if not counts:
+        if not is_counted:
             error.unreachable_peer = peer if outage.is_on else None
             return
         was_stopped = outage.is_stopped
         was_on = outage.is_on
         is_probe = self.is_probing(peer)
         if is_probe:
-            self._probed.set(None)
+            self._probe_target.set(None)
         outage.record_failure(error, began, now, self._chance(), is_probe=is_probe)
         if outage.is_on:
             error.unreachable_peer = peer
         elif outage.is_stopped and not was_stopped:
-            _give_up(error, peer)
+            _mark_given_up(error, peer)
         if outage.is_on and not was_on:
             name = peer.origin.authority
             patience = duration_text(outage.gives_up_at - outage.since)
-            text = f"{_waiting_for(peer)}, for {patience} at most"
+            text = f"{_describe_wait(peer)}, for {patience} at most"
             self._log("warning", "outage", text, host=name)
             self._on_outage(peer)
         peer.notify()
 
-    async def await_probe(self, peer: Peer, answering: Awaitable[_Answer]) -> _Answer:
-        """Wait for the answer to a probe until its host is given up; then it fails as the last one."""
+    async def await_probe(self, peer: Peer, answer: Awaitable[_Answer]) -> _Answer:
+        """Return the answer to a probe. If it does not arrive before the host is given up, the host
+        is stopped and the error of the outage is raised.
+        """
         with anyio.CancelScope(deadline=peer.outage.gives_up_at):
-            return await answering
-        self._probed.set(None)
+            return await answer
+        self._probe_target.set(None)
         peer.outage.stop_if_due(anyio.current_time())
         peer.notify()
         assert peer.outage.error is not None
         error = peer.outage.error.without_place()
-        _give_up(error, peer)
+        _mark_given_up(error, peer)
         raise error
 
-    # The waiting.
+    # Waiting.
 
     def end_attempt(self) -> None:
-        """Give back the probe that this task was to send, if it has not."""
-        peer = self._probed.get()
+        """Cancel the probe of this task if it was not sent."""
+        peer = self._probe_target.get()
         if peer is not None:
-            self._probed.set(None)
+            self._probe_target.set(None)
             peer.outage.cancel_probe()
             peer.notify()
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Do what a task attempts after `wait`, and `end_attempt`."""
+        """Return a context for the work that a task attempts after `wait`. It calls `end_attempt`
+        at its end.
+        """
         try:
             yield
         finally:
             self.end_attempt()
 
     async def wait(self, error: SyncError, *, can_repeat: bool = True) -> None:
-        """Wait until the host that an error came from is back. Raise the error when it is given up.
+        """Wait until the host that caused an error is reachable again. Raises the error if the host
+        is given up.
 
-        One of those who wait returns earlier: its next request is the probe of the host. That is one
-        whose request can be repeated, where there is such a one.
+        One waiting task returns earlier: its next request probes the host. A task can probe only if
+        `can_repeat`, which means that its next request can be sent again.
         """
-        peer = error.unreachable_peer  # the host; `Peer.outage` is its state
+        peer = error.unreachable_peer
         assert isinstance(peer, Peer)
         self.end_attempt()
         waiter = _Waiter(can_repeat)
-        peer.waiting.append(waiter)
+        peer.waiters.append(waiter)
         try:
-            await self._wait_as(waiter, peer)
+            await self._wait_or_probe(waiter, peer)
         finally:
-            peer.waiting.remove(waiter)
+            peer.waiters.remove(waiter)
             peer.notify()
         if peer.outage.is_stopped:
-            _give_up(error, peer)
+            _mark_given_up(error, peer)
             raise error
 
     async def retry_over_outages(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """Ask, by a request that can be repeated, and again whenever the host was away meanwhile."""
+        """Call `ask`, and call it again after each outage that makes it fail. Returns its result.
+
+        The request that `ask` sends must be repeatable.
+        """
         while True:
             try:
                 with self.attempt():
@@ -237,15 +260,16 @@ class Recovery:
                 failure = error
             await self.wait(failure)
 
-    async def _wait_as(self, waiter: _Waiter, peer: Peer) -> None:
+    async def _wait_or_probe(self, waiter: _Waiter, peer: Peer) -> None:
+        """Return when the outage is over, the host is stopped, or this task has to probe it."""
         outage = peer.outage
         while outage.is_on:
             now = anyio.current_time()
             until = outage.gives_up_at
             if outage.reach is Reach.DOWN and peer.is_next(waiter):
                 if outage.begin_probe(now):
-                    self._probed.set(peer)
-                    if waiter.may_probe:
+                    self._probe_target.set(peer)
+                    if waiter.can_probe:
                         return
                     with self.attempt():
                         await self._ping(peer)
@@ -258,8 +282,8 @@ class Recovery:
                 await peer.changed.wait()
 
 
-def _waiting_for(peer: Peer) -> str:
-    """Say which host is waited for, and in short why."""
+def _describe_wait(peer: Peer) -> str:
+    """Name the host that is waited for, and the reason in a few words."""
     error = peer.outage.error
     assert error is not None
     cause = error.message
@@ -268,8 +292,8 @@ def _waiting_for(peer: Peer) -> str:
     return f"waiting for {peer.origin.authority} ({cause})"
 
 
-def _give_up(error: SyncError, peer: Peer) -> None:
-    """Say in an error how long the host was waited for; it is not tried again."""
+def _mark_given_up(error: SyncError, peer: Peer) -> None:
+    """Add to an error how long the host was waited for, and mark the error as not retryable."""
     waited = peer.outage.gives_up_at - peer.outage.since
     if math.isfinite(waited):
         error.message += f" (waited for {duration_text(waited)})"

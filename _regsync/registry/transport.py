@@ -557,7 +557,7 @@ class Transport:
             if not host.has_answered and not isinstance(error, ConnectFailed | TimedOut):
                 error.hint = host.https_hint or error.hint
             if error.side is None:  # otherwise the source of the body has failed, not this host
-                self.recovery.record_failure(hop.peer, error, turn.began, counts=body is None)
+                self.recovery.record_failure(hop.peer, error, turn.began, is_counted=body is None)
             raise
 
         retry_after = response.headers.get("retry-after")
