@@ -1,9 +1,9 @@
-"""Credentials for registries, and where they are found.
+"""Credentials for registries, and the search for them in files and environment variables.
 
-Owns: credentials, the order of their sources, the grammar of container clients' files.
-May not know: challenges, clouds, sockets. Files and variables are arguments.
-Invariants: a source that is named, or broken, is never passed over for another one (R8). The repr
-of a credential shows no secret.
+Owns: credentials, the order of their sources, the format of container clients' files.
+May not know: challenges, clouds, sockets. Files and environment variables are arguments.
+Invariants: if a configured source is broken, no other source is used instead (R8). The repr of a
+credential shows no secret.
 Follows: docs/protocol-facts.md sections 3.1 to 3.4 and 7.1.
 """
 
@@ -21,17 +21,19 @@ from _regsync.errors import AuthError, ConfigError
 from _regsync.providers import DOCKER_HUB_HOSTS
 from _regsync.text import json_object, printable
 
-# Returns the bytes of the file at a path, None where there is none; ConfigError for a file that
-# cannot be read.
+# A function that returns the content of the file at a path, or None if there is no file. It raises
+# ConfigError if the file cannot be read.
 ReadFile = Callable[[str], bytes | None]
 
-# A name and a value: of a header, of a field in a form or query.
+# The name and the value of a header, of a form field or of a query parameter. (In `tokens` also a
+# repository and its actions.)
 Pair = tuple[str, str]
 
+# The key of Docker Hub in docker's configuration file.
 _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 
-# `KIND PROGRAM` for each credential helper of a cloud. The cloud's own login does the same, and is
-# asked after the files (docs/protocol-facts.md section 3.4).
+# Matches `KIND PROGRAM` if PROGRAM is the credential helper of the cloud with registries of this KIND.
+# regsync replaces such a helper by its own login to the cloud (docs/protocol-facts.md section 3.4).
 _CLOUD_HELPERS = "ecr(_public)? ecr-login|g[ac]r (gcloud|gcr)|acr acr-(env|linux)"
 
 
@@ -40,26 +42,27 @@ class Credential(NamedTuple):
 
     username: str = ""
     password: str = ""
-    identity_token: str = ""
-    registry_token: str = ""
-    found_at: str = "the configuration"  # in words
+    identity_token: str = ""  # an OAuth2 refresh token for the registry's token service
+    registry_token: str = ""  # a bearer token that is sent to the registry unchanged
+    found_at: str = "the configuration"  # the source of the credential, for messages
 
     def __repr__(self) -> str:
         return f"Credential(username={self.username!r}, found_at={self.found_at!r})"
 
     @property
     def basic(self) -> str | None:
-        """The Authorization header of the Basic scheme; None without user name or secret."""
+        """The Authorization header of the Basic scheme. None without a user name or a secret."""
         pair = self._basic_pair
         return f"Basic {pair}" if pair else None
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """All that no text may show. Some are empty."""
+        """The texts that must be masked in messages. Some are empty."""
         return self.password, self.identity_token, self.registry_token, self._basic_pair
 
     @property
     def _basic_pair(self) -> str:
+        """The base64 of USERNAME:SECRET, as the Basic scheme sends it. Empty if a part is missing."""
         secret = self.password or self.identity_token
         if not (self.username and secret):
             return ""
@@ -74,64 +77,66 @@ def find_credential(
     read: ReadFile,
     repository: str | None = None,
 ) -> Credential | None:
-    """Return the credential for a registry, None where no source has one.
+    """Find the credential for a registry. Returns None if no source has a credential.
 
-    AuthError for a source that cannot be used, and where `auth_type` names a kind of source that
-    has none.
+    `repository` selects among entries of a credential file that apply to single repositories. Raises
+    AuthError if a source is unusable, or if `auth_type` requires a credential and there is none.
     """
-    method = registry.auth_type
-    if method == "anonymous":
+    auth_type = registry.auth_type
+    if auth_type == "anonymous":
         return None
-    if method in ("basic", "static_token"):
+    if auth_type in ("basic", "static_token"):
         return _configured_credential(registry)
 
-    looked_at: list[str] = []
-    takes_github_token = (method or registry.kind) == "ghcr"
-    if takes_github_token:
-        looked_at.append("the environment variable GITHUB_TOKEN")
+    tried_places: list[str] = []
+    uses_github_token = (auth_type or registry.kind) == "ghcr"
+    if uses_github_token:
+        tried_places.append("the environment variable GITHUB_TOKEN")
         credential = _github_credential(registry, environ)
         if credential is not None:
             return credential
-    takes_files = method != "ghcr"  # where it is configured, nothing else is meant
-    if takes_files:
+    uses_files = auth_type != "ghcr"
+    if uses_files:
         for place, text in _credential_files(environ, home, read):
-            looked_at.append(place)
+            tried_places.append(place)
             credential = _look_up(place, text, registry, repository)
             if credential is not None:
                 return credential
-    if method is None:
-        return None  # nobody has asked for a login
+    if auth_type is None:
+        return None  # the configuration does not require a login
     raise AuthError(
-        f"registry {registry.alias!r}: no credentials for {registry.authority}; looked at {', '.join(looked_at)}",
+        f"registry {registry.alias!r}: no credentials for {registry.authority}; looked at {', '.join(tried_places)}",
         hint="log in with a container client, or use auth_type: basic with credentials",
         fatal=True,
     )
 
 
 def _configured_credential(registry: Registry) -> Credential:
-    """Return the credential that the configuration itself holds."""
-    where = f"registry {registry.alias!r}"
+    """Return the credential in the registry's own configuration."""
+    label = f"registry {registry.alias!r}"
     if registry.auth_type == "static_token":
-        return Credential(registry_token=registry.token or "", found_at=f"token of {where}")
+        return Credential(registry_token=registry.token or "", found_at=f"token of {label}")
     return Credential(
-        registry.username or "", registry.password or "", found_at=f"credentials of {where}"
+        registry.username or "", registry.password or "", found_at=f"credentials of {label}"
     )
 
 
 def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Credential | None:
-    """Return the credential that a job of GitHub's has, None outside of such a job."""
+    """Return the credential in GITHUB_TOKEN, or None if the variable is not set.
+
+    Raises AuthError if the token would be sent over plain HTTP.
+    """
     token = environ.get("GITHUB_TOKEN")
     if not token:
         return None
     if registry.scheme != "https" and not is_loopback(registry.host):
-        where = f"registry {registry.alias!r}"
+        label = f"registry {registry.alias!r}"
         raise AuthError(
-            f"{where}: GITHUB_TOKEN is not sent over plain HTTP",
+            f"{label}: GITHUB_TOKEN is not sent over plain HTTP",
             hint="write https:// in its url",
             fatal=True,
         )
-    # Any user name goes with a token (docs/protocol-facts.md section 7.1); Actions sets the real
-    # one.
+    # ghcr.io accepts any user name with a token (docs/protocol-facts.md section 7.1).
     username = environ.get("GITHUB_ACTOR") or "regsync"
     return Credential(username, token, found_at="GITHUB_TOKEN")
 
@@ -139,8 +144,10 @@ def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Creden
 def _credential_files(
     environ: Mapping[str, str], home: str | None, read: ReadFile
 ) -> Iterator[tuple[str, bytes | None]]:
-    """Yield each place where docker, then podman, keeps credentials (docs/protocol-facts.md section
-    3.1), with what is there; None where nothing is.
+    """Yield the name and the content of each credential file of docker and podman.
+
+    The content is None if the file does not exist. The order is the order of precedence
+    (docs/protocol-facts.md section 3.1). Raises AuthError if a file cannot be read.
     """
     inline = environ.get("DOCKER_AUTH_CONFIG", "").encode("utf-8", "surrogateescape")
     yield "the environment variable DOCKER_AUTH_CONFIG", inline or None
@@ -148,8 +155,8 @@ def _credential_files(
     docker_directory = environ.get("DOCKER_CONFIG") or _path_below(home, ".docker")
     config_directory = environ.get("XDG_CONFIG_HOME") or _path_below(home, ".config")
     session_directory = environ.get("XDG_RUNTIME_DIR")
-    user_number = os.getuid() if hasattr(os, "getuid") else 0  # Windows has no user numbers
-    session_file = f"/run/containers/{user_number}/auth.json"
+    user_id = os.getuid() if hasattr(os, "getuid") else 0  # Windows has no numeric user IDs
+    session_file = f"/run/containers/{user_id}/auth.json"
     paths = (
         environ.get("REGISTRY_AUTH_FILE"),
         _path_below(docker_directory, "config.json"),
@@ -170,20 +177,20 @@ def _path_below(directory: str | None, *names: str) -> str | None:
 
 
 class _CredentialFile(NamedTuple):
-    """What a file of docker's or podman's says of registries."""
+    """The parsed content of a credential file of docker or podman."""
 
-    place: str  # for messages
-    is_legacy: bool  # `.dockercfg`, which is `auths` alone
-    auths: dict[str, object]
-    helpers: dict[str, object]  # by registry
-    store: object  # the helper for all other registries
+    place: str  # the file's name, for messages
+    is_legacy: bool  # whether the file is `.dockercfg`, which consists of `auths` alone
+    auths: dict[str, object]  # entries by registry, by repository or by URL
+    helpers: dict[str, object]  # `credHelpers`: names of credential helpers, by registry
+    store: object  # `credsStore`: the name of the credential helper for all other registries
 
     def __repr__(self) -> str:
-        return f"_CredentialFile({self.place!r})"  # it holds secrets
+        return f"_CredentialFile({self.place!r})"  # the entries contain secrets
 
 
 def _parse_file(place: str, text: bytes) -> _CredentialFile:
-    """Read a credential file (docs/protocol-facts.md section 3.2); AuthError for anything else."""
+    """Parse a credential file (docs/protocol-facts.md section 3.2). Raises AuthError if it is malformed."""
     broken = AuthError(
         f"{place} is not a credential file of docker or podman",
         hint="correct it, or remove it and log in again",
@@ -205,8 +212,10 @@ def _parse_file(place: str, text: bytes) -> _CredentialFile:
 def _look_up(
     place: str, text: bytes | None, registry: Registry, repository: str | None
 ) -> Credential | None:
-    """Return the credential that one file has for a registry, None where it has none
-    (docs/protocol-facts.md sections 3.2 to 3.4). AuthError where another program has it.
+    """Look up the credential for a registry in the content of one credential file.
+
+    Returns None if the file has no credential (docs/protocol-facts.md sections 3.2 to 3.4). Raises
+    AuthError if the file refers to a credential helper, because regsync starts no other programs.
     """
     if text is None:
         return None
@@ -222,8 +231,8 @@ def _look_up(
         credential = _read_entry(place, file.auths[key], registry)
         if credential is not None:
             return credential
-    # `docker login` leaves an empty entry for each login that is in the store (nativeStore.Store of
-    # docker/cli). Without an entry the store has nothing, unless the configuration knows better.
+    # `docker login` writes an empty entry for each login that it puts in the store (nativeStore.Store of
+    # docker/cli). Without such an entry, only an `auth_type` suggests that the store has a login.
     may_be_in_store = keys or registry.auth_type is not None
     if file.store and may_be_in_store:
         _refuse_credential_program(place, file.store, "credsStore", registry)
@@ -238,15 +247,17 @@ def _names_in_files(registry: Registry) -> list[str]:
 
 
 def _keys_of_entries(file: _CredentialFile, names: list[str], repository: str | None) -> list[str]:
-    """Return the keys of `auths` that apply to a repository, the closest first: those of the
-    repository, of the paths above it, of the registry (by one of its `names`), then URLs.
+    """Return the keys of `auths` that apply to a repository, most specific first.
+
+    The order is: the repository, its parent paths, the registry itself, URLs of the registry. `names`
+    are the names of the registry.
     """
     parts = (repository or "").split("/")
     paths = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]  # `a/b`, then `a`
     names_with_path = [f"{name}/{path}" for path in paths for name in names]
     keys = [key for key in (*names_with_path, *names) if key in file.auths]
-    # Older keys are URLs, of which only the host counts. The legacy file leaves out their scheme;
-    # elsewhere a key without one may name a repository.
+    # Older keys are URLs, of which only the host is compared. In the legacy file the scheme is optional.
+    # In other files, a key without a scheme may be a repository.
     url = r"(?:https?://)?([^/]*).*" if file.is_legacy else r"https?://([^/]*).*"
     for key in file.auths:
         host = re.sub(url, r"\1", key.lower(), count=1)
@@ -258,9 +269,12 @@ def _keys_of_entries(file: _CredentialFile, names: list[str], repository: str | 
 def _refuse_credential_program(
     place: str, program: object, section: str, registry: Registry
 ) -> None:
-    """Raise AuthError for a credential helper, unless the cloud's own login can stand in for it."""
-    is_clouds_own = re.fullmatch(_CLOUD_HELPERS, f"{registry.kind} {program}") is not None
-    if is_clouds_own and registry.auth_type is None:
+    """Raise AuthError for a credential helper, unless regsync's own cloud login can replace it.
+
+    `section` is the key in the file that names the helper.
+    """
+    is_helper_of_cloud = re.fullmatch(_CLOUD_HELPERS, f"{registry.kind} {program}") is not None
+    if is_helper_of_cloud and registry.auth_type is None:
         return
     helper = f"credential helper docker-credential-{printable(str(program), 40)} ({section})"
     raise AuthError(
@@ -272,10 +286,10 @@ def _refuse_credential_program(
 
 
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
-    """Return the credential in an entry of `auths` (docs/protocol-facts.md section 3.2). None for an
-    entry without a secret: docker leaves such a one where a credential helper has the login.
+    """Return the credential in an entry of `auths` (docs/protocol-facts.md section 3.2).
 
-    AuthError for an entry that cannot be read.
+    Returns None if the entry has no secret, because docker has put the secret in a credential store.
+    Raises AuthError if the entry is malformed.
     """
     broken = AuthError(f"{place}: the entry for {registry.authority} cannot be read", fatal=True)
     if not isinstance(entry, dict):
@@ -286,9 +300,9 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
         raise broken
 
     auth, username, password, identity_token, registry_token = values
-    if auth:  # the base64 of USER:PASSWORD goes before the two fields
+    if auth:  # the base64 of USER:PASSWORD takes precedence over the separate fields
         try:
-            # Old versions of docker fill the text up with NUL bytes.
+            # Old versions of docker pad the text with NUL bytes.
             pair = b64decode(auth, validate=True).decode().rstrip("\0")
             username, password = pair.split(":", 1)
         except ValueError:
@@ -296,11 +310,11 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
         if not username:
             raise broken
 
-    # By this user name docker's programs say that the password is an identity token.
+    # Docker uses this user name if the password is an identity token.
     if username == "<token>" and not identity_token:
         identity_token = password
     if identity_token:
-        password = ""  # without a password, the token goes in its place
+        password = ""  # `Credential.basic` then uses the identity token as the password
     has_secret = registry_token or identity_token or (username and password)
     if not has_secret:
         return None

@@ -1,9 +1,9 @@
-"""Logging in to Artifact Registry by Google's application default credentials.
+"""Login to Google Artifact Registry with Application Default Credentials.
 
-Owns: where an identity is looked for, the kinds of credential files, the exchange of each kind.
+Owns: the search for an identity, the types of credential files, the token request of each type.
 May not know: sockets, challenges.
-Invariants: a place that is named, or broken, is never passed over. Secrets go by https, or to this
-machine and its metadata server, and into no message.
+Invariants: if a configured source is broken, no other source is used instead. Secrets are only sent
+by https, to this machine, or to the metadata server. They appear in no message.
 Follows: docs/protocol-facts.md sections 5.2 to 5.4.
 """
 
@@ -33,7 +33,7 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _URN = "urn:ietf:params:oauth:"
 _TOKENS_URL = "https://oauth2.googleapis.com/token"
 
-# The field of a file that names an account to act for.
+# The field of a credential file with the URL that issues tokens of a service account to impersonate.
 _IMPERSONATION = "service_account_impersonation_url"
 
 _LOGIN_HINT = "run `gcloud auth application-default login`"
@@ -43,58 +43,63 @@ _GRANT_HINT = (
     "on that account"
 )
 
-_LIFE = 3600  # seconds for which a token is asked to serve
-_PAUSES = (1.0, 2.0)  # seconds between attempts
+_LIFE = 3600  # the lifetime of the tokens to request, in seconds
+_PAUSES = (1.0, 2.0)  # seconds before the second and third attempt
 
-# Seconds for an answer of a metadata server. The last attempt is short: it is the only one where
-# nothing says that there is such a server.
+# Seconds. Timeouts for the metadata server, for all attempts but the last, and for the last. The last
+# timeout is short because it is also used for a probe, when there may be no metadata server.
 _METADATA_SECONDS = 3.0
 _LAST_METADATA_SECONDS = 1.0
 
-# Where secrets may go to and come from. Metadata services have no https.
+# URLs that secrets may be sent to and read from. Metadata services do not support https.
 _SAFE_URL = r"(https://[^/?#@\s]+|http://(localhost|127\.[0-9.]+|\[::1\]|169\.254\.[0-9.]+)(:[0-9]+)?)([/?]\S*)?"
 
 
-class _Kind(NamedTuple):
-    """How one kind of credential file asks for a token."""
+class _Grant(NamedTuple):
+    """How to request a token for one type of credential file."""
 
-    url_field: str
-    default_url: str
+    url_field: str  # the field of the file with the URL of the token service
+    default_url: str  # if the file does not have this field
     grant_type: str
-    form_fields: tuple[str, ...]
-    hint: str
+    form_fields: tuple[str, ...]  # fields of the file that are copied into the form
+    hint: str  # for the error if the token service refuses the request
 
 
-_KINDS = {
-    "authorized_user": _Kind(
-        "token_uri",
-        _TOKENS_URL,
-        "refresh_token",
-        ("refresh_token", "client_id", "client_secret"),
-        _LOGIN_HINT,
+# By the `type` of a credential file (section 5.3).
+_GRANTS = {
+    "authorized_user": _Grant(
+        url_field="token_uri",
+        default_url=_TOKENS_URL,
+        grant_type="refresh_token",
+        form_fields=("refresh_token", "client_id", "client_secret"),
+        hint=_LOGIN_HINT,
     ),
-    "external_account_authorized_user": _Kind(
-        "token_url", "", "refresh_token", ("refresh_token",), _LOGIN_HINT
+    "external_account_authorized_user": _Grant(
+        url_field="token_url",
+        default_url="",
+        grant_type="refresh_token",
+        form_fields=("refresh_token",),
+        hint=_LOGIN_HINT,
     ),
-    "service_account": _Kind(
-        "token_uri",
-        _TOKENS_URL,
-        f"{_URN}grant-type:jwt-bearer",  # RFC 7523
-        (),
-        "check the key, and the clock of this machine",
+    "service_account": _Grant(
+        url_field="token_uri",
+        default_url=_TOKENS_URL,
+        grant_type=f"{_URN}grant-type:jwt-bearer",  # RFC 7523
+        form_fields=(),
+        hint="check the key, and the clock of this machine",
     ),
-    "external_account": _Kind(
-        "token_url",
-        "https://sts.googleapis.com/v1/token",
-        f"{_URN}grant-type:token-exchange",  # RFC 8693
-        ("audience", "subject_token_type"),
-        "check issuer, audiences and conditions of the pool's provider",
+    "external_account": _Grant(
+        url_field="token_url",
+        default_url="https://sts.googleapis.com/v1/token",
+        grant_type=f"{_URN}grant-type:token-exchange",  # RFC 8693
+        form_fields=("audience", "subject_token_type"),
+        hint="check issuer, audiences and conditions of the pool's provider",
     ),
 }
 
 
 def is_configured(machine: CloudEnvironment) -> bool:
-    """Return whether a variable or a file names a Google identity. No request is made."""
+    """Report whether an environment variable or a file provides a Google identity."""
     if any(machine.environ.get(name) for name in (_FILE_VARIABLE, *_METADATA_VARIABLES)):
         return True
     path = _well_known_file(machine)
@@ -102,7 +107,7 @@ def is_configured(machine: CloudEnvironment) -> bool:
 
 
 def _well_known_file(machine: CloudEnvironment) -> str:
-    """Return the path at which gcloud leaves its credentials; empty without a home directory."""
+    """Return the path of gcloud's credential file. Returns "" if there is no home directory."""
     folder = machine.environ.get("CLOUDSDK_CONFIG")
     if not folder and os.name == "nt":
         folder = _path_below(machine.environ.get("APPDATA"), "gcloud")
@@ -118,21 +123,22 @@ def _path_below(folder: str | None, name: str) -> str:
 async def log_in(
     machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> Login | None:
-    """Log in by the first identity that there is; AuthError where there is none.
+    """Request an access token for the first identity that is available on this machine.
 
-    With `probing_metadata`, only the metadata server is asked; None where it does not answer.
+    Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata server is
+    used, and the function returns None if it issues no token.
     """
     if probing_metadata:
         try:
-            return await _ask_metadata(machine, pauses=())
+            return await _log_in_by_metadata(machine, pauses=())
         except AuthError:
             return None
 
-    file = _find_file(machine)
-    if file is not None:
-        return await file.log_in()
+    credential_file = _find_credential_file(machine)
+    if credential_file is not None:
+        return await credential_file.log_in()
     try:
-        return await _ask_metadata(machine, pauses=_PAUSES)
+        return await _log_in_by_metadata(machine, pauses=_PAUSES)
     except AuthError as error:
         path = _well_known_file(machine) or "no home directory"
         places = f"the environment variable {_FILE_VARIABLE}, {path}, {error}"
@@ -144,53 +150,59 @@ async def log_in(
         ) from error
 
 
-def _find_file(machine: CloudEnvironment) -> _CredentialFile | None:
-    """Return the file that the variable names, or else the well-known one; None where neither is
-    there.
+def _find_credential_file(machine: CloudEnvironment) -> _CredentialFile | None:
+    """Read the credential file: the path in GOOGLE_APPLICATION_CREDENTIALS, or gcloud's own file.
+
+    Returns None if the variable is not set and gcloud's file does not exist. Raises AuthError if the
+    variable is set and its file does not exist.
     """
-    named = machine.environ.get(_FILE_VARIABLE)
-    path = named or _well_known_file(machine)
-    if not path:
+    configured_path = machine.environ.get(_FILE_VARIABLE)
+    if configured_path:
+        source = _Source(machine, f"{configured_path} ({_FILE_VARIABLE})")
+        text = machine.read(configured_path)
+        if text is None:
+            raise source.error("the file does not exist", f"correct or unset {_FILE_VARIABLE}")
+        return _CredentialFile(source, json_object(text) or {})
+
+    path = _well_known_file(machine)
+    text = machine.read(path) if path else None
+    if text is None:
         return None
-    place = _Place(machine, f"{named} ({_FILE_VARIABLE})" if named else path)
-    text = machine.read(path)
-    if text is not None:
-        return _CredentialFile(place, json_object(text) or {})
-    if named:
-        raise place.error("the file does not exist", f"correct or unset {_FILE_VARIABLE}")
-    return None
+    return _CredentialFile(_Source(machine, path), json_object(text) or {})
 
 
-async def _ask_metadata(machine: CloudEnvironment, *, pauses: tuple[float, ...]) -> Login:
-    """Log in by the token that the metadata server has for this machine's account; AuthError where it
-    gives none. A server that does not answer yet is asked again after each of the `pauses`.
+async def _log_in_by_metadata(machine: CloudEnvironment, *, pauses: tuple[float, ...]) -> Login:
+    """Request a token for this machine's service account from the metadata server.
+
+    A request that fails temporarily is repeated after each of the `pauses`. Raises AuthError if the
+    server issues no token.
     """
     addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
     host = one_line(next(filter(None, addresses), _METADATA_ADDRESS), 100)
-    server = _Place(machine, f"the metadata server {host}")
+    server = _Source(machine, f"the metadata server {host}")
     if machine.environ.get("NO_GCE_CHECK") == "true":
         raise server.error("not asked because of NO_GCE_CHECK")
 
     account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default"
     url = f"{account}/token?scopes={quote(_SCOPE, safe='')}"
-    answer = await server.ask("GET", url, [("Metadata-Flavor", "Google")], pauses=pauses)
-    # Another server may answer at this address, so the answer has to say that it is Google's.
+    answer = await server.fetch("GET", url, [("Metadata-Flavor", "Google")], pauses=pauses)
+    # Outside of Google's cloud, another server may have this address.
     if answer.headers.get("metadata-flavor") != "Google":
         raise server.error("the answer is not Google's")
     return server.read_token(answer, _ATTACH_HINT)
 
 
-class _Place(NamedTuple):
-    """What gives a token, or the way to one: a credential file, an object in it, or a service."""
+class _Source(NamedTuple):
+    """A source of tokens that errors can name: a credential file, an object in it, or a service."""
 
     machine: CloudEnvironment
     name: str  # for messages
 
     def error(self, text: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
-        """Return an error that names this place."""
+        """Build an error that names this source."""
         return AuthError(f"{self.name}: {text}", hint=hint, fatal=True, code=code)
 
-    async def ask(
+    async def fetch(
         self,
         method: str,
         url: str,
@@ -200,14 +212,14 @@ class _Place(NamedTuple):
         secrets: tuple[str, ...] = (),
         pauses: tuple[float, ...] = _PAUSES,
     ) -> Answer:
-        """Make a request. While the connection breaks, or the status is a temporary one, repeat it after
-        each of the `pauses`. Return the last answer, of whatever status; AuthError where there is
-        none.
+        """Send a request, and return the answer. Its status may be an error.
 
-        `secrets` are in the request; no message may show them.
+        If the connection fails or the status is temporary, the request is repeated after each of the
+        `pauses`. Raises AuthError if the last attempt has no answer. `secrets` are the secrets in the
+        request; they are masked in messages.
         """
-        # A metadata server is asked by plain http. It may refuse for a while after the start of a
-        # pod (section 5.4).
+        # Metadata servers use plain http. They may refuse requests shortly after a pod's start
+        # (section 5.4).
         is_metadata = not url.startswith("https:")
         temporary_statuses = (403, 404, 429) if is_metadata else (429,)
         pauses_left = [*pauses]
@@ -231,20 +243,21 @@ class _Place(NamedTuple):
     def read_token(
         self, answer: Answer, hint: str, *, secrets: tuple[str, ...] = (), life: object = None
     ) -> Login:
-        """Return the login that the access token in an answer is; AuthError where there is none.
+        """Return a registry login with the access token in an answer.
 
-        `life`: how many seconds the token serves, where the answer does not say. `secrets` were in
-        the request; the answer may repeat them.
+        Raises AuthError if the answer contains no token. `life` is the token's lifetime in seconds, used
+        if the answer has no `expires_in`. `secrets` are the secrets of the request. They are masked in
+        the error, because the answer may repeat them.
         """
         document = json_object(answer.body) or {}
         token = document.get("access_token") or document.get("accessToken")
         if answer.status == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
-            lifetime = str(document.get("expires_in", life))  # STS may send a string
+            lifetime = str(document.get("expires_in", life))  # some services send a string
             seconds = float(lifetime) if re.fullmatch("[0-9]{1,9}", lifetime) else math.inf
             credential = Credential("oauth2accesstoken", token, found_at=self.name)
             return Login(credential, self.machine.wall() + seconds)
 
-        reason = ""  # the body of a 200 is not shown: there may be a token in it
+        reason = ""  # the body of a 200 is not shown, because it may contain a token
         if answer.status != 200:
             all_secrets = (*secrets, str(token or ""))
             reason = printable(redact(answer.body.decode("utf-8", "replace"), all_secrets), 200)
@@ -253,99 +266,106 @@ class _Place(NamedTuple):
 
 
 class _CredentialFile(NamedTuple):
-    """A credential file, or an object in one."""
+    """The fields of a credential file, or of an object inside a credential file."""
 
-    place: _Place
+    source: _Source  # names the file or object in errors
     fields: dict[str, object]
 
     def __repr__(self) -> str:
-        return "<CredentialFile>"  # it holds secrets
+        return "<CredentialFile>"  # the fields are secret
 
     def text(self, name: str, default: str = "", pattern: str = "(?s).+") -> str:
-        """Return a text field, or else `default`; AuthError where there is none, or a URL does not match
-        its `pattern`.
+        """Return a text field, or `default` if the field is missing or empty.
+
+        Raises AuthError if there is no value, or if the value does not match `pattern`. Only URLs are
+        read with a `pattern`.
         """
         value = self.fields.get(name) or default
         if isinstance(value, str) and re.fullmatch(pattern, value):
             return value
         problem = f"{name} is not an https URL" if value else f"{name} is missing"
-        raise self.place.error(problem)
+        raise self.source.error(problem)
 
     def google_url(self, name: str, default: str = "") -> str:
-        """Return the field of a URL that secrets are sent to; AuthError unless its host is Google's,
-        of the universe that the file names, or this machine (section 5.3).
+        """Return a field with a URL that secrets are sent to.
+
+        Raises AuthError unless the URL's host belongs to Google, to the file's `universe_domain`, or to
+        this machine (section 5.3).
         """
         url = self.text(name, default, _SAFE_URL)
         host = re.split("[/?:]+", url)[1].lower()
         universe = str(self.fields.get("universe_domain") or "googleapis.com")
         is_google = f".{host}".endswith((".googleapis.com", f".{universe}"))
-        is_this_machine = url.startswith("http:")  # `_SAFE_URL` lets no other host be asked so
+        is_this_machine = url.startswith(
+            "http:"
+        )  # `_SAFE_URL` allows http only for local addresses
         if is_google or is_this_machine:
             return url
-        raise self.place.error(f"{name} names {printable(host, 100)}, which is not Google's")
+        raise self.source.error(f"{name} names {printable(host, 100)}, which is not Google's")
 
     def part(self, name: str) -> _CredentialFile:
-        """Return an object in this one, empty where there is none."""
+        """Return the object in a field. Its fields are empty if the object is missing."""
         value = self.fields.get(name)
         fields = value if isinstance(value, dict) else {}
-        return _CredentialFile(self.place._replace(name=f"{self.place.name}, {name}"), fields)
+        return _CredentialFile(self.source._replace(name=f"{self.source.name}, {name}"), fields)
 
-    def _service_at(self, url: str) -> _Place:
-        """Return the service at a URL in this file, by a name that says how it was found."""
-        kind = self.fields["type"]
+    def _service_at(self, url: str) -> _Source:
+        """Return the service at a URL. Its errors name this file, the file's type and the host."""
+        file_type = self.fields["type"]
         host = urlsplit(url).netloc
-        return self.place._replace(name=f"{self.place.name}, {kind} at {host}")
+        return self.source._replace(name=f"{self.source.name}, {file_type} at {host}")
 
-    # Kinds of identities.
+    # Types of credential files.
 
     async def log_in(self) -> Login:
-        """Log in with this credential file; AuthError where that gives no access token."""
-        kind = str(self.fields.get("type"))
-        if kind == "impersonated_service_account":
-            # Inside is the file of another identity, whose token may act for the service account.
+        """Request an access token with this credential file. Raises AuthError if there is no token."""
+        file_type = str(self.fields.get("type"))
+        if file_type == "impersonated_service_account":
+            # The file contains the credential file of another identity, which may impersonate the
+            # service account.
             source_login = await self.part("source_credentials").log_in()
             return await self._impersonate(source_login.credential.password)
 
-        if kind not in _KINDS:
-            known = ", ".join(_KINDS)
-            raise self.place.error(
-                f"type {mask_unless_word(kind)!r} is not one of {known}, impersonated_service_account"
+        if file_type not in _GRANTS:
+            known = ", ".join(_GRANTS)
+            raise self.source.error(
+                f"type {mask_unless_word(file_type)!r} is not one of {known}, impersonated_service_account"
             )
-        login = await self._exchange(kind)
+        login = await self._request_token(file_type)
         if _IMPERSONATION in self.fields:
             return await self._impersonate(login.credential.password)
         return login
 
-    async def _exchange(self, kind: str) -> Login:
-        """Exchange what is in a file of a kind for a token; AuthError where there is none."""
-        row = _KINDS[kind]
-        form = await self._token_form(kind)
-        url = self.google_url(row.url_field, row.default_url)
+    async def _request_token(self, file_type: str) -> Login:
+        """Request an access token with the fields of this file. Raises AuthError if there is no token."""
+        grant = _GRANTS[file_type]
+        form = await self._token_form(file_type)
+        url = self.google_url(grant.url_field, grant.default_url)
 
         headers = [("Content-Type", "application/x-www-form-urlencoded")]
         client = Credential(
             str(self.fields.get("client_id") or ""), str(self.fields.get("client_secret") or "")
         )
-        # Of the other kinds, one has the client in the form, and one needs none.
-        is_client_in_header = kind.startswith("external")
+        # The type `authorized_user` sends the client in the form. `service_account` has no client.
+        is_client_in_header = file_type.startswith("external")
         if client.basic and is_client_in_header:
             headers.append(("Authorization", client.basic))
         proofs = (form.get(name, "") for name in ("assertion", "refresh_token", "subject_token"))
         secrets = (*client.secrets, *proofs)
         body = urlencode(form, errors="surrogatepass").encode()
         service = self._service_at(url)
-        answer = await service.ask("POST", url, headers, body, secrets=secrets)
-        return service.read_token(answer, row.hint, secrets=secrets)
+        answer = await service.fetch("POST", url, headers, body, secrets=secrets)
+        return service.read_token(answer, grant.hint, secrets=secrets)
 
-    async def _token_form(self, kind: str) -> dict[str, str]:
-        """Return the form that asks for a token, and proves this identity (section 5.3)."""
-        row = _KINDS[kind]
-        form = {"grant_type": row.grant_type}
-        form |= {name: self.text(name) for name in row.form_fields}
-        if kind == "service_account":
+    async def _token_form(self, file_type: str) -> dict[str, str]:
+        """Build the form of a token request, which includes the proof of the identity (section 5.3)."""
+        grant = _GRANTS[file_type]
+        form = {"grant_type": grant.grant_type}
+        form |= {name: self.text(name) for name in grant.form_fields}
+        if file_type == "service_account":
             form["assertion"] = self._assertion()
-        if kind == "external_account":
-            # An exchange without a client names the project of a workforce pool instead.
+        if file_type == "external_account":
+            # Without a client, a workforce pool needs the project that is billed for the request.
             project = self.fields.get("workforce_pool_user_project")
             if project and not self.fields.get("client_id"):
                 form["options"] = quote(json.dumps({"userProject": project}))
@@ -355,8 +375,9 @@ class _CredentialFile(NamedTuple):
         return form
 
     async def _impersonate(self, token: str) -> Login:
-        """Get a token of the service account that this file names, by the `token` of an identity that
-        may act for it.
+        """Request an access token of the service account in this file.
+
+        `token` is the access token of an identity that may impersonate the service account.
         """
         options = self.part("service_account_impersonation").fields
         life = options.get("token_lifetime_seconds") or _LIFE
@@ -370,14 +391,14 @@ class _CredentialFile(NamedTuple):
         secrets = (token, str(self.fields.get("client_secret") or ""))
         service = self._service_at(url)
         body = json.dumps(request).encode()
-        answer = await service.ask("POST", url, headers, body, secrets=secrets)
+        answer = await service.fetch("POST", url, headers, body, secrets=secrets)
         return service.read_token(answer, _GRANT_HINT, secrets=secrets, life=life)
 
     def _assertion(self) -> str:
-        """Return a JWT signed with the account's key; AuthError for a key that cannot be used."""
+        """Build a JWT signed with the service account's key. Raises AuthError if the key is unusable."""
         from _regsync.crypto import sign_rs256
 
-        now = int(self.place.machine.wall())
+        now = int(self.source.machine.wall())
         header = {"typ": "JWT", "alg": "RS256", "kid": self.text("private_key_id")}
         claims = {
             "iat": now,
@@ -390,12 +411,13 @@ class _CredentialFile(NamedTuple):
         try:
             signature = sign_rs256(self.text("private_key"), signed.encode())
         except ValueError as error:
-            raise self.place.error(f"private_key {error}") from error
+            raise self.source.error(f"private_key {error}") from error
         return f"{signed}.{_base64url(signature)}"
 
     async def subject_token(self) -> str:
-        """Return the token of another identity provider that this object, a `credential_source`, leads
-        to (section 5.3); AuthError where there is none.
+        """Return the token of another identity provider, if this object is a `credential_source`.
+
+        The token is in a file or at a URL (section 5.3). Raises AuthError if there is no token.
         """
         content = await self._source_content()
         content_format = self.part("format")
@@ -405,25 +427,24 @@ class _CredentialFile(NamedTuple):
         else:
             token_field = "token"
             document = {token_field: content.decode("utf-8", "replace").strip()}
-        # An error about the content names the same place as one about the file.
-        return _CredentialFile(self.place, document).text(token_field)
+        return _CredentialFile(self.source, document).text(token_field)
 
     async def _source_content(self) -> bytes:
-        """Return what is in the file or at the URL of a `credential_source`, empty where nothing is."""
+        """Read the file or the URL of a `credential_source`. Returns b"" if it does not exist."""
         if "file" in self.fields:
-            return self.place.machine.read(self.text("file")) or b""
+            return self.source.machine.read(self.text("file")) or b""
 
-        # With `environment_id` the source is AWS: its `url` gives keys for signing, and no token.
+        # `environment_id` marks an AWS source, whose `url` returns AWS keys instead of a token.
         is_aws = "environment_id" in self.fields
         if "url" in self.fields and not is_aws:
             url = self.text("url", pattern=_SAFE_URL)
             headers = [(name, str(value)) for name, value in self.part("headers").fields.items()]
             secrets = tuple(value for _, value in headers)
-            answer = await self.place.ask("GET", url, headers, secrets=secrets)
+            answer = await self.source.fetch("GET", url, headers, secrets=secrets)
             return answer.body if answer.status == 200 else b""
 
         field_names = ", ".join(self.fields) or "nothing"
-        raise self.place.error(
+        raise self.source.error(
             f"a credential_source with {field_names} is not supported: use `file` or `url`"
         )
 

@@ -1,8 +1,8 @@
-"""Requests to AWS's services, signed by Signature Version 4.
+"""Signing of requests to AWS services (Signature Version 4).
 
-Owns: the signature. AWS's keys are a Credential here: the access key is its user name, the secret
-key its password, the session token its identity token.
-May not know: where keys come from, sockets.
+Owns: the signature. AWS keys are stored in a Credential: `username` is the access key, `password`
+the secret key, `identity_token` the session token.
+May not know: the sources of keys, sockets.
 Follows: docs/protocol-facts.md section 4.4.
 """
 
@@ -17,25 +17,24 @@ from _regsync.crypto import hash_hex, hmac_bytes
 
 
 class Request(NamedTuple):
-    """A request to a service of AWS. `service` is empty for the credential service of a container,
-    whose requests are not signed.
-    """
+    """A request to an AWS service, or to the credential service of a container."""
 
     method: str
     url: str
     headers: list[Pair]
     body: bytes = b""
+    # `ecr`, `sts`, ... Empty for a container's credential service, whose requests are not signed.
     service: str = ""
     region: str = ""
 
     def __repr__(self) -> str:
-        return "<Request>"  # it holds secrets
+        return "<Request>"  # headers and body may contain secrets
 
 
 def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
-    """Return a request's headers, with date, session token and the signature over all of them.
+    """Sign a request. Return its headers with the date, the session token and the signature.
 
-    `now`: seconds since 1970.
+    `now` is the time in seconds since 1970.
     """
     date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     scope = f"{date[:8]}/{request.region}/{request.service}/aws4_request"
@@ -52,7 +51,7 @@ def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
     canonical_hash = hash_hex("sha256", canonical.encode())
     string_to_sign = "\n".join(("AWS4-HMAC-SHA256", date, scope, canonical_hash))
 
-    # Each part of the scope makes a narrower key of the key before it.
+    # The signing key is derived from the secret key, by one HMAC for each part of the scope.
     key = f"AWS4{keys.password}".encode()
     for part in scope.split("/"):
         key = hmac_bytes(key, part.encode())
@@ -62,8 +61,9 @@ def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
 
 
 def _canonical_request(request: Request, signed_headers: list[Pair], names: str) -> str:
-    """Return a request in the one form in which client and service hash it. `names` are those of the
-    signed headers.
+    """Return the canonical form of a request, which client and service hash.
+
+    `names` are the names of the signed headers, joined by semicolons.
     """
     parts = urlsplit(request.url)
     query = sorted(
