@@ -1,6 +1,6 @@
-"""What this process gives to a command: environment, files, clock, chance, signals.
+"""Connect a command to its process: environment, files, clock, random numbers, signals.
 
-Owns: the edge to the process.
+Owns: all access to the state of the process.
 May not know: arguments, configurations, what a command does.
 Follows: docs/specification.md section 1.6, docs/design.md sections 2 and 9.
 """
@@ -22,16 +22,17 @@ from _regsync.errors import ConfigError
 from _regsync.registry.transport import Machine, Transport
 from _regsync.text import printable, reason_of, time_text
 
-LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes; login files are far smaller
-MOST_OPEN_FILES = 65536  # or fewer, where the system allows fewer (docs/design.md section 9)
+LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes read of a login file; login files are far smaller
+MOST_OPEN_FILES = 65536  # unless the system allows fewer (docs/design.md section 9)
 
-# New objects between two looks at the young ones by Python's collector of cycles.
+# The threshold of Python's garbage collector: new objects between two collections of the youngest
+# generation.
 _OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
 
 def connect(console: Console, log: Callable[..., None] | None = None) -> Transport:
-    """Return what this process asks registries with; `log` stands in for the console's."""
-    home = os.path.expanduser("~")  # unchanged where nobody knows it
+    """Create the transport for this process. Messages go to `log`, by default the console's."""
+    home = os.path.expanduser("~")  # still "~" if the home directory is unknown
     return Transport(
         Machine(
             environ=os.environ,
@@ -47,7 +48,7 @@ def connect(console: Console, log: Callable[..., None] | None = None) -> Transpo
 
 
 def read_login_file(path: str) -> bytes | None:
-    """Return the content of a file, None where there is none; ConfigError if it cannot be read."""
+    """Read a login file. Returns None if it does not exist. Raises ConfigError if it is unreadable."""
     try:
         with open(path, "rb") as stream:
             return stream.read(LARGEST_LOGIN_FILE)
@@ -59,7 +60,7 @@ def read_login_file(path: str) -> bytes | None:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files as far as the system lets us; return the limit."""
+    """Raise the soft limit of open files up to MOST_OPEN_FILES. Returns the limit then in force."""
     try:
         import resource
     except ImportError:  # Windows
@@ -69,7 +70,7 @@ def raise_file_limit() -> int:
         return MOST_OPEN_FILES
     if soft >= MOST_OPEN_FILES:
         return soft
-    # Infinity is a negative number on some systems, so it is no limit to take the smaller of.
+    # RLIM_INFINITY is negative on some systems, so `min` cannot be used with it.
     limit = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return limit
@@ -80,32 +81,33 @@ def utc_now() -> str:
 
 
 def run_async(work: Callable[[], Awaitable[int]]) -> int:
-    """Run a command's coroutine in an event loop of its own; return its exit status."""
-    # What a run makes, directories on the way to cache_dir included, is for its user alone.
+    """Run a command's coroutine in a new event loop. Returns its exit status."""
+    # Files and directories that a run creates are accessible to the user only.
     umask = os.umask(0o077)
-    # A run makes and drops some hundred objects a request. By default the collector of cycles looks
-    # at them after every 700, and that costs 5 % of a run's CPU (docs/bodies.md section 4).
+    # Each request allocates and frees some hundred objects. With the default threshold of 700, the
+    # garbage collector takes 5 % of a run's CPU time (docs/bodies.md section 4).
     thresholds = gc.get_threshold()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
     try:
-        return anyio.run(run_awake_to_signals, work, backend="asyncio")
+        return anyio.run(run_with_wakeup, work, backend="asyncio")
     finally:
         gc.set_threshold(*thresholds)
         os.umask(umask)
 
 
-async def run_awake_to_signals(work: Callable[[], Awaitable[int]]) -> int:
-    """Run `work` in an event loop that every signal wakes; return its exit status."""
-    # Python calls a signal's handler only between two steps of its own. If a signal comes right before
-    # the event loop waits, the handler is called when something else ends the wait. A loop that
-    # receives any signal sets `signal.set_wakeup_fd`, and then each signal ends the wait. It receives
-    # SIGURG: nobody sends that, and no other handler is replaced.
-    unused = getattr(signal, "SIGURG", None)
-    # Windows has no SIGURG: there every signal wakes the loop. Only the main thread gets signals.
-    if unused is None or threading.current_thread() is not threading.main_thread():
+async def run_with_wakeup(work: Callable[[], Awaitable[int]]) -> int:
+    """Run `work` in an event loop that is woken by every signal. Returns its exit status."""
+    # Python calls a signal handler between two bytecode instructions. If a signal arrives just before
+    # the event loop blocks, the handler is delayed until the loop is woken by something else. An
+    # event loop that listens for at least one signal has called `signal.set_wakeup_fd`, and is then
+    # woken by every signal. SIGURG is unused otherwise, so that listening for it replaces no handler.
+    unused_signal = getattr(signal, "SIGURG", None)
+    # Windows has no SIGURG, but its event loop is woken by every signal. Other threads than the main
+    # thread get no signals.
+    if unused_signal is None or threading.current_thread() is not threading.main_thread():
         return await work()
 
-    with anyio.open_signal_receiver(unused):
+    with anyio.open_signal_receiver(unused_signal):
         return await work()
 
 
@@ -115,10 +117,10 @@ async def carry_out(
     work: Work,
     stop: anyio.Event | None = None,
 ) -> list[int]:
-    """Await `act()`, and show how far its work is; return the signals that came meanwhile.
+    """Await `act()` and show the progress of `work`. Returns the signals that arrived meanwhile.
 
-    The first SIGINT or SIGTERM sets `stop`, and `act` is to end by itself. The second one cancels it,
-    and so does the first one where there is no `stop`.
+    The first SIGINT or SIGTERM sets `stop`, which asks `act` to end, and the second cancels `act`.
+    Without `stop`, the first signal cancels `act`.
     """
     signals: list[int] = []
     async with anyio.create_task_group() as tasks:
@@ -142,11 +144,11 @@ async def carry_out(
 async def listen_for_signals(
     on_signal: Callable[[int], None], numbers: Sequence[signal.Signals]
 ) -> None:
-    """Call `on_signal` with the number of each signal, until cancelled."""
+    """Call `on_signal` with the number of each signal that arrives, until cancelled."""
     try:
-        with anyio.open_signal_receiver(*numbers) as received:
-            async for number in received:
+        with anyio.open_signal_receiver(*numbers) as signals:
+            async for number in signals:
                 on_signal(int(number))
     except NotImplementedError:
-        # The event loop of Windows takes no signal handlers: an interrupt ends the program at once.
+        # Event loops on Windows have no signal handlers. An interrupt ends the program at once.
         return

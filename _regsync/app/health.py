@@ -1,10 +1,10 @@
-"""The health listener of `watch`: an HTTP/1.1 server of two resources, one request a connection.
+"""Serve the health probes of `watch`: two resources over HTTP/1.1, one request per connection.
 
-Owns: its thread, its sockets, the heads of requests, the framing of answers.
+Owns: the listener's thread and sockets, the parsing of requests, the framing of responses.
 May not know: what the states mean.
-Invariants: nothing of a request comes back in an answer; a client holds 8 KiB, ten seconds and one
-of a fixed number of places at most; when all are taken the oldest client ends, so that none delays
-a probe.
+Invariants: a response contains nothing of the request. A client takes at most 8 KiB, ten seconds and
+one of CLIENT_PLACES places. If all places are taken, the oldest client is disconnected, so that slow
+clients cannot block a probe.
 Follows: RFC 9112, docs/design.md section 10.
 """
 
@@ -30,25 +30,26 @@ from _regsync.net.http1 import next_portion
 from _regsync.net.streams import WANT_READ, SocketStream
 from _regsync.text import printable, reason_of
 
-# Takes the path `/healthz` or `/readyz`, returns HTTP status and document.
+# Takes the path `/healthz` or `/readyz`. Returns the HTTP status and the JSON document.
 AnswerProbe = Callable[[str], tuple[int, dict[str, object]]]
 
-READ_SIZE = 4096  # bytes; a head may have twice that size, less one byte
-CLIENT_PLACES = 256
-CLIENT_SECONDS = 5.0  # for a request and its answer, and once more for the client's close
-BACKLOG = 1024
-NO_FILES_PAUSE = 0.1  # seconds, when the process can open no further socket
+READ_SIZE = 4096  # bytes per read. The head of a request may have up to twice as many, less one.
+CLIENT_PLACES = 256  # clients that are served at a time
+CLIENT_SECONDS = 5.0  # for request and response, and the same again for the client to disconnect
+BACKLOG = 1024  # connections that the system queues for `accept`
+NO_FILES_PAUSE = 0.1  # seconds to wait if the process cannot open another socket
 
-# Seconds that a busy thread may keep others from running. Each answer takes some ten turns, and
-# with Python's own 5 ms a probe would wait for the run's thread for 50 ms.
+# How long another thread may hold Python's lock, in seconds. To serve a probe this thread needs the
+# lock some ten times. With the default of 5 ms, a busy run would delay a probe by 50 ms.
 SWITCH_INTERVAL = 1e-4
 
 
 @contextmanager
 def serving(bind: str, port: int, answer_probe: AnswerProbe) -> Iterator[list[Any]]:
-    """Serve while the block lasts; give the addresses that are listened at.
+    """Serve probes while the block is active. Yields the socket addresses of the listeners.
 
-    The listener has a thread and an event loop of its own, because the caller's loop may be busy.
+    The server has its own thread and event loop, because the caller's event loop may be busy.
+    Raises ConfigError if it cannot listen.
     """
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -58,10 +59,9 @@ def serving(bind: str, port: int, answer_probe: AnswerProbe) -> Iterator[list[An
             try:
                 yield addresses
             finally:
-                # A server that has ended by itself cannot be cancelled. Its error is raised.
-                has_ended = not task.cancel()
-                if has_ended:
-                    task.result()
+                has_failed = not task.cancel()  # only a task that has ended cannot be cancelled
+                if has_failed:
+                    task.result()  # raises the server's error
     finally:
         sys.setswitchinterval(interval)
 
@@ -73,9 +73,10 @@ async def serve(
     *,
     task_status: TaskStatus[list[Any]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve at all addresses of `bind` (empty: the machine's own) until cancelled.
+    """Serve probes until cancelled, at every address that `bind` resolves to.
 
-    `task_status` gets the addresses; ConfigError where one of them cannot be listened at.
+    An empty `bind` means all addresses of this machine. The addresses of the open listeners are passed
+    to `task_status`. Raises ConfigError if one of them cannot be opened.
     """
     listeners = open_listeners(bind, port)
     async with anyio.create_task_group() as tasks:
@@ -86,7 +87,10 @@ async def serve(
 
 
 def open_listeners(bind: str, port: int) -> list[socket.socket]:
-    """Open a socket for each address of `bind`; ConfigError with none of them left open."""
+    """Open a listening socket for each address that `bind` resolves to.
+
+    Raises ConfigError, with all sockets closed, if one of them cannot be opened.
+    """
     listeners: list[socket.socket] = []
     try:
         if not 0 <= port < 65536:
@@ -108,7 +112,8 @@ def open_listeners(bind: str, port: int) -> list[socket.socket]:
         for listener in listeners:
             listener.close()
         reason = reason_of(error, 100)
-        reason = reason.partition(" (while")[0].lower()  # `create_server` adds the address
+        # The message below has the address already, which `create_server` adds in brackets.
+        reason = reason.partition(" (while")[0].lower()
         raise ConfigError(
             f"health probes: cannot listen on {printable(bind, 100) or '*'} port {port}: {reason}",
             hint="choose another address or port with --health-bind and --health-port",
@@ -117,15 +122,16 @@ def open_listeners(bind: str, port: int) -> list[socket.socket]:
 
 
 class Server:
-    """The clients being served, oldest first."""
+    """Accepts connections and serves each client in a task."""
 
     def __init__(self, answer_probe: AnswerProbe, tasks: TaskGroup) -> None:
         self._answer_probe = answer_probe
         self._tasks = tasks
-        self._clients = dict[Client, anyio.CancelScope]()  # the scope ends the client's task
+        # The clients being served, oldest first, with the scopes that cancel their tasks.
+        self._clients = dict[Client, anyio.CancelScope]()
 
     async def accept(self, listener: socket.socket) -> None:
-        """Begin a task for each client that comes, until cancelled."""
+        """Start a task for each new connection, until cancelled."""
         with listener:
             listener.setblocking(False)
             while True:
@@ -134,15 +140,18 @@ class Server:
                     for _ in range(CLIENT_PLACES):
                         connection, _ = listener.accept()
                         self._tasks.start_soon(
-                            self._converse, Client(connection, self._answer_probe)
+                            self._serve_client, Client(connection, self._answer_probe)
                         )
                 except BlockingIOError:
-                    pass  # nobody else is waiting
+                    pass  # the queue of connections is empty
                 except OSError:
                     await anyio.sleep(NO_FILES_PAUSE)
 
-    async def _converse(self, client: Client) -> None:
-        """Answer one client and wait for its close. A broken connection ends only this task."""
+    async def _serve_client(self, client: Client) -> None:
+        """Answer one request, then wait until the client disconnects.
+
+        Returns without an error if the connection breaks or the time is over.
+        """
         with (
             client.connection,
             suppress(Disconnected, OSError),
@@ -154,8 +163,8 @@ class Server:
                 self._clients.pop(oldest).cancel()
             while want := client.step():
                 await client.stream.wait(want)
-            # A close with bytes unread is a reset, which may take the answer along (RFC 9112
-            # section 9.6).
+            # If a socket is closed with unread bytes, the system resets the connection, and the client
+            # may lose the response. So read until the client disconnects (RFC 9112 section 9.6).
             scope.deadline = anyio.current_time() + CLIENT_SECONDS
             client.connection.shutdown(socket.SHUT_WR)
             while client.stream.recv_into(client.scratch):
@@ -164,67 +173,71 @@ class Server:
 
 
 class Client:
-    """One connection: a request that is being read, then an answer that is being sent."""
+    """One connection: first its request is read, then the response is sent."""
 
     def __init__(self, connection: socket.socket, answer_probe: AnswerProbe) -> None:
         self.connection = connection
         self.stream = SocketStream(connection)
-        self.scratch = memoryview(bytearray(READ_SIZE))
+        self.scratch = memoryview(bytearray(READ_SIZE))  # the buffer of each read
         self._answer_probe = answer_probe
         self._framing = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_SIZE - 1)
-        self._unsent: memoryview | None = None  # the rest of the answer; None before the answer
+        # The bytes of the response that were not sent yet. None while the request is read.
+        self._unsent: memoryview | None = None
 
     def step(self) -> int:
-        """Read the request and send the answer, as far as the socket lets us.
+        """Read the request and send the response, as far as possible without blocking.
 
-        Return 0 when the exchange is over, else what the socket has to become ready for.
+        Returns 0 if the response has been sent, or else WANT_READ or WANT_WRITE (both negative): step
+        has to be called again when the socket is ready for that.
         """
         if self._unsent is None:
-            want, answer = self._read_request()
+            want, response = self._read_request()
             if want < 0:
                 return want
-            self._unsent = memoryview(answer)
+            self._unsent = memoryview(response)
         while self._unsent:
             sent = self.stream.send(self._unsent)
-            if sent < 0:  # no count, but what to wait for
+            if sent < 0:  # WANT_READ or WANT_WRITE
                 return sent
             self._unsent = self._unsent[sent:]
         return 0
 
     def _read_request(self) -> tuple[int, bytes]:
-        """Return 0 and the answer to the request; while it is not whole, what the socket has to become
-        ready for, without an answer.
+        """Read the request, and return 0 and the bytes of the response.
+
+        If the request is not complete yet, return WANT_READ or WANT_WRITE, and no bytes.
         """
         try:
             while (event := self._framing.next_event()) is h11.NEED_DATA:
                 count = self.stream.recv_into(self.scratch)
-                if count < 0:  # no count, but what to wait for
+                if count < 0:  # WANT_READ or WANT_WRITE
                     return count, b""
-                arrived = bytes(self.scratch[:count])
-                # Of a head with long runs of blanks, which h11 reads in quadratic time, this is less.
-                if next_portion(self._framing, arrived) != arrived:
+                received = bytes(self.scratch[:count])
+                # h11 needs quadratic time for a head with long runs of blanks. `next_portion` returns
+                # fewer bytes for such a head.
+                if next_portion(self._framing, received) != received:
                     return 0, self._encode(b"", 400, {})
-                self._framing.receive_data(arrived)
+                self._framing.receive_data(received)
         except h11.RemoteProtocolError as error:
             return 0, self._encode(b"", error.error_status_hint, {})
         except ProtocolBroken:
             return 0, self._encode(b"", 400, {})
 
         if not isinstance(event, h11.Request):
-            return 0, b""  # the client has closed without a request
-        status, document = self._look_up(event)
+            return 0, b""  # the client has disconnected without a request
+        status, document = self._handle(event)
         return 0, self._encode(event.method, status, document)
 
-    def _look_up(self, request: h11.Request) -> tuple[int, dict[str, object]]:
-        """Return status and document for a request; the document of an error is empty."""
-        fields = dict(request.headers)
-        # A target may have scheme and host in front, and a query behind.
+    def _handle(self, request: h11.Request) -> tuple[int, dict[str, object]]:
+        """Return the status and the document for a request. The document of an error is empty."""
+        headers = dict(request.headers)
+        # Remove the scheme and host that the request target may begin with, and its query.
         path = re.sub(rb"(?i)^https?://[^/?]*", b"", request.target).partition(b"?")[0]
-        # A proxy on the way could read another host, or another end of the message (RFC 9112
-        # sections 3.2 and 6.3).
-        has_two_ends = b"transfer-encoding" in fields and b"content-length" in fields
-        is_host_valid = re.fullmatch(rb"[\w.~:%\[\]-]*", fields.get(b"host", b"")) is not None
-        if has_two_ends or not is_host_valid:
+        # Reject requests in which a proxy could see another host or another end of the message than
+        # h11 does (RFC 9112 sections 3.2 and 6.3).
+        has_two_lengths = b"transfer-encoding" in headers and b"content-length" in headers
+        is_host_valid = re.fullmatch(rb"[\w.~:%\[\]-]*", headers.get(b"host", b"")) is not None
+        if has_two_lengths or not is_host_valid:
             return 400, {}
         if request.http_version[:2] != b"1.":
             return 505, {}
@@ -235,7 +248,7 @@ class Client:
         return self._answer_probe(path.decode())
 
     def _encode(self, method: bytes, status: int, document: dict[str, object]) -> bytes:
-        """Return the bytes of an answer; without a document its body names the status."""
+        """Return the bytes of a response. Without a document, its body is the phrase of the status."""
         phrase = HTTPStatus(status).phrase
         body = json.dumps(document or {"status": phrase.lower()}).encode()
         headers = [
