@@ -1,9 +1,9 @@
-"""`regsync auth check`: what the registries of a configuration let us do.
+"""Run `regsync auth check`: try which rights the credentials have in each repository.
 
-Owns: what is asked of each repository, and how the answer is told.
-May not know: how a login is made.
-Invariants: no manifest is read or written and no repository is created: an upload is begun, and
-ended at once, only in a repository that exists. What was not tried is not among the rights.
+Owns: the requests that try each right, and the output of the command.
+May not know: how a credential is obtained.
+Invariants: no manifest is read or written and no repository is created. An upload is started, and
+cancelled at once, only in a repository that exists. A right that was not tried is not reported.
 Follows: docs/design.md section 2 ("auth check").
 """
 
@@ -36,13 +36,13 @@ from _regsync.text import printable, time_text
 if TYPE_CHECKING:
     from _regsync.auth.aws import EcrAccount
 
-LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1`
-MOUNTING = {True: "enabled", False: "disabled", None: "unknown"}
-LATEST_TIME = 1e11  # seconds since 1970; the end of a login that is later is shown as unknown
+LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1` and list all tags
+MOUNTING = {True: "enabled", False: "disabled", None: "unknown"}  # by `EcrAccount.mounts`
+LATEST_TIME = 1e11  # seconds since 1970; a credential that expires later is not shown as expiring
 
 
 async def check_access(config: Config, console: Console) -> int:
-    """Ask every repository in use, tell what works and what is missing; return the exit status."""
+    """Try the rights in every repository of the mappings, and show them. Returns the exit status."""
     with closing(connect(console)) as transport:
         places = places_in_use(config)
         for registry, _ in places:
@@ -65,8 +65,9 @@ async def check_access(config: Config, console: Console) -> int:
 
 
 def places_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
-    """Return each repository once; one that is source and target of mappings is a target. Those of
-    image layouts are left out: nobody logs in to a directory.
+    """Return the repositories of the mappings, each once, without those in image layouts.
+
+    A repository that is both a source and a target is returned as a target.
     """
     places = dict[tuple[Registry, str], Side]()
     for mapping in config.mappings:
@@ -80,27 +81,29 @@ def places_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
 
 @dataclass
 class Access:
-    """What one repository let us do."""
+    """The rights that were found in one repository."""
 
     repository: RemoteRepository
-    rights: list[str] = field(default_factory=list)  # "pull" and "push", as far as they worked
-    upload: str | None = None  # at a target: "opened", or "absent" without the repository
+    rights: list[str] = field(default_factory=list)  # of "pull" and "push", those that worked
+    # "opened" if an upload could be started, "absent" if the target repository does not exist, or
+    # None if no upload was tried
+    upload: str | None = None
     error: SyncError | None = None
-    asks_for_login: bool = True  # whether the registry asks for a login at all
-    account: EcrAccount | None = None  # only at a target in ECR
+    asks_for_login: bool = True  # False if the registry never asks for credentials
+    account: EcrAccount | None = None  # None if the repository is not a target in ECR
 
     @property
     def source(self) -> str | None:
-        """Where the credential that the registry took was found; None where it took none."""
+        """Where the accepted credential was found. None if the registry accepted no credential."""
         login = self.repository.host.authenticator
-        is_taken = login.is_proven and not login.is_anonymous and self.asks_for_login
-        if not is_taken:
+        is_accepted = login.is_proven and not login.is_anonymous and self.asks_for_login
+        if not is_accepted:
             return None
         return login.credential.found_at
 
     @property
     def expires(self) -> str | None:
-        """The end of a cloud's login in UTC; None where it is unknown or beyond `LATEST_TIME`."""
+        """When a cloud login expires, in UTC. None if this is unknown or later than LATEST_TIME."""
         cloud_login = self.repository.host.authenticator.cloud_login
         expires = cloud_login.expires if cloud_login else math.inf
         if not 0 <= expires < LATEST_TIME:
@@ -108,7 +111,7 @@ class Access:
         return time_text(expires)
 
     def as_json(self) -> dict[str, object]:
-        """Return the row of the JSON document."""
+        """Return the entry in `access` of the JSON document."""
         registry = self.repository.host.registry
         return {
             "registry": registry.alias,
@@ -124,7 +127,10 @@ class Access:
 
 
 def print_access(access: Access, console: Console) -> None:
-    """Print a line about a repository, or log its error; `--json` prints all of them at the end."""
+    """Print a line about a repository, or log its error.
+
+    With `--json` only errors are logged, because the document lists all repositories.
+    """
     error = access.error
     if error is not None:
         message = f"{error.code}: {error}"
@@ -137,7 +143,7 @@ def print_access(access: Access, console: Console) -> None:
 
 
 def remarks_on(access: Access) -> list[str]:
-    """Say where a login comes from, how long it lasts, and what keeps a push from being tried."""
+    """Return the remarks of a line: the credential, its expiry, and why no push was tried."""
     login = access.repository.host.authenticator
     remarks = [access.source or "anonymous"]
     if access.source is None and not login.is_anonymous:
@@ -157,7 +163,7 @@ def remarks_on(access: Access) -> list[str]:
 
 
 def mounting_remark(account: EcrAccount) -> str:
-    """Say whether blobs are mounted between the repositories of an account in ECR."""
+    """Describe whether an ECR account mounts blobs between its repositories."""
     if account.mounts is None:
         return f"cannot tell whether blobs are mounted between repositories: {account.reason}"
     if account.mounts:
@@ -166,19 +172,20 @@ def mounting_remark(account: EcrAccount) -> str:
 
 
 class AccessCheck:
-    """Tries repositories, and the credential of each registry."""
+    """Tries the rights in repositories, and the credential of each registry."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        # By registry that was shown the credential: whether it asks for a login at all.
+        # For each registry whose requests all succeeded without the credential: one check of the
+        # credential, with the result whether the registry ever asks for a login.
         self._asks_for_login = dict[RegistryClient, Once[bool]]()
 
-        self._accounts: dict[RegistryClient, EcrAccount] = {}  # by registry in ECR
-        # By registry: held while it is asked for its account.
+        self._accounts: dict[RegistryClient, EcrAccount] = {}  # settings, for each registry in ECR
+        # For each registry in ECR, held while its settings are requested.
         self._account_locks = defaultdict[RegistryClient, anyio.Lock](anyio.Lock)
 
     async def try_repository(self, repository: RemoteRepository) -> Access:
-        """Try what a run would do in a repository, and the credential it would do it with."""
+        """Try the rights that a run needs in a repository. An error is returned in the result."""
         access = Access(repository)
         try:
             with repository.adding_place("check", str(repository)):
@@ -187,7 +194,7 @@ class AccessCheck:
             access.error = error
             is_missing = isinstance(error, RegistryError) and error.status == 404
             if is_missing and access.account and access.account.created_on_push is None:
-                # The usual hint ends with a command, so the other remedy goes in front.
+                # The usual hint ends with a command, so this advice is put in front of it.
                 template = "add a repository creation template for CREATE_ON_PUSH"
                 error.hint = f"{template}, or {error.hint}"
 
@@ -198,28 +205,31 @@ class AccessCheck:
         try:
             await self._try_rights(access)
         except RegistryError as error:
-            # A registry may say 404 before it asks for a login. Where the login is refused, that is
-            # the error to tell.
+            # The registry may have answered 404 without asking for a login. If it refuses the
+            # credential, report that error instead of the 404.
             if error.status == 404:
-                await self._prove_credential(repository.host, repository)
+                await self._check_credential(repository.host, repository)
             raise
-        access.asks_for_login = await self._prove_credential(repository.host, repository)
+        access.asks_for_login = await self._check_credential(repository.host, repository)
 
     async def _try_rights(self, access: Access) -> None:
-        """Read, and at a target open an upload; SyncError where access is refused."""
+        """Try to pull, and at a target to push. Raises SyncError if a right is missing."""
         await self._try_pull(access)
         is_target = access.repository.side is Side.TARGET
         if is_target and access.upload != "absent":
             await self._try_push(access)
 
     async def _try_pull(self, access: Access) -> None:
-        """List tags; SyncError where that is refused and a push cannot be tried either."""
+        """List one page of tags. Sets `access.upload` to "absent" if a push would create the repository.
+
+        Raises SyncError if the listing is refused, unless this is a target that may still allow pushes.
+        """
         repository = access.repository
         call = repository.build_call("tag_list", "GET", "tags/list?n=1")
         try:
             await self._transport.request(repository.host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
         except RegistryError as error:
-            # Whoever may not list a repository may be allowed to push to it.
+            # A credential that may not list tags may still be allowed to push.
             may_take_pushes = repository.side is Side.TARGET and error.status in (401, 403, 404)
             if not may_take_pushes:
                 raise
@@ -231,7 +241,7 @@ class AccessCheck:
             access.rights.append("pull")
 
     async def _may_be_created(self, access: Access) -> bool:
-        """Say whether a push may create a repository that does not exist."""
+        """Report whether a push can create the repository, which does not exist."""
         host = access.repository.host
         if host.registry.kind == "ecr_public":
             return False
@@ -241,11 +251,11 @@ class AccessCheck:
         return True
 
     async def _try_push(self, access: Access) -> None:
-        """Open an upload and cancel it; SyncError where that is refused."""
+        """Start an upload and cancel it. Raises SyncError if the registry refuses it."""
         repository = access.repository
         host = repository.host
         async with self._transport.pool.lease(host.origin) as lease:
-            # An upload begins without the blob's digest, and this one has no blob.
+            # The digest is only sent at the end of an upload, and this upload is cancelled before.
             no_blob = Descriptor("", "", 0)
             upload = Upload(repository, self._transport, lease, no_blob)
             await upload.start()
@@ -256,7 +266,7 @@ class AccessCheck:
             access.account = await self._account_of(host)
 
     async def _account_of(self, host: RegistryClient) -> EcrAccount:
-        """Return what ECR tells of a registry's account; it is asked once."""
+        """Return the settings of a registry's AWS account. They are requested once per registry."""
         from _regsync.auth.aws import EcrAccount, read_account
 
         login = host.authenticator.cloud_login
@@ -267,25 +277,29 @@ class AccessCheck:
                 self._accounts[host] = await read_account(login.machine, host.registry)
         return self._accounts[host]
 
-    async def _prove_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
-        """Show the credential, once, to a registry that has let in requests without it: a push may need
-        it later, and a wrong one is to be known now.
+    async def _check_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
+        """Check the credential with a registry. Returns False if the registry never asks for a login.
 
-        Returns whether the registry asks for a login at all. A refusal is raised for each repository.
+        If the registry has already accepted the credential, no request is sent. Otherwise the check is
+        made once per registry, because a push may need the credential later. If the registry refuses
+        the credential, RegistryError is raised for each of its repositories.
         """
         if host not in self._asks_for_login:
             if host.authenticator.is_proven:
                 return True
             self._asks_for_login[host] = Once()
         try:
-            show = partial(self._show_credential, host, repository)
-            return await self._asks_for_login[host].get(show)
+            send = partial(self._send_credential, host, repository)
+            return await self._asks_for_login[host].get(send)
         except SyncError as error:
+            # The error may be that of a check for another repository, and names it.
             raise error.without_place() from error.__cause__
 
-    async def _show_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
-        """Ask `/v2/`, and return whether the registry asks for a login; RegistryError where it refuses
-        the credential. A registry that wants logins anywhere wants one there.
+    async def _send_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
+        """Request `/v2/` with the credential. Returns whether the registry asks for a login.
+
+        A registry that asks for logins in any repository asks for one here. Raises RegistryError if the
+        credential is refused.
         """
         login = host.authenticator
         if login.is_anonymous and login.cloud_login is None:
@@ -296,12 +310,13 @@ class AccessCheck:
         except RegistryError as error:
             if error.status in (401, 403):
                 raise
-            return False  # without this endpoint, there is nowhere to show the credential
+            return False  # the registry lacks this endpoint, so the credential cannot be checked
         if login.is_proven:
             return True
 
-        # A registry that answers 200 may send challenges all the same, as zot does. Without
-        # challenges it may look at no login, so that a second 200 proves nothing.
+        # The registry has answered without asking for the credential. zot sends its challenges even
+        # then. Send the credential now: without challenges, a second 200 does not prove that it is
+        # valid, because the registry may ignore it.
         challenges = answer.headers.all("www-authenticate")
         if not await login.offer(challenges, repository.api_name, repository.rights):
             return False
