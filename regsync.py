@@ -1,7 +1,7 @@
 """regsync copies container images and their referrers between OCI registries.
 
-This is the public face: `main` is the program, the other names are for embedding. The code is in
-`_regsync`, which is not an API.
+This module is the public API: `main` is the program, and the other names are for programs that embed
+it. The package `_regsync` is private.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ __all__ = ["RegsyncError", "__version__", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program with `argv` (default: the process's arguments) and return its exit status."""
-    from _regsync import fips  # first of all, so that nothing touches OpenSSL before its gate
+    """Run the program with the arguments `argv` and return its exit status.
+
+    If `argv` is None, the program runs with the arguments of the process and ends the process.
+    """
+    from _regsync import fips  # must come first: no module may use OpenSSL before the FIPS gate
 
     open_missing_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
@@ -41,29 +44,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_missing_streams() -> None:
-    """Open what the caller has closed, so that no socket gets the number of a standard stream."""
+    """Replace closed standard streams, so that no socket gets the descriptor of a standard stream."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             from _regsync.files import empty_input, lost_output
 
-            take_number()
+            occupy_descriptor()
             setattr(sys, name, empty_input() if name == "stdin" else lost_output())
 
 
-def take_number() -> None:
-    """Open something, so that the lowest free number is free no more."""
+def occupy_descriptor() -> None:
+    """Open a file and leave it open. The file gets the lowest free descriptor."""
     try:
         os.open(os.devnull, os.O_RDWR)
-    except OSError:  # a root without /dev
+    except OSError:  # there may be no /dev
         os.open(os.sep, os.O_RDONLY)
 
 
 def end_by_signals(*, is_watch: bool) -> None:
-    """Let a signal end the process at once until a run listens to it: there is nothing to save yet.
+    """Let SIGINT and SIGTERM end the process at once, until a run installs its own handlers.
 
-    An exception could come where nobody passes it on, and the first process of a container does not
-    get a signal for which it has no function. A watch ends well by a signal, and reads its
-    configuration anyway when it begins.
+    Nothing needs to be saved before a run begins. The handlers raise no KeyboardInterrupt, because
+    library code might suppress the exception. The default action is not sufficient either: the kernel
+    ignores it for the first process of a container. A watch ends with success, and ignores SIGHUP
+    because it has not read its configuration yet.
     """
     on_signal = end_with_success if is_watch else end_interrupted
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -82,10 +86,10 @@ def end_with_success(number: int, frame: FrameType | None) -> None:
 
 
 def end_at_once(status: int) -> NoReturn:
-    """End without the interpreter's own ending: all files and connections are closed by now.
+    """End the process without the interpreter's finalization. All files have been closed.
 
-    The interpreter would wait for a thread that a silent name server holds, and nobody can end that
-    thread. It would also take all modules apart: a sixth of the time of a run with nothing to do.
+    The interpreter would wait for a thread that is blocked in name resolution, and such a thread
+    cannot be interrupted. Finalization also takes a sixth of the time of a run that copies nothing.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,14 +1,14 @@
-"""The program behind `regsync.py`. Nothing here is an API; `regsync.py` is the public face.
+"""The program behind `regsync.py`. This package is private; `regsync.py` is the public API.
 
-Eight packages and a few modules beside them, which import downwards only: docs/design.md ("The house") lists them, and
-tests/test_layering.py holds the list against the imports.
+docs/design.md ("The house") lists the packages and modules. A module imports only from lower layers,
+which tests/test_layering.py checks.
 """
 
 import sys
 
 __version__ = "0.1.0"
-# The one constant in which the two builds differ; tools/build_zipapp.py writes the first of them
-# into dist/regsync.pyz. A checkout behaves as the second.
+# Whether a FIPS provider is required. tools/build_zipapp.py sets True in dist/regsync.pyz. The builds
+# differ only in this line.
 FIPS_BUILD = False
-# Whether this is the static executable (tools/build_static.py), which has a module in C of its own.
+# Whether this is the static executable. tools/build_static.py adds the module `_regsync_native`.
 IS_STATIC = "_regsync_native" in sys.builtin_module_names
