@@ -1,10 +1,11 @@
-"""One registry as this run knows it: how it is connected to, its login, its errors.
+"""The client of one registry: its connections, its login, its errors.
 
-Owns: the files that a configuration names, each read once a run; one TLS context for all who trust
-and show the same; why it is asked nothing more, first contact, how an answer becomes an error.
-May not know: when a request is sent, and what it asks for; which connections there are.
-Invariants: a client certificate goes to its own registry only (I6); no error shows a secret, or
-what a terminal would obey (R10, R18); metadata services are asked without a proxy (R20).
+Owns: the files that a configuration names, each read once per run; TLS contexts, shared by all
+registries with the same certificates; first contact; the error that stops a registry; the
+conversion of an answer into an error.
+May not know: when a request is sent and what it is for; the open connections.
+Invariants: a client certificate is shown to its own registry only (I6); no error contains a secret
+or a terminal's control characters (R10, R18); metadata services are never reached by proxy (R20).
 Follows: docs/design.md sections 6 and 9, docs/protocol-facts.md sections 8.1, 8.2 and 9.2.
 """
 
@@ -35,22 +36,22 @@ from _regsync.providers import api_host
 from _regsync.registry.recovery import Peer
 from _regsync.text import Secrets, one_line
 
-# The part of a URL or a path that may hold signatures; it matches in linear time.
+# Matches the query of a URL, which may contain a signature, in linear time.
 _QUERY = r"\?\S+"
 
 
 class Host(Protocol):
-    """Where repositories are, as this run knows it: a registry or a layout."""
+    """The host of repositories, as this run uses it: a registry or an image layout."""
 
-    # Why it is asked nothing more in this run.
+    # The error with which all further requests of this run fail; None if the host is in use.
     stop_error: SyncError | None
 
-    # Whether it can be asked how much of a broken upload it has (rule 16).
+    # Whether an upload session can report how many bytes it has received (rule 16).
     can_resume: bool
 
     @property
     def key(self) -> str:
-        """How reports name it: `host:port`."""
+        """The name of the host in reports: HOST:PORT."""
 
     @property
     def registry(self) -> Registry: ...
@@ -60,23 +61,25 @@ class Host(Protocol):
 
     @property
     def peer(self) -> object:
-        """What an outage of it is noted with (`SyncError.unreachable_peer`)."""
+        """The value of `SyncError.unreachable_peer` during an outage of this host."""
 
     @property
     def secrets(self) -> Secrets:
-        """What no text may show."""
+        """The secrets that must not appear in any text."""
 
     def redact(self, text: str) -> str:
-        """Return a text on one line without its secrets."""
+        """Return the text on one line and without secrets."""
 
     def stop(self, error: SyncError, until: float = -math.inf) -> None:
-        """Let all further requests of this run fail with an error. A later run asks again, after a
-        time on the clock of `anyio.current_time`.
+        """Make all further requests of this run fail with an error.
+
+        A later run tries the host again, if it begins after `until` on the clock of
+        `anyio.current_time`.
         """
 
 
 class RegistryClient:
-    """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
+    """A registry under one credential. All aliases of one HOST:PORT share the client."""
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class RegistryClient:
         self.key = registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port, registry)
 
-        # Whether the registry can be reached, and the service that was last asked for its tokens.
+        # The reachability of the registry, and of the service that issued its last token.
         self.peer = peers(self.origin)
         self.token_peer: Peer | None = None
 
@@ -103,24 +106,24 @@ class RegistryClient:
             wall=wall,
         )
 
-        # Whether this run has asked for it.
+        # Whether this run uses the client. A client that a run did not use is dropped.
         self.is_used = True
 
-        # Why it is asked nothing more in this run (docs/design.md section 9), and until when later
-        # runs ask nothing either.
+        # The error with which all further requests of this run fail (docs/design.md section 9), and
+        # the time until which requests of later runs fail too.
         self.stop_error: SyncError | None = None
         self._stopped_until = -math.inf
 
-        # Rule 1: one request goes first, and the others wait for its outcome. The host is met when
-        # that is known.
+        # Rule 1: until a first request is complete, one request at a time is sent, with this lock
+        # held. `has_answered` is set earlier: when the head of any answer has arrived.
         self.has_answered = False
         self.is_first_contact_done = False
         self.first_contact = anyio.Lock()
 
-        # Whether broken uploads are resumed (rule 16). False after the registry refused that once.
+        # Whether broken uploads are resumed (rule 16). Set to False when the registry refuses that.
         self.can_resume = True
 
-        # What to say where a registry by http may speak https only.
+        # The hint if the registry is configured with http, but may serve only https.
         self.https_hint: str | None = None
         if registry.scheme == "http":
             secure = self.origin._replace(scheme="https")
@@ -128,24 +131,27 @@ class RegistryClient:
 
     @property
     def secrets(self) -> Secrets:
-        """What no text may show."""
+        """The secrets that must not appear in any text."""
         return self.authenticator.secrets
 
     def redact(self, text: str) -> str:
-        """Return a text on one line without its secrets."""
+        """Return the text on one line and without secrets."""
         return self.authenticator.redact(text)
 
     def stop(self, error: SyncError, until: float = -math.inf) -> None:
-        """Let all further requests of this run fail with an error. A later run asks again, after a
-        time on the clock of `anyio.current_time`.
+        """Make all further requests of this run fail with an error.
+
+        A later run tries the host again, if it begins after `until` on the clock of
+        `anyio.current_time`.
         """
         self.stop_error = error.without_place()
-        # A failure of what was under way does not shorten the time that the registry has asked for.
+        # A later failure of a request in flight must not shorten the wait that the registry asked
+        # for.
         self._stopped_until = max(self._stopped_until, until)
 
     def begin_run(self, now: float) -> None:
-        """Let another run begin. A registry that was stopped is tried again, by a first contact, where
-        it may be asked by now.
+        """Prepare for another run. A registry that was stopped is tried again with a first contact,
+        unless it asked to wait longer.
         """
         self.is_used = False
         self.authenticator.begin()
@@ -156,16 +162,17 @@ class RegistryClient:
             self.is_first_contact_done = False
 
     def error_of(self, answer: Response, wall_now: float) -> RegistryError:
-        """Turn an answer, whose body has been read, into an error with the registry's own words,
-        cleaned (R18).
+        """Convert an answer, whose body has been read, into an error with the cleaned text of the
+        registry (R18).
         """
         status = answer.status
-        codes, said = parse_error_body(answer.body)
-        # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
-        said = one_line(re.sub(_QUERY, "?...", self.authenticator.redact(said)))
+        codes, text = parse_error_body(answer.body)
+        # Some servers repeat the request in the error, so secrets and the queries of URLs are
+        # removed (R10).
+        text = one_line(re.sub(_QUERY, "?...", self.authenticator.redact(text)))
         digests = re.findall("sha(?:256|512):[0-9a-f]{64,128}", answer.body.decode("latin-1"))
         error = RegistryError(
-            f"status {status}: {said}" if said else f"status {status}",
+            f"status {status}: {text}" if text else f"status {status}",
             status=status,
             codes=codes,
             digests=frozenset(digests),
@@ -176,7 +183,7 @@ class RegistryClient:
         return error
 
     def _hint(self, answer: Response) -> str | None:
-        """Say what may help against a refusal, where its status tells."""
+        """Return a hint for a refusal, or None if no hint is known for its status."""
         login = self.authenticator
         body = answer.body
         if answer.status == 429 and login.is_anonymous:
@@ -184,14 +191,14 @@ class RegistryClient:
         if answer.status in (401, 403):
             return login.denied_hint
         if answer.status == 400 and b"SSL certificate" in body:
-            return CLIENT_CERT_HINT  # as nginx words it
+            return CLIENT_CERT_HINT  # the text of nginx
         if answer.status == 400 and (not body or b"HTTPS" in body):
-            return self.https_hint  # as Go and nginx word it; the answer to a HEAD has no words
+            return self.https_hint  # the text of Go and nginx; the answer to a HEAD has none
         return None
 
 
 class Dialer:
-    """Opens connections as the configuration of a registry wants it."""
+    """Connects to origins as the configuration of a registry prescribes."""
 
     def __init__(
         self,
@@ -203,16 +210,19 @@ class Dialer:
         timeouts: Timeouts,
     ) -> None:
         self._environ = environ
-        self._home = home
+        self._home = home  # the user's home directory
         self._log = log
         self._timeouts = timeouts
 
+        # Files, TLS contexts and names of certificate files, each read once until `renew`.
         self.read = cache(read)
         self._contexts = cache(partial(make_context, environ=environ))
         self._certs_d = cache(find_certs_d)
 
     def prepare(self, registry: Registry) -> None:
-        """Read what the configuration names for a registry; ConfigError when it is unusable."""
+        """Read the files that the configuration of a registry names. Raises ConfigError if one is
+        unusable.
+        """
         if registry.is_layout:
             return
         if registry.scheme == "https":
@@ -221,8 +231,9 @@ class Dialer:
         proxy_for(registry.scheme, host, registry.port, self._environ, registry.proxy)
 
     def renew(self, registries: Collection[Registry]) -> None:
-        """Read again what the configuration names; ConfigError when that is unusable: what was read
-        before stays.
+        """Read the files that the configuration names again.
+
+        Raises ConfigError if one is unusable; the previous contexts stay in use then.
         """
         self.read.cache_clear()
         contexts = self._contexts
@@ -238,13 +249,15 @@ class Dialer:
             raise
 
     async def dial(self, origin: Origin, known: Registry | None, *, is_foreign: bool) -> Stream:
-        """Connect to an origin; ConnectFailed when that fails.
+        """Connect to an origin. Raises ConnectFailed if that fails.
 
-        `known` is the registry of this run that answers there, if one does. `is_foreign`: another
-        registry has sent us there, so that no client certificate is shown, not even to `known`.
+        `known` is the registry of this run at that origin, if there is one. `is_foreign` means that
+        another registry has named the origin: no client certificate is shown then, not even to
+        `known`.
         """
         registry: Registry | None = known if known is not None and is_foreign else origin.via
         override = registry.proxy if registry else None
+        # `reason` names the setting that decided.
         proxy, reason = proxy_for(
             origin.scheme,
             origin.host,
@@ -253,7 +266,7 @@ class Dialer:
             override,
             heeds_exemptions=known is None,
         )
-        # A metadata service is asked without a proxy, whatever its name is (R20).
+        # A metadata service is never reached by proxy, whatever its name is (R20).
         if origin.scheme == "http" and known is None and not is_foreign:
             proxy = None
         via_proxy = f" through {proxy}" if proxy else ""
@@ -282,7 +295,9 @@ class Dialer:
     def _context(
         self, registry: Registry | None, *, has_certificate: bool = True
     ) -> ssl.SSLContext:
-        """Return what a registry's configuration trusts, with its client certificate or without."""
+        """Return the TLS context for a registry's configuration, with or without its client
+        certificate.
+        """
         if registry is None:
             return self._contexts()
         files = self._certs_d(self._home, registry.authority, registry.port)
@@ -293,7 +308,7 @@ class Dialer:
 
 
 def _name_proxy(error: ConnectFailed, proxy: Proxy, reason: str, *, is_configured: bool) -> None:
-    """Say in an error through which proxy it came, and what named that proxy."""
+    """Add to an error the proxy that was used, and `reason`, the setting that named the proxy."""
     if str(proxy) not in error.message:
         error.message = f"through the proxy {proxy}: {error.message}"
     if error.hint is None or "HTTPS_PROXY" in error.hint:

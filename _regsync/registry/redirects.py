@@ -1,9 +1,9 @@
-"""Where a `Location` leads: to a redirect's end, a listing's next page, an upload session.
+"""Resolve the `Location` of an answer: a redirect, a listing's next page, an upload session.
 
-Owns: the reading of a `Location`, and which places are refused.
+Owns: the parsing of a `Location`, the locations that are refused.
 May not know: requests, answers, credentials.
-Invariants: R3 and R4 (no place is less safe than the one that names it); a signed URL stays byte
-for byte what it was.
+Invariants: R3 and R4 (a location is not less safe than the origin that names it); the text of a
+signed URL is not changed.
 Follows: docs/protocol-facts.md sections 1.7, 1.13 and 9.2 (R1, R3, R4).
 """
 
@@ -21,8 +21,10 @@ _ABSOLUTE_URL = re.compile(r"(?P<origin>https?://[^/?#]*)(?P<target>[^#]*)", re.
 
 
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
-    """Resolve a `Location` that was answered to a request for `path` at `base`. Returns its origin, and
-    its path with the query. Raises ProtocolBroken if it is unusable.
+    """Resolve the `Location` of the answer to a request for `path` at `base`.
+
+    Returns the origin, and the path with the query. Raises ProtocolBroken if the location is not
+    usable.
     """
     url = _ABSOLUTE_URL.match(location) or _ABSOLUTE_URL.match(_join(f"{base}{path}", location))
     if url is None:
@@ -34,7 +36,7 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
         raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
     scheme, host, port = _split_origin(url["origin"])
 
-    # A registry behind a TLS proxy may not know its own scheme (I6).
+    # A registry behind a TLS proxy may name its own host with http (I6).
     schemes = (base.scheme, scheme)
     if schemes == ("https", "http") and host == base.host and port in (None, base.port):
         return base, target
@@ -42,7 +44,8 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
 
 
 def _join(base: str, location: str) -> str:
-    # An absolute URL is not joined: that would drop an empty parameter, which signatures cover.
+    # `location` is a relative reference. urljoin() must not see an absolute URL, because it would
+    # drop an empty parameter, which a signature may cover.
     from urllib.parse import urljoin
 
     try:
@@ -51,11 +54,12 @@ def _join(base: str, location: str) -> str:
         raise ProtocolBroken("the Location of the answer is not a URL") from error
 
 
-# A registry names the same few origins at each upload.
+# Cached, because a registry names the same few origins for each upload.
 @lru_cache(maxsize=64)
 def _split_origin(origin: str) -> tuple[str, str, int | None]:
-    """Split `scheme://host:port`. The port is None if it is not given. Raises ProtocolBroken if there
-    is no host, or a login.
+    """Split `scheme://host:port`. The port is None if it is not given.
+
+    Raises ProtocolBroken if the host is missing, or if there is a login.
     """
     from urllib.parse import urlsplit
 
@@ -71,7 +75,7 @@ def _split_origin(origin: str) -> tuple[str, str, int | None]:
 
 
 def check_foreign(base: Origin, origin: Origin) -> None:
-    """Refuse another origin that is less safe than the one that names it (R3, R4)."""
+    """Raise ProtocolBroken if an origin is less safe than the `base` that names it (R3, R4)."""
     if origin == base:
         return
     if base.scheme == "https" and origin.scheme != "https":
