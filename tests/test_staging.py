@@ -63,7 +63,7 @@ class Source:
 
 async def bring(staging: Staging, blob: Descriptor, source: Source, *, disk: bool = True) -> None:
     """Have a blob staged, and use it no further."""
-    async with staging.keeping(blob, source, disk=disk):
+    async with staging.keeping(blob, source, may_use_disk=disk):
         pass
 
 
@@ -202,7 +202,7 @@ async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_rea
     blobs = [described(bytes([number]) * 1000) for number in range(4)]
 
     async def use(number: int) -> None:
-        async with staging.keeping(blobs[number], sources[number], disk=False):
+        async with staging.keeping(blobs[number], sources[number], may_use_disk=False):
             with staging.opened(blobs[number]) as pieces:
                 assert await content(pieces) == bytes([number]) * 1000
 
@@ -212,7 +212,7 @@ async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_rea
     # What somebody uses stays, and what has no place beside it is left to the asker.
     async with AsyncExitStack() as users:
         for number in (2, 3):
-            keeping = staging.keeping(blobs[number], sources[number], disk=False)
+            keeping = staging.keeping(blobs[number], sources[number], may_use_disk=False)
             await users.enter_async_context(keeping)
         with pytest.raises(NoRoom):
             await use(0)
@@ -240,7 +240,7 @@ async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_
     staging = Staging(str(tmp_path))
     kept, used, late = (described(bytes([n]) * SMALL_BLOB) for n in range(3))
     await bring(staging, kept, Source(bytes(SMALL_BLOB)), disk=False)
-    async with staging.keeping(used, Source(bytes([1]) * SMALL_BLOB), disk=False):
+    async with staging.keeping(used, Source(bytes([1]) * SMALL_BLOB), may_use_disk=False):
         staging.memory.reserved = staging.memory.size - SMALL_BLOB
         staging.make_room_for_chunks()
         with pytest.raises(NoRoom):
@@ -269,7 +269,7 @@ async def test_what_is_held_for_one_sender_is_read_nowhere_and_given_back(
             assert staging.retain(blob, memoryview(body))
             assert staging.retain(blob, memoryview(body)), "for another sender too"
         source = Source(bodies[0])
-        async with staging.keeping(blobs[0], source, disk=False):
+        async with staging.keeping(blobs[0], source, may_use_disk=False):
             staging.release(blobs[0])
             assert staging.retain(blobs[0], memoryview(bodies[0])), "the other sender has it in use"
             with staging.opened(blobs[0]) as pieces:
@@ -824,7 +824,7 @@ async def test_a_failed_runs_blobs_serve_the_next_one_when_they_verify(tmp_path:
     await bring(failed, described(LARGE), Source(LARGE))
     other = b"x" * (SMALL_BLOB + 5)
     await bring(failed, described(other), Source(other))
-    failed.close(sweep=False)
+    failed.close(remove_files=False)
     spoilt = tmp_path / "staged" / "sha256" / described(other).digest[7:]
     spoilt.write_bytes(b"y" * len(other))
     following, kept, lost = Staging(str(tmp_path)), Source(LARGE), Source(other)
@@ -851,9 +851,9 @@ async def test_what_is_kept_for_one_target_only_never_goes_to_disk(
 async def test_what_a_failed_run_left_goes_with_the_next_one_that_ends_well(tmp_path: Path) -> None:
     failed = Staging(str(tmp_path))
     await bring(failed, described(LARGE), Source(LARGE))
-    failed.close(sweep=False)
+    failed.close(remove_files=False)
     (left,) = files(tmp_path)
-    for options in ({"sweep": False}, {"leftovers": False}):
+    for options in ({"remove_files": False}, {"remove_leftovers": False}):
         Staging(str(tmp_path)).close(**options)
         assert files(tmp_path) == [left]
     Staging(str(tmp_path)).close()
@@ -870,7 +870,7 @@ async def test_a_failed_run_leaves_only_what_it_could_not_send(
     with pytest.raises(ZeroDivisionError):
         async with staging.keeping(described(broken), Source(broken)):
             raise ZeroDivisionError
-    staging.close(failed=True)
+    staging.close(has_run_failed=True)
     assert files(tmp_path) == [f"staged/sha256/{described(broken).digest[7:]}"]
 
 
@@ -879,6 +879,6 @@ async def test_without_the_lock_only_what_this_run_staged_goes(tmp_path: Path) -
     another = Staging(str(tmp_path))
     await bring(another, described(other), Source(other))
     await bring(own, described(LARGE), Source(LARGE))
-    own.close(leftovers=False)
+    own.close(remove_leftovers=False)
     assert files(tmp_path) == [f"staged/sha256/{described(other).digest[7:]}"]
     another.close()

@@ -101,7 +101,7 @@ def check_idle(transport: Transport) -> None:
     """Nobody has a permit, a place in a window or a stream, and nobody waits for one."""
     for limit in transport.gate.limits.values():
         assert (limit.in_use, limit.bodies, limit.large_bodies) == (0, 0, {"read": 0, "write": 0})
-        assert not any(meter.window.inside for meter in limit.meters.values())
+        assert not any(meter.window.occupants for meter in limit.meters.values())
     assert not any(transport.gate._queues.values())
     assert not any(host.first_contact.locked() for host in transport._clients.values())
     assert not any(host.authenticator._tokens.pending for host in transport._clients.values())
@@ -114,7 +114,7 @@ def check_let_go(run: Noted) -> None:
     assert staging.memory.reserved == 0
     assert not +staging._readers
     assert not +staging._users
-    assert not any(lock.locked() for lock in staging._pulling.values())
+    assert not any(lock.locked() for lock in staging._pull_locks.values())
     if run._report.interrupted:
         return
     assert not execution.images

@@ -329,7 +329,9 @@ class Run:
         # Staged files that this run did not write may belong to another process, unless this run holds
         # the lock of the state. Only then may they be deleted.
         self._staging.close(
-            sweep=not self.scheduler.is_draining, failed=has_failed, leftovers=self._state.is_writer
+            remove_files=not self.scheduler.is_draining,
+            remove_leftovers=self._state.is_writer,
+            has_run_failed=has_failed,
         )
         self._layouts.close(remove_partials=not self.scheduler.is_draining and not has_failed)
         self._discovery.save_logins()

@@ -1,11 +1,11 @@
-"""Keep blobs that several places need: small ones in memory, the others on disk.
+"""Stage blobs that several uploads need: small blobs in memory, larger blobs on disk.
 
-Owns: the staged files, each named by its digest alone (R16); the bodies in memory; the memory for
-    chunks on their way; how a body is sent from memory or from disk.
+Owns: the staged files, each named by its digest alone (R16); the staged bodies in memory; the memory
+    for chunks that are being sent; how a body is sent from memory or from disk.
 May not know: registries, HTTP.
-Invariants: a file under its digest's name has been hashed and is whole, even where other runs stage
-    in the same directory. A file that a killed or failed run left is used if it still has its
-    digest. A run that ends well leaves nothing.
+Invariants: a file that is named by its digest is complete and has been hashed, even if other runs
+    stage in the same directory. A file that a killed or failed run has left is used if it still has
+    its digest. A run that succeeds leaves no file.
 Follows: docs/specification.md section 1.1, docs/design.md section 6 (rule 13) and section 8.
 """
 
@@ -47,44 +47,46 @@ from _regsync.text import printable, reason_of
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# Bytes up to which a blob is kept in memory (docs/design.md section 6, rule 13).
+# The size in bytes up to which a blob may be staged in memory (docs/design.md section 6, rule 13).
 SMALL_BLOB = 1024 * 1024
 
-# Bytes for bodies in memory and chunks together (the same rule).
+# Bytes of memory for staged bodies and for chunks together (the same rule).
 _MEMORY_BUDGET = 48 * 1024 * 1024
 
-# Seconds without a write after which a partial file is taken for a killed run's.
+# A partial file that was not written to for so many seconds is considered abandoned by a killed run.
 _ABANDONED_SECONDS = 24 * 3600.0
 
-# Bytes at each end of a staged file that `next` reads, even where `write_to` sends the rest. The first
-# ones leave in one write with the head of the request. The last ones leave only when the file has been
-# checked.
+# Bytes at each end of a staged file that `next` reads, even if `write_to` sends the bytes between. The
+# first bytes are sent in one write with the head of the request. The last bytes are sent only after
+# the file has been checked.
 _READ_AT_ENDS = 64 * 1024
 
-# Bytes of a file that the system is asked to send before other tasks have their turn.
+# The most bytes of a file that one call of sendfile may send before other tasks run.
 _LONGEST_WRITE = 4 * 1024 * 1024
 
+# The name of a staged file: the hexadecimal digest of its blob.
 _STAGED_NAME = re.compile("[0-9a-f]{64,128}")
 
-# Reads a blob from its source to the end, verified, and hands each piece to a sink. A piece is
-# valid until the sink returns.
+# Takes one piece of a blob. The piece is valid until the sink returns.
 Sink = Callable[[memoryview], Awaitable[None]]
+
+# Reads a whole blob from its source, verifies it, and passes each piece to a sink.
 Reader = Callable[[Sink], Awaitable[None]]
 
 
 class StagingFailed(SyncError):
-    """The disk is full or cannot be used; no further blob is tried in this run."""
+    """The disk is full or cannot be used. No later blob of this run is staged on disk."""
 
     code = "CONFIG_ERROR"
 
 
 class NoRoom(StagingFailed):
-    """There is no room for this blob: it is larger than the limit, or nothing can make way for it."""
+    """There is no room for this blob: it exceeds the limit, or too few other blobs can be removed."""
 
 
 @contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
-    """Raise StagingFailed in place of the system's errors."""
+def _wrapping_disk_errors() -> Iterator[None]:
+    """Raise StagingFailed in place of OSError."""
     try:
         yield
     except OSError as error:
@@ -95,22 +97,24 @@ def _disk_errors() -> Iterator[None]:
 
 
 class MemoryPieces(Pieces):
-    """The body of a request, from memory: `body` from `offset` on.
+    """The body of a request that is in memory: the bytes of `body` from `offset`.
 
-    `complete`: its last piece has been given.
+    `complete` is set when the last piece has been returned.
     """
 
     def __init__(self, body: bytes | memoryview, offset: int = 0) -> None:
         self.length = len(body) - offset
         self.complete = False
+        # Whether a piece has been returned.
         self._has_begun = False
         self._body = memoryview(body)
+        # The bytes that have not been returned yet.
         self._rest = self._body[offset:]
 
     async def next(self) -> memoryview:
-        """Return the next piece; empty at the end."""
-        # A connection that breaks within the first piece is replaced, and the piece is sent again:
-        # it is kept small, so that few bytes are sent twice.
+        """Return the next piece. Returns an empty piece at the end."""
+        # If the connection breaks within the first piece, the piece is sent again over another
+        # connection. The first piece is small, so that few bytes are sent twice.
         size = LARGE_PIECE if self._has_begun else PIECE
         self._has_begun = True
         piece = self._rest[:size]
@@ -119,16 +123,16 @@ class MemoryPieces(Pieces):
         return piece
 
     def part(self, start: int, end: int) -> MemoryPieces:
-        """Return a part of the body as one of its own."""
+        """Return the bytes from `start` to `end` as a body of their own."""
         return MemoryPieces(self._body[:end], start)
 
 
 class FilePieces(Pieces):
-    """The body of a request, from a staged file: its bytes from `offset` to `end`.
+    """The body of a request that is in a staged file: its bytes from `offset` to `end`.
 
-    `complete`: its last piece has been given. `is_verified`: this very file has been hashed before.
-    Any other file is sent as a whole, and hashed on its way: its last piece leaves only when the digest
-    is right (I3).
+    `complete` is set when the last piece has been returned. `is_verified` means that this run has
+    hashed the file and that the file is unchanged. Any other file must be sent as a whole. It is
+    hashed while it is sent, and its last piece is returned only if the digest matches (I3).
     """
 
     def __init__(
@@ -137,25 +141,29 @@ class FilePieces(Pieces):
         self.length = end - offset
         self.complete = False
         self._file = staged
+        # The next byte to send, and the end of the body, as offsets in the file.
         self._offset = offset
         self._end = end
+        # The file's stamp when it was opened. A different stamp at the end means that it was changed.
         self._stamp = stamp_of(staged.fileno())
         self._digest = digest
+        # The hash of the bytes that were read. None if the file is verified.
         self._hash: _Hash | None = None
         if not is_verified:
             algorithm, _ = split_digest(digest)
             self._hash = new_hash(algorithm)
-        self._has_begun = False  # a piece has been given
+        # Whether a piece has been returned.
+        self._has_begun = False
         self._disk = DiskPace()
         self._buffer = memoryview(bytearray())
-        # Takes a byte that is read to see whether the system has it in memory.
+        # One byte to read into, to find out whether the system has a part of the file in memory.
         self._probe = memoryview(bytearray(1))
 
     async def next(self) -> memoryview:
-        """Return the next piece; empty at the end.
+        """Return the next piece. Returns an empty piece at the end.
 
-        Raises StagingFailed when the disk cannot be read, and in place of the last piece when the
-        file was changed meanwhile or does not have its digest.
+        Raises StagingFailed if the disk cannot be read. Raises it in place of the last piece if the
+        file was changed meanwhile or its digest does not match.
         """
         size = PIECE if self._has_begun else _READ_AT_ENDS
         self._has_begun = True
@@ -171,37 +179,39 @@ class FilePieces(Pieces):
         return piece
 
     async def _read_piece(self, size: int) -> memoryview:
-        """Read `size` bytes from where the body stands; fewer where the file ends before."""
-        # The buffer grows only when it has to: where `write_to` sends the rest, the pieces are small.
+        """Read `size` bytes at `_offset`, or fewer if the file ends before."""
+        # The buffer grows only when it has to. If `write_to` sends most of the file, the pieces are
+        # small.
         if len(self._buffer) < size:
             self._buffer = memoryview(bytearray(size))
         room = self._buffer[:size]
-        # A read from memory waits for nothing: without this no other task would run.
+        # A read from memory never waits, so without this line no other task would run.
         await anyio.lowlevel.checkpoint()
         count = self._read_now(room, self._offset)
         if count is None:
-            # A broken disk is met here: `_read_now` returns None for its errors too.
-            with _disk_errors(), self._disk.timing():
+            # `_read_now` returns None for disk errors too. They are raised by this second read.
+            with _wrapping_disk_errors(), self._disk.timing():
                 count = await anyio.to_thread.run_sync(_read, self._file, room, self._offset)
         return room[:count]
 
     def _read_now(self, room: memoryview, offset: int) -> int | None:
-        """Read bytes that the system has in memory; None where it would wait for the disk, or fails.
+        """Read bytes at `offset` if the system has them in memory, and return their number.
 
-        A staged file was just written, so that its bytes are nearly always in memory; a worker thread
-        for each piece would cost more than the reading.
+        Returns None if the read would wait for the disk, or if it fails. A staged file was just
+        written, so its bytes are nearly always in memory. A worker thread for each piece would cost
+        more than the read.
         """
         if not (hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")) or not room:
             return None
         try:
-            # Linux gives what it has in memory, and EAGAIN instead of waiting for the disk.
+            # Linux returns the bytes that are in memory, and fails with EAGAIN instead of waiting.
             return os.preadv(self._file.fileno(), [room], offset, os.RWF_NOWAIT)
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP or self._disk.is_slow:
                 return None
 
-        # The file system cannot tell: tmpfs, which has all in memory, or NFS. The last piece was quick,
-        # so this one probably is too.
+        # The file system does not support RWF_NOWAIT, for example tmpfs, which is all in memory, or
+        # NFS. The last piece was read quickly, so this piece probably is too.
         try:
             with self._disk.timing():
                 return _read(self._file, room, offset)
@@ -209,8 +219,9 @@ class FilePieces(Pieces):
             return None
 
     def _check_file(self) -> None:
-        """Raise StagingFailed if the file was written to since it was opened, or if the bytes that were
-        hashed on their way have another digest.
+        """Raise StagingFailed if the file was changed since it was opened, or its digest is wrong.
+
+        The digest is compared only if the bytes were hashed while they were sent.
         """
         is_same_file = self._stamp == stamp_of(self._file.fileno())
         has_digest = self._hash is None or self._digest.endswith(self._hash.hexdigest())
@@ -218,17 +229,17 @@ class FilePieces(Pieces):
             raise StagingFailed(f"{self._digest} was changed on disk after it had been verified")
 
     def write_to(self, socket: int) -> int:
-        """Have the system copy the next bytes from the file to a plain socket; return how many.
+        """Copy the next bytes from the file to a plain socket by sendfile, and return their number.
 
-        Returns 0 where the caller has to use `next`: when the bytes have to be hashed, when they are
-        the last ones, and when they are not in the system's memory, because the event loop would
-        wait for the disk. Raises StagingFailed when the file cannot be read or has become shorter,
-        OSError as sending does.
+        Returns 0 if the caller has to use `next`: if the bytes have to be hashed, if they are the
+        last bytes, or if they are not in the system's memory, because the event loop would wait for
+        the disk. Raises StagingFailed if the file cannot be read or has become shorter, and OSError
+        if the socket cannot be written to.
         """
         size = min(self._end - _READ_AT_ENDS - self._offset, _LONGEST_WRITE)
         if size < PIECE or self._hash is not None:
             return 0
-        # If the first and the last byte are in memory, so are those between, as a rule.
+        # If the first and the last byte are in memory, the bytes between usually are as well.
         for offset in (self._offset, self._offset + size - 1):
             if self._read_now(self._probe, offset) is None:
                 return 0
@@ -240,7 +251,7 @@ class FilePieces(Pieces):
             is_of_disk = error.errno == errno.EIO
             if not is_of_disk:
                 raise  # the socket cannot be written to
-            with _disk_errors():
+            with _wrapping_disk_errors():
                 raise
         if not count:
             raise StagingFailed(f"{self._digest} has become shorter on disk")
@@ -248,7 +259,7 @@ class FilePieces(Pieces):
         return count
 
     def part(self, start: int, end: int) -> FilePieces:
-        """Return a part of the file as a body of its own, which can be asked for again."""
+        """Return the bytes from `start` to `end` as a body of their own. May be called repeatedly."""
         return FilePieces(self._file, self._digest, end, start, is_verified=True)
 
 
@@ -258,126 +269,145 @@ def _read(file: FileIO, room: memoryview, offset: int) -> int:
 
 
 class _Waiter(NamedTuple):
-    """Somebody who waits for memory; the lowest rank goes first, then who came first."""
+    """A reservation that waits for memory. They are sorted by rank, then by number."""
 
     rank: float
+    # A running number, so that among equal ranks the first one is granted first.
     number: int
+    # Bytes.
     size: int
-    is_served: anyio.Event
+    # Set when the memory is reserved.
+    granted: anyio.Event
 
 
 class MemoryBudget:
-    """Memory of `size` bytes for chunks on their way, of which `reserved` are taken.
+    """Memory of `size` bytes for chunks that are being sent, of which `reserved` bytes are in use.
 
-    A transfer reserves its memory before it is admitted: nobody may wait for memory with a permit
-    of a registry in hand (I8).
+    A transfer reserves its memory before it is admitted, because no task may wait for memory while it
+    holds a permit of a registry (I8).
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.reserved = 0
+        # A heap, lowest rank first.
         self._waiters: list[_Waiter] = []
         self._numbers = count()
 
     @contextlib.asynccontextmanager
     async def reserving(self, size: int, rank: float) -> AsyncIterator[None]:
-        """Hold `size` bytes, no more than the whole budget; who has the lowest rank gets them first."""
+        """Wait for `size` bytes, and reserve them while the block runs.
+
+        `size` may not exceed the whole budget. Waiting reservations are granted by rank, lowest
+        first.
+        """
         if size == 0:
             yield
             return
 
         waiter = _Waiter(rank, next(self._numbers), size, anyio.Event())
         heapq.heappush(self._waiters, waiter)
-        self._serve()
+        self._grant()
         try:
-            await waiter.is_served.wait()
+            await waiter.granted.wait()
             yield
         finally:
-            if waiter.is_served.is_set():
+            if waiter.granted.is_set():
                 self.reserved -= size
             else:  # the wait was cancelled
                 self._waiters.remove(waiter)
                 heapq.heapify(self._waiters)
-            self._serve()
+            self._grant()
 
-    def _serve(self) -> None:
-        """Serve those who wait, in their order, as far as there is room."""
+    def _grant(self) -> None:
+        """Grant waiting reservations in their order, until the next one does not fit."""
         while self._waiters and self.reserved + self._waiters[0].size <= self.size:
             waiter = heapq.heappop(self._waiters)
             self.reserved += waiter.size
-            waiter.is_served.set()
+            waiter.granted.set()
 
 
 class _StagedFile(NamedTuple):
+    """A file that holds a verified blob."""
+
     path: str
+    # Bytes.
     size: int
-    stamp: Stamp  # when it was verified
+    # The file's stamp when it was verified.
+    stamp: Stamp
 
 
 class Staging:
-    """Blobs that are read from their source once, for all who need them.
+    """Blobs that are read from their source once, for several uploads.
 
-    Whoever needs a blob enters `keeping`, which reads the blob from its source if it is not there yet,
-    and sends the body that `opened` gives. Files are in `cache_dir`, or in a temporary directory
-    without one; `limit` bounds their bytes.
+    An upload enters `keeping`, which reads the blob from its source unless it is staged already. Then
+    it sends the body that `opened` yields. Files are in `cache_dir`, or in a temporary directory if
+    there is no `cache_dir`. `limit` bounds their bytes; None means no limit.
     """
 
     def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
         self.memory = MemoryBudget(_MEMORY_BUDGET)
         self._limit = limit
+        # Removes the temporary directory.
         self._cleanup = contextlib.ExitStack()
-        # Empty: a temporary directory is made when it is first needed.
+        # The directory of the staged files. If it is empty, a temporary directory is made when a file
+        # is first staged.
         self._directory = "" if cache_dir is None else os.path.join(cache_dir, "staged")
+        # The folders of digest algorithms that this run has made and tidied.
         self._folders = set[str]()
 
-        # By digest, in the order of their last use.
-        self._memory = dict[str, bytes]()
+        # By digest, the staged bodies in memory and the staged files. The least recently used ones
+        # come first.
+        self._bodies = dict[str, bytes]()
         self._files = dict[str, _StagedFile]()
-        self._memory_size = 0  # of bodies in memory, those that are being read from a source too
-        self._incoming_size = 0  # of files that are being written
-        self._failed: StagingFailed | None = None  # the disk takes no blob any more
+        # Bytes of all bodies in memory, including bodies that are still being read.
+        self._memory_size = 0
+        # Bytes of all files that are still being written.
+        self._incoming_size = 0
+        # Why no blob can be staged on disk any more. None: blobs can be staged on disk.
+        self._disk_failure: StagingFailed | None = None
         self._disk = DiskPace()
 
-        # By digest: who reads the blob from its source now; how many are inside of `keeping`; and how
-        # many of those have its file open.
-        self._pulling = dict[str, anyio.Lock]()
+        # By digest: the lock held while the blob is read from its source, how many uploads are inside
+        # `keeping`, and how many of them have the blob's file open.
+        self._pull_locks = dict[str, anyio.Lock]()
         self._users = Counter[str]()
         self._readers = Counter[str]()
-        # The digests of blobs that somebody failed to send: the next run may try again.
+        # The digests of blobs that were not sent to every target. The next run may need their files.
         self._unsent = set[str]()
 
     @contextlib.asynccontextmanager
     async def keeping(
-        self, blob: Descriptor, read: Reader, *, disk: bool = True
+        self, blob: Descriptor, read: Reader, *, may_use_disk: bool = True
     ) -> AsyncIterator[None]:
-        """Have a blob in memory or on disk while the block runs; a body in memory stays that long.
+        """Stage a blob in memory or on disk. A body in memory is not evicted while the block runs.
 
-        The first who needs it reads its source by `read`, the others wait. A small blob goes to memory
-        while there is room, any other to disk if `disk` allows. A failed read is raised here only: the
-        next one who needs the blob reads again. Raises NoRoom when this blob has no place,
-        StagingFailed when the disk takes no blob at all.
+        The first upload that needs the blob reads it from its source by `read`; the others wait. A
+        small blob is staged in memory if there is room, any other blob on disk. If `read` fails, the
+        next upload that needs the blob reads it again. Raises NoRoom if there is no room for this
+        blob, and StagingFailed if the disk accepts no blob.
         """
         digest = blob.digest
         self._users[digest] += 1
         try:
-            async with self._pulling.setdefault(digest, anyio.Lock()):
-                if digest not in self._memory and digest not in self._files:
-                    await self._pull(blob, read, disk)
+            async with self._pull_locks.setdefault(digest, anyio.Lock()):
+                if digest not in self._bodies and digest not in self._files:
+                    await self._pull(blob, read, may_use_disk=may_use_disk)
             try:
                 yield
             except BaseException:
-                self._unsent.add(digest)  # `close` leaves its file to the next run
+                self._unsent.add(digest)  # `close` leaves the file for the next run
                 raise
         finally:
             self._users[digest] -= 1
 
-    async def _pull(self, blob: Descriptor, read: Reader, disk: bool) -> None:
-        """Read a blob from its source, into memory or to disk."""
+    async def _pull(self, blob: Descriptor, read: Reader, *, may_use_disk: bool) -> None:
+        """Read a blob from its source, into memory or into a file."""
         is_small = blob.size <= SMALL_BLOB
-        # A small blob that can go to disk evicts nothing from memory.
-        if is_small and self._make_room_in_memory(blob.size, evict=not disk):
+        # A small blob that may be staged on disk evicts no other blob from memory.
+        if is_small and self._make_room_in_memory(blob.size, may_evict=not may_use_disk):
             await self._pull_into_memory(blob, read)
-        elif disk:
+        elif may_use_disk:
             await self._pull_into_file(blob, read)
         else:
             raise NoRoom("memory is full")
@@ -386,15 +416,15 @@ class Staging:
     def opened(
         self, blob: Descriptor, offset: int = 0
     ) -> Iterator[MemoryPieces | FilePieces | None]:
-        """Give the body of a blob from `offset` on, inside of `keeping`.
+        """Yield the body of a staged blob from byte `offset`. The caller must be inside `keeping`.
 
-        Gives None when its file had to make way, or another run has removed it: `keeping` brings it
-        back.
+        Yields None if the blob's file has been removed to make room, or by another run. Then the
+        caller has to enter `keeping` again.
         """
         digest = blob.digest
-        if digest in self._memory:
-            body = self._memory.pop(digest)
-            self._memory[digest] = body  # now it is the last one used
+        if digest in self._bodies:
+            body = self._bodies.pop(digest)
+            self._bodies[digest] = body  # now it is the most recently used body
             yield MemoryPieces(body, offset)
             return
 
@@ -403,8 +433,8 @@ class Staging:
             yield None
             return
 
-        # Another run in this directory may have replaced the file by its own: then it is hashed on its
-        # way. A part of it cannot be; the registry checks the digest of the whole.
+        # Another run in this directory may have replaced the file. Then the file is hashed while it is
+        # sent. That is impossible for a part of it: the registry checks the digest of the whole blob.
         is_same_file = self._files[digest].stamp == stamp_of(staged.fileno())
         is_verified = is_same_file or offset > 0
         self._readers[digest] += 1
@@ -415,99 +445,111 @@ class Staging:
             self._readers[digest] -= 1
 
     def retain(self, blob: Descriptor, body: memoryview) -> bool:
-        """Keep a small blob's verified bytes in memory for one who has yet to send them; `release` ends
-        that. False where there is no room.
+        """Stage the verified bytes of a small blob in memory, until `release` is called.
+
+        Returns False if there is no room in memory.
         """
         digest = blob.digest
-        if digest in self._memory or self._users[digest]:
-            return True  # whoever is inside of `keeping` has the bytes, or is about to
-        if blob.size > SMALL_BLOB or not self._make_room_in_memory(blob.size, evict=True):
+        if digest in self._bodies or self._users[digest]:
+            return True  # an upload inside `keeping` has staged the bytes or is about to
+        if blob.size > SMALL_BLOB or not self._make_room_in_memory(blob.size, may_evict=True):
             return False
         self._memory_size += blob.size
-        self._memory[digest] = bytes(body)
+        self._bodies[digest] = bytes(body)
         return True
 
     def release(self, blob: Descriptor) -> None:
-        """Drop what `retain` has kept, unless somebody uses it."""
-        if blob.digest in self._memory and not self._users[blob.digest]:
-            self._memory_size -= len(self._memory.pop(blob.digest))
+        """Remove a blob from memory after `retain`, unless an upload uses it."""
+        if blob.digest in self._bodies and not self._users[blob.digest]:
+            self._memory_size -= len(self._bodies.pop(blob.digest))
 
     def make_room_for_chunks(self) -> None:
-        """Let go of bodies in memory for chunks that have reserved it."""
-        self._make_room_in_memory(0, evict=True)
+        """Evict bodies from memory to make room for the chunks that have reserved memory."""
+        self._make_room_in_memory(0, may_evict=True)
 
-    def close(self, *, sweep: bool = True, failed: bool = False, leftovers: bool = True) -> None:
-        """Let go of everything. With `sweep` the staged files are removed, with `leftovers` those of
-        earlier runs too. With `failed`, the blobs that could not be sent to every target stay for the
-        next run.
+    def close(
+        self,
+        *,
+        remove_files: bool = True,
+        remove_leftovers: bool = True,
+        has_run_failed: bool = False,
+    ) -> None:
+        """Drop all staged blobs.
+
+        With `remove_files` the staged files are removed. With `remove_leftovers` the files of earlier
+        runs are removed too. If `has_run_failed`, the next run may need the blobs that were not sent
+        to every target, so their files are left.
         """
-        if sweep:
+        if remove_files:
             paths = {file.path for file in self._files.values()}
-            if leftovers:
+            if remove_leftovers:
                 paths |= self._paths_of_all_runs()
-            if failed:
+            if has_run_failed:
                 unsent = self._files.keys() & self._unsent
                 paths -= {self._files[digest].path for digest in unsent}
             for path in paths:
                 remove_if_possible(path)
 
         self._files.clear()
-        self._memory.clear()
+        self._bodies.clear()
         self._cleanup.close()
 
     # Memory.
 
-    def _make_room_in_memory(self, size: int, *, evict: bool) -> bool:
-        """Return whether memory has room for `size` bytes more.
+    def _make_room_in_memory(self, size: int, *, may_evict: bool) -> bool:
+        """Return whether memory has room for `size` more bytes.
 
-        With `evict`, bodies that nobody uses make way, the least recently used first.
+        With `may_evict`, unused bodies are removed until there is room, the least recently used
+        first.
         """
         most = self.memory.size - self.memory.reserved - size
-        if evict:
-            unused = [digest for digest in self._memory if not self._users[digest]]
+        if may_evict:
+            unused = [digest for digest in self._bodies if not self._users[digest]]
             for digest in unused:
                 if self._memory_size <= most:
                     break
-                self._memory_size -= len(self._memory.pop(digest))
+                self._memory_size -= len(self._bodies.pop(digest))
         return self._memory_size <= most
 
     async def _pull_into_memory(self, blob: Descriptor, read: Reader) -> None:
-        """Read a blob from its source into memory, which has room for it."""
+        """Read a blob from its source into memory. The caller has checked that there is room."""
         body = bytearray()
 
         async def extend(piece: memoryview) -> None:
             body.extend(piece)
 
-        self._memory_size += blob.size  # before its first byte comes, so that nobody takes the room
+        self._memory_size += blob.size  # counted before the read, so that the room stays free
         try:
             await read(extend)
-            self._memory[blob.digest] = bytes(body)
+            self._bodies[blob.digest] = bytes(body)
         finally:
-            if blob.digest not in self._memory:
+            if blob.digest not in self._bodies:
                 self._memory_size -= blob.size
 
     # Disk.
 
     async def _pull_into_file(self, blob: Descriptor, read: Reader) -> None:
-        """Read a blob from its source into a file. Raises NoRoom for a blob that is too large, and
-        StagingFailed where the disk fails, for all blobs that come later too.
+        """Read a blob from its source into a file.
+
+        Raises NoRoom if the blob is too large. Raises StagingFailed if the disk fails. All later
+        calls then raise it too.
         """
-        if self._failed is not None:
-            raise self._failed.without_place()
+        if self._disk_failure is not None:
+            raise self._disk_failure.without_place()
         self._make_room_on_disk(blob)
 
         self._incoming_size += blob.size
         try:
-            with _disk_errors():
+            with _wrapping_disk_errors():
                 self._files[blob.digest] = await self._stage(blob, read)
         except StagingFailed as error:
-            self._failed = error
+            self._disk_failure = error
             raise
         finally:
             self._incoming_size -= blob.size
 
     async def _stage(self, blob: Descriptor, read: Reader) -> _StagedFile:
-        """Write a blob to its file, unless a killed run left it."""
+        """Write a blob to its file, unless an earlier run has left a file with the right digest."""
         algorithm, encoded = split_digest(blob.digest)
         path = os.path.join(self._folder(algorithm), encoded)
         if _is_file(path):
@@ -527,7 +569,10 @@ class Staging:
         return _StagedFile(path, blob.size, stamp)
 
     def _folder(self, algorithm: str) -> str:
-        """Return the folder for an algorithm's digests; it is made, and tidied, at the first use."""
+        """Return the folder for the files of a digest algorithm.
+
+        The first call makes the folder and removes abandoned files from it.
+        """
         if not self._directory:
             import tempfile  # only a run without a cache_dir needs it
 
@@ -536,7 +581,7 @@ class Staging:
 
         folder = os.path.join(self._directory, algorithm)
         if folder not in self._folders:
-            # One after the other: `makedirs` gives its mode to the last folder alone.
+            # Two calls are needed, because `makedirs` applies the mode only to the last folder.
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             os.makedirs(folder, mode=0o700, exist_ok=True)
             if not is_own_folder(folder):
@@ -549,7 +594,7 @@ class Staging:
         """Remove files until a blob fits, the least recently used first (docs/specification.md
         section 2.7).
 
-        A file stays while somebody reads it. Raises NoRoom.
+        A file is not removed while an upload has it open. Raises NoRoom if the blob does not fit.
         """
         if self._limit is None:
             return
@@ -567,21 +612,24 @@ class Staging:
             raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
 
     def _open_file(self, digest: str) -> FileIO | None:
-        """Open a staged file and note its use; None where it is gone."""
+        """Open a staged file, and mark it as most recently used. Returns None if it is gone."""
         file = self._files.get(digest)
         if file is None:
             return None
-        with _disk_errors():
+        with _wrapping_disk_errors():
             try:
                 staged = FileIO(file.path, opener=open_safely)
             except FileNotFoundError:
-                del self._files[digest]  # another run in this directory has ended, and removed it
+                del self._files[digest]  # another run in this directory has removed it
                 return None
-        self._files[digest] = self._files.pop(digest)  # now it is the last one used
+        self._files[digest] = self._files.pop(digest)  # now it is the most recently used file
         return staged
 
     def _paths_of_all_runs(self) -> set[str]:
-        """Return the staged files of this directory. Partial files stay: somebody may write them."""
+        """Return the paths of all staged files in the directory, whichever run has made them.
+
+        Partial files are left out, because another run may be writing them.
+        """
         paths = set[str]()
         if not self._directory:
             return paths
@@ -597,12 +645,15 @@ class Staging:
 
 
 def _is_file(path: str) -> bool:
-    """Say whether a file is at a path: itself, and not by a link."""
+    """Report whether a path is a regular file and not a symbolic link."""
     return os.path.isfile(path) and not os.path.islink(path)
 
 
 async def _verify(path: str, blob: Descriptor) -> Stamp | None:
-    """Return the stamp of a file that holds a blob; one that holds something else is removed."""
+    """Return the stamp of a file if its digest is that of the blob.
+
+    Otherwise the file is removed, and None is returned.
+    """
     algorithm, encoded = split_digest(blob.digest)
     running = new_hash(algorithm)
     with FileIO(path, opener=open_safely) as staged:
@@ -615,7 +666,7 @@ async def _verify(path: str, blob: Descriptor) -> Stamp | None:
 
 
 def _remove_abandoned(folder: str) -> None:
-    """Remove partial files that nobody has written to for a day."""
+    """Remove partial files that were not written to for _ABANDONED_SECONDS."""
     for name in os.listdir(folder):
         if not name.endswith(PARTIAL_SUFFIX):
             continue

@@ -407,10 +407,10 @@ class BlobTransfer:
     async def _send_staged(self, job: _Job) -> BlobResult:
         """Send a blob from staging. The first job that needs the blob reads it from its source."""
         read = partial(self._read_into_staging, job)
-        on_disk = job.stage_in == "disk"
+        may_use_disk = job.stage_in == "disk"
         while True:
             async with (
-                self._staging.keeping(job.blob, read, disk=on_disk),
+                self._staging.keeping(job.blob, read, may_use_disk=may_use_disk),
                 self._admitted_to_write(job),
             ):
                 self._unsubscribe(job)
