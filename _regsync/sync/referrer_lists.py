@@ -1,10 +1,10 @@
-"""The list of what refers to a manifest: from the referrers API, or under a fallback tag.
+"""Read and write referrers lists: by the referrers API, or under a fallback tag.
 
-Owns: whether a registry has the API, the reading of a list at a source, the merging of one at a
-target.
+Owns: whether a registry has the API, how a list is read at a source, how entries are added to a list
+at a target.
 May not know: which artifacts are wanted, how anything is copied.
-Invariants: what could not be asked is an error, never "none"; an entry that somebody else wrote into
-a fallback list stays.
+Invariants: a failed request is an error. It never counts as an empty list. Entries that other clients
+wrote to a fallback list stay.
 Follows: docs/design.md section 6, rule 15; docs/protocol-facts.md section 1.10.
 """
 
@@ -26,70 +26,78 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.once import Once
 
-# Other writers may replace a fallback list that we put. After so many puts that is an error.
-_MOST_PUTS = 5
+# Attempts to add entries to a fallback list. An attempt fails if another client replaces the list.
+_MOST_ATTEMPTS = 5
 
-# A longer list is not kept in memory, because each of 20,000 images may have one.
-_LONGEST_KEPT_LIST = 64 * 1024  # characters
-# What an entry counts for, beside its annotations.
+# Characters of the longest list that is cached. Longer lists are not cached, because each of 20,000
+# images may have one.
+_LONGEST_CACHED_LIST = 64 * 1024
+# The assumed length of an entry without its annotations.
 _CHARACTERS_OF_ENTRY = 100
 
-# Statuses that say nothing about the API, only about our rights.
+# These statuses say nothing about the API. The credentials lack a right.
 _ACCESS_REFUSED = (401, 403)
 
-# A registry without the API answers with one of these statuses (docs/design.md section 6, rule 15):
-# 200 is a page of HTML.
+# The statuses with which registries without the API answer (docs/design.md section 6, rule 15). The
+# body of a 200 is an HTML page.
 _NO_API_STATUSES = (200, 404, 405, 501)
-# An answer with one of these codes is about the manifest or the repository, not about the API.
+# With one of these error codes, the answer is about the manifest or the repository, not the API.
 _OTHER_CODES = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN"})
 
 
 class ReferrerList(NamedTuple):
-    """What a source lists for a subject."""
+    """The referrers list of a source for a subject."""
 
     entries: tuple[Descriptor, ...]
-    # The manifest under the fallback tag, if the list is from there.
+    # The index under the fallback tag. None if the API has returned the list, or if the source has no
+    # list.
     fallback: Manifest | None = None
 
 
 class ReferrerLists:
-    """The lists of one run: read at sources, written at targets without the API."""
+    """The referrers lists of one run. Lists are written only at targets without the API."""
 
     def __init__(self, discovery: Discovery, knowledge: Knowledge) -> None:
         self._discovery = discovery
         self._knowledge = knowledge
-        # The answers of sources, by source and subject.
+        # The lists of sources, by source and subject.
         self._lists = defaultdict[tuple[RepositoryKey, str], Once[ReferrerList]](Once)
-        # How many subjects each source is asked about.
-        self._subjects = Counter[RepositoryKey]()
+        # By source, the number of subjects whose lists this run has read or will read.
+        self._subject_counts = Counter[RepositoryKey]()
 
-        # By area (`RepositoryKey.area`): held while the area's API is asked for the first time.
+        # By area (`RepositoryKey.area`), a lock that is held while a first request finds out whether
+        # the registry has the API.
         self._first_requests = defaultdict[str, anyio.Lock](anyio.Lock)
-        # By target and fallback tag: held while the list is written.
+        # By target and fallback tag, a lock that is held while the list is written.
         self._writing = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
-        # By target and fallback tag: the digests in the list that this run put or read last.
+        # By target and fallback tag, the digests in the list when this run last read or put the list.
         self._listed_digests = dict[tuple[RepositoryKey, str], set[str]]()
 
-    def has_api(self, where: Repository) -> bool | None:
-        """Say whether a repository's registry has the referrers API, None where that is not known."""
-        return self._knowledge.has_referrers_api(where.key)
+    def has_api(self, repository: Repository) -> bool | None:
+        """Report whether the registry has the referrers API. Returns None if that is unknown."""
+        return self._knowledge.has_referrers_api(repository.key)
 
     # At a source.
 
     def expect_subjects(self, source: Repository, count: int) -> None:
-        """Note that a source will be asked about `count` more subjects (see `tags`)."""
-        self._subjects[source.key] += count
+        """Announce that the lists of `count` more subjects will be read at a source.
 
-    async def tags(self, source: Repository) -> Collection[str] | None:
-        """Return a source's tags; None where it was not listed, and a listing is refused or would cost
-        more requests than it saves.
+        `list_tags_if_cheap` lists the tags of a source only if it has several subjects.
+        """
+        self._subject_counts[source.key] += count
+
+    async def list_tags_if_cheap(self, source: Repository) -> Collection[str] | None:
+        """Return the tags of a source.
+
+        Returns None if the source has not been listed, and a listing would cost more requests than it
+        saves or is refused.
         """
         tags = self._discovery.known_listing(source)
         if tags is not None:
             return tags
-        # Without the API each subject has four tags to be asked for: the fallback tag and cosign's.
-        # From the second subject on one listing costs less.
-        if self.has_api(source) is not False or self._subjects[source.key] < 2:
+        # Without the API, each subject costs four requests: for the fallback tag and three cosign tags.
+        # If there are two subjects or more, a listing costs less.
+        if self.has_api(source) is not False or self._subject_counts[source.key] < 2:
             return None
         try:
             return await self._discovery.list_tags(source)
@@ -99,78 +107,86 @@ class ReferrerLists:
         return None
 
     async def read(self, source: Repository, subject: str) -> ReferrerList:
-        """Return what a source lists for a subject. It is asked once a run, unless the list is long."""
+        """Return the referrers list of a source for a subject. Lists are cached unless they are long."""
         key = (source.key, subject)
-        answer = await self._lists[key].get(partial(self._ask, source, subject))
+        referrers = await self._lists[key].get(partial(self._fetch, source, subject))
 
-        characters = len(answer.entries) * _CHARACTERS_OF_ENTRY
-        for entry in answer.entries:
+        characters = len(referrers.entries) * _CHARACTERS_OF_ENTRY
+        for entry in referrers.entries:
             characters += sum(len(value) for value in entry.annotations.values())
-        if characters > _LONGEST_KEPT_LIST:
+        if characters > _LONGEST_CACHED_LIST:
             self._lists.pop(key, None)
-        return answer
+        return referrers
 
-    async def _ask(self, source: Repository, subject: str) -> ReferrerList:
-        """Ask the API, and without it the fallback tag."""
-        entries = await self._ask_api(source, subject)
+    async def _fetch(self, source: Repository, subject: str) -> ReferrerList:
+        entries = await self._fetch_from_api(source, subject)
         if entries is not None:
             return ReferrerList(entries)
 
-        index = await self._get_fallback(source, subject, await self.tags(source))
-        if index is None or not index.is_index:  # somebody's image may have such a tag
+        index = await self._get_fallback(source, subject, await self.list_tags_if_cheap(source))
+        # An image may happen to have the name of a fallback tag. It is not a list.
+        if index is None or not index.is_index:
             return ReferrerList(())
         return ReferrerList(index.children, index)
 
-    async def _ask_api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
-        """Ask the referrers API; None where there is none, or it refuses this digest."""
-        if self.has_api(where) is None:
-            # Other questions to the area wait: where there is no API, one request shows it for all.
-            async with self._first_requests[where.key.area]:
-                if self.has_api(where) is None:
-                    return await self._try_api(where, subject)
-        if not self.has_api(where):
+    async def _fetch_from_api(
+        self, repository: Repository, subject: str
+    ) -> tuple[Descriptor, ...] | None:
+        """Return the referrers that the API lists.
+
+        Returns None if the registry has no API, or if the API refuses this subject.
+        """
+        if self.has_api(repository) is None:
+            # Other requests to the area wait for the first request. If that shows that there is no API,
+            # they are not sent.
+            async with self._first_requests[repository.key.area]:
+                if self.has_api(repository) is None:
+                    return await self._try_api(repository, subject)
+        if not self.has_api(repository):
             return None
-        return await self._try_api(where, subject)
+        return await self._try_api(repository, subject)
 
-    async def _try_api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
-        """Ask the referrers API, and learn whether there is one (rule 15).
+    async def _try_api(self, repository: Repository, subject: str) -> tuple[Descriptor, ...] | None:
+        """Request the referrers of a subject, and learn whether the registry has the API (rule 15).
 
-        None where there is none, or where it refuses this digest. An error that may be another one next
-        time is raised.
+        Returns None if the registry has no API, or if the API refuses this subject. Raises
+        RegistryError for a temporary error, for a lack of rights, and for a broken answer of an API
+        that is known to exist.
         """
         try:
-            entries = await where.list_referrers(subject)
+            entries = await repository.list_referrers(subject)
         except RegistryError as error:
             if error.retryable or error.status in _ACCESS_REFUSED:
                 raise
-            if self.has_api(where):
-                # It has answered before. So a 200 that is no index is a broken answer, and any other
-                # refusal is about this digest alone.
+            if self.has_api(repository):
+                # A 200 without an index is a broken answer, because the API has worked before. Any
+                # other status refuses only this subject.
                 if error.status == 200:
                     raise
                 return None
             is_about_api = _OTHER_CODES.isdisjoint(error.codes)
             if is_about_api and error.status in _NO_API_STATUSES:
-                self._knowledge.learn_referrers_api(where.key, False)
+                self._knowledge.learn_referrers_api(repository.key, False)
             return None
-        self._knowledge.learn_referrers_api(where.key, True)
+        self._knowledge.learn_referrers_api(repository.key, True)
         return entries
 
     async def _get_fallback(
-        self, where: Repository, subject: str, tags: Collection[str] | None
+        self, repository: Repository, subject: str, tags: Collection[str] | None
     ) -> Manifest | None:
-        """Return what the fallback tag of a subject names, None where the tag is absent.
+        """Return the manifest under the fallback tag of a subject. Returns None if there is no such tag.
 
-        `tags` are all tags of the repository, or None where it was not listed. They save the request
-        where the tag is not among them.
+        `tags` are all tags of the repository, or None if they have not been listed. If they do not
+        include the fallback tag, no request is sent.
         """
         tag = referrers_tag(subject)
-        # This run may have put the tag after the listing.
-        is_newer = (where.key, tag) in self._listed_digests
-        if tags is not None and tag not in tags and not is_newer:
-            return None
+        if tags is not None and tag not in tags:
+            # This run may have put the tag after the listing.
+            is_newer = (repository.key, tag) in self._listed_digests
+            if not is_newer:
+                return None
         try:
-            return await where.get_manifest(tag)
+            return await repository.get_manifest(tag)
         except RegistryError as error:
             if error.status != 404:
                 raise
@@ -181,20 +197,20 @@ class ReferrerLists:
     async def ensure_listed(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
     ) -> set[str]:
-        """Add referrers to a target's list for a subject; return the digests that the list lacked.
+        """Add entries to a target's referrers list for a subject. Returns the digests that were added.
 
-        A target with the API makes its list itself: nothing is added, and nothing was lacking.
+        A registry with the API maintains the list itself, so nothing is added.
         """
-        # One question shows whether the area has the API, while other artifacts wait.
+        # Other artifacts wait until one request has shown whether the registry has the API.
         async with self._first_requests[target.key.area]:
             if self.has_api(target) is None:
                 await self._try_api(target, subject)
         if self.has_api(target):
             return set()
 
-        place = (target.key, referrers_tag(subject))
-        async with self._writing[place]:
-            listed = self._listed_digests.get(place, set())
+        list_key = (target.key, referrers_tag(subject))
+        async with self._writing[list_key]:
+            listed = self._listed_digests.get(list_key, set())
             if listed.issuperset(entry.digest for entry in entries):
                 return set()
             return await self._add_to_list(source, target, subject, entries)
@@ -202,41 +218,41 @@ class ReferrerLists:
     async def _add_to_list(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
     ) -> set[str]:
-        """Put the list under the fallback tag until it has these entries; return the digests added.
+        """Add entries to the list under a target's fallback tag. Returns the digests that were added.
 
-        Few registries can be told to move a tag only where nobody else has moved it. So the list is
-        read, extended, put and looked at again (docs/protocol-facts.md section 1.10).
+        Most registries cannot put a tag on condition that no other client has moved it. So each
+        attempt reads the list, puts it with the missing entries, and checks that the tag names this
+        list (docs/protocol-facts.md section 1.10).
         """
         tag = referrers_tag(subject)
-        place = (target.key, tag)
         added = set[str]()
-        immutable_tag: RegistryError | None = None
-        for _ in range(_MOST_PUTS):
-            held = await self._get_held_list(target, subject)
+        # The error of a put that was refused because the tag is immutable.
+        immutable_error: RegistryError | None = None
+        for _ in range(_MOST_ATTEMPTS):
+            present = await self._get_target_list(target, subject)
             listed = set[str]()
-            if held is not None:
-                listed.update(entry.digest for entry in held.children)
-            self._listed_digests[place] = listed
-            lacking = [entry for entry in entries if entry.digest not in listed]
-            if not lacking:
+            if present is not None:
+                listed.update(entry.digest for entry in present.children)
+            self._listed_digests[target.key, tag] = listed
+            missing = [entry for entry in entries if entry.digest not in listed]
+            if not missing:
                 return added
-            # The registry does not let us move the tag, and the list that it names lacks some.
-            if immutable_tag is not None:
-                raise immutable_tag
-            lacking = [await self._full_entry(source, entry) for entry in lacking]
-            added |= {entry.digest for entry in lacking}
+            if immutable_error is not None:
+                raise immutable_error
+            missing = [await self._full_entry(source, entry) for entry in missing]
+            added |= {entry.digest for entry in missing}
 
-            merged = self._merged_list(source, subject, held, lacking, added)
+            merged = self._merged_list(source, subject, present, missing)
             try:
                 await target.put_manifest(tag, merged)
             except RegistryError as error:
                 if not is_immutable(error):
                     raise
-                # The list may be complete all the same: another writer has put it, or an attempt of
-                # ours whose answer was lost. It is read again.
-                immutable_tag = error
+                # The list may be complete although the put was refused: another client has put it, or
+                # the answer to an earlier put of this run was lost. So it is read once more.
+                immutable_error = error
                 continue
-            # Another writer may have replaced our list.
+            # Another client may have replaced the list since.
             if await target.head_manifest(tag) == merged.digest:
                 listed.update(entry.digest for entry in merged.children)
                 return added
@@ -246,38 +262,41 @@ class ReferrerLists:
         raise conflict.with_place(target.side, "list referrers in", target.reference(tag))
 
     async def _full_entry(self, source: Repository, entry: Descriptor) -> Descriptor:
-        """Return an entry as a list has it: that of a lock has only its digest."""
+        """Return an entry with all its fields. An entry from a lock has only its digest."""
         if entry.media_type:
             return entry
         return referrer_entry(await self._discovery.manifest(source, entry.digest))
 
-    async def _get_held_list(self, target: Repository, subject: str) -> Manifest | None:
-        """Return the list that a target holds for a subject, None where it holds none."""
-        held = await self._get_fallback(target, subject, self._discovery.known_listing(target))
-        if held is not None and not held.is_index:
+    async def _get_target_list(self, target: Repository, subject: str) -> Manifest | None:
+        """Return the fallback list of a target for a subject. Returns None if there is no list.
+
+        Raises ContentError if the fallback tag names an image.
+        """
+        present = await self._get_fallback(target, subject, self._discovery.known_listing(target))
+        if present is not None and not present.is_index:
             text = "this fallback tag does not hold a list of referrers, and is left as it is"
             error = ContentError(text)
             reference = target.reference(referrers_tag(subject))
             raise error.with_place(target.side, "list referrers in", reference)
-        return held
+        return present
 
     def _merged_list(
         self,
         source: Repository,
         subject: str,
-        held: Manifest | None,
-        lacking: Sequence[Descriptor],
-        added: Collection[str],
+        present: Manifest | None,
+        missing: Sequence[Descriptor],
     ) -> Manifest:
-        """Return the list that the target holds, if any, with the entries that it lacks.
+        """Return the target's present list, extended with the missing entries.
 
-        Where it holds none, and the source's list names just the digests `added`, it gets the source's
-        list byte for byte: the list has the same digest at both then.
+        If the target has no list and the source's list has exactly these entries, returns the source's
+        list, so that both lists have the same digest.
         """
         answer = self._lists[source.key, subject].answer
         source_list = answer[0].fallback if answer else None
-        if held is None and source_list is not None:
-            names_just_these = {entry.digest for entry in source_list.dependencies} == added
-            if names_just_these:
+        if present is None and source_list is not None:
+            listed = {entry.digest for entry in source_list.dependencies}
+            is_same_list = listed == {entry.digest for entry in missing}
+            if is_same_list:
                 return source_list
-        return extend_referrers_list(held, lacking)
+        return extend_referrers_list(present, missing)

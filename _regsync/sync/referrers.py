@@ -607,7 +607,7 @@ class Referrers:
         """Return the cosign tags of a subject that may exist at the source."""
         source = search.source
         cosign_tags = _cosign_tags(subject)
-        listed = await self.lists.tags(source)
+        listed = await self.lists.list_tags_if_cheap(source)
         if listed is not None:
             return [tag for tag in cosign_tags if tag in listed]
         if self.lists.has_api(source) is False:
