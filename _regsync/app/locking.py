@@ -252,7 +252,7 @@ def lock_document(
 
 def exit_status(new: NewLock) -> int:
     codes = [failure.error.code for failure in new.failures]
-    return status_of(codes, all_failed=not new.resolved)
+    return status_of(codes, all_failed=not new.resolved_count)
 
 
 def change_line(change: Change) -> str:

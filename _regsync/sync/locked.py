@@ -1,10 +1,10 @@
-"""A run from a lock: names, digests and artifacts of sources are the lock's.
+"""Take the tags, digests and artifacts of sources from a lock instead of asking the sources.
 
-Owns: the answers of a lock, which replace the requests for tags and referrers that other runs send
-to sources. All else, from the look at a target to the copy by digest, is as in any run.
+Owns: how the lock replaces the requests for tags and referrers that other runs send to sources.
+Everything else, such as the look-ups at targets and the copies by digest, is as in any run.
 May not know: how a lock is written, or read from a file.
-Invariants: no source is asked what a tag names, which tags it has, or what refers to a digest. What
-is copied has the digest that the lock says, or is not copied.
+Invariants: no request is sent to a source to list tags, to resolve a tag or to list referrers. An
+image is copied with the digest in the lock, or not at all.
 Follows: docs/design.md section 12 ("Lock").
 """
 
@@ -38,12 +38,12 @@ from _regsync.sync.referrers import (
 from _regsync.tags import Selection, select
 
 _REMEDY = "run `regsync lock`, and review what has moved"
-# A lock made without `--recheck` takes over the line of an image whose tag has not moved.
+# Without `--recheck` a new lock reuses the line of an image whose digest has not changed.
 _REMEDY_FOR_LINE = "run `regsync lock --recheck`, and review what has changed"
 
 
 class LockedDiscovery(Discovery):
-    """The requests of a run from a lock that find out what has to be copied."""
+    """Discovery that resolves source tags from a lock."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class LockedDiscovery(Discovery):
         reads_only: bool = False,
         wants_all_trees: bool = False,
     ) -> None:
-        """Prepare to answer for sources from `lock`; all else is as in `Discovery`."""
+        """Create a Discovery that uses `lock` for sources. See `Discovery` for the other arguments."""
         super().__init__(
             transport,
             knowledge,
@@ -66,25 +66,24 @@ class LockedDiscovery(Discovery):
         self._lock = lock
 
     def locked_image(self, mapping: MappingRule, tag: str) -> LockedImage:
-        """Return the image of a selected tag."""
+        """Return the image that the lock has for a selected tag."""
         return self._lock.images_of(source_key(mapping))[tag]
 
     async def select_tags(self, mapping: MappingRule) -> Selection:
-        """Return what a mapping selects of the tags in the lock."""
+        """Select the tags of a mapping from the tags in the lock."""
         return select(self._lock.images_of(source_key(mapping)), mapping.tags)
 
     def is_probably_absent(self, tag: TargetTag) -> bool:
-        """Say that a target has the tag, so that it is asked for this one tag.
+        """Return False, so that targets are not listed for absent tags.
 
-        A job without a state runs the same lock again and again. It would list its targets each time,
-        and find its tags there.
+        A job without a state runs the same lock many times, and its targets usually have all the tags.
         """
         return False
 
     async def resolve_at_source(
         self, mapping: MappingRule, reference: str, *, by_head: bool
     ) -> SourceImage:
-        """Return what a tag names in the lock; a digest names itself."""
+        """Resolve a tag from the lock. A digest resolves to itself."""
         if is_digest(reference):
             return await super().resolve_at_source(mapping, reference, by_head=by_head)
         image = self.locked_image(mapping, reference)
@@ -95,8 +94,10 @@ class LockedDiscovery(Discovery):
     async def top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
     ) -> Manifest:
-        """Fetch the manifest of a digest. If it is gone, the image fails, because what its tag names now
-        has not been reviewed.
+        """Fetch the manifest of `digest`.
+
+        Raises SyncError if the manifest is gone. The tag is not resolved again, because only the digest
+        in the lock has been reviewed.
         """
         try:
             return await self.manifest(source, digest, expected)
@@ -115,8 +116,9 @@ class LockedDiscovery(Discovery):
         top: Manifest,
         tags: tuple[TargetTag, ...],
     ) -> TagLookup:
-        """Fetch the manifests that some target lacks. If the trimmed index is not the one in the lock,
-        the image fails.
+        """Fetch the manifests that some target lacks.
+
+        Raises ContentError if the trimmed index does not have the digest in the lock.
         """
         lookup = await super()._fetch_missing_manifests(mapping, source, reference, top, tags)
         if is_digest(reference):
@@ -130,16 +132,17 @@ class LockedDiscovery(Discovery):
 
 
 class LockedReferrers(Referrers):
-    """The artifacts of the images of a run from a lock: those of their lines, no more."""
+    """Referrers that takes the artifacts of an image from its line in a lock."""
 
-    # The base class takes any Discovery; this one needs the lock.
+    # The base class takes any Discovery. This class needs `locked_image`.
     _discovery: LockedDiscovery
 
     def plan_search(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> SearchDepth:
-        """Decide whether targets are asked for an image's artifacts. A target that had all of them
-        after an earlier run is not asked again.
+        """Decide whether targets are asked for an image's artifacts.
+
+        They are not asked if the state says that all targets have all artifacts in the lock.
         """
         usable = self.load_last_checks(mapping, copies)
         is_at_all_targets = all(copy.already_at_target for copy in usable)
@@ -147,7 +150,7 @@ class LockedReferrers(Referrers):
         if is_at_all_targets and not artifacts:
             return SearchDepth.NONE
 
-        # The lock's list of artifacts takes the place of a source's, for the state too.
+        # The state has a hash of the artifacts at the source. Here it is a hash of those in the lock.
         listing_hash = hash_of_list(artifact.digest for artifact in artifacts)
         for copy in usable:
             copy.artifact_search = copy.artifact_search._replace(listing_hash=listing_hash)
@@ -167,16 +170,18 @@ class LockedReferrers(Referrers):
         copies: Sequence[ImageCopy],
         depth: SearchDepth,
     ) -> FoundArtifacts:
-        """Return the artifacts of an image that its targets are to hold. Raises SyncError for one
-        that is gone from the source and lacking at a target.
+        """Return the artifacts of an image that a mapping selects, with their look-ups at targets.
+
+        Raises SyncError if a target lacks an artifact that is gone from the source.
         """
         search = self.search_for(mapping, lookup.source, copies)
         artifacts = await gather(
             partial(self._with_types, search, artifact)
             for artifact in self._locked_artifacts(mapping, lookup)
         )
-        wanted = _wanted(artifacts, search)  # now by all types
-        found = await gather(partial(self._examine_locked, search, artifact) for artifact in wanted)
+        # `_locked_artifacts` has kept artifacts of unknown type. Now every type is known.
+        wanted = _filtered(artifacts, search)
+        found = await gather(partial(self._look_up_locked, search, artifact) for artifact in wanted)
         if not found:
             fail_without_artifact(mapping, lookup, copies)
         return FoundArtifacts(tuple(found))
@@ -184,11 +189,11 @@ class LockedReferrers(Referrers):
     async def find_left_behind(
         self, mapping: MappingRule, lookup: TagLookup
     ) -> tuple[Artifact, ...]:
-        """Return the artifacts in an image's line that a mapping does not take."""
+        """Return the artifacts in an image's line that a mapping does not select."""
         image = self._discovery.locked_image(mapping, lookup.reference)
         wanted = self._locked_artifacts(mapping, lookup) if mapping.artifacts.enabled else []
         return tuple(
-            _found_artifact(artifact, None)
+            _artifact_from_lock(artifact, None)
             for artifact in image.artifacts
             if artifact not in wanted
         )
@@ -196,13 +201,13 @@ class LockedReferrers(Referrers):
     async def find_for_subject(
         self, mapping: MappingRule, tag: str, subject: str
     ) -> list[Artifact]:
-        """Return the artifacts of one subject that are in an image's line."""
+        """Return the artifacts of one subject that are in an image's line and that a mapping selects."""
         source = self._discovery.source_of(mapping)
         image = self._discovery.locked_image(mapping, tag)
         found = list[Artifact]()
-        for artifact in _wanted(image.artifacts, Search(mapping, source), takes_unknown=True):
+        for artifact in _filtered(image.artifacts, Search(mapping, source), keeps_unknown=True):
             if artifact.subject == subject:
-                # The lock says the digest, and no target is asked here.
+                # No look-up is made, because the lock has the digest and no target is asked.
                 lookup = TagLookup(
                     source,
                     reference=artifact.tag or artifact.digest,
@@ -211,12 +216,13 @@ class LockedReferrers(Referrers):
                     source_digest=artifact.digest,
                     targets=(),
                 )
-                found.append(_found_artifact(artifact, lookup))
+                found.append(_artifact_from_lock(artifact, lookup))
         return found
 
     def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
-        """Say whether an artifact is asked about as a subject. What cosign's tag names is one only where
-        the image's line has artifacts of it.
+        """Report whether an artifact may have artifacts of its own.
+
+        For the artifact of a cosign tag this is true only if the image's line has such artifacts.
         """
         image = self._discovery.locked_image(mapping, tag)
         return artifact.entry is not None or any(
@@ -224,30 +230,33 @@ class LockedReferrers(Referrers):
         )
 
     async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
-        """Say that the source holds what the lock names: it is not asked."""
+        """Return True without a request, because the lock names the artifact."""
         return True
 
     def _locked_artifacts(self, mapping: MappingRule, lookup: TagLookup) -> list[LockedArtifact]:
-        """Return the artifacts in an image's line that a mapping takes, as far as the lock says it."""
+        """Return the artifacts in an image's line that a mapping may select.
+
+        An artifact whose type is not in the lock is included, since a filter may select it.
+        """
         image = self._discovery.locked_image(mapping, lookup.reference)
-        return _wanted(image.artifacts, Search(mapping, lookup.source), takes_unknown=True)
+        return _filtered(image.artifacts, Search(mapping, lookup.source), keeps_unknown=True)
 
     async def _with_types(self, search: Search, artifact: LockedArtifact) -> LockedArtifact:
-        """Return an artifact with its types, if the filters need them."""
+        """Return an artifact with its types. They are fetched if the lock lacks them and filters are set."""
         if artifact.types or not search.is_filtered:
             return artifact
         manifest = await self._discovery.manifest(search.source, artifact.digest)
         types = types_of(manifest) if artifact.tag is None else types_of_parts(manifest)
         return artifact._replace(types=tuple(types))
 
-    async def _examine_locked(self, search: Search, artifact: LockedArtifact) -> Artifact:
-        """Find out which targets lack an artifact. Targets that lack the image are not asked."""
+    async def _look_up_locked(self, search: Search, artifact: LockedArtifact) -> Artifact:
+        """Look up an artifact at its targets. No request is sent to targets that lack the image."""
         digest = artifact.digest
         known_to_lack = [target.repository for target in search.targets if target.lacks_image]
         if artifact.tag is None:
             by_digest = await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
-            return _found_artifact(artifact, by_digest)
-        # At the source the digest is fetched, whatever the tag names there now.
+            return _artifact_from_lock(artifact, by_digest)
+        # The artifact is fetched by its digest, because its tag at the source may have been moved.
         tags = self._discovery.new_target_tags(
             search.repositories, search.mapping, digest, artifact.tag
         )
@@ -255,14 +264,15 @@ class LockedReferrers(Referrers):
         lookup = await self._discovery.look_up(
             search.mapping, digest, tags, known_to_lack=known_to_lack
         )
-        return _found_artifact(artifact, lookup)
+        return _artifact_from_lock(artifact, lookup)
 
 
-def _found_artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:
-    """Return a locked artifact in the form in which a search at the source finds artifacts."""
+def _artifact_from_lock(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:
+    """Convert a locked artifact to an Artifact, as a search at the source returns it."""
     entry: Descriptor | None = None
     if artifact.tag is None:
-        # What a list says of it is made of its manifest, which is at hand where a target lacks it.
+        # A referrer list needs a complete descriptor, which is made from the manifest. The manifest has
+        # been fetched if a target lacks the artifact.
         entry = digest_only_descriptor(artifact.digest)
         if lookup is not None and lookup.tree is not None:
             entry = referrer_entry(lookup.tree.root)
@@ -270,19 +280,20 @@ def _found_artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artif
     return Artifact(artifact.subject, reference, entry, lookup, frozenset(artifact.types))
 
 
-def _wanted(
-    artifacts: Sequence[LockedArtifact], search: Search, *, takes_unknown: bool = False
+def _filtered(
+    artifacts: Sequence[LockedArtifact], search: Search, *, keeps_unknown: bool = False
 ) -> list[LockedArtifact]:
-    """Return the artifacts that the filters take. What refers to a refused one is refused as well.
+    """Return the artifacts that pass the filters, unless their subject is an artifact that does not.
 
-    With `takes_unknown` an artifact is taken whose type the lock does not say: its manifest may tell.
+    With `keeps_unknown` artifacts without a type in the lock pass the filters.
     """
+    # Digests of artifacts that do not pass.
     refused = set[str]()
     wanted = list[LockedArtifact]()
-    for artifact in artifacts:  # each stands behind its subject
+    for artifact in artifacts:  # each artifact follows its subject
         has_no_types = len(artifact.types) == 0
-        is_taken = search.wants(frozenset(artifact.types)) or (has_no_types and takes_unknown)
-        if is_taken and artifact.subject not in refused:
+        passes = search.wants(frozenset(artifact.types)) or (has_no_types and keeps_unknown)
+        if passes and artifact.subject not in refused:
             wanted.append(artifact)
         else:
             refused.add(artifact.digest)

@@ -1,9 +1,9 @@
-"""A new lock: sources are asked what the selected tags name, and what refers to it.
+"""Make a new lock: resolve the selected tags at their sources, and find their artifacts.
 
-Owns: which requests a new lock costs, and which lines of the old one stay.
+Owns: which requests a new lock costs, and which lines of the old lock are kept.
 May not know: the lock's file, how a change is shown.
-Invariants: no target is asked. A line whose digest its tag still names stays as it is, at the cost of
-one HEAD. What could not be asked leaves the old lines, or no new lock is made.
+Invariants: no request is sent to a target. The line of a tag whose digest is unchanged stays as it is,
+and costs one HEAD. If a source cannot be asked, its old lines are kept, or no new lock is made.
 Follows: docs/design.md section 12 ("Lock").
 """
 
@@ -37,21 +37,22 @@ from _regsync.sync.referrers import Artifact, Referrers
 
 
 class Failure(NamedTuple):
-    """What could not be resolved."""
+    """A tag or mapping that could not be resolved."""
 
     # `HOST/REPOSITORY:TAG`, or `HOST/REPOSITORY` for a mapping.
     name: str
     error: SyncError
-    # Whether the old lock has lines of this, which stay. Where a mapping has none, no lock is written.
+    # Whether the new lock keeps lines of the old lock in its place. If a mapping failed that has no
+    # old lines, the lock is not written.
     keeps_lines: bool
 
 
 class NewLock(NamedTuple):
-    """What a new lock would hold, and what failed on the way to it."""
+    """A new lock that has not been written, and the failures while it was made."""
 
     lock: Lock
-    # How many images were resolved.
-    resolved: int
+    # How many tags were resolved.
+    resolved_count: int
     failed_mappings: tuple[Failure, ...]
     failed_images: tuple[Failure, ...]
 
@@ -66,34 +67,37 @@ class NewLock(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What the line of a digest says, whichever tag names it."""
+    """The fields of a LockedImage that depend on its digest only, and not on its tag."""
 
     digest: str
     pushed: str | None
     artifacts: tuple[LockedArtifact, ...]
 
 
-class _Answer(NamedTuple):
-    """What became of a tag that a mapping selects."""
+class _TagResult(NamedTuple):
+    """The result of resolving one tag of a mapping."""
 
-    # Its line. Where the image itself is at fault: the old line, or None where it had none.
+    # The new line of the tag. If only this image is at fault, its old line, or None without an old
+    # line. None if `error` is set.
     image: LockedImage | None
-    # What makes the whole mapping fail, because it says nothing about this image alone.
+    # An error that is not the fault of this image alone, so that its mapping fails.
     error: SyncError | None = None
 
 
-class _Outcome(NamedTuple):
-    """What became of a mapping: either an error, or the lines of its images."""
+class _MappingResult(NamedTuple):
+    """The result of resolving one mapping."""
 
     rule: MappingRule
+    # The lines of the images. Not used if `error` is set.
     images: Sequence[LockedImage]
     error: SyncError | None = None
 
 
 class Locking:
-    """The making of one new lock."""
+    """The work of making one new lock."""
 
-    # What the progress display asks of any work. Nothing is copied here, and a signal ends it at once.
+    # The progress display reads these attributes of any work. A lock copies nothing, and ends
+    # immediately after a signal.
     verb = "asking for"
     bytes_moved = 0
     traffic = Traffic()
@@ -105,7 +109,7 @@ class Locking:
         transport: Transport,
         discovery: Discovery,
         referrers: Referrers,
-        old: Lock,
+        old_lock: Lock,
         mappings: Sequence[MappingRule],
         now: int,
         *,
@@ -113,70 +117,76 @@ class Locking:
         recheck: bool = False,
         first_seen: FirstSeen | None = None,
     ) -> None:
-        """Prepare to resolve `mappings`; `now` is in seconds since 1970. With `keeps_others` the lines
-        of other repositories stay. With `recheck` the artifacts of images that have not moved are
-        looked for too. `first_seen` knows when runs first saw a digest.
+        """Prepare to resolve `mappings`. `now` is in seconds since 1970.
+
+        With `keeps_others` the new lock keeps the old lines of repositories outside `mappings`. With
+        `recheck` artifacts are searched for even if the digest of a tag is unchanged. `first_seen` has
+        the times at which earlier runs first saw digests.
         """
         self.transport = transport
+        # How many tags are selected so far, and how many of them have a result.
         self.images_known = 0
         self.images_done = 0
+        # The references of the tags that are being resolved, oldest first. The values are unused.
         self._under_way = dict[str, None]()
 
         self._discovery = discovery
         self._referrers = referrers
-        self._old = old
+        self._old_lock = old_lock
         self._mappings = mappings
         self._now = now
         self._keeps_others = keeps_others
         self._recheck = recheck
         self._first_seen = first_seen
-        self._resolved = 0
+        self._resolved_count = 0
+        # By reference, the tags that could not be resolved.
         self._failed_images = dict[str, Failure]()
 
-        # By source and rule of artifacts: the first mapping that has them. Artifacts are looked for by
-        # each of these rules, so that a line does not depend on the mapping that selects its tag.
+        # By source and artifact rule, the first mapping with this rule. Artifacts are searched for with
+        # every rule of a source, so that a line does not depend on which mapping selects its tag.
         self._mappings_by_artifacts: dict[SourceKey, dict[ArtifactRule, MappingRule]] = defaultdict(
             dict
         )
         for rule in mappings:
             self._mappings_by_artifacts[source_key(rule)].setdefault(artifact_rule(rule), rule)
 
-        # The old lock's line of each digest, under whichever tag, by source and digest.
-        self._old_lines = dict[tuple[SourceKey, str], LockedImage]()
-        for image in old:
-            self._old_lines.setdefault((image.source, image.digest), image)
-        self._old_times = old.first_seen_times()
-        # Those of which mappings take the same artifacts as when the old lock was made.
-        taken_before = _artifacts_taken(old.mappings)
-        taken_now = _artifacts_taken(map(locked_mapping, mappings))
+        # By source and digest, a line of the old lock, whatever its tag.
+        self._old_images = dict[tuple[SourceKey, str], LockedImage]()
+        for image in old_lock:
+            self._old_images.setdefault((image.source, image.digest), image)
+        # By source repository and digest, when the old lock says the digest was first seen.
+        self._old_first_seen = old_lock.first_seen_times()
+        # The sources whose artifact rules are the same as when the old lock was made.
+        old_rules = _artifact_rules(old_lock.mappings)
+        new_rules = _artifact_rules(map(locked_mapping, mappings))
         self._unchanged_sources = {
-            source for source in taken_now if taken_now[source] == taken_before[source]
+            source for source in new_rules if new_rules[source] == old_rules[source]
         }
 
-        # What digests name, for all their tags.
+        # By source and digest, the request for the content of an image. All tags of a digest share it.
         self._contents: dict[tuple[SourceKey, str], Once[_Content]] = defaultdict(Once)
 
     def under_way(self) -> list[str]:
-        """Return the references of the images that are asked for."""
+        """Return the references of the images that are being resolved."""
         return list(self._under_way)
 
     async def resolve(self) -> NewLock:
-        """Ask sources, and return the new lock."""
+        """Resolve all mappings and return the new lock."""
         groups = grouped(self._mappings, lambda rule: [rule.source.authority])
-        outcomes = [
-            outcome
+        results = [
+            result
             for group in await gather(partial(self._resolve_group, group) for group in groups)
-            for outcome in group
+            for result in group
         ]
         self._discovery.warn_of_missing_platforms()
-        return self._assemble(outcomes)
+        return self._new_lock(results)
 
-    # Questions.
+    # Resolving.
 
-    async def _resolve_group(self, group: Sequence[MappingRule]) -> list[_Outcome]:
+    async def _resolve_group(self, group: Sequence[MappingRule]) -> list[_MappingResult]:
         """Resolve the mappings of one source registry."""
-        # All listings come before the first tag, because a listing that one mapping needs may show
-        # signatures of another mapping's images.
+        # All listings are made before the first tag is resolved, because a listing for one mapping may
+        # contain cosign tags of another mapping's images.
         selections = await gather(partial(self._select, rule) for rule in group)
         selected = [
             (rule, tag)
@@ -184,21 +194,21 @@ class Locking:
             if not isinstance(tags, SyncError)
             for tag in tags
         ]
-        answers = await gather(partial(self._resolve_tag, rule, tag) for rule, tag in selected)
+        tag_results = await gather(partial(self._resolve_tag, rule, tag) for rule, tag in selected)
 
-        answers_of = defaultdict[int, list[_Answer]](list)
-        for (rule, _), answer in zip(selected, answers, strict=True):
-            answers_of[rule.index].append(answer)
-        outcomes = list[_Outcome]()
+        results_by_mapping = defaultdict[int, list[_TagResult]](list)
+        for (rule, _), tag_result in zip(selected, tag_results, strict=True):
+            results_by_mapping[rule.index].append(tag_result)
+        mapping_results = list[_MappingResult]()
         for rule, tags in zip(group, selections, strict=True):
             if isinstance(tags, SyncError):
-                outcomes.append(_Outcome(rule, (), tags))
+                mapping_results.append(_MappingResult(rule, (), tags))
             else:
-                outcomes.append(_outcome_of(rule, answers_of[rule.index]))
-        return outcomes
+                mapping_results.append(_mapping_result(rule, results_by_mapping[rule.index]))
+        return mapping_results
 
     async def _select(self, rule: MappingRule) -> Sequence[str] | SyncError:
-        """Return the tags that a mapping selects, or why its source cannot be listed."""
+        """Return the tags that a mapping selects, or the error if its source cannot be listed."""
         try:
             selection = await self._discovery.select_tags(rule)
         except SyncError as error:
@@ -209,50 +219,50 @@ class Locking:
         self.images_known += len(selection.kept)
         return selection.kept
 
-    async def _resolve_tag(self, rule: MappingRule, tag: str) -> _Answer:
-        """Make the line of a tag. Where the image itself is at fault, its old line stays."""
+    async def _resolve_tag(self, rule: MappingRule, tag: str) -> _TagResult:
+        """Resolve a tag. If only its own image is at fault, its old line is kept."""
         name = self._discovery.source_of(rule).reference(tag)
         self._under_way[name] = None
         try:
-            line = await self._make_line(rule, tag)
+            image = await self._resolve_image(rule, tag)
         except SyncError as error:
             is_absent = isinstance(error, RegistryError) and error.status == 404
             is_own_fault = is_absent or isinstance(error, ContentError)
             if not is_own_fault:
-                # The next tag of the source would fail of the same.
-                return _Answer(None, error)
-            old = self._old.images_of(source_key(rule)).get(tag)
-            self._failed_images[name] = Failure(name, error, keeps_lines=old is not None)
-            return _Answer(old)
+                # The next tag of the source would fail with the same error.
+                return _TagResult(None, error)
+            old_image = self._old_lock.images_of(source_key(rule)).get(tag)
+            self._failed_images[name] = Failure(name, error, keeps_lines=old_image is not None)
+            return _TagResult(old_image)
         finally:
             self._under_way.pop(name, None)
             self.images_done += 1
-        self._resolved += 1
-        return _Answer(line)
+        self._resolved_count += 1
+        return _TagResult(image)
 
-    async def _make_line(self, rule: MappingRule, tag: str) -> LockedImage:
-        """Return the line of a tag. It costs one HEAD where the old lock has the digest."""
+    async def _resolve_image(self, rule: MappingRule, tag: str) -> LockedImage:
+        """Return the new line of a tag. This costs one HEAD if the old lock has the digest."""
         source = source_key(rule)
-        old = self._old.images_of(source).get(tag)
+        old_image = self._old_lock.images_of(source).get(tag)
 
-        # A tag that the lock has usually names the same digest still, whose content is in the lock.
-        needs_manifest = old is None and self._needs_manifest(rule)
+        # If the old lock has the tag, the digest is usually unchanged, and no manifest is needed.
+        needs_manifest = old_image is None and self._needs_manifest(rule)
         digest = await self._discovery.resolve_digest(
             self._discovery.source_of(rule), tag, by_head=not needs_manifest
         )
 
-        # A line of the old lock says what the digest holds: this tag's, or else another tag's.
-        is_unmoved = old is not None and old.digest == digest
-        same_digest = old if is_unmoved else self._old_lines.get((source, digest))
-        if same_digest is not None and self._holds_still(rule, same_digest):
+        # A line of the old lock with the same digest has the same content, even under another tag.
+        is_unmoved = old_image is not None and old_image.digest == digest
+        same_digest = old_image if is_unmoved else self._old_images.get((source, digest))
+        if same_digest is not None and self._can_reuse(rule, same_digest):
             content = _Content(digest, pushed=same_digest.pushed, artifacts=same_digest.artifacts)
         else:
-            ask = partial(self._ask_content, rule, tag, digest)
-            content = await self._contents[source, digest].get(ask)
+            fetch = partial(self._fetch_content, rule, tag, digest)
+            content = await self._contents[source, digest].get(fetch)
 
-        # The tag may have moved since the first answer: the content says of which digest it is.
-        if old is not None and old.digest == content.digest:
-            first_seen = old.first_seen  # unchanged, so that the line has the same bytes
+        # `content.digest` differs from `digest` if the tag was moved between two requests.
+        if old_image is not None and old_image.digest == content.digest:
+            first_seen = old_image.first_seen  # keep the bytes of an unchanged line
         else:
             first_seen = self._first_seen_at(source, content.digest)
         return LockedImage(
@@ -265,41 +275,43 @@ class Locking:
         )
 
     def _first_seen_at(self, source: SourceKey, digest: str) -> int:
-        """Return when a digest was first seen in a repository, under whichever tag."""
+        """Return when a digest was first seen in a repository, under any tag."""
         key = source.seen_key(digest)
-        times = [self._now, self._old_times.get(key)]
+        times = [self._now, self._old_first_seen.get(key)]
         if self._first_seen is not None:
             times.append(self._first_seen.time_of(key))
         return min(time for time in times if time is not None)
 
     def _needs_manifest(self, rule: MappingRule) -> bool:
-        """Say whether the line of a new digest says more than the digest."""
+        """Report whether a new line has platforms or artifacts, so that the manifest is needed."""
         artifact_rules = self._mappings_by_artifacts[source_key(rule)]
         return rule.platforms is not None or any(each.enabled for each in artifact_rules)
 
-    def _holds_still(self, rule: MappingRule, line: LockedImage) -> bool:
-        """Say whether an old line is still all that there is of its digest, as far as is known without a
-        request.
+    def _can_reuse(self, rule: MappingRule, old_image: LockedImage) -> bool:
+        """Report whether the content of an old line is still complete.
+
+        It is complete if no artifact was added since, as far as known without a request.
         """
-        if self._recheck or line.source not in self._unchanged_sources:
+        if self._recheck or old_image.source not in self._unchanged_sources:
             return False
 
-        # A listing that was made anyway may show that a signature has come. It is asked about only if
-        # it would be taken: no artifact of a trimmed image's own index is, and with filters only its
-        # manifest would tell.
-        is_trimmed = line.pushed is not None
+        # A listing may show that the image has a new cosign tag. The tag does not matter if the index
+        # was trimmed, because artifacts of the whole index are not copied. If every rule has filters,
+        # the tag is ignored, because only the artifact's manifest shows whether it passes a filter.
+        is_trimmed = old_image.pushed is not None
         has_unfiltered_rule = any(
             artifacts.enabled and not (artifacts.include or artifacts.exclude)
-            for artifacts in self._mappings_by_artifacts[line.source]
+            for artifacts in self._mappings_by_artifacts[old_image.source]
         )
         if is_trimmed or not has_unfiltered_rule:
             return True
-        known_tags = {artifact.tag for artifact in line.artifacts}
-        listed = self._referrers.listed_cosign_tags(self._discovery.source_of(rule), line.digest)
-        return known_tags.issuperset(listed)
+        known_tags = {artifact.tag for artifact in old_image.artifacts}
+        source = self._discovery.source_of(rule)
+        listed_tags = self._referrers.listed_cosign_tags(source, old_image.digest)
+        return known_tags.issuperset(listed_tags)
 
-    async def _ask_content(self, rule: MappingRule, tag: str, digest: str) -> _Content:
-        """Ask what the line of a digest says."""
+    async def _fetch_content(self, rule: MappingRule, tag: str, digest: str) -> _Content:
+        """Fetch what a line says about a digest: its digest at targets, and its artifacts."""
         if not self._needs_manifest(rule):
             return _Content(digest, pushed=None, artifacts=())
 
@@ -308,69 +320,71 @@ class Locking:
         for mapping in self._mappings_by_artifacts[source_key(rule)].values():
             if mapping.artifacts.enabled:
                 for artifact in await self._referrers.list_all(mapping, lookup):
-                    artifacts.setdefault(artifact.reference, _locked(artifact))
+                    artifacts.setdefault(artifact.reference, _locked_artifact(artifact))
         pushed = lookup.digest if lookup.digest != lookup.source_digest else None
         return _Content(lookup.source_digest, pushed, tuple(artifacts.values()))
 
-    # What comes of the answers.
+    # The new lock.
 
-    def _assemble(self, outcomes: Sequence[_Outcome]) -> NewLock:
-        """Make the new lock. A mapping that failed keeps its old lines, if it has any."""
-        mappings = set[LockedMapping]()
-        images = list[LockedImage]()
+    def _new_lock(self, results: Sequence[_MappingResult]) -> NewLock:
+        """Build the new lock. A mapping that failed keeps its old lines, if it has any."""
+        resolved_mappings = list[LockedMapping]()
+        new_images = list[LockedImage]()
+        # The mappings of the old lock whose old lines are kept.
+        kept_mappings = self._other_mappings() if self._keeps_others else []
         failures = list[Failure]()
-        # Sources of which old lines stay.
-        kept = set[SourceKey]()
-        for outcome in outcomes:
-            mapping = locked_mapping(outcome.rule)
-            if outcome.error is None:
-                mappings.add(mapping)
-                images += outcome.images
+        for result in results:
+            mapping = locked_mapping(result.rule)
+            if result.error is None:
+                resolved_mappings.append(mapping)
+                new_images += result.images
                 continue
-            has_old_lines = mapping in self._old.mappings
-            name = str(mapping.source)
-            failures.append(Failure(name, outcome.error, keeps_lines=has_old_lines))
+            has_old_lines = mapping in self._old_lock.mappings
+            failures.append(Failure(str(mapping.source), result.error, keeps_lines=has_old_lines))
             if has_old_lines:
-                mappings.add(mapping)
-                kept.add(mapping.source)
+                kept_mappings.append(mapping)
 
-        if self._keeps_others:
-            others = self._mappings_of_others()
-            mappings.update(others)
-            kept.update(mapping.source for mapping in others)
+        kept_sources = {mapping.source for mapping in kept_mappings}
+        old_images = [
+            image for source in kept_sources for image in self._old_lock.images_of(source).values()
+        ]
+        # Two mappings of one source may have a line for the same tag. The last line in the list counts,
+        # so new lines replace old lines.
+        lock = Lock([*resolved_mappings, *kept_mappings], [*old_images, *new_images])
+        return NewLock(
+            lock,
+            resolved_count=self._resolved_count,
+            failed_mappings=tuple(failures),
+            failed_images=tuple(self._failed_images.values()),
+        )
 
-        old_images = [image for source in kept for image in self._old.images_of(source).values()]
-        # Another mapping of the same source may have a new line for an image: the later one counts.
-        lock = Lock(mappings, [*old_images, *images])
-        return NewLock(lock, self._resolved, tuple(failures), tuple(self._failed_images.values()))
-
-    def _mappings_of_others(self) -> list[LockedMapping]:
-        """Return the old lock's mappings from repositories that are not resolved now."""
+    def _other_mappings(self) -> list[LockedMapping]:
+        """Return the old lock's mappings of repositories that this lock does not resolve."""
         repositories = {source.repository for source in self._mappings_by_artifacts}
         return [
             mapping
-            for mapping in self._old.mappings
+            for mapping in self._old_lock.mappings
             if mapping.source.repository not in repositories
         ]
 
 
-def _outcome_of(rule: MappingRule, answers: Sequence[_Answer]) -> _Outcome:
-    """Return what became of a mapping whose tags have these answers; one error fails all of it."""
-    images = [answer.image for answer in answers if answer.image is not None]
-    errors = [answer.error for answer in answers if answer.error is not None]
-    return _Outcome(rule, images, errors[0] if errors else None)
+def _mapping_result(rule: MappingRule, tag_results: Sequence[_TagResult]) -> _MappingResult:
+    """Combine the results of a mapping's tags. One error fails the whole mapping."""
+    images = [result.image for result in tag_results if result.image is not None]
+    errors = [result.error for result in tag_results if result.error is not None]
+    return _MappingResult(rule, images, errors[0] if errors else None)
 
 
-def _artifacts_taken(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str | None]]:
-    """Return the hashes of what the mappings of each source take of its artifacts."""
-    taken = defaultdict[SourceKey, set[str | None]](set)
+def _artifact_rules(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str | None]]:
+    """Return the hashes of the artifact rules of each source, as LockedMapping has them."""
+    rules = defaultdict[SourceKey, set[str | None]](set)
     for mapping in mappings:
-        taken[mapping.source].add(mapping.artifacts)
-    return taken
+        rules[mapping.source].add(mapping.artifacts)
+    return rules
 
 
-def _locked(artifact: Artifact) -> LockedArtifact:
-    """Return an artifact as a lock has it."""
+def _locked_artifact(artifact: Artifact) -> LockedArtifact:
+    """Convert an artifact to its form in a lock."""
     return LockedArtifact(
         digest=artifact.source_digest,
         subject=artifact.subject,
