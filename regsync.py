@@ -33,11 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_whole_process = argv is None
     if is_whole_process:
         end_by_signals(is_watch=arguments[:1] == ["watch"])
-    closed = fips.closed()
+    closed_reason = fips.closed()
 
     from _regsync.app import cli
 
-    status = cli.main(arguments, closed)
+    status = cli.main(arguments, closed_reason)
     if is_whole_process:
         end_at_once(status)
     return status

@@ -93,7 +93,7 @@ class Comparator(NamedTuple):
 
     low: Version  # included
     high: Version  # not included
-    is_negated: bool  # for `!=`: versions in the interval are refused
+    is_negated: bool  # True for `!=`: versions outside the interval are admitted
     # The release whose pre-release the comparator mentions, if any: 1.2.0 for `>=1.2.0-rc.1`.
     prerelease_of: _Release | None
 

@@ -32,9 +32,9 @@ class _Mark(enum.Enum):
     """A token that is neither literal text nor a character set."""
 
     ANY_RUN = "*"
-    OPEN = "{"
-    NEXT = ","
-    CLOSE = "}"
+    OPEN = "{"  # begins a choice between alternatives
+    NEXT = ","  # separates two alternatives
+    CLOSE = "}"  # ends the choice
 
 
 class _Span(NamedTuple):
@@ -59,6 +59,7 @@ _Token = str | _Mark | _CharacterSet
 
 _ANY_CHARACTER = _CharacterSet((), is_negated=True)  # `?`
 
+# One token of a pattern, except that each character of a literal text is a match of its own.
 _WRITTEN_TOKEN = re.compile(
     r"\\(?P<escaped>.)"
     r"|\[(?P<negated>!?)(?P<members>(?:\\.|[^\]\\])*)\]"
@@ -68,6 +69,7 @@ _WRITTEN_TOKEN = re.compile(
     re.DOTALL,
 )
 
+# A character of a set, or a range of two characters. Each character may follow a backslash.
 _SET_MEMBER = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
 
 
@@ -101,7 +103,7 @@ def _parse_glob(pattern: str) -> _Pattern:
     if has_wildcards:
         return _Pattern(tuple(tokens), literal=None)
 
-    # A literal becomes part of a request without a listing (docs/design.md section 5).
+    # Literals are requested without a listing, so they must be valid tags (docs/design.md section 5).
     literal = "".join(map(str, tokens))
     if not is_tag(literal):
         raise ValueError(
@@ -143,7 +145,7 @@ def _parse_character_set(pattern: str, members: str, *, is_negated: bool) -> _Ch
         raise ValueError(f"{pattern!r}: negate a set by '!', as in [!a-z]")
     spans: list[_Span] = []
     for first, last in _SET_MEMBER.findall(members):
-        low = first[-1]  # without its backslash
+        low = first[-1]  # without a backslash
         high = last[-1] if last else low
         if low > high:
             raise ValueError(f"{pattern!r}: the range {low}-{high} is the wrong way round")

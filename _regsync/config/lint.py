@@ -34,14 +34,14 @@ _DAILY_TAG = (
 
 # Seconds. A shorter `min_age` has no effect because the next run starts later. Another unit was
 # probably meant.
-_LEAST_AGE = 60.0
-_DAY = 86400.0
+_MIN_USEFUL_AGE = 60.0
+_DAY = 86400.0  # seconds
 
 # An alternative or a character set of a glob. Its contents are not examined.
 _GROUPS = r"\{.*\}|\[(?:\\.|[^\]\\])*\]"
 
 # A glob that can match a tag, after its groups have been replaced by `*`.
-_POSSIBLE = r"(?:[A-Za-z0-9_*?][A-Za-z0-9_.*?-]*)?"
+_POSSIBLE_GLOB = r"(?:[A-Za-z0-9_*?][A-Za-z0-9_.*?-]*)?"
 
 # A version above every version that will ever be released.
 _FAR_VERSION = Version((1_000_000_000, 0, 0))
@@ -76,7 +76,7 @@ def _lint_impossible_patterns(rule: TagRule) -> Iterator[LintWarning]:
     for field, pattern in patterns:
         without_groups = re.sub(_GROUPS, "*", pattern, flags=re.DOTALL)
         unescaped = without_groups.replace("\\", "")
-        if re.fullmatch(_POSSIBLE, unescaped) is None:
+        if re.fullmatch(_POSSIBLE_GLOB, unescaped) is None:
             yield LintWarning(field, f"{pattern!r} {why}")
 
 
@@ -88,8 +88,8 @@ def _lint_dropped_literals(rule: TagRule) -> Iterator[LintWarning]:
     # The effect of `latest` and `min_tags` depends on tags that only a listing has.
     selection = select(literals, rule._replace(latest=None, min_tags=None))
     for tag, reason in selection.dropped.items():
-        may_come_back = rule.min_tags and reason != "exclude"
-        if not may_come_back:
+        may_be_restored = rule.min_tags and reason != "exclude"
+        if not may_be_restored:
             yield LintWarning("glob", f"{tag!r} is never copied: the {reason} rule drops it")
 
 
@@ -151,6 +151,7 @@ def lint_repositories(rule: MappingRule) -> Iterator[LintWarning]:
 def _lint_host_in_repository(
     field: str, repository: str, registries: Sequence[Registry]
 ) -> Iterator[LintWarning]:
+    """Warn if the first part of a repository is the host name of one of the registries."""
     first, _, rest = repository.partition("/")
     hosts = [registry.host for registry in registries]
     # A host name without a dot, such as `harbor`, may also be the name of a team.
@@ -161,7 +162,7 @@ def _lint_host_in_repository(
 
 def lint_min_age(seconds: float) -> Iterator[LintWarning]:
     """Warn of a `min_age` that was probably meant in another unit."""
-    if 0 < seconds < _LEAST_AGE:
+    if 0 < seconds < _MIN_USEFUL_AGE:
         trouble = f"{seconds:.0f} seconds have passed before the next run"
         yield LintWarning("min_age", f"{trouble}: write {seconds:.0f}d for days")
 

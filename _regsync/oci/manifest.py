@@ -219,8 +219,8 @@ def parse_manifest(
     wanted_digest = expected.digest if expected else digest
     actual_digest = _digest_of_body(body, like=wanted_digest)
     has_wanted_digest = not wanted_digest or wanted_digest == actual_digest
-    # If the digest is right, every later response will have the same bytes. If the digest is wrong,
-    # the caller may repeat the request.
+    # A body with the wanted digest is final: another response would have the same bytes. After
+    # WrongBytes, the caller may repeat the request.
     error_type = ContentError if has_wanted_digest else WrongBytes
 
     if expected and len(body) != expected.size:
@@ -232,7 +232,7 @@ def parse_manifest(
     except ContentError as error:
         hint = "check whether a proxy or a login page answers in place of the registry"
         raise error_type(error.message, hint=hint) from error
-    own_type = _field(document, "mediaType", str).lower()
+    own_type = _read_field(document, "mediaType", str).lower()
 
     # Schema 1 is refused before digests are compared, because the digest of a schema 1 manifest
     # excludes the signatures and therefore never matches the body.
@@ -278,6 +278,7 @@ def _determine_type(
     `stated_types` are the types in the document, the response header and the index entry, as far as
     they are present. Raises ContentError if they differ, or if the document's fields do not fit the
     type, because two readers could otherwise take the document for two different things (R13).
+    `received` describes the response in error messages.
     """
     if len(set(stated_types)) > 1:
         text = ", ".join(printable(stated, 100) for stated in stated_types)
@@ -324,18 +325,18 @@ def _read_manifest(
 ) -> Manifest:
     """Build the Manifest for a document. Raises ContentError if one of its descriptors is invalid."""
     _check_count(document)
-    config = _descriptor_in(document, "config")
-    subject = _descriptor_in(document, "subject")
-    listed_layers = _descriptors_in(document, "layers")
-    blobs = _descriptors_in(document, "blobs")  # the layers of an old ORAS artifact manifest
-    entries = _descriptors_in(document, "manifests")
+    config = _read_optional_descriptor(document, "config")
+    subject = _read_optional_descriptor(document, "subject")
+    listed_layers = _read_descriptors(document, "layers")
+    blobs = _read_descriptors(document, "blobs")  # the layers of an old ORAS artifact manifest
+    entries = _read_descriptors(document, "manifests")
     single = [descriptor for descriptor in (config, subject) if descriptor is not None]
     _check_sizes([*single, *listed_layers, *blobs, *entries])
 
     # An index of BuildKit's older cache format lists blobs under `manifests`.
     children = tuple(entry for entry in entries if not entry.is_blob)
     layers = (*listed_layers, *blobs, *(entry for entry in entries if entry.is_blob))
-    artifact_type = _field(document, "artifactType", str)
+    artifact_type = _read_field(document, "artifactType", str)
     if not artifact_type and config:
         artifact_type = config.media_type
     return Manifest(
@@ -348,25 +349,25 @@ def _read_manifest(
         children=children,
         subject=subject,
         artifact_type=artifact_type or None,
-        annotations=_annotations(document),
+        annotations=_read_annotations(document),
     )
 
 
 def _check_count(document: Mapping[str, object]) -> None:
-    """Raise ContentError if a document has too many descriptors. Reads none of the descriptors."""
-    single = [key for key in ("config", "subject") if document.get(key) is not None]
-    listed = [len(_field(document, key, list)) for key in ("layers", "blobs", "manifests")]
-    if len(single) + sum(listed) > _MAX_DESCRIPTORS:
+    """Raise ContentError if a document has too many descriptors, without parsing them."""
+    single_keys = [key for key in ("config", "subject") if document.get(key) is not None]
+    lengths = [len(_read_field(document, key, list)) for key in ("layers", "blobs", "manifests")]
+    if len(single_keys) + sum(lengths) > _MAX_DESCRIPTORS:
         raise ContentError(f"the document names more than {_MAX_DESCRIPTORS} blobs or manifests")
 
 
-def _descriptor_in(document: Mapping[str, object], key: str) -> Descriptor | None:
+def _read_optional_descriptor(document: Mapping[str, object], key: str) -> Descriptor | None:
     value = document.get(key)
     return None if value is None else read_descriptor(value, key)
 
 
-def _descriptors_in(document: Mapping[str, object], key: str) -> list[Descriptor]:
-    values = _field(document, key, list)
+def _read_descriptors(document: Mapping[str, object], key: str) -> list[Descriptor]:
+    values = _read_field(document, key, list)
     return [read_descriptor(value, f"{key}[{number}]") for number, value in enumerate(values)]
 
 
@@ -386,23 +387,23 @@ def read_descriptor(value: object, where: str) -> Descriptor:
     try:
         if not isinstance(value, dict):
             raise ContentError("not an object")
-        media_type = _field(value, "mediaType", str)
+        media_type = _read_field(value, "mediaType", str)
         if not re.fullmatch(_MEDIA_TYPE, media_type):
             raise ContentError(f"{printable(media_type, 100)!r} is not a media type")
         return Descriptor(
             media_type=media_type.lower(),
-            size=_size(value),
-            digest=check_digest(_field(value, "digest", str)),
-            platform=_platform(value),
-            annotations=_annotations(value),
-            artifact_type=_field(value, "artifactType", str) or None,
-            data=_data(value),
+            size=_read_size(value),
+            digest=check_digest(_read_field(value, "digest", str)),
+            platform=_read_platform(value),
+            annotations=_read_annotations(value),
+            artifact_type=_read_field(value, "artifactType", str) or None,
+            data=_read_data(value),
         )
     except ContentError as error:
         raise ContentError(f"{where}: {error.message}") from error
 
 
-def _size(descriptor: Mapping[str, object]) -> int:
+def _read_size(descriptor: Mapping[str, object]) -> int:
     size = descriptor.get("size")
     # In Python, bool is a subclass of int.
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < _SIZE_LIMIT:
@@ -410,38 +411,38 @@ def _size(descriptor: Mapping[str, object]) -> int:
     return size
 
 
-def _platform(descriptor: Mapping[str, object]) -> Platform | None:
+def _read_platform(descriptor: Mapping[str, object]) -> Platform | None:
     """Return the platform of a descriptor.
 
     Returns None if the descriptor has no platform, or if no platform filter can match the platform,
     for example because `os` is empty.
     """
-    platform = _field(descriptor, "platform", dict)
+    platform = _read_field(descriptor, "platform", dict)
     if not platform:
         return None
-    parts = [_field(platform, key, str) for key in ("os", "architecture", "variant")]
+    parts = [_read_field(platform, key, str) for key in ("os", "architecture", "variant")]
     try:
         return parse_platform("/".join(parts).rstrip("/"))
     except ValueError:
         return None
 
 
-def _data(descriptor: Mapping[str, object]) -> bytes | None:
+def _read_data(descriptor: Mapping[str, object]) -> bytes | None:
     """Return a descriptor's embedded content. Returns None if it is empty or not valid base64."""
-    text = _field(descriptor, "data", str)
+    text = _read_field(descriptor, "data", str)
     try:
         return binascii.a2b_base64(text) or None
     except ValueError:
         return None
 
 
-def _annotations(document: Mapping[str, object]) -> dict[str, str]:
+def _read_annotations(document: Mapping[str, object]) -> dict[str, str]:
     """Return the annotations whose value is a string. Some documents have null values, too."""
-    annotations = _field(document, "annotations", dict)
+    annotations = _read_field(document, "annotations", dict)
     return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
 
-def _field(document: Mapping[str, object], key: str, kind: type[_T]) -> _T:
+def _read_field(document: Mapping[str, object], key: str, kind: type[_T]) -> _T:
     """Return the value of a field. Raises ContentError if its type is not `kind`.
 
     An absent or null field has the empty value of its type, as in Go.
@@ -468,8 +469,8 @@ def load_json(
     """
     # Every value except the outermost follows one of these characters. Counting them, even inside
     # strings, gives an upper bound without parsing.
-    values = body.count(b"{") + body.count(b"[") + body.count(b",")
-    if values > most_values:
+    value_bound = body.count(b"{") + body.count(b"[") + body.count(b",")
+    if value_bound > most_values:
         raise ContentError(f"the document holds more than {most_values} values; {context}")
 
     too_deep = f"the document nests deeper than {_MAX_JSON_DEPTH}; {context}"
@@ -495,15 +496,15 @@ def load_json(
 
 def _is_deeper_than(levels: int, value: object) -> bool:
     """Report whether an object or list is nested at least `levels` levels inside a value."""
-    nested = _nested_in([value])
+    nested = _containers_in([value])
     for _ in range(levels):
         if not nested:
             return False
-        nested = [inner for outer in nested for inner in _nested_in(outer)]
+        nested = [inner for outer in nested for inner in _containers_in(outer)]
     return bool(nested)
 
 
-def _nested_in(outer: Any) -> list[Any]:
+def _containers_in(outer: Any) -> list[Any]:
     """Return the objects and lists directly inside an object or list."""
     values = outer.values() if isinstance(outer, dict) else outer
     return [value for value in values if isinstance(value, dict | list)]
@@ -536,7 +537,7 @@ def _refuse_number(text: str) -> NoReturn:
     )
 
 
-def _dump(document: Mapping[str, object]) -> bytes:
+def _serialize(document: Mapping[str, object]) -> bytes:
     """Serialize a changed index for the push (docs/design.md section 4)."""
     try:
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
@@ -607,15 +608,15 @@ def _trim(
                 entry = child
         chosen.append(entry)
 
-    entries = _with_attestations(index.children, chosen)
+    entries = _add_attestations(index.children, chosen)
     new_digests = [entry and entry.digest for entry in entries]
     is_changed = new_digests != [child.digest for child in index.children]
-    manifest = _rewritten(index, entries) if is_changed and matched else index
+    manifest = _rewrite_index(index, entries) if is_changed and matched else index
     nested_with_match = {digest: result for digest, result in trimmed.items() if result.matched}
     return TrimmedIndex(manifest, nested_with_match, frozenset(matched), tuple(available))
 
 
-def _with_attestations(
+def _add_attestations(
     children: Sequence[Descriptor], chosen: Sequence[Descriptor | None]
 ) -> list[Descriptor | None]:
     """Return `chosen` with the attestations of each chosen image added at their places."""
@@ -624,7 +625,7 @@ def _with_attestations(
     return [child if child.attested_digest in chosen_digests else entry for child, entry in pairs]
 
 
-def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
+def _rewrite_index(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
     """Return an index with the chosen entries only. Entries for blobs are dropped.
 
     `chosen` has one element for each child, in order: the child's new descriptor, or None to drop the
@@ -645,7 +646,7 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
         kept.append(entry)
     document["manifests"] = kept
 
-    body = _dump(document)
+    body = _serialize(document)
     children = tuple(descriptor for descriptor in chosen if descriptor)
     return index._replace(body=body, digest=digest_of(body), layers=(), children=children)
 
@@ -685,4 +686,4 @@ def extend_referrers_list(existing: Manifest | None, more: Sequence[Descriptor])
             "annotations": dict(referrer.annotations),
         }
         document["manifests"].append({key: value for key, value in entry.items() if value})
-    return parse_manifest(_dump(document), content_type=None)
+    return parse_manifest(_serialize(document), content_type=None)
