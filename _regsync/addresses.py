@@ -1,7 +1,7 @@
-"""Origins (scheme, host and port), and which hosts are this machine's own or private.
+"""Origins (scheme, host and port), and tests for loopback and private hosts.
 
-Owns: default ports, how host and port are written, what is loopback or private.
-May not know: how a name is looked up.
+Owns: default ports, the text form of host and port, the definitions of loopback and private.
+May not know: name resolution.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 # RFC 6052 section 2.1: the IPv4 address is in the last 32 bits.
 _NAT64 = IPv6Network("64:ff9b::/96")
 
-# `127.1`, `2130706433` and `0x7f.1` are IPv4 addresses: no name of a host ends in a number.
+# Matches unusual IPv4 addresses such as `127.1`, `2130706433` and `0x7f.1`. The last label of a host name
+# is never a number.
 _NUMBER_LAST = r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)"
 _LOCAL_NAMES = r"(?:.*\.)?localhost|metadata\.google\.internal"
 
 
 class Origin(NamedTuple):
-    """Scheme, host (lower case, no brackets) and port: what a credential is bound to (R1)."""
+    """A scheme, host and port. Credentials are bound to an origin (R1)."""
 
     scheme: str
-    host: str
+    host: str  # lower case, without brackets
     port: int
-    # The Registry of config.model, a room above this one, that says how it is reached: trust,
-    # client certificate, proxy.
+    # The Registry of config.model with the settings of the connection: trust, client certificate, proxy.
+    # Its type is Any because this module may not import config.model.
     via: Any = None
 
     @property
     def address(self) -> tuple[str, str, int]:
-        """Scheme, host and port alone: the same under all registries that are reached there."""
+        """Scheme, host and port. They are equal for all registries at the same server."""
         return self[:3]
 
     @property
     def authority(self) -> str:
-        """The Host header: brackets for IPv6, no default port."""
+        """The value of the Host header. See `format_authority`."""
         return format_authority(self.scheme, self.host, self.port)
 
     def __str__(self) -> str:
@@ -46,7 +47,7 @@ class Origin(NamedTuple):
 
 
 def format_authority(scheme: str, host: str, port: int) -> str:
-    """Return `host` or `host:port`: brackets for IPv6, no port that is the scheme's own."""
+    """Return `host`, or `host:port` if the port is not the scheme's default. Put IPv6 in brackets."""
     bracketed = f"[{host}]" if ":" in host else host
     # An empty scheme counts as http.
     default = DEFAULT_PORTS.get(scheme, DEFAULT_PORTS["http"])
@@ -54,28 +55,32 @@ def format_authority(scheme: str, host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name, or an address without brackets, is this machine's own."""
+    """Report whether a name, or an address without brackets, refers to this machine."""
     return host in ("localhost", "::1") or re.fullmatch(r"127(?:\.[0-9]{1,3}){3}", host) is not None
 
 
 def is_private(host: str) -> bool:
-    """Return whether a host is, or names, an address that no stranger may send us to."""
+    """Report whether a host is a local name, or an address that is not publicly reachable.
+
+    A server on the internet must not be able to direct requests to such a host.
+    """
     host = host.rstrip(".").lower()
     try:
         address = ip_address(host)
     except ValueError:
         is_local_name = re.fullmatch(_LOCAL_NAMES, host) is not None
-        return is_local_name or is_address_in_disguise(host)
+        return is_local_name or is_unusual_address(host)
 
     if isinstance(address, IPv6Address):
-        address = _ipv4_inside(address) or address
-    # Python counts multicast addresses among the global ones.
+        address = _embedded_ipv4(address) or address
+    # Python's `is_global` is true for multicast addresses.
     return not address.is_global or address.is_multicast
 
 
-def is_address_in_disguise(host: str) -> bool:
-    """Return whether a lower-case host is no address as people write it, but is one to the resolver,
-    as `127.1`.
+def is_unusual_address(host: str) -> bool:
+    """Report whether a host is an address such as `127.1`, which resolvers accept as 127.0.0.1.
+
+    Returns False for addresses in the usual notation. The host must be in lower case.
     """
     try:
         ip_address(host)
@@ -84,8 +89,8 @@ def is_address_in_disguise(host: str) -> bool:
     return False
 
 
-def _ipv4_inside(address: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address inside a mapped one, of 6to4 or of NAT64; None for any other."""
+def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address in an IPv4-mapped, 6to4 or NAT64 address. Returns None otherwise."""
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour

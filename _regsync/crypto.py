@@ -1,11 +1,11 @@
-"""The only door to digests, MACs and signatures.
+"""Digests, MACs and signatures. Every other module uses cryptography through this module.
 
-Owns: which library computes them. In the default build it is OpenSSL alone, behind the gate of
-`fips`.
-May not know: anything else of the program.
+Owns: the choice of the library. The default build uses only OpenSSL, after `fips` has activated the
+FIPS provider.
+May not know: any other module but `fips`.
 Invariants: no message shows a key. Besides `fips`, no other module of `_regsync` imports hashlib,
-hmac or secrets: what chance they need (temporary names, pauses) secures nothing and is
-os.urandom's.
+hmac or secrets. Random numbers for temporary names and pauses come from os.urandom, because no
+security depends on them.
 Follows: docs/design.md sections 1 and 11.
 """
 
@@ -20,22 +20,23 @@ from _regsync.fips import libcrypto, pointer
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# The digest algorithms that this program verifies, and the length of their hexadecimal form
+# The supported digest algorithms, with the length of their digests in hexadecimal digits
 # (descriptor.md of the image specification).
 DIGEST_HEX_LENGTHS = {"sha256": 64, "sha512": 128}
 
 _PEM = r"-----BEGIN (?P<label>[A-Z ]+)-----(?P<text>.*?)-----END (?P=label)-----"
 
-# How rsaEncryption looks in the base64 of a PKCS#8 key's head.
+# The object identifier rsaEncryption, as it appears in the base64 of a PKCS#8 key.
 _RSA_IN_BASE64 = "BgkqhkiG9w0BAQE"
 
-# Bytes of the signature by an RSA key of 16384 bits, the longest that OpenSSL takes.
+# Bytes. The size of a signature with a 16384-bit RSA key, the longest key that OpenSSL accepts.
 _MAX_SIGNATURE = 2048
 
 
 def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Hash:
-    """Return a hash object that has taken `data`; ValueError for another algorithm than `sha256`
-    and `sha512`.
+    """Return a new hash object, updated with `data`.
+
+    Raises ValueError if the algorithm is not `sha256` or `sha512`.
     """
     if algorithm not in DIGEST_HEX_LENGTHS:
         raise ValueError(f"digest algorithm {algorithm!r} is not supported")
@@ -43,18 +44,18 @@ def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Has
 
 
 def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:
-    """Return the hexadecimal digest of `data`; ValueError as `new_hash`."""
+    """Return the hexadecimal digest of `data`. Raises ValueError in the same cases as `new_hash`."""
     return new_hash(algorithm, data).hexdigest()
 
 
 def name_hash(text: str) -> str:
-    """Return the SHA-1 of a text. Another program names files by it; it secures nothing."""
+    """Return the SHA-1 of a text, which the AWS CLI uses for file names. No security depends on it."""
     return _new("sha1", text.encode()).hexdigest()
 
 
 def _new(algorithm: str, data: bytes | bytearray | memoryview) -> _Hash:
     if FIPS_BUILD:
-        # This is OpenSSL. hashlib would fall back to code of its own.
+        # `_hashlib` is OpenSSL. `hashlib` would fall back to Python's own implementations.
         import _hashlib
 
         return _hashlib.new(algorithm, data)
@@ -64,19 +65,20 @@ def _new(algorithm: str, data: bytes | bytearray | memoryview) -> _Hash:
 
 
 def hmac_bytes(key: bytes, data: bytes) -> bytes:
-    """Return the HMAC of `data` by SHA-256."""
+    """Return the HMAC-SHA-256 of `data`."""
     from _hashlib import hmac_digest
 
     return hmac_digest(key, data, "sha256")
 
 
 def sign_rs256(key: str, message: bytes) -> bytes:
-    """Return the RSASSA-PKCS1-v1_5 signature over SHA-256 by a private key in PEM (docs/protocol-facts.md
-    section 5.4). ValueError says why the key cannot be used.
+    """Sign a message by RS256: RSASSA-PKCS1-v1_5 with SHA-256 (docs/protocol-facts.md section 5.4).
+
+    `key` is a private key in PEM. Raises ValueError with the reason if the key is unusable.
     """
     _check_rsa_key(key)
     if IS_STATIC:
-        # A static executable cannot look functions up by their names: it has no ctypes.
+        # The static executable has no ctypes, because it cannot look up C functions by name.
         from _regsync_native import sign_rs256 as sign  # type: ignore[import-not-found]
 
         signature: bytes = sign(key.encode(), message)
@@ -94,8 +96,7 @@ def _sign_by_ctypes(pem: bytes, message: bytes) -> bytes:
     context = pointer(crypto, "EVP_MD_CTX_new")
     private_key = c_void_p()
     try:
-        # The last argument is a pass phrase. Without it, the library would ask for one at the
-        # terminal.
+        # The last argument is the pass phrase. If it were NULL, OpenSSL would prompt on the terminal.
         private_key = pointer(crypto, "PEM_read_bio_PrivateKey", pem_source, None, None, b"")
         if not private_key:
             raise ValueError("does not parse")
@@ -111,11 +112,11 @@ def _sign_by_ctypes(pem: bytes, message: bytes) -> bytes:
         crypto.EVP_MD_CTX_free(context)
         crypto.EVP_PKEY_free(private_key)
         crypto.BIO_free(pem_source)
-        crypto.ERR_clear_error()  # TLS runs on this library too, and would report our errors as its own
+        crypto.ERR_clear_error()  # otherwise Python's TLS would report these errors as its own
 
 
 def _check_rsa_key(key: str) -> None:
-    """Raise ValueError unless a text has an RSA key in PEM, without a pass phrase."""
+    """Raise ValueError unless a text contains an RSA key in PEM without a pass phrase."""
     pem = re.search(_PEM, key, re.DOTALL)
     label = pem["label"] if pem else ""
     text = pem["text"] if pem else ""

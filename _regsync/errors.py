@@ -1,10 +1,10 @@
-"""Every error that a user can see, and what becomes of a command that it ends.
+"""The exceptions that are reported to the user, with their codes, exit statuses and hints.
 
 Owns: the exception tree, the codes and exit statuses of docs/design.md section 2, `Side`, the
 remedies for error statuses of registries.
-May not know: any other module but `text`, so that all can import it.
-Invariants: a message never holds a credential, a signed URL or a whole body; text from a registry
-has passed `printable` before.
+May not know: any other module but `text`, so that all modules can import this module.
+Invariants: a message never contains a credential, a signed URL or a whole body. Text from a registry
+has been made printable by `text.printable`.
 Follows: docs/protocol-facts.md section 9.2, R10 and R18.
 """
 
@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from _regsync.text import strip_userinfo
 
-# The host of an ECR repository: account and region.
+# Matches the beginning of an ECR registry's host name.
 _ECR_HOST = r"(?P<account>[0-9]{12})\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
 
 # Error statuses below 500 after which the same request may succeed (docs/design.md section 9).
 _TEMPORARY_STATUSES = (408, 429)
 
-# Error statuses from 500 on after which the same request will not succeed either.
+# Error statuses above 500 after which the same request will fail again.
 _LASTING_SERVER_ERRORS = (501, 505)
 
 
@@ -32,12 +32,12 @@ class Side(enum.Enum):
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with a configuration."""
+    """One error in a configuration file."""
 
     file: str
-    line: int  # from 1; 0: unknown
+    line: int  # from 1; 0 if unknown
     column: int  # from 1
-    path: str  # of keys; "" for the whole document
+    path: str  # the keys that lead to the value; "" for the whole document
     message: str
 
     def __str__(self) -> str:
@@ -46,24 +46,20 @@ class Problem(NamedTuple):
 
 
 class RegsyncError(Exception):
-    """Base of all errors that are told to the user as one line.
+    """Base class of all errors that are reported to the user as one line."""
 
-    `code` is what reports call it; `exit_status` that of a command that it ends; `hint` the remedy,
-    where one is known.
-    """
-
-    code = "INTERNAL_ERROR"
-    exit_status = 2
+    code = "INTERNAL_ERROR"  # the kind of error in reports
+    exit_status = 2  # of a command that ends with this error
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint  # what the user can do about the error; None if unknown
 
     def drop_frames(self) -> None:
-        """Forget traceback and causes, for an error that is kept.
+        """Delete the traceback and the causes of an error that is stored.
 
-        Their frames hold whole bodies, and a registry can make many errors.
+        Their stack frames reference whole bodies, and a run may store many errors.
         """
         self.__traceback__ = None
         self.__cause__ = None
@@ -71,9 +67,9 @@ class RegsyncError(Exception):
 
 
 class ConfigError(RegsyncError):
-    """The configuration, the command line or a file that they name is unusable.
+    """The configuration, the command line or a file that they refer to is unusable.
 
-    Nothing was attempted.
+    It is raised before any request is sent.
     """
 
     code = "CONFIG_ERROR"
@@ -83,28 +79,29 @@ class ConfigError(RegsyncError):
         self, message: str, *, problems: tuple[Problem, ...] = (), hint: str | None = None
     ) -> None:
         super().__init__(strip_userinfo(message), hint=hint)
-        self.problems = problems
+        self.problems = problems  # the errors in the configuration file, if there are any
 
 
 class SyncError(RegsyncError):
-    """Something failed at a registry.
+    """An operation at a registry failed.
 
-    Most are raised without side, operation and reference: callers that know the place add it.
+    Most errors are raised without side, operation and reference. A caller adds them by `with_place`.
     """
 
-    retryable = False  # whether the same exchange may succeed when it is repeated
+    retryable = False  # whether the same request may succeed if it is repeated
     side: Side | None = None
-    operation: str | None = None
-    reference: str | None = None
+    operation: str | None = None  # for the message, such as "push manifest"
+    reference: str | None = None  # the operand: HOST/REPOSITORY[:TAG][@DIGEST]
     retries = 0  # attempts after the first
 
-    # The peer in whose outage the request failed (`registry.recovery` waits for its end).
+    # The peer that was unreachable when the request failed. `registry.recovery` waits for the end of
+    # the outage.
     unreachable_peer: object | None = None
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Add the parts of the place that the error does not have yet, and return the same error.
+        """Set side, operation and reference unless they are set already. Return the same error.
 
-        `reference` is what `operation` was about: `HOST/REPOSITORY[:TAG][@DIGEST]`.
+        `reference` is the operand of `operation`: `HOST/REPOSITORY[:TAG][@DIGEST]`.
         """
         self.side = self.side or side
         self.operation = self.operation or operation
@@ -112,13 +109,14 @@ class SyncError(RegsyncError):
         return self
 
     def without_place(self) -> SyncError:
-        """Return a copy for another caller, who adds a place of its own: one failed login may fail the
-        requests of many images.
+        """Return a copy without side, operation and reference.
+
+        One failed login may fail requests of many images. Each needs its own copy with its own place.
         """
-        # The classes' own `__init__` would want arguments that are attributes by now.
-        copy = type(self).__new__(type(self), *self.args)
-        copy.__dict__.update(self.__dict__, side=None, operation=None, reference=None, retries=0)
-        return copy
+        # `__init__` is not called, because the subclasses have different parameters.
+        clone = type(self).__new__(type(self), *self.args)
+        clone.__dict__.update(self.__dict__, side=None, operation=None, reference=None, retries=0)
+        return clone
 
     def __str__(self) -> str:
         place = " ".join(filter(None, (self.operation, self.reference)))
@@ -127,7 +125,7 @@ class SyncError(RegsyncError):
 
 
 class WireError(SyncError):
-    """The network or the peer's HTTP failed; `code` is NETWORK_ERROR."""
+    """The connection to a peer failed, or the peer broke the HTTP protocol."""
 
     code = "NETWORK_ERROR"
     retryable = True
@@ -140,31 +138,30 @@ class WireError(SyncError):
         address: tuple[str, int] | None = None,
         brief: str = "",
     ) -> None:
-        """Where the message names a peer, `address` is its host and port, and `brief` the message
-        without that name.
-        """
         super().__init__(message, hint=hint)
-        self.address = address
-        self.brief = brief
+        self.address = address  # the host and port that the message names, or None
+        self.brief = brief  # the message without host and port, if `address` is set
 
 
 class ConnectFailed(WireError):
-    """No connection to the host could be made: name, address, TLS or proxy."""
+    """No connection could be established: name resolution, TCP, TLS or the proxy failed."""
 
-    is_unknown_name = False  # whether the name servers say that nobody has that name
+    is_unknown_name = False  # whether the name servers report that the host name does not exist
 
 
 class TimedOut(WireError):
-    """The peer did not answer, or did not move, in the time that the policy allows."""
+    """The peer did not answer, or sent or accepted no bytes, within the time-out."""
 
 
 class Disconnected(WireError):
-    """The connection ended in the middle of an exchange."""
+    """The connection ended in the middle of a request or an answer."""
 
 
 class LoginExpired(SyncError):
-    """A login was refused, to a body or to another request while this one waited: the exchange has
-    to begin again with another login.
+    """The login of a request was refused, and the whole operation must start again with a new login.
+
+    Either the registry refused a request with a body, which cannot be repeated, or it refused the same
+    login to another request while this request was waiting.
     """
 
     code = "AUTH_ERROR"
@@ -172,7 +169,7 @@ class LoginExpired(SyncError):
 
 
 class ProtocolBroken(WireError):
-    """The peer's bytes are not the HTTP that was agreed on; a repetition would give the same."""
+    """The peer's bytes violate the HTTP protocol. The same request would fail again."""
 
     retryable = False
 
@@ -187,15 +184,16 @@ class AuthError(SyncError):
         self, message: str, *, hint: str | None = None, fatal: bool = False, code: str = code
     ) -> None:
         super().__init__(message, hint=hint)
-        self.fatal = fatal  # no request to this registry can succeed
-        self.code = code  # NETWORK_ERROR where a login service could not be reached
+        self.fatal = fatal  # whether every request to this registry would fail
+        self.code = code  # NETWORK_ERROR if a login service could not be reached
 
 
 class RegistryError(SyncError):
     """A registry answered with an error status."""
 
-    paced = False  # whether the next attempt only waits for its window, without a pause
-    final = False  # whether there is no next attempt
+    # Whether the next attempt waits only for the registry's request window, without a further pause.
+    is_paced_by_window = False
+    is_final = False  # whether the request must not be repeated, whatever its status
 
     def __init__(
         self,
@@ -209,14 +207,15 @@ class RegistryError(SyncError):
         super().__init__(message)
         self.status = status
         self.codes = codes  # the error codes in the body
-        self.digests = digests  # the digests that the body names
+        self.digests = digests  # the digests in the body
         self.retry_after = retry_after  # seconds
 
-        # Whether the registry does not know the upload session; it may say so in other words.
+        # Whether the registry does not know the upload session. `upload` also sets it if a registry
+        # reports this in another way.
         self.is_session_gone = status == 404 and "BLOB_UPLOAD_UNKNOWN" in codes
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Add the place, and the remedy that follows from it; return the same error."""
+        """Set the place as in the base class, and a hint for this status. Return the same error."""
         super().with_place(side, operation, reference)
         is_about_blob = self.is_session_gone or any("BLOB" in code for code in self.codes)
         if self.hint is None and self.side and not is_about_blob:
@@ -231,9 +230,9 @@ class RegistryError(SyncError):
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
-        if self.final:
+        if self.is_final:
             return False
-        if self.is_session_gone:  # a new session can take the blob
+        if self.is_session_gone:  # the blob can be uploaded in a new session
             return True
         if self.status in _LASTING_SERVER_ERRORS:
             return False
@@ -241,7 +240,7 @@ class RegistryError(SyncError):
 
 
 class ListingBroken(SyncError):
-    """A listing of several pages cannot be read to its end; a repetition would give the same."""
+    """A listing of several pages cannot be read completely. The same request would fail again."""
 
     @property
     def code(self) -> str:  # type: ignore[override]
@@ -249,7 +248,7 @@ class ListingBroken(SyncError):
 
 
 def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
-    """Return what to do about an error status, None where nobody knows.
+    """Return advice for the user on an error status, or None if there is no advice.
 
     `reference` is `HOST/REPOSITORY[:TAG][@DIGEST]`.
     """
@@ -278,7 +277,7 @@ def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
 
 def _remedy_for_missing_image(host: str, repository: str, tag: str, digest: str) -> str | None:
     if digest:
-        return None  # an image has named it, not the user: its name cannot be wrong
+        return None  # the digest comes from a manifest, so that the user cannot have mistyped it
     if tag:
         return f"check the name: `regsync tags {host}/{repository}` lists what is there"
     return "check the name of the repository"
@@ -294,22 +293,22 @@ def _remedy_for_missing_repository(host: str, repository: str) -> str:
 
 
 class MappingConflict(SyncError):
-    """Two mappings want one target tag from different sources; the later one loses."""
+    """Two mappings copy different sources to the same target tag. The later mapping fails."""
 
     code = "TARGET_ERROR"
 
 
 class ContentError(SyncError):
-    """Bytes are not what their digest, size or media type says, or cannot be copied unchanged."""
+    """Content contradicts its digest, size or media type, or cannot be copied unchanged."""
 
     code = "CONTENT_ERROR"
 
 
 class WrongBytes(ContentError):
-    """Bytes do not match their digest or size; another reading may bring the right ones."""
+    """Content does not match its digest or size. Another download may return the right bytes."""
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Add the place and, for bytes of a source, the remedy; return the same error."""
+        """Set the place as in the base class, and a hint for a source. Return the same error."""
         super().with_place(side, operation, reference)
         if self.hint is None and self.side is Side.SOURCE:
             self.hint = "check whether a proxy changes what passes it; if none does, push again"

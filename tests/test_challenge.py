@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.addresses import Origin, format_authority, is_address_in_disguise, is_private
+from _regsync.addresses import Origin, format_authority, is_private, is_unusual_address
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges
 from _regsync.errors import AuthError
 
@@ -169,7 +169,7 @@ def test_public_names_and_addresses_are_not_private(host: str) -> None:
 def test_a_name_that_ends_in_a_number_is_an_address_to_the_resolver(
     host: str, is_one: bool
 ) -> None:
-    assert is_address_in_disguise(host) is is_one
+    assert is_unusual_address(host) is is_one
 
 
 @pytest.mark.parametrize(

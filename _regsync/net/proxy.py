@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from _regsync.addresses import DEFAULT_PORTS, is_address_in_disguise
+from _regsync.addresses import DEFAULT_PORTS, is_unusual_address
 from _regsync.errors import ConfigError
 
 # Metadata services return this machine's credentials, which no proxy may see
@@ -98,7 +98,7 @@ def _exemption(host: str, port: int, environ: Mapping[str, str]) -> str | None:
     """Return the reason why an origin is reached without a proxy. Returns None if it is not exempt."""
     never = "the list of what never sees a proxy names"
     without_dot = host.rstrip(".")
-    if is_address_in_disguise(without_dot):
+    if is_unusual_address(without_dot):
         return f"{never} {without_dot}"
     for item in _NEVER_PROXIED:
         if _names_origin(item, without_dot, port):

@@ -178,7 +178,7 @@ class RegistryClient:
             digests=frozenset(digests),
             retry_after=parse_retry_after(answer.headers.get("retry-after"), wall_now),
         )
-        error.paced = status == 429
+        error.is_paced_by_window = status == 429
         error.hint = self._hint(answer)
         return error
 

@@ -298,6 +298,6 @@ def _mark_given_up(error: SyncError, peer: Peer) -> None:
     if math.isfinite(waited):
         error.message += f" (waited for {duration_text(waited)})"
     if isinstance(error, RegistryError):
-        error.final = True
+        error.is_final = True
     else:
         error.retryable = False

@@ -894,7 +894,7 @@ class Transport:
             anyio.current_time(),
             self.machine.chance(),
             is_throttled=answer is not None and answer.status == 429,
-            retry_after=0.0 if answer is not None and answer.paced else asked,
+            retry_after=0.0 if answer is not None and answer.is_paced_by_window else asked,
         )
         if answer is not None and answer.retryable and asked > LONGEST_WAIT:
             host = hosts[-1] if error.side is Side.TARGET else hosts[0]
@@ -915,7 +915,7 @@ class Transport:
         error.message += (
             f" (asks to wait {duration_text(seconds)}, until {moment}: longer than a run waits)"
         )
-        error.final = True
+        error.is_final = True
 
         until = anyio.current_time() + seconds
         if want is not None and want.is_discovery:
