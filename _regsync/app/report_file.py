@@ -1,8 +1,8 @@
-"""Read the JSON report of a run back.
+"""Read and check the JSON report of a run.
 
-Owns: which documents are reports of a run; what is wrong with one that is not.
+Owns: which documents are reports of a run, and the errors about other documents.
 May not know: registries, how a report is shown.
-Invariants: a report may come from elsewhere. Every value is checked, and every text of it is one line
+Invariants: a report is untrusted. The type of every value is checked, and every text becomes one line
 without control characters.
 Follows: docs/design.md sections 10 and 15.
 """
@@ -19,14 +19,11 @@ from _regsync.oci.reference import split_full_name
 from _regsync.sync.report import general_message
 from _regsync.text import printable
 
-# Bytes. A report of 100,000 images has 70 million.
-LARGEST_REPORT = 256 * 1024 * 1024
+LARGEST_REPORT = 256 * 1024 * 1024  # bytes; 100,000 images take 70 MB
 
-# Characters of one text.
-_LONGEST_TEXT = 2000
+_LONGEST_TEXT = 2000  # characters; a longer text is cut
 
-# Larger numbers would not be exact as JSON.
-_LARGEST_NUMBER = 2**53
+_LARGEST_NUMBER = 2**53  # the largest that every JSON reader represents exactly
 
 _STATUSES = ("synced", "skipped", "failed", "would_sync")
 
@@ -34,106 +31,103 @@ _HINT = "use what `regsync sync --json` or `regsync copy --json` wrote"
 
 
 class Failure(NamedTuple):
-    """Why an image or mapping failed."""
+    """The error of an image or a mapping."""
 
     code: str
     message: str
     hint: str | None
-    side: str | None
+    side: str | None  # "source" or "target"; None if neither side caused the error
 
 
 class ReportedImage(NamedTuple):
-    """How one image ended on one target."""
+    """The result of one image on one target."""
 
-    # Full references with host.
-    source: str
-    target: str
-    # synced, skipped, failed, would_sync; undone for what an interrupted run has left.
-    status: str
-    reason: str | None = None
-    # Until when `min_age` holds it back, in RFC 3339.
-    until: str | None = None
+    source: str  # full reference with host
+    target: str  # full reference with host
+    status: str  # one of _STATUSES, or "undone" if the run was interrupted before
+    reason: str | None = None  # why the image was skipped
+    until: str | None = None  # when `min_age` will no longer hold the image back, in RFC 3339
     failure: Failure | None = None
-    bytes: int = 0
-    # Seconds since the run's start; None in reports of earlier versions.
-    started: float | None = None
-    # Seconds.
-    duration: float = 0.0
+    bytes: int = 0  # sent to the target
+    started: float | None = None  # seconds since the run's start; None in reports of old versions
+    duration: float = 0.0  # seconds
     blobs_transferred: int = 0
     blobs_mounted: int = 0
     blobs_present: int = 0
 
     @property
     def registry(self) -> str:
-        """Return the target's host, or the layout that it is in."""
+        """The host of the target, or the image layout that the target is in."""
         host, _ = split_full_name(self.target)
         return host
 
 
 class ReportedMapping(NamedTuple):
-    """What a mapping selected."""
+    """The selection of a mapping."""
 
-    source: str
-    target: str
-    selected: int
-    # By reason, how many tags were not selected.
-    dropped: Mapping[str, int]
-    failure: Failure | None
+    source: str  # repository with host
+    target: str  # repository
+    selected: int  # tags
+    dropped: Mapping[str, int]  # the number of tags that were not selected, by reason
+    failure: Failure | None  # why the tags could not be listed
 
 
 class ReportedRun(NamedTuple):
-    """One run, as its report tells it."""
+    """The report of one run."""
 
     run_id: str
     started_at: str
-    # Seconds.
-    duration: float
+    duration: float  # seconds
     is_interrupted: bool
     is_dry_run: bool
     images: tuple[ReportedImage, ...]
     mappings: tuple[ReportedMapping, ...]
-    # By status, how many images.
-    counts: Mapping[str, int]
+    counts: Mapping[str, int]  # the number of images by status
     blobs_transferred: int
-    blobs_unique: int
+    blobs_unique: int  # different blobs among the transferred ones
     blobs_mounted: int
-    bytes: int
-    # Bytes that were not sent; None in reports of earlier versions.
+    bytes: int  # sent to targets
+    # Bytes that were not sent, because targets had the blobs already or mounted them. None in reports
+    # of old versions.
     bytes_present: int | None
     bytes_mounted: int | None
-    # By host and action.
-    requests: Mapping[str, Mapping[str, int]]
-    # By host, how many answers were 429.
-    throttled: Mapping[str, int]
+    requests: Mapping[str, Mapping[str, int]]  # the number of requests by host and action
+    throttled: Mapping[str, int]  # the number of 429 responses by host
 
     def with_status(self, *statuses: str) -> list[ReportedImage]:
-        """Return the images that ended in one of these ways, in the report's order."""
+        """Return the images with one of the statuses, in the order of the report."""
         return [image for image in self.images if image.status in statuses]
 
     def causes(self) -> list[Cause]:
-        """Return why images failed, the most frequent cause first."""
+        """Group the failed images by the cause of their failure, the most frequent cause first."""
+        # By code, message and hint.
         images_of = defaultdict[tuple[str, str, str | None], list[ReportedImage]](list)
         for image in self.images:
             failure = image.failure
             if failure is not None:
                 message = general_message(failure.message, image.source, image.target)
                 images_of[failure.code, message, failure.hint].append(image)
-        causes = [Cause(*key, tuple(images)) for key, images in images_of.items()]
+        causes = [
+            Cause(code, message, hint, tuple(images))
+            for (code, message, hint), images in images_of.items()
+        ]
         return sorted(causes, key=lambda cause: -len(cause.images))
 
 
 class Cause(NamedTuple):
-    """What several images failed of."""
+    """The common cause of failures, and the images that failed because of it."""
 
     code: str
-    # Without the names of the images.
-    message: str
+    message: str  # without the names of the images
     hint: str | None
     images: tuple[ReportedImage, ...]
 
 
 def read_report(data: bytes, name: str) -> ReportedRun:
-    """Read the report of a run from a file called `name`; ConfigError says what is wrong with it."""
+    """Parse the report of a run. Raises ConfigError if `data` is not such a report.
+
+    `name` is the name of the file, for errors.
+    """
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -158,7 +152,7 @@ def read_report(data: bytes, name: str) -> ReportedRun:
 
 
 def _why_not_json(data: bytes, error: Exception) -> str:
-    """Say why a file is not one JSON document."""
+    """Describe why a file is not a JSON document, given the parser's error."""
     lines = data.strip().split(b"\n")
     if len(lines) > 1 and all(line.startswith(b"{") for line in lines[:2]):
         return "it has a document on each line, as `watch` writes them; use one of the lines"
@@ -166,26 +160,30 @@ def _why_not_json(data: bytes, error: Exception) -> str:
 
 
 class _Value:
-    """A value of the document and the path to it, for errors."""
+    """An unchecked value of the document, with its path for errors.
+
+    Each method returns the value as one type, and raises ConfigError if it has another type.
+    """
 
     def __init__(self, value: object, path: str) -> None:
         self.value = value
         self._path = path
 
-    def wrong(self, kind: str) -> ConfigError:
-        return ConfigError(f"{self._path} is not {kind}", hint=_HINT)
+    def mismatch_error(self, expected: str) -> ConfigError:
+        """Return the error that says that the value is not the `expected` one, such as "a list"."""
+        return ConfigError(f"{self._path} is not {expected}", hint=_HINT)
 
     def __contains__(self, key: str) -> bool:
-        """Whether an object has a field that is not null."""
+        """Report whether an object has this field and the field is not null."""
         return self._fields().get(key) is not None
 
     def __getitem__(self, key: str) -> _Value:
-        """Return a field of an object, null where it has none."""
+        """Return a field of an object. A missing field is null."""
         return _Value(self._fields().get(key), f"{self._path}: {key}")
 
     def _fields(self) -> dict[str, object]:
         if not isinstance(self.value, dict):
-            raise self.wrong("an object")
+            raise self.mismatch_error("an object")
         return self.value
 
     def items(self) -> Iterator[tuple[str, _Value]]:
@@ -194,14 +192,14 @@ class _Value:
 
     def elements(self) -> Iterator[_Value]:
         if not isinstance(self.value, list):
-            raise self.wrong("a list")
+            raise self.mismatch_error("a list")
         for number, element in enumerate(self.value):
             yield _Value(element, f"{self._path}[{number}]")
 
     def text(self) -> str:
         if not isinstance(self.value, str):
-            raise self.wrong("text")
-        # JSON may have half a surrogate pair, which no encoding has.
+            raise self.mismatch_error("text")
+        # JSON can contain half of a surrogate pair, which cannot be encoded.
         encodable = self.value.encode("utf-8", "replace").decode()
         return printable(encodable, _LONGEST_TEXT)
 
@@ -210,24 +208,25 @@ class _Value:
 
     def flag(self) -> bool:
         if not isinstance(self.value, bool):
-            raise self.wrong("true or false")
+            raise self.mismatch_error("true or false")
         return self.value
 
     def seconds(self) -> float:
         value = self.value
-        # A bool is an int to Python.
+        # In Python, a bool is an int.
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong("a number")
-        if not 0 <= value < _LARGEST_NUMBER:  # `json` reads NaN, of which this is false too
-            raise self.wrong("a number of seconds")
+            raise self.mismatch_error("a number")
+        # This rejects NaN too, which `json` accepts.
+        if not 0 <= value < _LARGEST_NUMBER:
+            raise self.mismatch_error("a number of seconds")
         return float(value)
 
     def count(self) -> int:
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.wrong("a whole number")
+            raise self.mismatch_error("a whole number")
         if not 0 <= value < _LARGEST_NUMBER:
-            raise self.wrong("a count")
+            raise self.mismatch_error("a count")
         return value
 
     def counts(self) -> dict[str, int]:
@@ -264,7 +263,7 @@ def _read_run(report: _Value) -> ReportedRun:
 def _read_image(image: _Value) -> ReportedImage:
     status = image["status"].text()
     if status not in _STATUSES:
-        raise image["status"].wrong("a status that this version knows")
+        raise image["status"].mismatch_error("a status that this version knows")
     blobs = image["blobs"]
     return ReportedImage(
         source=image["source"].text(),

@@ -1,9 +1,8 @@
-"""A report as lines of text, as Markdown for a summary of a CI job, and as JUnit XML.
+"""Format a report as text, as Markdown for the summary of a CI job, or as JUnit XML.
 
-Owns: what each form shows, in which order, and how foreign text is kept text in it.
+Owns: the content and order of each format, and the escaping of the report's texts.
 May not know: files, registries.
-Invariants: no text of a report becomes markup. Markdown stays below the megabyte that CI services
-take.
+Invariants: no text of a report becomes markup. Markdown stays below 1 MB, the limit of CI services.
 Follows: docs/design.md section 15.
 """
 
@@ -12,20 +11,20 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from _regsync.app.report_file import Cause, ReportedImage, ReportedRun
 from _regsync.oci.reference import full_name, split_full_name
 from _regsync.text import duration_text, size_text
 
-# Bytes. GitHub takes 1 MiB for the summary of one step; some is left to what a job writes beside it.
+# Bytes. GitHub accepts 1 MiB for the summary of one step, to which a job may add text of its own.
 _LARGEST_MARKDOWN = 900_000
 
-# What can be opened and closed in Markdown.
+# The HTML tags of a section that the reader can open.
 _BEGIN_DETAILS = "<details>"
 _END_DETAILS = "\n</details>\n"
 
-# What a reader calls each status.
+# The words for each status.
 STATUS_WORDS = {
     "synced": "synced",
     "would_sync": "would be synced",
@@ -36,7 +35,7 @@ STATUS_WORDS = {
 
 
 def headline(run: ReportedRun) -> str:
-    """Return the result of a run in a few words: `3 failed, 12 synced, 85 skipped`."""
+    """Format the number of images by status: `3 failed, 12 synced, 85 skipped`."""
     order = ("failed", "undone", "synced", "would_sync", "skipped")
     counts = [(run.counts.get(status, 0), STATUS_WORDS[status]) for status in order]
     parts = [f"{count} {word}" for count, word in counts if count]
@@ -44,12 +43,12 @@ def headline(run: ReportedRun) -> str:
 
 
 def facts(run: ReportedRun) -> list[tuple[str, str]]:
-    """Return what a summary says, as names and values."""
+    """Return the lines of the summary as pairs of a name and a value."""
     blobs = f"{run.blobs_transferred} transferred ({run.blobs_unique} unique), {run.blobs_mounted} mounted"
     lines = [("Images", headline(run))]
-    held = [image.until for image in run.images if image.until is not None]
-    if held:
-        lines.append(("Held", f"{len(held)} (next {min(held)})"))
+    held_until = [image.until for image in run.images if image.until is not None]
+    if held_until:
+        lines.append(("Held", f"{len(held_until)} (next {min(held_until)})"))
     lines.append(("Layers", blobs))
     lines.append(("Data", f"{size_text(run.bytes)} transferred"))
     saved = saved_text(run)
@@ -65,8 +64,9 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
 
 
 def saved_text(run: ReportedRun) -> str:
-    """Return what need not be sent: `11.4 GB: 8.1 GB already there, 3.3 GB mounted`; empty where that
-    is nothing or not known.
+    """Format the bytes that were not sent: `11.4 GB: 8.1 GB already there, 3.3 GB mounted`.
+
+    Returns an empty string if there are none, or if the report does not have their number.
     """
     present = run.bytes_present or 0
     mounted = run.bytes_mounted or 0
@@ -78,7 +78,7 @@ def saved_text(run: ReportedRun) -> str:
 
 
 def notes(run: ReportedRun) -> list[str]:
-    """Return what has to be known before the figures are read."""
+    """Return sentences about a dry run or an interrupted run, which the figures do not show."""
     texts = []
     if run.is_dry_run:
         texts.append("A dry run: nothing was changed.")
@@ -91,7 +91,7 @@ def notes(run: ReportedRun) -> list[str]:
 
 
 def as_text(run: ReportedRun) -> str:
-    """Return failures, their causes and the summary, as `sync` prints them."""
+    """Format failures, their causes and the summary in the way that `sync` prints them."""
     lines = [
         f"failed {image.source} -> {image.target}: {image.failure.code}: {image.failure.message}"
         for image in run.images
@@ -112,7 +112,7 @@ def as_text(run: ReportedRun) -> str:
 
 
 def as_markdown(run: ReportedRun) -> str:
-    """Return a summary in GitHub's Markdown, failures first."""
+    """Format the report as a summary in GitHub's Markdown, failures first."""
     lines = [f"## regsync: {headline(run)}", ""]
     lines += [f"*{text}*\n" for text in notes(run)]
     lines += _markdown_causes(run.causes())
@@ -121,7 +121,7 @@ def as_markdown(run: ReportedRun) -> str:
     lines.append("")
     for status in ("undone", "synced", "would_sync"):
         lines += _markdown_images(STATUS_WORDS[status], run.with_status(status))
-    return _within(lines, _LARGEST_MARKDOWN)
+    return _join_up_to(_LARGEST_MARKDOWN, lines)
 
 
 def _markdown_causes(causes: Sequence[Cause]) -> Iterator[str]:
@@ -148,34 +148,36 @@ def _markdown_images(word: str, images: Sequence[ReportedImage]) -> Iterator[str
 
 
 def _markdown(text: str) -> str:
-    """Return a text that Markdown shows as it is, also within a table."""
+    """Escape a text for Markdown, including the cells of a table."""
     escaped = html.escape(text, quote=False)
-    # A colon or an at sign could begin a link or mention somebody.
+    # Prevent links to URLs and mentions of users.
     escaped = escaped.replace("://", ":&#47;&#47;").replace("@", "&#64;")
     return re.sub(r"([\\`*_\[\]{}()#|~!])", r"\\\1", escaped)
 
 
 def _code(text: str) -> str:
-    """Return a text as code, which mentions nobody and links nowhere."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * (longest + 1)
-    return f"{fence} {text} {fence}" if longest else f"`{text}`"
+    """Format a text as a code span, in which Markdown makes no links and no mentions."""
+    # The delimiter has to be longer than every run of backticks in the text.
+    longest = max((len(backticks) for backticks in re.findall("`+", text)), default=0)
+    delimiter = "`" * (longest + 1)
+    return f"{delimiter} {text} {delimiter}" if longest else f"`{text}`"
 
 
-def _within(lines: Iterable[str], limit: int) -> str:
-    """Join lines up to a number of bytes, and say how many are left out."""
-    rest = deque(lines)
+def _join_up_to(limit: int, lines: Sequence[str]) -> str:
+    """Join as many lines as fit in `limit` bytes, and add the number of omitted lines."""
+    omitted = deque(lines)
     kept = list[str]()
-    size = 0
-    while rest and size + len(rest[0].encode()) < limit:
-        kept.append(rest.popleft())
-        size += len(kept[-1].encode()) + 1
-    if rest:
-        # Details that were opened before the cut are closed.
+    size = 0  # bytes of `kept`, including line ends
+    while omitted and size + len(omitted[0].encode()) < limit:
+        line = omitted.popleft()
+        kept.append(line)
+        size += len(line.encode()) + 1
+    if omitted:
+        # If the cut is inside a details section, close the section.
         opened = [line for line in kept if line.startswith(_BEGIN_DETAILS)]
         if len(opened) > kept.count(_END_DETAILS):
             kept.append(_END_DETAILS)
-        kept.append(f"{len(rest)} more lines are left out: they are in the report.")
+        kept.append(f"{len(omitted)} more lines are left out: they are in the report.")
     return "\n".join(kept) + "\n"
 
 
@@ -183,9 +185,9 @@ def _within(lines: Iterable[str], limit: int) -> str:
 
 
 def as_junit(run: ReportedRun) -> str:
-    """Return JUnit XML: a suite for each mapping, a case for each image and target.
+    """Format the report as JUnit XML: a suite for each mapping, a case for each image and target.
 
-    An image that is there unchanged has passed, because the target is as it should be.
+    A case has passed if the image is at the target, including an image that was there unchanged.
     """
     suites = _suites(run)
     total = _junit_counts(run.images)
@@ -203,9 +205,9 @@ def as_junit(run: ReportedRun) -> str:
 
 
 def _suites(run: ReportedRun) -> dict[str, list[ReportedImage]]:
-    """Return the images by mapping, in the order of the configuration."""
+    """Return the images of each suite by its name, in the order of the configuration's mappings."""
     suites = defaultdict[str, list[ReportedImage]](list)
-    # A mapping of which no image was due has a suite too, without cases.
+    # A mapping without images has an empty suite.
     for mapping in run.mappings:
         suites[f"{mapping.source} to {mapping.target}"] = []
     for image in run.images:
@@ -222,6 +224,7 @@ def _repository_of(reference: str) -> str:
 
 
 def _junit_counts(images: Sequence[ReportedImage]) -> str:
+    """Format the attributes of a suite that count its cases by result."""
     statuses = Counter(image.status for image in images)
     held_back = [image for image in images if _is_held_back(image)]
     return (
@@ -231,11 +234,12 @@ def _junit_counts(images: Sequence[ReportedImage]) -> str:
 
 
 def _is_held_back(image: ReportedImage) -> bool:
+    """Report whether an image was skipped for another reason than being at the target already."""
     return image.status == "skipped" and image.reason != "unchanged"
 
 
 def _junit_case(image: ReportedImage) -> Iterator[str]:
-    """Give the lines of one case; its name is the image's tag or digest."""
+    """Yield the lines of one case. Its name is the image's tag or digest."""
     name = image.source.removeprefix(_repository_of(image.source)).lstrip("@:") or image.source
     group = _quoted(_repository_of(image.target))
     opening = f'    <testcase classname={group} name={_quoted(name)} time="{image.duration:.3f}"'
@@ -258,5 +262,5 @@ def _quoted(text: str) -> str:
 
 
 def _xml(text: str) -> str:
-    # Of the characters that a report's text can have, XML 1.0 excludes these two.
+    # Texts of a report can contain these two characters, which XML 1.0 forbids.
     return html.escape(re.sub("[\ufffe\uffff]", "?", text))

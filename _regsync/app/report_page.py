@@ -1,9 +1,10 @@
-"""A report as one HTML page.
+"""Format a report as one HTML page.
 
-Owns: the page: what was moved and saved, failures by cause, a timeline of the images per registry.
+Owns: the page: bytes moved and saved, failures by cause, a timeline of the images of each registry.
 May not know: files, registries.
-Invariants: the page has no scripts and loads nothing; its own policy forbids both. No text of a
-report becomes markup. It can be read at 400 pixels, in dark and in light, without colours.
+Invariants: the page has no scripts and loads nothing, and its content security policy forbids both.
+No text of a report becomes markup. The page is readable at a width of 400 pixels, in light and dark
+mode, and without colours.
 Follows: docs/design.md section 15.
 """
 
@@ -18,23 +19,20 @@ from _regsync.app.report_file import Cause, ReportedImage, ReportedRun
 from _regsync.app.report_forms import STATUS_WORDS, headline, notes
 from _regsync.text import duration_text, size_text
 
-# Images of one registry that the timeline draws; those that moved most bytes are drawn.
+# Bars in one registry's timeline. If there are more images, those with the most bytes are drawn.
 _MOST_BARS = 400
 
-# Rows of one list of images that stand in the page.
-_MOST_ROWS = 5000
+_MOST_ROWS = 5000  # rows in one table of images
 
-# Per cent of the timeline's width below which a bar could not be seen.
-_NARROWEST_BAR = 0.25
+_NARROWEST_BAR = 0.25  # per cent of the timeline's width; a narrower bar could not be seen
 
-# Pixels.
-_TIMELINE_HEIGHT = 400  # of all lanes, unless the bars would be thinner than can be seen
+# Pixels. The lanes of a timeline are above each other, with a gap between two lanes.
+_TIMELINE_HEIGHT = 400  # of all lanes. Bars of _THINNEST_BAR may need more.
 _THICKEST_BAR = 14
 _THINNEST_BAR = 2
-_GAP = 2  # between two lanes
+_GAP = 2
 
-# Times that stand below a timeline.
-_TICKS = 4
+_TICKS = 4  # intervals between the times below a timeline
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2330; --soft: #5b6475; --paper: #ffffff; --line: #d8dce4;
@@ -85,12 +83,12 @@ code { font: .9em/1.4 ui-monospace, monospace; }
 summary { cursor: pointer; padding: .25rem 0; }
 """
 
-# Nothing is loaded or run, whatever the page's text is.
+# The content security policy. It allows the inline style sheet and nothing else.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def as_page(run: ReportedRun) -> str:
-    """Return the page."""
+    """Format the report as an HTML page."""
     title = f"regsync: {headline(run)}"
     lines = [
         "<!doctype html>",
@@ -120,15 +118,15 @@ def as_page(run: ReportedRun) -> str:
 
 
 def _figures_section(run: ReportedRun) -> Iterator[str]:
-    """Show the run's figures in a row of boxes."""
+    """Yield a row of boxes with the figures of the run."""
     yield '<dl class="facts">'
     for status, count in run.counts.items():
-        # Nothing synced is news, no other status without images is.
+        # A count of 0 is only shown for synced images.
         if status in STATUS_WORDS and (count or status == "synced"):
             style = ' class="failed"' if status == "failed" else ""
             yield _figure_box(STATUS_WORDS[status].capitalize(), str(count), style)
     yield _figure_box("Moved", size_text(run.bytes))
-    # Reports of earlier versions do not say what was saved.
+    # Reports of old versions do not have these numbers.
     saved = (run.bytes_present or 0) + (run.bytes_mounted or 0)
     if saved:
         yield _figure_box("Saved", size_text(saved))
@@ -158,7 +156,7 @@ def _causes_section(causes: Sequence[Cause]) -> Iterator[str]:
 
 
 def _share_section(run: ReportedRun) -> Iterator[str]:
-    """Show how much of what the targets have got was moved."""
+    """Yield a bar with the shares of moved, mounted and present bytes."""
     parts = [
         ("moved", run.bytes),
         ("mounted", run.bytes_mounted or 0),
@@ -167,7 +165,7 @@ def _share_section(run: ReportedRun) -> Iterator[str]:
     total = sum(count for _, count in parts)
     if not total:
         return
-    # By the class of the part in the page's style.
+    # The keys are CSS classes.
     words = {
         "moved": "would be moved" if run.is_dry_run else "moved",
         "mounted": "mounted from another repository of the target",
@@ -195,7 +193,7 @@ def _share_section(run: ReportedRun) -> Iterator[str]:
 
 
 def _timelines_section(run: ReportedRun) -> Iterator[str]:
-    """Draw a timeline for each target's registry, of the images that a run has tried to copy."""
+    """Yield a timeline for each target registry, with the images that were synced or failed."""
     by_registry = defaultdict[str, list[ReportedImage]](list)
     for image in run.with_status("synced", "failed"):
         if image.started is not None:
@@ -215,13 +213,13 @@ def _timelines_section(run: ReportedRun) -> Iterator[str]:
 
 
 def _timeline(images: Sequence[ReportedImage], duration: float) -> Iterator[str]:
-    """Draw a bar for each image, from its start to its end; those at the same time in several lanes."""
+    """Yield a bar for each image, from its start to its end, in lanes without overlaps."""
     lanes = _in_lanes(images)
-    # Many lanes are drawn thin, so that a registry's timeline fits on a screen.
+    # With many lanes the bars are thin, so that the timeline fits on a screen.
     height = max(_THINNEST_BAR, min(_THICKEST_BAR, _TIMELINE_HEIGHT // len(lanes) - _GAP))
-    pitch = height + _GAP
+    pitch = height + _GAP  # from the top of one lane to the top of the next
     yield f'<div class="lanes" style="height:{pitch * len(lanes) + _GAP}px">'
-    percent_a_second = 100 / max(duration, 0.001)
+    percent_a_second = 100 / max(duration, 0.001)  # the timeline's width is 100 %
     for number, lane in enumerate(lanes):
         for image in lane:
             left = percent_a_second * _start(image)
@@ -237,9 +235,12 @@ def _timeline(images: Sequence[ReportedImage], duration: float) -> Iterator[str]
 
 
 def _in_lanes(images: Iterable[ReportedImage]) -> list[list[ReportedImage]]:
-    """Give each image the first lane that is free when it begins, so that no two overlap."""
+    """Assign each image to a lane that is free at the image's start, or to a new lane.
+
+    The images of one lane do not overlap.
+    """
     lanes = list[list[ReportedImage]]()
-    # The ends of the lanes' last images, the earliest first, each with the lane's number.
+    # A heap with an entry for each lane: when its last image ends, and the lane's number.
     ends = list[tuple[float, int]]()
     for image in sorted(images, key=_start):
         if ends and ends[0][0] <= _start(image):
@@ -315,7 +316,10 @@ def _closed_list(
     row: Callable[[ReportedImage], Sequence[str]],
     columns: Sequence[str],
 ) -> Iterator[str]:
-    """Show images as a table that is closed until the reader opens it."""
+    """Yield a table of images that is hidden until the reader opens it.
+
+    `row` returns the cells of an image as HTML.
+    """
     if not images:
         return
     yield f"<details><summary>{escape(title)} ({len(images)})</summary>"
