@@ -1,10 +1,10 @@
-"""Programs that are not ours: docker-registry and skopeo, to be compared with.
+"""Run docker-registry and skopeo, with which tests compare the harness.
 
-Owns: finding programs; starting and ending those two.
-May not know: what is asked of them.
-Invariants: a missing program is an error that names its package, never a skipped test. A registry
-that was started is ended, whatever happens in between. It takes its port from the kernel, so that
-two never collide, unless it is started again.
+Owns: finding programs; starting and stopping these two.
+May not know: which requests they get.
+Invariants: if a program is missing, that is an error that names its package, never a skipped test. A
+registry that was started is always stopped. Its port is chosen by the kernel unless the caller passes a
+port, so that two registries never collide.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ __all__ = [
 
 USER = "captain"
 PASSWORD = "open sesame"
-# bcrypt of PASSWORD at its lowest cost; docker-registry reads no other kind of line.
+# A line of an htpasswd file: bcrypt of PASSWORD at the lowest cost. docker-registry supports only bcrypt.
 HTPASSWD = f"{USER}:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"
 
+# The line of docker-registry's log that has its address.
 _LISTENING = re.compile(r'msg="listening on ([^",]+)')
-_START = 30.0  # seconds; it takes a tenth of one
+_START = 30.0  # maximum seconds until docker-registry listens; it usually takes 0.1
 
 
 class Gap(NamedTuple):
-    """Checks that a real registry is known not to pass, as a pattern of names, and their outcome."""
+    """Checks that a real registry is known not to pass."""
 
-    checks: str
+    checks: str  # pattern of their names
     outcome: Literal["fail", "skip"]
     why: str
 
 
-# distribution 2.8.2 as Debian builds it, with deletion switched on;
-# conformance/tests/test_checks.py compares them.
+# Gaps of distribution 2.8.2 of Debian with deletion enabled. conformance/tests/test_checks.py compares
+# them with the real outcomes.
 DISTRIBUTION_2_8_GAPS = (
     Gap("GET manifest: by a malformed digest*", "fail", "500 with code UNKNOWN"),
     Gap(
@@ -82,11 +83,11 @@ DISTRIBUTION_2_8_GAPS = (
 
 
 class MissingProgram(Exception):
-    """A program that is needed is not installed."""
+    """A required program is not installed."""
 
 
 def find_program(program: str, package: str) -> str:
-    """Return the path of a program; MissingProgram, which names the package of Debian, without it."""
+    """Return the path of a program. Raises MissingProgram, which names Debian's package, if absent."""
     path = shutil.which(program)
     if path is None:
         raise MissingProgram(
@@ -104,10 +105,11 @@ def docker_registry(
     in_memory: bool = False,
     port: int = 0,
 ) -> Iterator[str]:
-    """Run docker-registry with its configuration and log in `directory`; yield HOST:PORT.
+    """Run docker-registry while the block runs. Yields its HOST:PORT.
 
-    Its data are in `directory` too, or `in_memory`. `htpasswd`: the text of such a file (see
-    HTPASSWD); `port`: that of one that ran before; `tls`: paths of certificate and key in PEM.
+    Configuration and log are in `directory`. So is its data, unless `in_memory`. `htpasswd` is the content
+    of an htpasswd file (see HTPASSWD). `tls` has the paths of certificate and key in PEM. `port` is 0 for
+    any free port, or the port of a registry that is started again.
     """
     program = find_program("docker-registry", "docker-registry")
     home = Path(directory)
@@ -155,7 +157,7 @@ def docker_registry(
 def _settings(
     home: Path, tls: tuple[Path | str, Path | str] | None, port: int, *, in_memory: bool
 ) -> dict[str, object]:
-    """Return a configuration with deletion switched on, at a port (0: of the kernel's choice)."""
+    """Return a configuration with deletion enabled. With a port of 0, the kernel chooses the port."""
     storage: dict[str, object] = {"filesystem": {"rootdirectory": str(home / "data")}}
     if in_memory:
         storage = {"inmemory": {}}
@@ -173,7 +175,7 @@ def _settings(
 
 
 def _follow(source: IO[bytes], log: Path, addresses: queue.Queue[str | None]) -> None:
-    """Copy a program's log to a file; give the address that it names, None at the end."""
+    """Copy the log of docker-registry to a file. Put its address into `addresses`, and None at the end."""
     with log.open("wb") as out:
         for line in source:
             out.write(line)
@@ -185,7 +187,7 @@ def _follow(source: IO[bytes], log: Path, addresses: queue.Queue[str | None]) ->
 
 
 def _ask(address: str, *, secure: bool) -> None:
-    """Ask once, so that a registry that listens but cannot answer fails here and not in a test."""
+    """Send one request. Raises an error if the registry listens but cannot answer."""
     connection = http.client.HTTPConnection(address, timeout=_START)
     if secure:
         context = ssl._create_unverified_context()
@@ -200,7 +202,10 @@ def _ask(address: str, *, secure: bool) -> None:
 
 
 def skopeo(*arguments: str, home: Path | str) -> bytes:
-    """Run skopeo with an empty home and no policy file; return its standard output."""
+    """Run skopeo with an empty home directory and no policy. Returns its standard output.
+
+    Raises AssertionError if skopeo fails.
+    """
     program = find_program("skopeo", "skopeo")
     command: Sequence[str] = [program, "--insecure-policy", f"--tmpdir={home}", *arguments]
     environment = {"HOME": str(home), "XDG_RUNTIME_DIR": str(home), "PATH": "/usr/bin:/bin"}

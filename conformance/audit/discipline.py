@@ -1,9 +1,9 @@
-"""Requests that were not needed, because the client knew the answer or could have known it.
+"""Mistakes that are unnecessary requests: the client knew the answer, or could have known it.
 
-Owns: docs/design.md section 6 as rules about sequences.
+Owns: docs/design.md section 6 as rules about sequences of requests.
 May not know: credentials, the grammar of requests.
-Invariants: a repetition is a mistake only beyond the failures that excuse it. Only an answer that
-came before a request was sent counts as known.
+Invariants: a request may be repeated once for each failure of it. The client is assumed to know an answer
+only if the answer was complete before the next request was sent.
 Follows: docs/design.md sections 6 and 7 (I4).
 """
 
@@ -18,22 +18,27 @@ from .rules import rule, single
 
 __all__: list[str] = []
 
-_LOST_ANSWER_QUESTIONS = 3  # HEADs that one lost answer excuses (rule 16)
+_LOST_ANSWER_QUESTIONS = 3  # number of HEADs that one lost answer excuses (rule 16)
+# Digests of blobs whose bytes every client knows: `{}` and the empty blob.
 _TRIVIAL = (digest_of(b"{}"), digest_of(b""))
 
 
 def _area(act: Act) -> tuple[str, str]:
-    """Return the host and the first path segment: what a client learns holds there (rules 11, 15)."""
+    """Return the host and the first path segment, for which a client's facts hold (rules 11, 15)."""
     return act.place, act.entry.repository.partition("/")[0]
 
 
 def _is_mount(act: Act) -> bool:
-    """Whether it mounts from another repository; from its own it asks whether the blob is there."""
+    """Whether the request mounts from another repository.
+
+    With its own repository as source, it is a probing POST, which checks whether the blob is present.
+    """
     source = act.query.get("from")
     return bool(act.query.get("mount")) and source not in (None, act.entry.repository)
 
 
 def _request_of(act: Act) -> object:
+    """Return a value that is equal for repetitions of a request."""
     return act.place, act.method, act.target
 
 
@@ -62,7 +67,7 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             if earlier.place == act.place and earlier.before(act)
         ]
         if any(earlier.target == act.target for earlier in puts):
-            continue  # it looks whether its own put took place, whatever the answer was
+            continue  # the client checks whether its own put was carried out
 
         listings = [
             earlier
@@ -88,7 +93,7 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
                 for act in run.acts
                 if act.repository == one.repository and one.begun < act.begun < other.begun
             ]
-            # Meanwhile it was put again, or its manifest is gone.
+            # The second request is justified if the tag was put in between, or its manifest is gone.
             was_put = any((act.method, act.kind) == ("PUT", "manifest") for act in between)
             is_gone = any(act.status == 404 and ":" in act.reference for act in between)
             if not was_put and not is_gone:
@@ -121,9 +126,10 @@ def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 
 def _reads_back(run: Run, put: Act, act: Act) -> bool:
-    """Whether this reads a list of referrers to see what other writers made of it (section 1.10).
+    """Whether `act` checks if other writers have changed a list of referrers (section 1.10).
 
-    The first look after the put does; a later one does when an earlier one found another list.
+    This holds for the first read after the put. It holds for later reads if an earlier read has found
+    another list.
     """
     if not FALLBACK.match(act.reference):
         return False
@@ -177,8 +183,8 @@ def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
             and run.lists_referrers(question)
             and run.knew(question, act)
         ]
-        # The tag may have referrers of a digest that the API does not know (docs/specification.md
-        # section 1.1, step 2).
+        # If the API answers 404 for a digest, the tag may still have its referrers
+        # (docs/specification.md section 1.1, step 2).
         digest = act.reference.replace("-", ":", 1)
         unknown = [
             question
@@ -210,7 +216,7 @@ def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     ]
     for acts in group_by(pulls, lambda act: (*act.repository, act.digest)).values():
         digest = acts[0].digest
-        # A registry that does not mount is sent it once for each repository.
+        # A registry that does not support mounts gets the blob once for each repository.
         hosts = group_by(
             (act for act in run.acts_by_digest[digest] if act.is_write and act.query.get("digest")),
             lambda act: act.place,
@@ -233,14 +239,14 @@ def blob_uploaded_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 
 
 def _asks_for_own(act: Act) -> bool:
-    """Whether an upload start only asks whether its own repository has the blob (rule 11)."""
+    """Whether an upload start is a probing POST for a blob of its own repository (rule 11)."""
     names_blob = act.kind == "upload_start" and bool(act.query.get("mount"))
     return names_blob and not _is_mount(act)
 
 
 @rule("discipline", "a blob is asked for of which this run knows whether it is there")
 def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
-    # After a refused manifest a client looks for the blobs that it names (I5).
+    # After a refused manifest, a client checks the blobs that the manifest names (I5).
     refused = [act for act in run.select("PUT", "manifest") if act.is_failure]
     for act in run.select("HEAD", "blob"):
         answers = [
@@ -257,16 +263,16 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             for earlier in refused
             if earlier.repository == act.repository and earlier.before(act)
         ]
-        # A lost answer is asked for three times (rule 16).
+        # After a lost answer, three HEADs are allowed (rule 16).
         excuses = run.excuses(act.digest, act)
         heads = [earlier for earlier in answers if earlier.method == "HEAD"]
-        enough = not excuses or len(heads) > _LOST_ANSWER_QUESTIONS * excuses
-        if answers and enough and not doubted and not _confirms(run, answers[-1], act):
+        is_too_often = not excuses or len(heads) > _LOST_ANSWER_QUESTIONS * excuses
+        if answers and is_too_often and not doubted and not _confirms(run, answers[-1], act):
             yield answers[-1], act
 
 
 def _confirms(run: Run, answer: Act, act: Act) -> bool:
-    """Whether this verifies a registry's first 201 to a question for a blob (rule 11)."""
+    """Whether `act` verifies the first 201 of a registry to a probing POST (rule 11)."""
     if not _asks_for_own(answer) or answer.status != 201:
         return False
     confirmed = [
@@ -281,7 +287,8 @@ def _confirms(run: Run, answer: Act, act: Act) -> bool:
 def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
     starts = [act for act in run.select("POST", "upload_start") if act.is_success]
     starts.sort(key=lambda act: act.entry.ended or 0)
-    # Of each repository the start that was accepted first: later entries replace earlier ones.
+    # The upload start that was accepted first in each repository. Because the list is reversed, the
+    # first start replaces later ones.
     first = {act.repository: act for act in reversed(starts)}
     for act in run.select("GET", "blob"):
         about = run.acts_by_digest[act.digest]
@@ -289,7 +296,7 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
             other for other in about if other.kind == "upload_start" and "digest" in other.query
         ]
         if with_its_bytes:
-            continue  # it went with the POST, to where an earlier run had been let in
+            continue  # the blob was sent in the POST: an earlier run had found that uploads are accepted
         targets = {other.repository for other in about if other.is_write}
         accepted = [first[target] for target in targets if target in first] or starts[:1]
         is_open = any(start.before(act) for start in accepted)
@@ -301,6 +308,11 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
 
 
 def _by_digest(run: Run) -> Iterator[list[Session]]:
+    """Yield the sessions in groups with one repository and one digest.
+
+    The first session of an area that a probing POST for a present blob has opened is in a group of its
+    own: rule 11 allows one such session.
+    """
     named = [session for session in run.sessions if session.digest]
     groups: dict[object, list[Session]] = {}
     asked = set[tuple[str, str]]()
@@ -314,8 +326,9 @@ def _by_digest(run: Run) -> Iterator[list[Session]]:
 
 
 def _asks_for_what_is_there(run: Run, session: Session) -> bool:
-    """Whether an answer to rule 11's question for a blob that is there opened it, and not an upload
-    of that blob.
+    """Whether a probing POST for a present blob has opened a session (rule 11).
+
+    The session must not have been used for that blob.
     """
     opener = session.opener
     arrival = run.arrivals.get((*opener.repository, opener.digest or ""))
@@ -409,7 +422,7 @@ def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     ).values():
         for one, other in pairwise(acts):
             if not parameters(one, "scope"):
-                continue  # a form: its scopes are in the body
+                continue  # the scopes of a form are in its body, which the journal does not keep
             lost = [
                 act
                 for act in run.acts
@@ -427,7 +440,8 @@ def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     for acts in group_by(givers, lambda act: act.origin).values():
         bare = [act for act in acts if not act.authorization.scheme and not run.is_redirected(act)]
         for act in bare[1:]:
-            # A request that was about to be sent when the first one was refused is excused.
+            # Excuse a request that was about to be sent when the first request was refused. Its
+            # connection has carried no login yet.
             late = [
                 other
                 for other in run.acts

@@ -1,9 +1,9 @@
-"""The facts of a run: its exchanges in one order, its upload sessions, challenges and commits.
+"""The evidence of a run: its exchanges in one order, its upload sessions, challenges and commits.
 
-Owns: reading journals and the registries' content as facts about a client.
+Owns: deriving facts about a client from journals and from the registries' content.
 May not know: any rule.
-Invariants: only a whole answer of the registry itself counts as known to the client. An answer that
-a hook gave proves nothing against it.
+Invariants: the client is assumed to know only complete answers of the registry itself. An answer of a
+hook is no evidence against the client.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ __all__ = [
     "without_digest",
 ]
 
-# Tags under which clients keep lists of referrers (docs/protocol-facts.md section 1.10).
+# Tags under which clients store lists of referrers (docs/protocol-facts.md section 1.10).
 FALLBACK = re.compile(r"sha(?:256-[a-f0-9]{64}|512-[a-f0-9]{64})\Z")
 
-_HARMLESS = {"delay", "throttle"}  # faults that change nothing but when
+_HARMLESS = {"delay", "throttle"}  # faults that only change the time of an exchange
 _REDIRECTS = (301, 302, 303, 307, 308)
-# Statuses of refusals that say nothing about whether the request was right.
+# Statuses of refusals that do not show that the request was wrong.
 _NO_FAULT = (401, 403, 408, 429)
 
 
 class RepositoryKey(NamedTuple):
     """A repository of one of the sites."""
 
-    place: str
+    place: str  # the site's origin
     name: str
 
 
 class Act(NamedTuple):
-    """One exchange, as an act of the client."""
+    """One request of the client, with its answer."""
 
     place: str  # the site's own origin
-    origin: str  # what the client called it
+    origin: str  # the origin by the name that the client used
     entry: Entry
 
     @property
@@ -61,7 +61,7 @@ class Act(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of path."""
+        """The kind of path, one of `journal.KINDS`."""
         return self.entry.kind
 
     @property
@@ -94,12 +94,12 @@ class Act(NamedTuple):
 
     @property
     def said_digest(self) -> str:
-        """The digest that the answer names, empty without one."""
+        """The answer's Docker-Content-Digest, or an empty string."""
         return self.response_headers.get("docker-content-digest", "")
 
     @property
     def begun(self) -> int:
-        """Its place in the order of all exchanges; `entry.ended` is that of its answer."""
+        """The place of the request in the order of all journals. `entry.ended` is that of the answer."""
         return self.entry.begun
 
     @property
@@ -108,7 +108,7 @@ class Act(NamedTuple):
 
     @property
     def digest(self) -> str | None:
-        """The content that the exchange is about."""
+        """The digest of the content that the exchange is about, or None."""
         entry = self.entry
         if ":" in entry.reference:
             return entry.reference
@@ -125,7 +125,10 @@ class Act(NamedTuple):
 
     @property
     def is_success(self) -> bool:
-        """Whether the request succeeded and the answer says so truthfully."""
+        """Whether the request succeeded and its answer was not changed.
+
+        A request whose body broke off is no success.
+        """
         entry = self.entry
         if entry.status is None or not 200 <= entry.status < 300 or self.is_disturbed:
             return False
@@ -136,7 +139,7 @@ class Act(NamedTuple):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it settled its question: a success, or a truthful 404."""
+        """Whether the answer is final: a success, or a 404 that was not changed."""
         method = self.method
         kind = self.kind
         is_question = method == "HEAD" or (
@@ -146,18 +149,18 @@ class Act(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the client may ask again: it has no answer and was not led elsewhere."""
+        """Whether the client may repeat the request: it has no final answer and was not redirected."""
         return not self.is_answer and self.status not in (304, *_REDIRECTS)
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the registry itself says that the request was wrong."""
+        """Whether the registry itself has answered that the request was wrong."""
         status = self.status
         refused = status is not None and 400 <= status < 500 and status not in _NO_FAULT
         return refused and not self.is_disturbed
 
     def before(self, other: Act) -> bool:
-        """Whether this was answered before the other was asked; the client may not have read it yet."""
+        """Whether this was answered before `other` began. The client may not have read the answer yet."""
         return self.entry.ended is not None and self.entry.ended < other.begun
 
     def __str__(self) -> str:
@@ -165,38 +168,40 @@ class Act(NamedTuple):
 
 
 class Location(NamedTuple):
-    """A Location: of a redirect, or of an upload session."""
+    """A Location of a redirect or of an upload session."""
 
-    giver: Act
+    giver: Act  # the exchange whose answer has the Location
     origin: str
-    target: str
+    target: str  # path and query
 
 
 class Challenge(NamedTuple):
-    """One way in that a 401 offered."""
+    """One challenge of a 401."""
 
-    giver: Act
-    scheme: str
+    giver: Act  # the exchange whose answer has the challenge
+    scheme: str  # "basic" or "bearer"
     realm: str
 
 
 @dataclass
 class Session:
-    """An upload session and everything that was sent to it."""
+    """An upload session and all requests that were sent to it."""
 
-    opener: Act
-    path: tuple[str, str]
+    opener: Act  # the POST
+    path: tuple[str, str]  # origin, and path without its query
+    # All Locations of the session, in order.
     locations: list[Location] = field(default_factory=list)
+    # All requests to the session, except the POST, in order.
     acts: list[Act] = field(default_factory=list)
 
     @property
     def digest(self) -> str | None:
-        """The blob that it is for, as far as the client said."""
+        """The digest of the session's blob, or None if the client has not sent it."""
         ends = [act.query["digest"] for act in self.acts if act.query.get("digest")]
         return ends[-1] if ends else self.opener.query.get("mount")
 
     def newest(self, act: Act) -> Location:
-        """The Location that holds for `act`."""
+        """Return the newest Location that was given before `act`."""
         earlier = [location for location in self.locations if location.giver.before(act)]
         return max(
             earlier, key=lambda location: location.giver.entry.ended or 0, default=self.locations[0]
@@ -204,17 +209,17 @@ class Session:
 
 
 def without_digest(target: str) -> str:
-    """Remove the digest that a client adds to a Location to finish an upload."""
+    """Return a target without the `digest` parameter, which a client adds to finish an upload."""
     return re.sub(r"(?<=[?&])digest=[^&]*&?", "", target).rstrip("?&")
 
 
 class Run:
-    """The exchanges of one run with every registry, token service and storage that took part in it.
+    """The exchanges of one run with all registries, token services and storages.
 
-    `sites` are by origin, as in `http://127.0.0.1:5000`. Exchanges that began at or before `since`
-    belong to an earlier run. `readonly` origins are only sources. `remembered` says that the client
-    knows the challenges of earlier runs. `realms` are origins of token services that any registry
-    may name.
+    `sites` has them by origin, as in `http://127.0.0.1:5000`. Exchanges that began at or before `since`
+    belong to an earlier run. `readonly` holds origins of registries that are only sources. With
+    `remembered`, the client knows the challenges of earlier runs. `realms` holds origins of token services
+    that any registry may name.
     """
 
     def __init__(
@@ -243,7 +248,7 @@ class Run:
         self.acts_by_digest = group_by(self.acts, lambda act: act.digest)
         self._connections = group_by(self.acts, lambda act: (act.place, act.entry.connection))
 
-        # What servers asked for, and where they sent the client.
+        # Challenges, and redirects with a Location.
         challenging = all_acts if remembered else self.acts
         self.challenges = [challenge for act in challenging for challenge in _challenges(act)]
         self.realms_named = {challenge.realm.partition("?")[0] for challenge in self.challenges}
@@ -254,7 +259,7 @@ class Run:
         ]
         self._redirected = {location.target for location in self.redirects}
 
-        # A redirect that was not followed is a failure: the client would not, or could not.
+        # A redirect that was not followed counts as a failure: the client did not get its answer.
         reached = {act.target for act in self.acts}
         self.failures = [act for act in self.acts if act.is_failure]
         self.failures += [
@@ -262,34 +267,38 @@ class Run:
         ]
         self.failures += [act for act in self.select("GET", "blob") if self._is_lie(act)]
 
-        # Uploads, and those that belong to no session.
+        # Upload sessions, and uploads that belong to no session.
         self.sessions = self._find_sessions()
         self.strays: list[Act] = []
         for act in self.acts:
             self._assign(act)
 
-        # What came to be where: by this run, and before it.
+        # The exchanges that committed manifests, in this run and before it. Keys: place, repository
+        # name, digest.
         self.commits = _find_commits(self.acts)
         self.earlier_commits = _find_commits(act for act in all_acts if act.begun <= since)
         self.arrivals = self._find_arrivals()
 
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
-        """Give the exchanges with a method and of a kind, in order; None means any."""
+        """Yield the exchanges with a method and a kind, in order. None matches every method or kind."""
         for act in self.acts:
             if method in (None, act.method) and kind in (None, act.kind):
                 yield act
 
     def repositories(self, place: str) -> Mapping[str, Repository]:
-        """Return what a site holds, nothing where it is no registry of the harness."""
+        """Return the repositories of a site. Returns none if the site is no registry of the harness."""
         repositories: Mapping[str, Repository] = getattr(self.sites[place], "repositories", {})
         return repositories
 
     def lists_referrers(self, act: Act) -> bool:
-        """Whether an answer to a question for referrers is the referrers API's."""
+        """Whether an answer to a request for referrers comes from the referrers API."""
         return act.is_success and act.response_headers.get("content-type") == OCI_INDEX
 
     def lacks_referrers(self, act: Act) -> bool:
-        """Whether an answer says that there is no referrers API: an error or a page (rule 15)."""
+        """Whether an answer shows that there is no referrers API (rule 15).
+
+        Such an answer is an error, or a success that is not an index, directly or after a redirect.
+        """
         if act.is_disturbed:
             return False
         if act.status in (404, 405, 501):
@@ -304,9 +313,9 @@ class Run:
         return answered and not any(self.lists_referrers(other) for other in (act, *pages))
 
     def knew(self, earlier: Act, act: Act) -> bool:
-        """Whether the client had read an earlier answer when it sent `act`.
+        """Whether the client had read the answer to `earlier` when it sent `act`.
 
-        It had when it sent something on that connection in between.
+        The proof is a request on the connection of `earlier`, after that answer and not after `act`.
         """
         if not earlier.before(act):
             return False
@@ -316,26 +325,29 @@ class Run:
         return any(ended < later.begun <= begun for later in same)
 
     def is_registry(self, place: str) -> bool:
-        """Whether a site is a registry of the harness, whose paths are all known."""
+        """Whether a site is a registry of the harness."""
         return hasattr(self.sites[place], "repositories")
 
     def is_redirected(self, act: Act) -> bool:
-        """Whether a registry sent the client there."""
+        """Whether a redirect named the target of `act`."""
         return act.target in self._redirected
 
     def is_realm(self, act: Act) -> bool:
-        """Whether a challenge named that URL as where tokens are given."""
+        """Whether a challenge named the URL of `act` as its realm."""
         return act.origin + act.target.partition("?")[0] in self.realms_named
 
     def _is_lie(self, act: Act) -> bool:
-        """Whether a registry holds other bytes under a digest than it says."""
+        """Whether a registry holds bytes that do not match the digest that `act` asks for."""
         digest = act.digest
         repository = self.repositories(act.place).get(act.entry.repository)
         blob = repository.blobs.get(digest) if repository and digest else None
         return blob is not None and blob.digest(act.reference.partition(":")[0]) != digest
 
     def excuses(self, digest: str | None, act: Act, first: Act | None = None) -> int:
-        """Count the failures with a digest between `first` and `act`: so often it may be repeated."""
+        """Count the failures of requests about a digest, after `first` and before `act`.
+
+        A request may be repeated once for each failure. With a digest of None, all failures count.
+        """
         sessions = [session for session in self.sessions if digest and session.digest == digest]
         sent = {
             id(other.entry) for session in sessions for other in (session.opener, *session.acts)
@@ -346,12 +358,12 @@ class Run:
             if digest in (None, other.digest) or id(other.entry) in sent
         ]
         begun = first.begun if first else 0
-        # An exchange that was under way when `first` was asked failed after it.
+        # An exchange that had begun before `first` counts too if it failed after `first` had begun.
         since = [other for other in about if (other.entry.ended or other.begun) > begun]
         return sum(1 for other in since if other.begun < act.begun)
 
     def repeated(self, groups: Mapping[object, list[Act]]) -> Iterator[tuple[Act, ...]]:
-        """Give the groups with more settled exchanges than their digest's failures excuse."""
+        """Yield the groups with more final answers than failures with their digest excuse."""
         for acts in groups.values():
             settled = [act for act in acts if act.is_answer]
             if settled and len(settled) > 1 + self.excuses(
@@ -360,7 +372,7 @@ class Run:
                 yield tuple(settled)
 
     def committed(self, repository: RepositoryKey, blob: str, act: Act) -> bool:
-        """Whether a manifest that names `blob` stood in a repository when `act` was asked."""
+        """Whether a repository held a manifest that names `blob` when `act` was sent."""
         content = self.repositories(repository.place).get(repository.name)
         if content is None:
             return False
@@ -375,7 +387,7 @@ class Run:
 
     @staticmethod
     def _location_of(act: Act) -> Location:
-        """Read a Location; one that is no URL leads nowhere."""
+        """Parse the Location of an answer. Origin and target are empty if it is not a URL."""
         try:
             parts = urlsplit(urljoin(act.origin + act.target, act.response_headers["location"]))
         except ValueError:
@@ -394,7 +406,7 @@ class Run:
         return sessions
 
     def _assign(self, act: Act) -> None:
-        """Add an exchange to its upload session; an upload that belongs to none is a stray."""
+        """Add an exchange to its upload session, or to the strays if it is an upload without a session."""
         if act.kind == "upload_start":
             return
 
@@ -409,7 +421,8 @@ class Run:
                 self.strays.append(act)
             return
 
-        # Where all sessions have one path, the query tells them apart; otherwise their order does.
+        # If several sessions have the same path, the query of the Location distinguishes them. If the
+        # query is the same too, the first session without a success is chosen.
         exact = [
             candidate
             for candidate in candidates
@@ -426,7 +439,10 @@ class Run:
             session.locations.append(self._location_of(act))
 
     def _find_arrivals(self) -> dict[tuple[str, str, str], Act]:
-        """Return the first exchange that told the client that content is in a repository."""
+        """Return the exchanges whose answers first showed that content is in a repository.
+
+        Keys: place, repository name, digest.
+        """
         arrivals = dict(self.commits)
         for act in self.acts:
             digest = act.digest
@@ -442,7 +458,7 @@ class Run:
 
 
 def _find_commits(acts: Iterable[Act]) -> dict[tuple[str, str, str], Act]:
-    """Return the exchange that committed each manifest; others were there before."""
+    """Return the exchange that committed each manifest first. Keys: place, repository name, digest."""
     commits: dict[tuple[str, str, str], Act] = {}
     for act in acts:
         digest = act.said_digest or act.digest
@@ -455,7 +471,7 @@ def _challenges(act: Act) -> Iterator[Challenge]:
     if act.status != 401:
         return
     lines = act.response_headers.get("www-authenticate", "")
-    # Whatever separates the challenges, each begins with the name of its scheme.
+    # Challenges are separated in different ways. Each begins with the name of its scheme.
     for scheme, words in re.findall(
         r"(?is)\b(basic|bearer)\s(.*?)(?=\b(?:basic|bearer)\s|\Z)", lines
     ):
@@ -464,7 +480,7 @@ def _challenges(act: Act) -> Iterator[Challenge]:
 
 
 def group_by(acts: Iterable[Act], key: Callable[[Act], object]) -> Mapping[object, list[Act]]:
-    """Group exchanges by a key."""
+    """Return the exchanges in groups with an equal key. Groups and exchanges keep their order."""
     groups: defaultdict[object, list[Act]] = defaultdict(list)
     for act in acts:
         groups[key(act)].append(act)
@@ -472,6 +488,6 @@ def group_by(acts: Iterable[Act], key: Callable[[Act], object]) -> Mapping[objec
 
 
 def parameters(act: Act, name: str) -> list[str]:
-    """Return every value of a query parameter."""
+    """Return all values of a query parameter."""
     query = urlsplit(act.target).query
     return [value for key, value in parse_qsl(query, keep_blank_values=True) if key == name]

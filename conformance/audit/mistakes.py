@@ -1,9 +1,9 @@
-"""The mistakes of a client, by name, from the journals of all servers that it talked to.
+"""Find the mistakes of a client in the journals of all servers that it has used.
 
 Owns: the table of mistakes and their order.
-May not know: how a client is made, what it was told to do.
-Invariants: a finding names its mistake and shows the exchanges. Behaviour that a failure explains,
-or an answer that a hook gave, is no finding.
+May not know: how a client works, which task it had.
+Invariants: a finding has the name of its mistake and its exchanges. Requests that a failure or an answer
+of a hook explains are no findings.
 
 The rules are in `protocol` (requests that strict registries refuse), `safety` (secrets and content)
 and `discipline` (requests that were not needed).
@@ -23,15 +23,16 @@ from .rules import RULES, Class, Finding
 
 __all__ = ["KINDS", "MISTAKES", "Act", "Class", "Finding", "audit", "latest", "report"]
 
-# Each enters its rules into RULES when it is imported.
+# Each module adds its rules to RULES when it is imported.
 _MODULES = (protocol, safety, discipline)
 
 KINDS: tuple[Class, ...] = ("protocol", "safety", "discipline")
+# What is wrong, by name of the mistake.
 MISTAKES: Mapping[str, str] = {name: rule.text for name, rule in RULES.items()}
 
 
 def latest(sites: Mapping[str, Site]) -> int:
-    """Return the newest place in the order of all exchanges, to be given as `since` later."""
+    """Return the newest place in the order of all journals, for `since` of a later audit."""
     return max(
         (
             max(entry.begun, entry.ended or 0)
@@ -54,10 +55,8 @@ def audit(
 ) -> list[Finding]:
     """Return the mistakes of one run.
 
-    `sites` are its registries, token services and storages by origin. `since` leaves earlier runs
-    out (see `latest`), `excused` are names of mistakes that a test provokes. `readonly` origins are
-    only sources, `remembered` says that the client knows the challenges of earlier runs, `realms`
-    are origins of token services that any registry may name. A violation in a registry's journal
+    `kinds` selects the rules. `excused` holds names of mistakes that a test provokes. `since` excludes
+    earlier runs (see `latest`). `Run` describes the other arguments. A violation in a registry's journal
     that no rule explains is the mistake `refused_as_wrong`.
     """
     run = Run(sites, since, readonly=readonly, remembered=remembered, realms=realms)
@@ -73,7 +72,8 @@ def audit(
 
 
 def _unexplained_violations(run: Run, findings: Iterable[Finding]) -> list[Finding]:
-    named = {
+    """Return a finding for each violation in a journal whose request is in no finding."""
+    found_entries = {
         id(act.entry) for finding in findings if finding.kind == "protocol" for act in finding.acts
     }
     unexplained = []
@@ -82,7 +82,7 @@ def _unexplained_violations(run: Run, findings: Iterable[Finding]) -> list[Findi
         for text in tuple(site.journal.violations):
             about = [act for act in acts if text.startswith(f"{act.method} {act.target}: ")]
             about = about or [act for act in acts if act.kind == "token" and "token" in text]
-            explained = [act for act in about if id(act.entry) in named]
+            explained = [act for act in about if id(act.entry) in found_entries]
             if not explained:
                 unexplained.append(
                     Finding("refused_as_wrong", "protocol", f"{place}: {text}", tuple(about))
@@ -92,5 +92,5 @@ def _unexplained_violations(run: Run, findings: Iterable[Finding]) -> list[Findi
 
 
 def report(findings: Iterable[Finding]) -> str:
-    """Write findings for the reader of a failed test."""
+    """Format findings for the message of a failed test."""
     return "the client made mistakes:\n" + "\n".join(map(str, findings))

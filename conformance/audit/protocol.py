@@ -1,8 +1,8 @@
-"""Mistakes that a strict registry refuses, or that only a wrong client sends.
+"""Mistakes that a strict registry refuses, or that no correct client makes.
 
 Owns: the rules of the distribution specification about requests.
-May not know: who is source or target.
-Invariants: each rule looks at requests; an answer counts only where the registry itself gave it.
+May not know: which registry is source or target.
+Invariants: the rules check requests. An answer counts only if the registry itself gave it.
 Follows: the OCI distribution specification 1.1.1 and docs/protocol-facts.md sections 1.2 to 1.9.
 """
 
@@ -20,9 +20,12 @@ from .rules import rule, single
 
 __all__: list[str] = []
 
+# Media types that a client has to accept.
 _TYPES = frozenset({OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST})
+# The forms of Content-Range and of Range.
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)\Z")
 _ASKED_RANGE = re.compile(r"bytes=([0-9]+-[0-9]*|-[0-9]+)\Z")
+# The methods that are allowed, by kind of path.
 _METHODS = {
     "ping": ("GET", "HEAD"),
     "catalog": ("GET",),
@@ -45,18 +48,19 @@ def _is_chunked(act: Act) -> bool:
 
 
 def _carries_blob(act: Act) -> bool:
-    """Whether it carries bytes of a blob."""
+    """Whether the request sends bytes of a blob to an upload session."""
     return act.kind == "upload" and act.method in ("PATCH", "PUT")
 
 
 class _Span(NamedTuple):
-    """What a Content-Range says: the first byte and the last, counted from 0."""
+    """The positions of a Content-Range, counted from 0."""
 
     first: int
-    last: int
+    last: int  # of the last byte, inclusive
 
 
 def _span(act: Act) -> _Span | None:
+    """Parse the Content-Range. Returns None if it is absent or malformed."""
     match = _RANGE.match(act.headers.get("content-range", ""))
     return _Span(int(match[1]), int(match[2])) if match else None
 
@@ -227,8 +231,8 @@ def location_not_given(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "an upload goes to an older Location than the newest one of its session")
 def location_stale(run: Run) -> Iterator[tuple[Act, ...]]:
     for session in run.sessions:
-        # A GET of the status may use any of them: after a broken body no newer one is known
-        # (end-13).
+        # A GET of the status may use an older Location, because after a broken body the client does
+        # not know the newest (end-13).
         for act in (act for act in session.acts if act.method != "GET"):
             newest = session.newest(act)
             target = without_digest(act.target)
@@ -269,13 +273,13 @@ def manifest_type_missing(act: Act) -> bool:
 @rule("protocol", "a manifest is put that names what is not there")
 def manifest_names_absent(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select("PUT", "manifest"):
-        # A client that was lied to about the registry's content cannot know better.
-        misled = [
+        # After a changed answer, the client may be wrong about the registry's content.
+        misleading = [
             other
             for other in run.acts
             if other.is_disturbed and other.place == act.place and other.begun < act.begun
         ]
-        if act.is_refusal and "MANIFEST_BLOB_UNKNOWN" in act.entry.codes and not misled:
+        if act.is_refusal and "MANIFEST_BLOB_UNKNOWN" in act.entry.codes and not misleading:
             yield (act,)
 
 

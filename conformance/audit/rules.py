@@ -1,10 +1,10 @@
-"""The table of mistakes, and how a rule enters it.
+"""The table of rules, and the decorators that add a rule.
 
-Owns: what a rule and a finding are.
+Owns: the forms of rules and findings.
 May not know: any rule (`protocol`, `safety`, `discipline`).
 Invariants: the name of a mistake is the name of the function that finds it.
 
-A rule is a function that gives the exchanges of each mistake, or that knows it by one exchange:
+A rule is a function that yields the exchanges of each mistake, or a predicate on a single exchange:
 
     @rule("safety", "something is written to a source")
     def source_written(run: Run) -> Iterator[tuple[Act, ...]]:
@@ -32,12 +32,12 @@ Class = Literal["protocol", "safety", "discipline"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One mistake of the client: its name, and the exchanges that show it."""
+    """One mistake of the client."""
 
-    name: str
+    name: str  # of the rule
     kind: Class
-    text: str
-    acts: tuple[Act, ...]
+    text: str  # what is wrong
+    acts: tuple[Act, ...]  # the exchanges that show the mistake
 
     def __str__(self) -> str:
         return "\n    ".join([f"{self.kind}: {self.name}: {self.text}", *map(str, self.acts)])
@@ -47,7 +47,7 @@ Check = Callable[[Run], Iterable[tuple[Act, ...]]]
 
 
 class Rule(NamedTuple):
-    """What is a mistake, and where it is said."""
+    """A kind of mistake, and the function that finds it."""
 
     name: str
     kind: Class
@@ -55,23 +55,24 @@ class Rule(NamedTuple):
     check: Check
 
 
+# All rules by name. Importing a module of rules adds its rules.
 RULES: dict[str, Rule] = {}
 
 
 def rule(kind: Class, text: str) -> Callable[[Check], Check]:
-    """Enter a function that gives the exchanges of each mistake; its name is the mistake's."""
+    """Add a function that yields the exchanges of each mistake."""
 
-    def enter(check: Check) -> Check:
+    def add(check: Check) -> Check:
         RULES[check.__name__] = Rule(check.__name__, kind, text, check)
         return check
 
-    return enter
+    return add
 
 
 def single(kind: Class, text: str) -> Callable[[Callable[[Act], bool]], Callable[[Act], bool]]:
-    """Enter a function that knows a mistake by one exchange alone."""
+    """Add a predicate that reports whether a single exchange is a mistake."""
 
-    def enter(is_wrong: Callable[[Act], bool]) -> Callable[[Act], bool]:
+    def add(is_wrong: Callable[[Act], bool]) -> Callable[[Act], bool]:
         def check(run: Run) -> Iterator[tuple[Act, ...]]:
             return ((act,) for act in run.acts if is_wrong(act))
 
@@ -79,4 +80,4 @@ def single(kind: Class, text: str) -> Callable[[Callable[[Act], bool]], Callable
         RULES[name] = Rule(name, kind, text, check)
         return is_wrong
 
-    return enter
+    return add

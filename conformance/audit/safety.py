@@ -1,8 +1,8 @@
-"""Mistakes that cost somebody his secrets or his images.
+"""Mistakes that disclose secrets or damage images.
 
-Owns: who may see a credential, what may be committed, what is never deleted.
+Owns: which servers may receive a credential; what may be committed; what must not be deleted.
 May not know: whether a request was needed.
-Invariants: a credential is innocent only where a challenge asked for it before it was sent.
+Invariants: a credential may only be sent after a challenge has asked for it.
 Follows: docs/design.md section 7 (I1, I3, I6), docs/protocol-facts.md sections 1.6, 2.7 and 9.2.
 """
 
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+# Shorter secrets are not searched for in URLs, in characters.
 _SHORTEST_SECRET = 4
+# Fields of a descriptor that a list of referrers must have right.
 _DESCRIBED = ("mediaType", "digest", "size", "artifactType", "annotations")
 
 
 def _has_credential(act: Act) -> bool:
-    """Whether a credential is sent: in a header, or as the form of a token request."""
+    """Whether the request has a credential, in a header or in the form of a token request."""
     return "authorization" in act.headers or bool(act.entry.secrets)
 
 
@@ -40,7 +42,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _registries_naming(run: Run, act: Act) -> list[str]:
-    """Return the origins of registries that had named this URL as their realm."""
+    """Return the origins of registries that named the URL of `act` as their realm before `act`."""
     here = act.origin + urlsplit(act.target).path
     return [
         challenge.giver.origin
@@ -52,15 +54,15 @@ def _registries_naming(run: Run, act: Act) -> list[str]:
 
 
 def _may_name(run: Run, registry: str, realm: str) -> bool:
-    """Whether a registry may name a realm: its own host, or one that is allowed (section 2.7)."""
+    """Whether a registry may name a realm: on its own host, or in `run.realms` (section 2.7)."""
     realms_host = urlsplit(realm).hostname or ""
     host = urlsplit(registry).hostname or ""
-    are_both_here = _is_loopback(realms_host) and _is_loopback(host)
-    return realms_host == host or are_both_here or realm in run.realms
+    are_both_loopback = _is_loopback(realms_host) and _is_loopback(host)
+    return realms_host == host or are_both_loopback or realm in run.realms
 
 
 def _redirects_to(run: Run, act: Act) -> list[Act]:
-    """Return the redirects of other origins that lead to this act."""
+    """Return earlier redirects of other origins to the URL of `act`."""
     return [
         location.giver
         for location in run.redirects
@@ -71,7 +73,7 @@ def _redirects_to(run: Run, act: Act) -> list[Act]:
 
 
 def _locations_to(run: Run, act: Act) -> list[Act]:
-    """Return the answers of other origins whose upload Location this act uses."""
+    """Return earlier answers of other origins whose upload Location `act` uses."""
     target = without_digest(act.target)
     return [
         location.giver
@@ -113,7 +115,7 @@ def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential is sent before, or in another way than, it was asked for there")
 def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        # A cloud's login service is there to be shown proofs of identity; it refuses all others.
+        # The login service of a cloud gets proofs of identity without a challenge. It refuses wrong ones.
         if not _has_credential(act) or _registries_naming(run, act) or act.kind == "login":
             continue
         scheme = act.authorization.scheme
@@ -155,14 +157,14 @@ def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
         if not _has_credential(act) or not act.origin.startswith("http:"):
             continue
         sent = act.authorization
-        safe = [
+        over_tls = [
             other
             for other in run.acts
             if other.origin.startswith("https:") and sent.value and other.authorization == sent
         ]
         named = [origin for origin in _registries_naming(run, act) if origin.startswith("https:")]
-        if safe or named:
-            yield (*safe[:1], act)
+        if over_tls or named:
+            yield (*over_tls[:1], act)
 
 
 @rule("safety", "a secret stands in a URL: it ends in the logs of every server on the way")
@@ -171,7 +173,7 @@ def secret_in_url(run: Run) -> Iterator[tuple[Act, ...]]:
         text for act in run.acts for text in (*act.entry.sent_secrets(), act.authorization.value)
     }
     secrets = {text for text in sent if len(text) >= _SHORTEST_SECRET}
-    # A Location or realm that a server gave may have a secret in it, which comes back as it was.
+    # A server's Location may contain a secret, which the client has to send back.
     locations = {location.target for session in run.sessions for location in session.locations}
     locations |= {location.target for location in run.redirects}
     for act in run.acts:
@@ -215,6 +217,7 @@ def source_written(run: Run) -> Iterator[tuple[Act, ...]]:
 
 
 def _committed(run: Run) -> Iterator[tuple[Act, Repository, Stored]]:
+    """Yield each manifest that this run has committed, with the exchange and the repository."""
     for (place, name, digest), act in run.commits.items():
         repository = run.repositories(place).get(name)
         if repository is not None and digest in repository.manifests:
@@ -254,7 +257,7 @@ def content_missing(run: Run) -> Iterator[tuple[Act, ...]]:
 
 
 def _held_before(run: Run) -> Iterator[Stored]:
-    """Give every manifest that was somewhere before the run."""
+    """Yield all manifests that a site held before the run."""
     for place in run.sites:
         for name, repository in run.repositories(place).items():
             for digest, manifest in repository.manifests.items():
@@ -273,7 +276,7 @@ def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
         if same or not any(run.repositories(place) for place in run.sites if place != act.place):
             continue
         if FALLBACK.match(act.reference):
-            continue  # a client's own list of referrers: see list_of_referrers_wrong
+            continue  # a list of referrers, which the client writes: see `list_of_referrers_wrong`
 
         children = {part["digest"] for part in manifest.children}
         chosen = [
@@ -283,7 +286,7 @@ def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
             and other.media_type == manifest.media_type
             and len(children) <= len(other.children)
         ]
-        # Where indexes are nested, a trimmed one may have a trimmed one below it.
+        # A trimmed index may contain another trimmed index, which this run has committed.
         committed = {digest for _, _, digest in run.commits}
         if not any(
             children <= {part["digest"] for part in other.children} | committed for other in chosen
@@ -328,16 +331,18 @@ def media_type_changed(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("safety", "a layer that must not be distributed is fetched or pushed")
 def foreign_layer_moved(run: Run) -> Iterator[tuple[Act, ...]]:
-    # Digest -> whether every manifest names it as a foreign layer.
-    named: dict[str, bool] = {}
+    # Whether all manifests that name a blob name it as a foreign layer, by digest.
+    is_foreign_blob: dict[str, bool] = {}
     for place in run.sites:
         for repository in run.repositories(place).values():
             for manifest in repository.manifests.values():
                 for part in manifest.blobs:
                     digest = part["digest"]
-                    named[digest] = named.get(digest, True) and is_foreign(part["mediaType"])
+                    is_foreign_blob[digest] = is_foreign_blob.get(digest, True) and is_foreign(
+                        part["mediaType"]
+                    )
     for act in run.acts:
         moves_bytes = act.method in ("GET", "PUT", "POST", "PATCH")
         is_about_blob = act.kind in ("blob", "upload", "upload_start")
-        if moves_bytes and is_about_blob and named.get(act.digest or ""):
+        if moves_bytes and is_about_blob and is_foreign_blob.get(act.digest or ""):
             yield (act,)

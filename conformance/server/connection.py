@@ -1,9 +1,10 @@
-"""The server's side of a connection: bytes in, bytes out, an end.
+"""The server's side of a connection: receiving, sending and closing.
 
-Owns: what any connection can do (`Connection`), and sockets that do it (`SocketConnection`).
-May not know: HTTP, what is said over it.
-Invariants: what was sent is counted in the journal's entry before the client can have read it, so
-that a test which has the answer also finds its bytes counted.
+Owns: the interface of connections (`Connection`), and its implementation by sockets
+(`SocketConnection`).
+May not know: HTTP.
+Invariants: sent bytes are counted in the journal's entry before the client can read them, so that a test
+that has the answer also finds its bytes counted.
 """
 
 from __future__ import annotations
@@ -21,55 +22,61 @@ from ..journal import Entry
 
 __all__ = ["LINGER", "Connection", "Gone", "SocketConnection"]
 
-# Seconds for which unread bytes are taken after an early answer: a reset would destroy the answer.
+# After an early answer, the rest of the body is received for at most this many seconds. Closing earlier
+# would reset the connection, and the client would lose the answer.
 LINGER = 2.0
-_READ = 1 << 16  # bytes of a head that are received at once
-_TURN = 1 << 20  # bytes that one connection moves before other tasks get their turn
+_READ = 1 << 16  # maximum number of bytes that `receive` returns
+_TURN = 1 << 20  # number of bytes after which a connection lets other tasks run
 
 
 class Gone(Exception):
-    """The other side went away."""
+    """The client has ended the connection."""
 
 
 class Connection(Protocol):
-    """One connection; its methods raise `Gone` when the other side has ended it."""
+    """One connection. Its methods raise Gone if the client has ended it."""
 
-    # The exchange that is being answered; a connection in memory says with it whose answer was lost.
+    # The exchange that is being answered. A connection in memory records lost answers in it.
     answered: Entry | None
 
     async def handshake(self) -> None:
-        """Do what comes before the first byte of HTTP."""
+        """Perform the TLS handshake if the connection uses TLS."""
 
     async def receive_into(self, room: memoryview) -> int:
-        """Receive at least one byte, and return how many."""
+        """Receive at least one byte into `room`. Returns the number of bytes."""
 
     async def receive(self) -> bytes:
-        """Return the bytes that are there, at least one."""
+        """Wait until bytes have arrived, and return them."""
 
     async def send(self, piece: bytes | memoryview, entry: Entry | None = None) -> None:
-        """Send all of `piece`, and count it in `entry`."""
+        """Send all of `piece`, and count its bytes in `entry`."""
 
     async def linger(self) -> None:
-        """Take bytes that still come, for a while, so that no reset destroys the last answer."""
+        """Receive and drop bytes for up to LINGER seconds, so that the client gets the last answer."""
 
     def reset(self) -> None:
-        """Let the end of the connection, which follows, be a reset."""
+        """Make the following `close` reset the connection."""
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
 
 
 class SocketConnection:
-    """A non-blocking socket, plain or TLS, awaited by readiness."""
+    """A connection over a non-blocking socket, with or without TLS."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.answered: Entry | None = None
+        # Bytes moved since other tasks were last allowed to run.
         self._moved = 0
-        self._room = memoryview(bytearray(_READ))  # for heads: a new one each time has to be zeroed
+        # Buffer of `receive`. It is reused, because a new buffer would have to be zeroed.
+        self._room = memoryview(bytearray(_READ))
 
     async def _wait(self, problem: Exception, *, writing: bool = False) -> None:
-        """Wait until the operation can go on; TLS may have to write in order to read."""
+        """Wait until the operation that raised `problem` can continue.
+
+        TLS may have to write in order to read.
+        """
         if isinstance(problem, ssl.SSLWantWriteError) or (
             writing and isinstance(problem, BlockingIOError)
         ):
@@ -78,7 +85,7 @@ class SocketConnection:
             await anyio.wait_readable(self.sock)
 
     async def handshake(self) -> None:
-        """Do TLS's handshake, where there is TLS."""
+        """Perform the TLS handshake if the socket uses TLS."""
         while isinstance(self.sock, ssl.SSLSocket):
             try:
                 return self.sock.do_handshake()
@@ -105,7 +112,10 @@ class SocketConnection:
         return bytes(self._room[:count])
 
     async def send(self, piece: bytes | memoryview, entry: Entry | None = None) -> None:
-        """Send all of `piece`; `entry` counts all of it at first, and in the end what was sent."""
+        """Send all of `piece`, and count its bytes in `entry`.
+
+        Bytes are counted before they are sent. Bytes that were not sent are subtracted afterwards.
+        """
         rest = memoryview(piece)
         while rest:
             before = entry.response_bytes if entry else 0

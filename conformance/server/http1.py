@@ -1,11 +1,11 @@
-"""HTTP/1.1 at the server's side: a Site answers what is asked on one connection.
+"""The server's side of HTTP/1.1: a Site answers the requests of one connection.
 
 Owns: heads, framing, keep-alive, when a connection ends.
 May not know: sockets, TLS, what a registry is.
-Invariants: one exchange at a time per connection. A body of known length is received in place
-(`Exchange.room`) and sent from the stored pieces, never through a buffer of its own. h11 sees only
-chunked bodies and the heads that `heads` leaves to it, because its buffer costs two copies
-(docs/bodies.md); each exchange has a parser of its own.
+Invariants: one exchange at a time per connection. A body of known length is received into the buffer of
+`Exchange.room`, and sent from the stored pieces, without another buffer. h11 parses only chunked bodies
+and the heads that `heads` does not support, because its buffer costs two copies (docs/bodies.md). Each
+exchange has a parser of its own.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from .heads import read_plain_head
 
 __all__ = ["Endpoint"]
 
-_HEAD_LIMIT = 1 << 20  # signed locations and fat tokens are not this registry's problem
-_HELLO = 0x16  # the first byte of a TLS handshake record, of no HTTP request
-_JOINED = 1 << 14  # a body of so many bytes at most leaves in one write with its head
+# Maximum size of a head in bytes. It is generous, because signed URLs and tokens may be long.
+_HEAD_LIMIT = 1 << 20
+_HELLO = 0x16  # the first byte of a TLS handshake, with which no HTTP request begins
+_JOINED = 1 << 14  # a body of at most this many bytes is sent in one write with its head
 
 
 class _Head(NamedTuple):
-    """A request's head that has been read, and what is needed to read the body behind it."""
+    """A request's head, and the state that is needed to read its body."""
 
     request: Request
-    behind: bytes  # what came with the head
-    parser: h11.Connection | None  # where h11 read the head
-    is_last: bool  # the connection ends after this exchange
+    behind: bytes  # bytes that were received after the head
+    parser: h11.Connection | None  # the parser of the head; None if h11 was not needed
+    is_last: bool  # whether the connection ends after this exchange
 
 
 def _unread(parser: h11.Connection) -> bytes:
-    """Return the bytes that the parser has received and not used."""
+    """Return the bytes that the parser has received but not parsed."""
     data, _ = parser.trailing_data
     return bytes(data)
 
@@ -56,7 +57,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, the host in brackets where it has to be."""
+        """HOST:PORT, with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -68,7 +69,10 @@ class Endpoint:
         return self.app.journal
 
     async def converse(self, connection: Connection, number: int) -> None:
-        """Answer a connection's requests until either side ends it; the connection is closed then."""
+        """Answer the requests of a connection until either side ends it, then close the connection.
+
+        `number` identifies the connection in the journal.
+        """
         try:
             await connection.handshake()
             left: bytes | None = b""
@@ -78,14 +82,14 @@ class Endpoint:
             if problem.reset:
                 connection.reset()
         except (Gone, OSError):
-            pass  # clients come and go; what they had asked is in the journal
+            pass  # a client may end its connection at any time; the journal has its requests
         finally:
             connection.close()
 
     async def _exchange(self, connection: Connection, number: int, left: bytes) -> bytes | None:
-        """Carry out one exchange; return the bytes received behind it, None to close.
+        """Run one exchange. Returns the bytes that were received after it, or None to close.
 
-        `left` are the bytes that were received behind the exchange before.
+        `left` holds the bytes that were received after the previous exchange.
         """
         head = await self._read_head(connection, number, left)
         if head is None:
@@ -127,11 +131,11 @@ class Endpoint:
         return None if is_closing else rest
 
     async def _read_head(self, connection: Connection, number: int, left: bytes) -> _Head | None:
-        """Read a head; None when there is none, and then every answer to it has been sent."""
+        """Read a head. Returns None if there is no valid head. A refusal has been sent then."""
         data = left
         if not left:
             data = await connection.receive()
-            # First of all: a TLS greeting may hold an empty line, the end of a head, by chance.
+            # This check comes first, because a TLS greeting may contain an empty line by chance.
             if data[0] == _HELLO:
                 self.journal.hellos += 1
                 return None
@@ -168,7 +172,7 @@ class Endpoint:
         return _Head(request, behind, parser, is_last)
 
     async def _receive_body(self, connection: Connection, head: _Head, exchange: Exchange) -> bytes:
-        """Receive the body into the exchange; return the bytes that came behind it."""
+        """Receive the body into the exchange. Returns the bytes that were received after it."""
         if exchange.request.is_chunked:
             assert head.parser is not None, "a head with a transfer coding is h11's"
             return await self._receive_chunks(connection, head.parser, exchange)
@@ -197,7 +201,7 @@ class Endpoint:
     async def _receive_chunks(
         connection: Connection, parser: h11.Connection, exchange: Exchange
     ) -> bytes:
-        """Receive a chunked body into the exchange; return the bytes that came behind it."""
+        """Receive a chunked body into the exchange. Returns the bytes that were received after it."""
         event = parser.next_event()
         while not isinstance(event, h11.EndOfMessage):
             if event is h11.NEED_DATA:

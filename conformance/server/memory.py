@@ -1,13 +1,12 @@
-"""A network in memory: Sites and their clients in one process, on the event loop's own clock.
+"""A network in memory: sites and their clients in one process, on the clock of the event loop.
 
-Owns: bytes between two ends and when they arrive (latency, bandwidth, a window), where a Site
-listens, and outages.
+Owns: the bytes between two ends, and when they arrive (latency, bandwidth, a window); the addresses at
+which sites listen; outages.
 May not know: HTTP, what a registry holds, who the client is.
-Invariants: all waiting is the event loop's, so that on a clock which jumps (trio's MockClock) an
-outage of ten minutes takes no time. Bytes arrive in order, and never before latency and bandwidth
-let them.
+Invariants: only the event loop waits. So an outage of ten minutes takes no time on a virtual clock (trio's
+MockClock). Bytes arrive in order, and not earlier than latency and bandwidth allow.
 
-A client calls `Network.connect` and moves bytes through the `End` that it gets.
+A client calls `Network.connect`, then reads and writes through the returned `End`.
 """
 
 from __future__ import annotations
@@ -31,22 +30,20 @@ from .http1 import Endpoint
 
 __all__ = ["End", "Link", "MemoryConnection", "Network", "Place", "network"]
 
-# Bytes that arrive together at most; fewer where they would take longer than a second.
+# Maximum number of bytes that arrive together. On a slow link the number is smaller, so that they take
+# no longer than a second.
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a place's line, shared by all its connections.
+    """One direction of a place's line, which all its connections share."""
 
-    `latency` is in seconds, `bandwidth` in bytes a second. `window`: how many bytes of one
-    connection may be under way or unread before its writer has to wait. Its default is what arrives
-    within a second and the latency, 256 KiB at most, so that no connection waits long behind the
-    queued bytes of another one.
-    """
-
-    latency: float = 0.0
-    bandwidth: float = math.inf
+    latency: float = 0.0  # seconds
+    bandwidth: float = math.inf  # bytes per second
+    # Maximum number of bytes of one connection that are in transit or unread. Then the writer has to
+    # wait. None means the bytes that arrive within one second plus the latency, at most 256 KiB. Then no
+    # connection waits long behind the bytes of another one.
     window: int | None = None
 
     @property
@@ -58,25 +55,27 @@ class Link:
 
 
 class _Line:
-    """A link in use: when it is free again, and whether anything gets through."""
+    """The state of a link."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.free = 0.0
+        # When all bytes that were sent so far will have left, by the event loop's clock.
+        self.free_at = 0.0
+        # Whether an outage stops all bytes.
         self.is_silent = False
 
-    def arrival(self, count: int) -> float:
-        """Send `count` bytes; return when they arrive."""
-        self.free = max(anyio.current_time(), self.free) + count / self.link.bandwidth
-        return self.free + self.link.latency
+    def send(self, count: int) -> float:
+        """Occupy the link for `count` bytes. Returns when the bytes arrive."""
+        self.free_at = max(anyio.current_time(), self.free_at) + count / self.link.bandwidth
+        return self.free_at + self.link.latency
 
 
 class _Piece(NamedTuple):
-    """Bytes under way; none at all are the end of the connection."""
+    """Bytes in transit. An empty piece is the end of the connection."""
 
-    arrives: float  # by the event loop's clock
+    arrives_at: float  # by the event loop's clock
     data: memoryview
-    entry: Entry | None = None  # the exchange that they answer
+    entry: Entry | None = None  # the exchange that the bytes answer
 
 
 class _Pipe:
@@ -85,92 +84,98 @@ class _Pipe:
     def __init__(self, line: _Line) -> None:
         self._line = line
         self._pieces: deque[_Piece] = deque()
-        self._held = 0
-        self._broken = ""
+        # Bytes that were written but not read, for the window.
+        self._unread = 0
+        # Why the connection is broken. Empty while it is not.
+        self._problem = ""
+        # Set, and replaced, whenever a waiting reader or writer has to check again.
         self._changed = anyio.Event()
 
-    def change(self) -> None:
+    def wake_waiters(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
     def write(self, data: bytes | memoryview, entry: Entry | None = None) -> int | None:
-        """Take as many bytes as the window has room for; None when it has none."""
-        if self._broken:
-            raise ConnectionResetError(self._broken)
-        accepted = memoryview(bytes(data[: max(0, self._line.link.room - self._held)]))
+        """Send as many bytes as the window allows. Returns their number, or None if it is full."""
+        if self._problem:
+            raise ConnectionResetError(self._problem)
+        accepted = memoryview(bytes(data[: max(0, self._line.link.room - self._unread)]))
         if not accepted:
             return None if data else 0
         together = max(1, int(min(_PIECE, self._line.link.bandwidth)))
         for start in range(0, len(accepted), together):
             piece = accepted[start : start + together]
-            self._pieces.append(_Piece(self._line.arrival(len(piece)), piece, entry))
-        self._held += len(accepted)
-        self.change()
+            self._pieces.append(_Piece(self._line.send(len(piece)), piece, entry))
+        self._unread += len(accepted)
+        self.wake_waiters()
         return len(accepted)
 
     def read_into(self, room: memoryview) -> int | None:
-        """Fill `room` with bytes that have arrived: 0 at the end, None when none have."""
+        """Read bytes that have arrived into `room`. Returns their number.
+
+        Returns 0 at the end of the connection, and None if no bytes have arrived yet.
+        """
         count = 0
         while self._pieces and self._has_arrived() and count < len(room):
-            arrived, piece, entry = self._pieces[0]
+            arrives_at, piece, entry = self._pieces[0]
             if not piece:
-                return count  # the end, which stays
+                return count  # the piece of the end stays in the queue
             used = min(len(piece), len(room) - count)
             room[count : count + used] = piece[:used]
             count += used
             self._pieces.popleft()
             if used < len(piece):
-                self._pieces.appendleft(_Piece(arrived, piece[used:], entry))
+                self._pieces.appendleft(_Piece(arrives_at, piece[used:], entry))
 
         if not count:
-            if self._broken and not self._pieces:
-                raise ConnectionResetError(self._broken)
+            if self._problem and not self._pieces:
+                raise ConnectionResetError(self._problem)
             return None
 
-        self._held -= count
-        self.change()
+        self._unread -= count
+        self.wake_waiters()
         return count
 
     def _has_arrived(self) -> bool:
-        return not self._line.is_silent and self._pieces[0].arrives <= anyio.current_time()
+        return not self._line.is_silent and self._pieces[0].arrives_at <= anyio.current_time()
 
     async def readable(self) -> None:
         await anyio.lowlevel.checkpoint()
-        while not (self._has_arrived() if self._pieces else self._broken):
+        while not (self._has_arrived() if self._pieces else self._problem):
             deadline = math.inf
             if self._pieces and not self._line.is_silent:
-                deadline = self._pieces[0].arrives
+                deadline = self._pieces[0].arrives_at
             with anyio.CancelScope(deadline=deadline):
                 await self._changed.wait()
 
     async def writable(self) -> None:
         await anyio.lowlevel.checkpoint()
-        while not self._broken and self._held >= self._line.link.room:
+        while not self._problem and self._unread >= self._line.link.room:
             await self._changed.wait()
 
     def end(self) -> None:
-        """Let the reader come to an end behind what was written."""
-        if self._broken:
+        """End the direction. The reader reaches the end after all bytes that were written."""
+        if self._problem:
             return
-        self._pieces.append(_Piece(self._line.arrival(0), memoryview(b"")))
-        self.change()
+        self._pieces.append(_Piece(self._line.send(0), memoryview(b"")))
+        self.wake_waiters()
 
     def note_lost_answers(self) -> None:
-        """Note with each exchange whose answer is still under way that the client never got it."""
+        """Record "lost" in each exchange whose answer has not been read completely."""
         for piece in self._pieces:
             if piece.entry is not None:
                 piece.entry.faults.append("lost")
 
-    def breaks(self, why: str, *, lose: bool = False) -> None:
-        """Let every use fail from now on; `lose` also drops bytes that were not read."""
-        self._broken = why
-        if lose:
+    def break_off(self, problem: str, *, drop_unread: bool = False) -> None:
+        """Make all writes fail, and all reads after the last byte. `drop_unread` drops unread bytes."""
+        self._problem = problem
+        if drop_unread:
             self._pieces.clear()
-        self.change()
+        self.wake_waiters()
 
 
 class End:
-    """One side of a connection: neither `read_into` nor `write` ever waits."""
+    """One side of a connection. `read_into` and `write` never wait."""
 
     def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
         self._incoming = incoming
@@ -178,43 +183,47 @@ class End:
         self.closed = False
 
     def read_into(self, room: memoryview) -> int | None:
-        """Return the bytes read, 0 at the end, None when there are none yet; ConnectionResetError."""
+        """Read into `room`. Returns the number of bytes, 0 at the end, or None if none have arrived.
+
+        Raises ConnectionResetError if the connection is broken.
+        """
         return self._incoming.read_into(room)
 
     def write(self, data: bytes | memoryview, entry: Entry | None = None) -> int | None:
-        """Return the bytes taken, None when there is no room; ConnectionResetError.
+        """Write as many bytes as possible. Returns their number, or None if the window is full.
 
-        A server says which exchange they answer.
+        A server passes the `entry` of the exchange that the bytes answer. Raises ConnectionResetError if
+        the connection is broken.
         """
         return self._outgoing.write(data, entry)
 
     async def readable(self) -> None:
-        """Wait until `read_into` has something to say."""
+        """Wait until `read_into` does not return None."""
         await self._incoming.readable()
 
     async def writable(self) -> None:
-        """Wait until `write` has something to say."""
+        """Wait until `write` does not return None."""
         await self._outgoing.writable()
 
     def close(self) -> None:
-        """Close both directions: the peer reads to the end, and its writes fail."""
+        """Close both directions. The peer can read all bytes up to the end. Its writes fail."""
         if not self.closed:
             self.closed = True
             self._outgoing.end()
-            self._outgoing.breaks("the connection was closed")
-            self._incoming.breaks("the connection was closed", lose=True)
+            self._outgoing.break_off("the connection was closed")
+            self._incoming.break_off("the connection was closed", drop_unread=True)
 
     def reset(self) -> None:
-        """Break the connection at once for both sides."""
+        """Break the connection at once for both sides. Unread bytes are lost."""
         self.closed = True
         for pipe in (self._incoming, self._outgoing):
             pipe.note_lost_answers()
-            pipe.breaks("connection reset by peer", lose=True)
+            pipe.break_off("connection reset by peer", drop_unread=True)
 
-    def change(self) -> None:
-        """Let whoever waits look again."""
-        self._incoming.change()
-        self._outgoing.change()
+    def wake_waiters(self) -> None:
+        """Make waiting readers and writers check again."""
+        self._incoming.wake_waiters()
+        self._outgoing.wake_waiters()
 
 
 class MemoryConnection:
@@ -225,7 +234,7 @@ class MemoryConnection:
         self.answered: Entry | None = None
 
     async def handshake(self) -> None:
-        """There is no TLS here: where a client believes in https, both sides leave it out."""
+        """Do nothing. There is no TLS in memory, even if the client uses https."""
 
     async def receive_into(self, room: memoryview) -> int:
         while True:
@@ -275,25 +284,26 @@ class MemoryConnection:
 
 
 class Place(Endpoint):
-    """A Site that listens in memory under any name; there is no TLS, whatever its scheme."""
+    """A Site that listens in memory under any name. TLS is left out for https too."""
 
     def __init__(self, site: Site, scheme: str, host: str, port: int, up: Link, down: Link) -> None:
         super().__init__(site, scheme, host, port)
         self._up = _Line(up)
         self._down = _Line(down)
-        self._connections = 0
-        self._open: list[End] = []
+        self._connections = 0  # number of connections so far
+        self._open: list[End] = []  # the server's ends; some may be closed
         self._outage: Literal["refused", "silent"] | None = None
+        # Set at the end of the current outage.
         self._over = anyio.Event()
 
     @property
     def address(self) -> str:
-        """HOST, with its port where that is not the scheme's own."""
-        own = 443 if self.scheme == "https" else 80
-        return self.host if self.port == own else f"{self.host}:{self.port}"
+        """HOST, or HOST:PORT if the port is not the scheme's default."""
+        default_port = 443 if self.scheme == "https" else 80
+        return self.host if self.port == default_port else f"{self.host}:{self.port}"
 
     def change_links(self, up: Link | None = None, down: Link | None = None) -> None:
-        """Change the line for everything that is written from now on."""
+        """Change the links for all bytes that are written from now on."""
         self._up.link = up or self._up.link
         self._down.link = down or self._down.link
 
@@ -303,44 +313,44 @@ class Place(Endpoint):
         return len(self._open)
 
     def reset_connections(self) -> None:
-        """Break every connection that is open."""
+        """Reset all open connections."""
         for end in self._open:
             end.reset()
         self._open.clear()
 
     def fail(self, how: Literal["refused", "silent"]) -> None:
-        """Begin an outage: "refused" (a dead program) or "silent" (a dead line)."""
+        """Begin an outage: "refused" as by a dead program, "silent" as by a dead line."""
         self._outage = how
         self._over = anyio.Event()
         if how == "refused":
             self.reset_connections()
-        self._silence(how == "silent")
+        self._set_silent(how == "silent")
 
     def recover(self) -> None:
-        """End the outage; bytes under way on a silent line go on."""
+        """End the outage. Bytes in transit on a silent line continue."""
         self._outage = None
         self._over.set()
-        self._silence(False)
+        self._set_silent(False)
 
-    def _silence(self, silent: bool) -> None:
-        self._up.is_silent = silent
-        self._down.is_silent = silent
+    def _set_silent(self, is_silent: bool) -> None:
+        self._up.is_silent = is_silent
+        self._down.is_silent = is_silent
         for end in self._open:
-            end.change()
+            end.wake_waiters()
 
     @asynccontextmanager
     async def outage(
         self, how: Literal["refused", "silent"], seconds: float
     ) -> AsyncIterator[None]:
-        """Run the block beside an outage that begins now."""
+        """Begin an outage that ends after `seconds`, and run the block meanwhile."""
 
-        async def last() -> None:
+        async def recover_later() -> None:
             await anyio.sleep(seconds)
             self.recover()
 
         self.fail(how)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(last)
+            tasks.start_soon(recover_later)
             yield
 
     async def _connect(self, tasks: anyio.abc.TaskGroup) -> End:
@@ -351,22 +361,22 @@ class Place(Endpoint):
             raise ConnectionRefusedError(111, "Connection refused")
         up = _Pipe(self._up)
         down = _Pipe(self._down)
-        ours = End(down, up)
-        theirs = End(up, down)
+        client_end = End(down, up)
+        server_end = End(up, down)
         self._connections += 1
-        self.open_connections()
-        self._open.append(theirs)
-        tasks.start_soon(self.converse, MemoryConnection(theirs), self._connections)
-        return ours
+        self.open_connections()  # removes closed ends from `_open`
+        self._open.append(server_end)
+        tasks.start_soon(self.converse, MemoryConnection(server_end), self._connections)
+        return client_end
 
 
 class Network:
-    """The places that there are, by host and port."""
+    """A network of places."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self._tasks = tasks
-        self._places: dict[tuple[str, int], Place] = {}
-        self.attempts = 0
+        self._places: dict[tuple[str, int], Place] = {}  # by host and port
+        self.attempts = 0  # number of calls of `connect`
 
     def listen(
         self,
@@ -378,14 +388,14 @@ class Network:
         up: Link | None = None,
         down: Link | None = None,
     ) -> Place:
-        """Let a Site answer under a name; `up` is towards it, `down` away from it."""
+        """Make a Site listen under a name. `up` is the link to the site, `down` the link from it."""
         port = port or (443 if scheme == "https" else 80)
         place = Place(site, scheme, host, port, up or Link(), down or Link())
         self._places[host, port] = place
         return place
 
     async def connect(self, host: str, port: int) -> End:
-        """Connect: OSError where nobody has that name or where nobody listens."""
+        """Connect to a place. Raises OSError if the name is unknown or the connection is refused."""
         self.attempts += 1
         await anyio.lowlevel.checkpoint()
         place = self._places.get((host, port))
@@ -398,13 +408,13 @@ class Network:
 
 @asynccontextmanager
 async def network() -> AsyncIterator[Network]:
-    """Give a network; connections that are still open are closed at its end."""
+    """Run a network while the block runs. All connections are closed at the end."""
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         try:
             yield Network(tasks)
         except Exception as problem:
-            # The block's own failure leaves as it is; only a server's own come as a group.
+            # Re-raised below, because the task group would wrap it in an ExceptionGroup.
             failure = problem
         tasks.cancel_scope.cancel()
     if failure is not None:

@@ -1,14 +1,14 @@
-"""Names that lead here: a forward proxy and a throw-away authority for clients that are programs.
+"""A forward proxy and a temporary certificate authority, so that programs reach local sites by names.
 
-Owns: which host name is which local port, CONNECT, the certificates for those names.
-May not know: what is said inside a tunnel.
-Invariants: a tunnel leads only to a name that was made known, so that a test can never reach the
-network by mistake. Other requests are noted in `refused`.
+Owns: the local port of each host name; CONNECT; the certificates for those names.
+May not know: the content of a tunnel.
+Invariants: a tunnel leads only to a registered name, so that a test cannot reach the network by mistake.
+Other requests are recorded in `refused`.
 Follows: RFC 9110 section 9.3.6; docs/protocol-facts.md sections 8.1 and 8.2 (which variables
 clients read).
 
-A client in the same process needs neither sockets nor this (see `memory`). The program `openssl`
-makes the certificates, since the standard library cannot.
+A client in the same process needs neither sockets nor this module (see `memory`). Certificates are made by
+the program `openssl`, because the standard library cannot make them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from ..programs import find_program
 
 __all__ = ["Names", "names"]
 
-_HEAD = 1 << 14
-_PIECE = 1 << 18
+_HEAD = 1 << 14  # maximum size of the head of a CONNECT, in bytes
+_PIECE = 1 << 18  # maximum number of bytes that a tunnel copies at once
+# Configuration of openssl.
 _CONFIG = """[req]
 distinguished_name = dn
 prompt = no
@@ -49,18 +50,19 @@ subjectAltName = {alternatives}
 
 
 class Names:
-    """Names that are known here.
+    """Registered names, with the proxy and the certificate authority for them.
 
-    Clients have to trust `ca_file` and to use `proxy`; `environ` has both.
+    Clients must trust `ca_file` and use `proxy`. `environ` has the variables for both.
     """
 
     def __init__(self, directory: Path) -> None:
         # Absolute, so that `environ` is right in every working directory.
         self.directory = directory.absolute()
+        # Local ports, by host and port of CONNECT.
         self._ports: dict[tuple[str, int], int] = {}
-        self.proxy = ""
-        self.refused: list[str] = []
-        self.tunnels: list[str] = []
+        self.proxy = ""  # URL; set when the proxy listens
+        self.refused: list[str] = []  # method and target of requests that were refused
+        self.tunnels: list[str] = []  # HOST:PORT of each tunnel
         self.ca_file = self.directory / "authority.pem"
         self._certify("authority", "a throw-away authority", "DNS:invalid", ())
 
@@ -74,6 +76,10 @@ class Names:
         }
 
     def _certify(self, file: str, name: str, alternatives: str, signed: Sequence[str]) -> None:
+        """Make a key and a certificate. `signed` has openssl's options for the signer.
+
+        The certificate is that of an authority if `signed` is empty.
+        """
         program = find_program("openssl", "openssl")
         config = self.directory / f"{file}.cnf"
         config.write_text(_CONFIG.format(name=name, alternatives=alternatives))
@@ -87,7 +93,7 @@ class Names:
             raise RuntimeError(f"openssl made no certificate:\n{done.stderr}")
 
     def context(self, hosts: Sequence[str]) -> ssl.SSLContext:
-        """Return a server's TLS context whose certificate has these names."""
+        """Return a TLS context for a server with a certificate for these names."""
         file = f"leaf-{hosts[0]}"
         signed = ("-CA", str(self.ca_file), "-CAkey", str(self.ca_file.with_suffix(".key")))
         self._certify(file, hosts[0], ",".join(f"DNS:{host}" for host in hosts), signed)
@@ -97,7 +103,7 @@ class Names:
 
     @contextlib.contextmanager
     def known(self, host: str, port: int, *, as_port: int = 443) -> Iterator[None]:
-        """Let a name lead to a local port while the block runs."""
+        """Register a local port for a name and `as_port` while the block runs."""
         self._ports[host, as_port] = port
         try:
             yield
@@ -105,6 +111,7 @@ class Names:
             del self._ports[host, as_port]
 
     async def _serve(self, client: anyio.abc.ByteStream) -> None:
+        """Answer one connection to the proxy: open the tunnel, or refuse the request."""
         with contextlib.suppress(
             anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError
         ):
@@ -132,7 +139,7 @@ class Names:
 
 
 async def _join(client: anyio.abc.ByteStream, server: anyio.abc.ByteStream) -> None:
-    """Carry bytes both ways until either side ends."""
+    """Copy bytes in both directions until either side closes."""
 
     async def carry(source: anyio.abc.ByteStream, sink: anyio.abc.ByteStream) -> None:
         with contextlib.suppress(
@@ -149,7 +156,7 @@ async def _join(client: anyio.abc.ByteStream, server: anyio.abc.ByteStream) -> N
 
 @contextlib.contextmanager
 def names(directory: Path | str) -> Iterator[Names]:
-    """Give a proxy in a thread of its own; keys and certificates are kept in `directory`."""
+    """Run the proxy in another thread while the block runs. Its files are written to `directory`."""
     Path(directory).mkdir(parents=True, exist_ok=True)
     known_names = Names(Path(directory))
 

@@ -1,11 +1,11 @@
-"""A proxy for faults in front of a registry that is somewhere else.
+"""A proxy that puts faults in front of another registry, the upstream.
 
-Owns: the exchange with the upstream, and which names of it are rewritten.
+Owns: the exchange with the upstream; which of the upstream's URLs are rewritten.
 May not know: what the registry holds, what the faults do.
-Invariants: requests go on as they came. No body is held as a whole: each direction has one buffer.
-Where an answer names the upstream's origin (Location, Link, the realm of a challenge), the client
-reads the proxy's, so that it keeps asking the proxy. Each exchange has a connection to the upstream
-of its own; the journal says on which connection of the client it came.
+Invariants: requests are forwarded unchanged. No body is held as a whole: each direction has one buffer.
+If an answer contains the upstream's origin (in Location, Link or the realm of a challenge), it is replaced
+by the proxy's origin, so that the client continues to use the proxy. Each exchange has its own connection
+to the upstream. The journal has the number of the client's connection.
 Follows: RFC 9110 section 7.6 (hop-by-hop fields).
 """
 
@@ -27,16 +27,19 @@ from .exchange import Reception, Site
 
 __all__ = ["Proxy", "origin"]
 
-_BUFFER = 1 << 17
-_HEAD_LIMIT = 1 << 20  # as the server's own
+_BUFFER = 1 << 17  # bytes
+_HEAD_LIMIT = 1 << 20  # maximum size of a head in bytes, as in `http1`
+# Headers that are not forwarded.
 _HOP_BY_HOP = {"connection", "keep-alive", "proxy-connection", "te", "trailer", "upgrade"}
+# Headers of answers in which the upstream's origin is replaced.
 _REWRITTEN = {"location", "link", "www-authenticate"}
 
+# Opens a connection to a host and port.
 Connect: TypeAlias = "Callable[[str, int], Awaitable[Connection]]"
 
 
 def origin(url: str) -> str:
-    """Return the origin that a URL is, and is no more than; ValueError otherwise."""
+    """Return the origin of a URL. Raises ValueError if the URL is more than an origin."""
     parts = urlsplit(url)
     has_path = url.count("/") > (3 if url.endswith("/") else 2)
     if parts.scheme not in ("http", "https") or not parts.hostname or has_path:
@@ -51,10 +54,12 @@ class _Upstream:
         self._connection = connection
         self._parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
         self._buffer = bytearray(_BUFFER)
+        # Bytes of the request's body that were received but not forwarded.
         self._unsent = b""
+        # Whether the upstream no longer accepts bytes.
         self._is_broken = False
 
-    # Where the request's body goes: see exchange.Body.
+    # `exchange.Body`: the destination of the request's body.
 
     def room(self, expected: int) -> memoryview:
         return memoryview(self._buffer)
@@ -66,13 +71,14 @@ class _Upstream:
         self._unsent += data
 
     async def flush(self) -> None:
-        """Send the bytes that have come; an upstream that takes no more may have answered already."""
+        """Forward the bytes that were received."""
         data = self._unsent
         self._unsent = b""
         if data:
             await self.send(h11.Data(data=data))
 
     async def send(self, event: h11.Event) -> None:
+        """Send an event unless the upstream no longer accepts bytes. It may have answered already."""
         data = self._parser.send(event)
         if data and not self._is_broken:
             try:
@@ -81,7 +87,7 @@ class _Upstream:
                 self._is_broken = True
 
     async def answer(self) -> h11.Response:
-        """Return the final answer's head; h11.RemoteProtocolError when there is none."""
+        """Return the head of the final answer. Raises h11.RemoteProtocolError if there is none."""
         event = await self._next()
         while not isinstance(event, h11.Response):
             if not isinstance(event, h11.InformationalResponse):
@@ -100,29 +106,29 @@ class _Upstream:
         return event
 
     async def body(self) -> Pieces:
-        """Give the answer's body, and end the connection behind it."""
+        """Yield the pieces of the answer's body, then close the connection."""
         try:
             event = await self._next()
             while isinstance(event, h11.Data):
                 yield bytes(event.data)
                 event = await self._next()
         except h11.RemoteProtocolError as problem:
-            # An answer that the upstream does not end is not ended here either.
+            # The upstream has not completed its answer, so the proxy must not complete it either.
             raise Dropped from problem
         finally:
             self.close()
 
     def close(self) -> None:
-        """End the connection, whatever is under way on it."""
+        """Close the connection, even during an exchange."""
         self._connection.close()
 
 
 class Proxy(Site):
-    """A Site that asks another registry.
+    """A Site that forwards requests to another registry.
 
-    `upstream` is its origin, as in https://registry.test:5000. `rewrite` False leaves the names of
-    the upstream in answers as they are. `token_path` is the path of the upstream's token service.
-    `connect` is for a network that is not the system's.
+    `upstream` is its origin, as in https://registry.test:5000. Without `rewrite`, the upstream's origin in
+    answers is not replaced. `token_path` is the path of the upstream's token service. `context` is for TLS
+    to the upstream. `connect` replaces the system's sockets.
     """
 
     def __init__(
@@ -149,7 +155,7 @@ class Proxy(Site):
         self.start_later = self._start_later
 
     def kind_of(self, request: Request) -> str:
-        """Name a request; the token service is at `token_path`."""
+        """Return "token" for `token_path`, else the request's own kind."""
         return "token" if request.path == self.token_path else request.kind
 
     async def _open_socket(self, host: str, port: int) -> Connection:
@@ -168,18 +174,18 @@ class Proxy(Site):
         return connection
 
     async def _start_later(self, request: Request) -> Answer | Reception:
-        """Pass a head on; the answer follows the body."""
+        """Forward a head to the upstream. The Reception forwards the body and returns the answer."""
         request.kind = self.kind_of(request)
         try:
             upstream = _Upstream(await self._connect(self._host, self._port))
         except (OSError, Gone) as problem:
             return error(502, "UNAVAILABLE", f"the upstream {self.upstream}: {problem}")
-        passed_on = [
+        forwarded = [
             (name, value)
             for name, value in request.headers
             if name not in _HOP_BY_HOP and name != "host"
         ]
-        headers = [("host", self._authority), *passed_on, ("connection", "close")]
+        headers = [("host", self._authority), *forwarded, ("connection", "close")]
         try:
             await upstream.send(
                 h11.Request(method=request.method, target=request.target, headers=headers)
@@ -220,7 +226,7 @@ class Proxy(Site):
         return Streamed(answer.status_code, headers, stream=upstream.body())
 
     def _with_own_origin(self, name: str, value: str, request: Request) -> str:
-        """Name this origin where an answer names the upstream's."""
+        """Return the value of a header with this proxy's origin in place of the upstream's."""
         if not self.rewrite or name not in _REWRITTEN:
             return value
         for end in ("/", '"', ">", "?"):

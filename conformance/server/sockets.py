@@ -1,10 +1,10 @@
-"""Sites on TCP ports.
+"""Serve sites on TCP ports.
 
-Owns: listening, TLS, starting and ending a server.
+Owns: listening, TLS, starting and stopping a server.
 May not know: HTTP, what a registry is.
-Invariants: a server that ends closes its connections.
+Invariants: a server that stops closes its connections.
 
-`serve` is for tests on the same loop, `run_in_thread` for tests that drive another program.
+`serve` is for tests on the same event loop, `run_in_thread` for tests that run another program.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ __all__ = ["Server", "run_in_thread", "serve"]
 
 
 class Server(Endpoint):
-    """A Site that listens at a TCP port."""
+    """A Site that listens on a TCP port."""
 
     def __init__(self, site: Site, listener: socket.socket, context: ssl.SSLContext | None) -> None:
         host, port = listener.getsockname()[:2]
         super().__init__(site, "http" if context is None else "https", host, port)
         self._listener = listener
         self._context = context
-        self._connections = 0
+        self._connections = 0  # number of connections accepted so far
         self._open_connections = 0
-        self._closing = threading.Condition()  # told of each connection that has ended
+        # Guards `_open_connections`. Notified when a connection has ended.
+        self._closing = threading.Condition()
 
     def wait_until_idle(self, seconds: float = 30.0) -> None:
-        """Wait, in another thread than the server's, until no connection is open.
+        """Wait until no connection is open. Must not be called in the server's thread.
 
-        What a client that was killed had sent has been carried out by then. TimeoutError when a
-        connection stays open for longer.
+        By then, all requests of a client that was killed have been processed. Raises TimeoutError if a
+        connection is still open after `seconds`.
         """
         with self._closing:
             if not self._closing.wait_for(lambda: self._open_connections == 0, seconds):
@@ -80,7 +81,7 @@ class Server(Endpoint):
 async def serve(
     app: Site, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
 ) -> AsyncIterator[Server]:
-    """Serve `app` while the block runs; connections that are still open are closed at its end."""
+    """Serve `app` while the block runs, then close all connections. A port of 0 means any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -94,7 +95,7 @@ async def serve(
             try:
                 yield server
             except Exception as problem:
-                # The block's own failure leaves as it is; only the server's own come as a group.
+                # Re-raised below, because the task group would wrap it in an ExceptionGroup.
                 failure = problem
             tasks.cancel_scope.cancel()
 
@@ -106,7 +107,7 @@ async def serve(
 def run_in_thread(
     app: Site, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
 ) -> Iterator[Server]:
-    """Serve `app` from a thread of its own while the block runs."""
+    """Serve `app` in another thread while the block runs."""
     with (
         anyio.from_thread.start_blocking_portal() as portal,
         portal.wrap_async_context_manager(serve(app, host, port, ssl_context)) as server,
