@@ -198,7 +198,7 @@ class World:
             named = tuple(image.work.blobs)
             self._must_hold(where, named, image.work.children)
             self._put(where, image.root, named)
-            self._queue(self.claims.complete(image.work))
+            self._queue(self.claims.image_committed(image.work))
             image.ended = "synced"
             del self.images[image.work]
         self._settle(image)
@@ -390,7 +390,7 @@ def finish(claims: Claims, done: ImageClaims) -> list[Step]:
     claims.knowledge.confirm_manifest(
         done.where, f"sha256:{'f':0<32}{done.order:032x}", list(done.blobs)
     )
-    return claims.complete(done)
+    return claims.image_committed(done)
 
 
 def shown(steps: list[Step]) -> list[tuple[RepositoryKey, str, str | None]]:

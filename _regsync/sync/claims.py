@@ -1,10 +1,10 @@
-"""Who copies what: the claims that promoted images hold on blobs and manifests.
+"""Decide which promoted image copies which blob and puts which child manifest.
 
-Owns: which image copies which blob and puts which child manifest, and who waits for whom.
-May not know: tasks, slots, how anything is copied; of time only for how long an image has waited.
+Owns: the claims of images on blobs and manifests, and which image waits for which.
+May not know: tasks, slots, how anything is copied; any time except how long an image has waited.
 Invariants: a digest that promoted images lack in a repository has exactly one owner. The owner was
-promoted before all images that wait for the digest, so that no circle of waiting can form (rule 9).
-The same events give the same steps (I10).
+promoted before all images that wait for the digest, so that images cannot wait for each other in a
+circle (rule 9). The same events give the same steps (I10).
 Follows: docs/specification.md section 1.1 "Cross-repo blob mounting"; docs/design.md section 6
 rules 9 and 10.
 """
@@ -21,8 +21,9 @@ from _regsync.state.knowledge import Knowledge
 
 
 class ClaimKey(NamedTuple):
-    """What is claimed: a digest in a repository, as blob or as manifest. An index may name the digest
-    of a blob, so that both are claimed.
+    """The object of a claim: a digest in a repository, as a blob or as a manifest.
+
+    One digest can be both, if an index names the digest of a blob. Then there are two claims.
     """
 
     where: RepositoryKey
@@ -31,14 +32,7 @@ class ClaimKey(NamedTuple):
 
 
 class ImageClaims:
-    """What one promoted image lacks in its repository, and which claims it owns; only `Claims` changes
-    an ImageClaims.
-
-    `blobs` are all that the image names, by digest; `children` are the digests of the manifests below
-    `root` that the repository lacks. With `careful` the registry would not notice that a blob is
-    absent, so that an entry of an earlier run may not be enough to believe in the blob
-    (docs/design.md section 7).
-    """
+    """The claims that one promoted image owns, and what it still lacks. Only `Claims` changes them."""
 
     def __init__(
         self,
@@ -46,51 +40,62 @@ class ImageClaims:
         blobs: Mapping[str, Descriptor],
         children: tuple[str, ...] = (),
         root: str = "",
-        careful: bool = False,
+        requires_recent_evidence: bool = False,
     ) -> None:
+        # The target repository.
         self.where = where
+        # All blobs that the image names, by digest.
         self.blobs = blobs
+        # The digests of the manifests below the root that the repository lacks.
         self.children = children
+        # The digest of the root manifest.
         self.root = root
-        self.careful = careful
+        # Whether the registry would accept the image although a blob is absent. Then an old entry of
+        # an earlier run is not enough to believe that a blob is present (docs/design.md section 7).
+        self.requires_recent_evidence = requires_recent_evidence
 
-        # Its place in the order of promotions.
+        # The number of the promotion. Images that were promoted earlier have lower numbers.
         self.order = -1
-        # What this image has to bring itself.
+        # The claims that this image owns: the blobs it copies and the manifests it puts.
         self.owned = dict[ClaimKey, Claim]()
-        # How many blobs are not in the repository yet, and how many manifests that other images put.
+        # How many blobs the repository still lacks, plus how many manifests other images have to put.
         self.missing = 0
-        # The blobs that were in the repository, or that other images have copied there.
+        # The blobs that were in the repository already or that other images have copied there.
         self.present = list[Descriptor]()
+        # Whether `Claims.pass_on` has been called for this image.
         self.failed = False
 
     @property
     def own_children(self) -> frozenset[str]:
-        """Return the manifests that this image has to put itself."""
+        """The digests of the manifests that this image has to put."""
         return frozenset(key.digest for key in self.owned if key.is_manifest)
 
     @property
-    def own_blobs(self) -> int:
-        """Return how many blobs this image has to copy itself."""
+    def own_blob_count(self) -> int:
+        """The number of blobs that this image has to copy."""
         return sum(1 for key in self.owned if not key.is_manifest)
 
     def is_ready(self) -> bool:
-        """Say whether all that its manifests name is there, except its own children (I1)."""
+        """Report whether the image's manifests may be put (I1).
+
+        The repository must have all blobs and children that they name, except the children that this
+        image puts itself.
+        """
         return self.missing == 0 and not self.failed
 
 
 class Claim:
-    """One digest that its owner brings to one repository, for itself and for the waiters."""
+    """The claim of one image, the owner, to copy a blob or put a manifest. Other images wait for it."""
 
     def __init__(self, key: ClaimKey, owner: ImageClaims) -> None:
         self.key = key
         self.owner = owner
-        # In promotion order: the first waiter inherits the claim.
+        # In promotion order. If the owner fails, the first waiter becomes the owner.
         self.waiters = list[ImageClaims]()
-        # The leader whose commit the owner awaits, to mount the blob; None while it awaits none.
+        # The leader for which the claim waits, in order to mount the blob. None: it does not wait.
         self.leader: Leader | None = None
-        # When the owner began to wait for the leader.
-        self.waits_since = 0.0
+        # When the wait for the leader began, on the clock of the event loop.
+        self.waiting_since = 0.0
 
     @property
     def host(self) -> str:
@@ -98,60 +103,68 @@ class Claim:
 
     @property
     def blob(self) -> Descriptor:
-        """Return the owner's descriptor: a wrong size in one image harms no other image."""
+        """The owner's descriptor of the blob.
+
+        Another image may give a wrong size for the same digest. That affects only that image.
+        """
         return self.owner.blobs[self.key.digest]
 
 
 class Leader(NamedTuple):
-    """The image that copies a blob to a host first, and the claims that wait to mount the blob from
-    the image's repository.
-    """
+    """The first image that copies a blob to a host."""
 
     image: ImageClaims
+    # The claims that wait until `image` is committed, to mount the blob from its repository.
     followers: list[Claim]
 
 
 class FirstMount(NamedTuple):
-    """The claim whose mount shows whether a host mounts at all, and the claims that wait for that."""
+    """The first mount on a host, which shows whether the host supports mounts."""
 
-    tried: Claim
+    claim: Claim
+    # The claims that wait for the result of the first mount.
     waiting: list[Claim]
 
 
 class Step(NamedTuple):
-    """One blob to copy now: by mount when `mount_from` names a repository, else by upload."""
+    """One blob to copy now."""
 
+    # The claims of the image for which the blob is copied.
     claims: ImageClaims
     blob: Descriptor
+    # The repository to mount the blob from. None: the blob is uploaded.
     mount_from: str | None
 
 
 class Claims:
     """The claims of all promoted images.
 
-    Every method is one synchronous decision. It returns the steps that may start now, or the images
-    whose manifests may be put now ("ready"), or both.
+    No method waits. Methods return the steps that may start now, or the images whose manifests may be
+    put now ("ready"), or both.
     """
 
     def __init__(self, knowledge: Knowledge, now: Callable[[], float] = float) -> None:
         self.knowledge = knowledge
         self._now = now
         self._claims = dict[ClaimKey, Claim]()
-        # By host and digest.
+        # By host and digest of the blob.
         self._leaders = dict[tuple[str, str], Leader]()
-        # By host; a host is left out once an answer has shown whether it mounts.
+        # By host. The entry is removed when the mount has ended.
         self._first_mounts = dict[str, FirstMount]()
         self._order = count()
 
     def promote(self, image: ImageClaims) -> list[Step]:
-        """Claim what `image` lacks and no image has claimed; let it wait for other images' claims.
+        """Claim the blobs and manifests that `image` lacks, unless another image has claimed them.
 
-        Returns the steps that may start now.
+        For digests that are claimed already, the image becomes a waiter. Returns the steps that may
+        start now.
         """
         image.order = next(self._order)
         claimed = list[Claim]()
         for digest, blob in image.blobs.items():
-            if self.knowledge.is_blob_believed(image.where, digest, must_be_recent=image.careful):
+            if self.knowledge.is_blob_believed(
+                image.where, digest, must_be_recent=image.requires_recent_evidence
+            ):
                 image.present.append(blob)
                 continue
             image.missing += 1
@@ -159,8 +172,8 @@ class Claims:
             if claim is not None:
                 claimed.append(claim)
 
-        # The manifests are claimed too. So an index that contains this image waits rather than put
-        # the image again, and a second tag of the same image is put after the first tag.
+        # The manifests are claimed too. So an index that contains this image waits until the image is
+        # put instead of putting it again, and a second tag of the same image is put after the first.
         manifests = [*image.children, image.root] if image.root else image.children
         for digest in manifests:
             if self._claim_or_wait(image, digest, is_manifest=True) is None:
@@ -169,14 +182,16 @@ class Claims:
         return self._start(claimed)
 
     def is_covered(self, host: str, digest: str) -> bool:
-        """Say whether a repository of a host holds a blob, or an image is copying it there."""
+        """Report whether a repository of a host has a blob, or an image is copying it there."""
         return (host, digest) in self._leaders or any(self.knowledge.holders(host, digest))
 
     def blob_arrived(
         self, image: ImageClaims, digest: str, *, is_confirmed: bool = True
     ) -> list[ImageClaims]:
-        """Note that a blob whose claim `image` owned is in the repository; return the images that are
-        ready now. Without `is_confirmed`, no HEAD has shown that it is there.
+        """Record that the repository has a blob whose claim `image` owned.
+
+        Pass `is_confirmed=False` if only the answer to a probing POST says so. Returns the images
+        that are ready now.
         """
         if is_confirmed:
             self.knowledge.confirm_blob(image.where, digest)
@@ -188,18 +203,19 @@ class Claims:
         return _count_down([image, *waiters])
 
     def manifest_arrived(self, image: ImageClaims, digest: str) -> list[ImageClaims]:
-        """Note that `image` has put a manifest whose claim it owned; return the images that are ready
-        now.
+        """Record that `image` has put a manifest whose claim it owned.
+
+        Returns the images that are ready now.
         """
         waiters = self._end_claim(image, ClaimKey(image.where, digest, is_manifest=True))
-        # The owner has not counted it as missing, because it puts it itself.
+        # The owner is not counted down: `missing` does not include its own manifests.
         return _count_down(waiters)
 
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
-        """Note how a mount ended; return the steps that may start now.
+        """Record how a mount on a host ended, and return the steps that may start now.
 
-        Claims that waited for the first mount on the host go on. So do followers of a leader from
-        whose repository they may not mount any more.
+        These are steps of claims that waited for the first mount on the host, and of followers whose
+        leader's repository can no longer be used for a mount.
         """
         freed = list[Claim]()
         first = self._first_mounts.pop(host, None)
@@ -218,33 +234,34 @@ class Claims:
         return self._start(freed)
 
     def stop_waiting_after(self, patience: float) -> list[Step]:
-        """End the wait of followers that have waited `patience` seconds for their leader; return their
-        uploads.
+        """End the wait of followers that have waited `patience` seconds for their leader.
+
+        Returns the steps that upload their blobs.
         """
         latest_begin = self._now() - patience
         overdue = [
             claim
             for leader in self._leaders.values()
             for claim in leader.followers
-            if claim.waits_since <= latest_begin
+            if claim.waiting_since <= latest_begin
         ]
         for claim in overdue:
-            # This frees no other claim: a follower never makes the first mount on its host.
+            # No other claim is freed, because a follower never makes the first mount on its host.
             self._stop_waiting(claim)
         return [Step(claim.owner, claim.blob, None) for claim in overdue]
 
-    def complete(self, image: ImageClaims) -> list[Step]:
-        """Note that an image is committed; return the mounts of its blobs that may start now."""
-        return self._start(self._end_leads(image))
+    def image_committed(self, image: ImageClaims) -> list[Step]:
+        """Record that an image is committed, and return the mounts of its blobs that may start now."""
+        return self._start(self._release_followers(image))
 
     def pass_on(self, image: ImageClaims) -> tuple[list[Step], list[ImageClaims]]:
-        """Record that an image is not copied: each of its claims passes to its earliest waiter.
+        """Record that an image is not copied, and pass each of its claims to the earliest waiter.
 
-        Returns the steps that may start now, and the images that are ready now: those that have
-        inherited the claim of the last manifest that they waited for.
+        Returns the steps that may start now, and the images that are ready now. An image becomes
+        ready if it has inherited the claim of the last manifest that it waited for.
         """
         image.failed = True
-        # Claims of blobs that their owners have to decide on anew.
+        # Claims of blobs for which a new step has to be chosen.
         undecided = dict[ClaimKey, Claim]()
         ready = list[ImageClaims]()
         for claim in image.owned.values():
@@ -265,12 +282,15 @@ class Claims:
                 ready.append(claim.owner)
         image.owned.clear()
 
-        # A freed claim may be the failed image's own, which no image has inherited.
+        # A freed claim may belong to the failed image itself, if no image has inherited it.
         to_start = [claim for claim in undecided.values() if claim.owner is not image]
-        return self._start([*to_start, *self._end_leads(image)]), ready
+        return self._start([*to_start, *self._release_followers(image)]), ready
 
     def _claim_or_wait(self, image: ImageClaims, digest: str, *, is_manifest: bool) -> Claim | None:
-        """Claim a digest for `image`, or let `image` wait for the image that has claimed it (None)."""
+        """Claim a digest for `image`, and return the claim.
+
+        Returns None if another image has claimed the digest. Then `image` becomes a waiter.
+        """
         key = ClaimKey(image.where, digest, is_manifest)
         if key in self._claims:
             self._claims[key].waiters.append(image)
@@ -281,19 +301,22 @@ class Claims:
         return claim
 
     def _end_claim(self, owner: ImageClaims, key: ClaimKey) -> list[ImageClaims]:
-        """End a claim whose digest is in the repository; return those who waited for that."""
+        """Remove a claim whose digest is in the repository now, and return the claim's waiters."""
         del self._claims[key]
         return owner.owned.pop(key).waiters
 
-    def _end_leads(self, image: ImageClaims) -> list[Claim]:
-        """Let an image that has ended lead no more; return the claims that need not wait any longer."""
+    def _release_followers(self, image: ImageClaims) -> list[Claim]:
+        """Return the claims whose wait for a leader is over because `image` has ended.
+
+        `image` is no longer the leader of any blob.
+        """
         host = image.where.host
         freed = list[Claim]()
         for digest in image.blobs:
             leader = self._leaders.get((host, digest))
             if leader is None:
                 continue
-            # From an image that is committed, the followers of other leaders may mount too.
+            # If the image is committed, followers of other leaders can mount from its repository too.
             if leader.image is image or not image.failed:
                 freed += leader.followers
             if leader.image is image:
@@ -301,9 +324,9 @@ class Claims:
         return freed
 
     def _start(self, claims: Iterable[Claim]) -> list[Step]:
-        """Decide on claims that are new, or whose wait is over; return the steps that may start now.
+        """Return the steps that may start now for claims that are new or whose wait is over.
 
-        A claim may wait again: for its host's first mount, or for another leader.
+        Any other of these claims waits again, for the first mount on its host or for another leader.
         """
         # In promotion order, so that a leader was promoted before its followers (rule 9).
         ordered = sorted(claims, key=lambda claim: claim.owner.order)
@@ -319,8 +342,10 @@ class Claims:
         return steps
 
     def _choose_first_mounts(self, claims: list[Claim]) -> None:
-        """Let the first mount on a host be that of the smallest blob: if the host does not mount, the
-        others have waited for the shortest upload (rule 10).
+        """Choose the smallest blob for the first mount on each host.
+
+        If the host refuses the mount, the blob is uploaded in its place. The other claims wait for
+        that upload, so it should be short (rule 10).
         """
         for claim in sorted(claims, key=lambda claim: claim.blob.size):
             is_host_unknown = self.knowledge.supports_mounts(claim.host) is None
@@ -328,46 +353,55 @@ class Claims:
                 self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
 
     def _next_step(self, claim: Claim) -> Step | None:
-        """Return a blob's mount or upload; None where the claim has to wait first, which is noted."""
+        """Return the mount or the upload of a blob.
+
+        Returns None if the claim has to wait first. Then the claim is registered as waiting.
+        """
         source = self.knowledge.mount_source(claim.key.where, claim.key.digest)
         if source is None:
-            follows = self._follow_leader(claim)
+            has_to_wait = self._wait_for_leader(claim)
         else:
-            follows = self._follow_first_mount(claim)
-        return None if follows else Step(claim.owner, claim.blob, source)
+            has_to_wait = self._wait_for_first_mount(claim)
+        return None if has_to_wait else Step(claim.owner, claim.blob, source)
 
-    def _follow_first_mount(self, claim: Claim) -> bool:
-        """Let a claim wait until the first mount has shown whether the host mounts. Returns False where
-        that is known, or the claim makes the first mount itself: it does not wait then.
+    def _wait_for_first_mount(self, claim: Claim) -> bool:
+        """Register a claim as waiting for the first mount on its host, and return True.
+
+        Returns False if the claim need not wait: it is known whether the host supports mounts, or the
+        claim makes the first mount itself.
         """
         if self.knowledge.supports_mounts(claim.host) is not None:
             return False
         first = self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
-        if first.tried is claim:
+        if first.claim is claim:
             return False
         first.waiting.append(claim)
         return True
 
-    def _follow_leader(self, claim: Claim) -> bool:
-        """Let a claim wait until an earlier image has committed the blob in another repository of the
-        host, to mount it from there. Returns False where no such image can be waited for: the blob is
-        uploaded now. The first image to ask becomes the leader.
+    def _wait_for_leader(self, claim: Claim) -> bool:
+        """Register a claim as waiting for the leader of its blob, and return True.
+
+        When the leader's image is committed, the blob can be mounted from there. The first image that
+        copies the blob to the host becomes the leader. Returns False if the claim need not wait,
+        because there is no leader from which it could mount. Then the blob is uploaded.
         """
         host_and_digest = (claim.host, claim.key.digest)
         leader = self._leaders.setdefault(host_and_digest, Leader(claim.owner, []))
-        # Images wait for older ones alone, so that they never wait in a circle (rule 9).
+        # An image waits only for images that were promoted earlier, so no circle can form (rule 9).
         if leader.image.order >= claim.owner.order:
             return False
         if not self.knowledge.may_mount(claim.key.where, leader.image.where.name):
             return False
         leader.followers.append(claim)
         claim.leader = leader
-        claim.waits_since = self._now()
+        claim.waiting_since = self._now()
         return True
 
     def _stop_waiting(self, claim: Claim) -> list[Claim]:
-        """Let a claim wait for nothing. If it was to make the first mount on its host, return the
-        claims that waited for that mount.
+        """End the wait of a claim for a leader or for the first mount.
+
+        If the claim was to make the first mount on its host, the mount is cancelled, and the claims
+        that waited for it are returned.
         """
         if claim.leader is not None:
             claim.leader.followers.remove(claim)
@@ -376,7 +410,7 @@ class Claims:
         first = self._first_mounts.get(claim.host)
         if first is None:
             return []
-        if first.tried is claim:
+        if first.claim is claim:
             del self._first_mounts[claim.host]
             return first.waiting
         if claim in first.waiting:
@@ -385,7 +419,7 @@ class Claims:
 
 
 def _count_down(images: list[ImageClaims]) -> list[ImageClaims]:
-    """Note that one thing less is missing for these images; return those that are ready now."""
+    """Reduce `missing` of each image by one, and return the images that are ready now."""
     for image in images:
         image.missing -= 1
     return [image for image in images if image.is_ready()]

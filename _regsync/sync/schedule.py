@@ -367,7 +367,7 @@ class Scheduler:
             {blob.digest: blob for blob in blobs},
             tuple(child.digest for child in children),
             image.tree.root.digest,
-            careful=not image.tree.is_image,
+            requires_recent_evidence=not image.tree.is_image,
         )
         promoted = _Promoted(image, claims, self.manifests_by_blob)
         self._promoted[claims] = promoted
@@ -414,7 +414,7 @@ class Scheduler:
 
         if is_committed:
             # Images that wait for this image may mount its blobs now.
-            self._add_steps(self._claims.complete(claims))
+            self._add_steps(self._claims.image_committed(claims))
         else:
             # Images that wait for this image inherit its claims, and copy the blobs themselves.
             steps, ready = self._claims.pass_on(claims)

@@ -606,7 +606,7 @@ class BlobTransfer:
             return  # this blob is mounted, so it needs no HEAD
 
         # For a single blob the HEAD costs no more than the POST.
-        is_one_of_several = job.claims.own_blobs > 1 or pool.area in self._searched_areas
+        is_one_of_several = job.claims.own_blob_count > 1 or pool.area in self._searched_areas
         present_digest = self._choose_present_blob(job)
         if is_one_of_several and present_digest is not None:
             ask = partial(self._ask_for_present, job, present_digest, target.probe_from)
