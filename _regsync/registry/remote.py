@@ -1,10 +1,10 @@
-"""The distribution specification from the client's side: one method for each endpoint.
+"""The client side of the distribution specification: one method for each endpoint.
 
-Owns: paths, headers, statuses, the reading of answers. The endpoints of an upload are in `upload`.
-May not know: what is copied where, or why.
-Invariants: a manifest that is returned has the digest that was asked for (I3); a next page on
-    another origin is refused (I6); a listing that leads back to itself is an error (I12); an error
-    names side, operation and reference.
+Owns: paths, headers, statuses, the parsing of answers. `upload` has the endpoints of an upload.
+May not know: which images are copied where, and why.
+Invariants: a returned manifest has the requested digest (I3); a next page on another origin is
+refused (I6); a listing that links back to one of its own pages is an error (I12); an error names
+side, operation and reference.
 Follows: OCI distribution-spec 1.1, docs/protocol-facts.md section 1 (its numbers are cited below).
 """
 
@@ -37,48 +37,51 @@ from _regsync.registry.upload import Upload
 from _regsync.state.archive import RepositoryKey
 from _regsync.text import clean_beginning, printable, redacting
 
-# Limits of answers, in bytes.
+# The largest answers that are read, in bytes.
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 _TAGS_LIMIT = 8 * 1024 * 1024
 
-# A listing is held in memory; the largest known repositories have some 100,000 tags.
+# A listing is kept in memory. The largest known repositories have some 100,000 tags.
 _MOST_PAGES = 10_000
 _MOST_TAGS = 1_000_000
 
-# A list of referrers has at most so many pages, so many entries and so many KiB.
+# The most pages, entries and KiB of a list of referrers.
 _MOST_REFERRERS = 10_000
 
-# The page size that every registry takes (section 1.11).
+# A page size that every registry accepts (section 1.11).
 _SMALL_PAGE = 100
 
-# Harbor has no host names of its own; its tokens are for this service (docs/protocol-facts.md
-# section 2.1).
+# The service name in Harbor's token challenges. Harbor cannot be detected by its host name
+# (docs/protocol-facts.md section 2.1).
 _HARBOR_SERVICE = "harbor-registry"
 
 _ACCEPT_MANIFESTS: Header = ("Accept", ACCEPT_MANIFESTS)
 
-# The media type of a list of referrers, which is an OCI index.
+# The media type of an OCI index, and so of a list of referrers.
 _INDEX = ACCEPT_MANIFESTS.partition(",")[0]
 
-# RFC 8288: <target>; parameters, whose quotes may hold separators. A target has no `<`: 64 KiB must
-# not cost a square.
+# Matches one link of a Link header (RFC 8288): <target>, and parameters, whose quoted strings may
+# contain separators. A target contains no `<`, so that matching 64 KiB does not take quadratic
+# time.
 _LINK = r'<([^<>]*)>((?:[^,"]|"[^"]*")*)'
 
-# The first `rel` outside of quotes; blanks belong to one place only, for the same reason.
+# Matches parameters whose first `rel` outside of quotes contains the word "next". Each blank can be
+# matched by one part of the pattern only, for the same reason.
 _NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
 
-# A path below a repository's own, without a segment of two dots, which would lead out again.
+# Matches the rest of a path below the repository's own, without a `..` segment, which would lead
+# out of the repository.
 _BELOW = r"/(?![^?]*(?i:\.|%2e){2})"
 
 
 class _Pages:
-    """The pages of one listing that were read, with numbers from 1: none may come twice (I12).
+    """The pages read of one listing, numbered from 1. No page may occur twice (I12).
 
-    Hashes stand for paths and contents, because a Link may have 64 KiB.
+    The keys are hashes of paths and contents, because a Link may have 64 KiB.
     """
 
     def __init__(self, listed: str) -> None:
-        """`listed` names the listed things in an error: "tags"."""
+        """`listed` names the listed objects in an error message, such as "tags"."""
         self._listed = listed
         self._number_by_path = dict[int, int]()
         self._number_by_content = dict[int, int]()
@@ -87,28 +90,30 @@ class _Pages:
         return len(self._number_by_path)
 
     def add(self, path: str) -> None:
-        """Note that a page is asked for."""
+        """Record that a page is requested."""
         self._number_by_path[hash(path)] = len(self) + 1
 
     def has(self, path: str) -> bool:
-        """Say whether a page was asked for."""
+        """Report whether a page was requested."""
         return hash(path) in self._number_by_path
 
     def check(self, content: Collection[str], following: str | None, *, has_new: bool) -> None:
-        """Raise ListingBroken where the listing comes back to a page that was read.
+        """Raise ListingBroken if the listing repeats a page or leads back to one.
 
-        `content` are the names on the page added last, `following` is where its Link leads.
+        `content` are the names on the page that was added last, `following` is the path of its next
+        page. `has_new` reports whether a name was not on any earlier page.
         """
         number = len(self)
         if following is not None and self.has(following):
             raise self._endless(number, f"page {self._number_by_path[hash(following)]}")
 
-        same = self._number_by_content.setdefault(hash(tuple(content)), number)
+        first_number = self._number_by_content.setdefault(hash(tuple(content)), number)
         if not content or has_new:
             return
-        if same != number:
-            raise self._endless(number - 1, f"page {same}")
-        # A last page may repeat some names: a registry may begin each with the last one before it.
+        if first_number != number:
+            raise self._endless(number - 1, f"page {first_number}")
+        # The last page may repeat names, because some registries begin each page with the last name
+        # of the previous page.
         if following is not None:
             raise self._endless(number - 1, "what earlier pages name")
 
@@ -118,7 +123,9 @@ class _Pages:
 
 
 class _Place(redacting):
-    """A block that adds side, operation and reference to each error raised in it, without secrets."""
+    """A context that adds side, operation and reference to each error raised in it, and removes
+    secrets.
+    """
 
     def __init__(self, repository: RemoteRepository, operation: str, reference: str) -> None:
         super().__init__(repository.host.secrets)
@@ -130,13 +137,14 @@ class _Place(redacting):
         super().__exit__(_type, error, _traceback)
         if isinstance(error, SyncError):
             error.with_place(self._repository.side, self._operation, self._reference)
-            # A malformed answer may repeat our request with its login; a traceback shows causes.
+            # A malformed answer may contain our request with its login. A traceback would show it
+            # in the cause of the error.
             error.message = self._repository.host.redact(error.message)
             error.__cause__ = None
 
 
 class RemoteRepository:
-    """One repository of one registry, seen from one side of a copy: see `Repository`."""
+    """One repository of one registry, on one side of a copy. See `Repository` for its methods."""
 
     is_local = False
 
@@ -153,16 +161,18 @@ class RemoteRepository:
         self.host = host
         self.name = name
         self.side = side
-        self.product = PRODUCTS[host.registry.kind]  # what is known of the registry's product
+        self.product = PRODUCTS[host.registry.kind]
 
-        # Quay creates a repository when push is asked for.
+        # The rights that are requested with a token. Requesting push at a source could create the
+        # repository in Quay.
         self.rights = "pull" if reads_only or side is Side.SOURCE else "pull,push"
 
-        # Docker Hub's `library/` is on the wire only.
+        # The name in requests. On Docker Hub it may begin with `library/`, which is not shown to
+        # users.
         self.api_name = api_repository(host.registry.host, name)
         self.key = RepositoryKey(host.key, self.api_name)
-        self.pool = self.key
-        self._base = f"/v2/{self.api_name}"
+        self.pool = self.key  # each repository of a registry has its own blobs
+        self._base = f"/v2/{self.api_name}"  # the path of all endpoints
         self._text = f"{host.key}/{name}"
 
     def __str__(self) -> str:
@@ -170,8 +180,10 @@ class RemoteRepository:
 
     @property
     def probe_from(self) -> str | None:
-        """What a POST mounts from to ask whether a blob is here ("": it names nothing); None where only
-        a HEAD can ask (docs/design.md section 6, rule 11).
+        """The repository that a POST names to find out whether a blob exists here, by mounting it
+        (docs/design.md section 6, rule 11).
+
+        The value is "" if the POST names no repository. It is None if only a HEAD can find out.
         """
         if self.host.authenticator.service == _HARBOR_SERVICE:
             return None
@@ -180,48 +192,50 @@ class RemoteRepository:
         return "" if self.product.probe == "bare" else None
 
     def reference(self, reference: str) -> str:
-        """Return how an error names a tag or digest of this repository."""
+        """Return the name of a tag or digest of this repository for an error message."""
         return image_name(self._text, reference)
 
     def full_name(self, reference: str) -> str:
-        """Return what an image is called outside of this run: other tools know no short names of Docker
-        Hub's.
+        """Return the full name of an image, as other tools use it: with the `library/` of Docker
+        Hub.
         """
         return image_name(f"{self.host.key}/{self.api_name}", reference)
 
     def adding_place(self, operation: str, reference: str) -> _Place:
-        """Return a block which adds side, operation and reference to every error that it raises."""
+        """Return a context that adds side, operation and reference to each error raised in it."""
         return _Place(self, operation, reference)
 
     def build_call(
         self, action: str, method: str, path: str, *headers: Header, body: bytes = b""
     ) -> Call:
-        """Word a request to a path below this repository's own."""
+        """Build a request to a path below the repository's own. It is not sent."""
         return Call(
             action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body
         )
 
     def demand_of_reading(self) -> Demand:
-        """Return the limits that the request for a blob counts against."""
+        """Return the limits that a request for a blob counts against."""
         return self._transport.demand_of(self.host, self.build_call("blob_get", "GET", ""))
 
     def demand_of_writing(self) -> Demand:
-        """Return the limits that the request with a blob's body counts against."""
+        """Return the limits that a request with a blob's body counts against."""
         return self._transport.demand_of(self.host, self.build_call("upload_body", "PUT", ""))
 
     # Tags.
 
     async def list_tags(self) -> dict[str, str | None] | None:
-        """Return every tag, with its digest where the listing has it (Google's registries).
+        """Return all tags, each with its digest if the listing contains it (Google's registries),
+        or None.
 
-        None where the registry knows no such repository. ListingBroken for a listing without end.
+        Returns None if the repository does not exist. Raises ListingBroken if the listing has no
+        end.
         """
         with self.adding_place("list tags of", str(self)):
             page_size = self.product.page_size
             try:
                 return await self._list_tags(page_size)
             except RegistryError as error:
-                # Older versions of a registry take only small pages (section 1.11).
+                # Older versions of some registries accept only small pages (section 1.11).
                 is_size_refused = "PAGINATION_NUMBER_INVALID" in error.codes
                 if not is_size_refused or page_size <= _SMALL_PAGE:
                     raise
@@ -230,7 +244,7 @@ class RemoteRepository:
     async def _list_tags(self, page_size: int) -> dict[str, str | None] | None:
         tags: dict[str, str | None] = {}
         pages = _Pages("tags")
-        is_linked = False
+        is_linked = False  # whether the previous page had a Link
         call = self.build_call("tag_list", "GET", f"tags/list?n={page_size}")
         while len(pages) < _MOST_PAGES:
             pages.add(call.path)
@@ -254,7 +268,8 @@ class RemoteRepository:
 
             is_linked = following is not None
             if following is None and new and len(page) == page_size:
-                # Some registries give a page without a Link (section 1.11).
+                # Some registries return a full page without a Link although there are more (section
+                # 1.11).
                 following = f"{self._base}/tags/list?n={page_size}&last={new[-1]}"
             if following is None or pages.has(following):
                 return tags
@@ -262,7 +277,10 @@ class RemoteRepository:
         raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
     def _next_page(self, call: Call, answer: Response) -> str | None:
-        """Return the path of a listing's next page; ProtocolBroken when it is elsewhere (R6)."""
+        """Return the path of a listing's next page, or None if this is the last page.
+
+        Raises ProtocolBroken if the next page is outside of this repository (R6).
+        """
         links = ", ".join(answer.headers.all("link"))
         if not links:
             return None
@@ -280,8 +298,10 @@ class RemoteRepository:
     # Manifests.
 
     async def head_manifest(self, reference: str) -> str | None:
-        """Return a manifest's digest; "" where the registry does not tell it, None where there is
-        no such manifest.
+        """Send a HEAD request for a manifest, and return its digest.
+
+        Returns "" if the registry does not report the digest, and None if the manifest does not
+        exist.
         """
         path = f"manifests/{reference}"
         call = self.build_call("manifest_head", "HEAD", path, _ACCEPT_MANIFESTS)
@@ -293,13 +313,15 @@ class RemoteRepository:
             return check_digest(digest) if digest else ""
 
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
-        """Return a manifest whose bytes have the digest that was asked for, or that the registry
-        names (I3).
+        """Fetch a manifest and verify its digest: the requested one, or the one that the registry
+        reports (I3).
 
-        Other bytes are asked for once more over a fresh connection: a cache on the way may have
-        been wrong once. Raises ContentError when they still do not, or when they contradict
-        `expected`, the entry of an index; RegistryError with status 404 when there is no such
+        If the bytes do not match, they are fetched once more over a new connection, because a cache
+        may have returned wrong bytes. `expected` is the descriptor of an index that names the
         manifest.
+
+        Raises ContentError if the bytes still do not match, or contradict `expected`. Raises
+        RegistryError with status 404 if the manifest does not exist.
         """
         accept = _ACCEPT_MANIFESTS
         if expected is not None and expected.media_type not in ACCEPT_MANIFESTS:
@@ -322,15 +344,15 @@ class RemoteRepository:
         )
 
     async def put_child(self, manifest: Manifest) -> None:
-        """Push a manifest that an index names."""
+        """Push a manifest by digest that an index names."""
         await self.put_manifest(manifest.digest, manifest)
 
     async def put_manifest(
         self, reference: str, manifest: Manifest, *, full_name: str = ""
     ) -> None:
-        """Push a manifest; ContentError or ProtocolBroken when the registry stored something else.
+        """Push a manifest. `full_name` is not used by registries.
 
-        A registry is not told its `full_name`.
+        Raises ContentError or ProtocolBroken if the registry stored something else.
         """
         content_type = ("Content-Type", manifest.media_type)
         call = self.build_call(
@@ -341,16 +363,16 @@ class RemoteRepository:
             self.check_stored_digest(answer, manifest.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
                 return
-            # A 200 without a digest may be anybody's.
+            # A 200 without a digest may come from a server that is not a registry.
             if await self.head_manifest(reference) not in (manifest.digest, ""):
                 raise ProtocolBroken("the registry answered 200, but does not hold the manifest")
 
     def check_stored_digest(self, answer: Response, digest: str) -> None:
-        """Raise ContentError for an answer that names another digest than what was pushed."""
+        """Raise ContentError if an answer to a push names another digest than the pushed one."""
         stored = answer.headers.get("docker-content-digest")
         if not stored or stored == digest:
             return
-        # Another algorithm's digest of the same bytes says nothing (section 1.4).
+        # Digests of different algorithms cannot be compared (section 1.4).
         if stored.partition(":")[0] == digest.partition(":")[0]:
             raise ContentError(
                 f"the registry says that it stored {printable(stored, 100)} instead of {digest}"
@@ -359,7 +381,9 @@ class RemoteRepository:
     async def missing_parts_of(
         self, root: Manifest, children: tuple[Manifest, ...]
     ) -> frozenset[str]:
-        """Ask for each blob and child of an image; return the digests of those that are missing."""
+        """Look up each blob and child manifest of an image. Returns the digests of the missing
+        ones.
+        """
         missing: list[str] = []
         blobs = {blob.digest: blob for manifest in (root, *children) for blob in manifest.blobs}
         for digest, blob in blobs.items():
@@ -371,11 +395,11 @@ class RemoteRepository:
         return frozenset(missing)
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
-        """Return the descriptors that the referrers API lists (section 1.10), of all pages.
+        """Return the descriptors of all pages of the referrers API (section 1.10).
 
-        RegistryError where there is no such API, or the first page is refused; ListingBroken where
-        the list comes back to an earlier page, or a later page is refused; ProtocolBroken where the
-        list is longer than any that is known.
+        Raises RegistryError if the registry has no such API or refuses the first page,
+        ListingBroken if the list leads back to an earlier page or a later page is refused, and
+        ProtocolBroken if the list is too long.
         """
         call = self.build_call("manifest_get", "GET", f"referrers/{digest}", ("Accept", _INDEX))
         pages = _Pages("referrers")
@@ -389,7 +413,8 @@ class RemoteRepository:
                         self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
                     )
                 except RegistryError as error:
-                    # With a first page there is such an API, whatever a later page's error says.
+                    # After a first page the API is known to exist. An error of a later page must
+                    # not be taken for its absence.
                     is_later_page = len(pages) > 1
                     is_about_login = error.status in (401, 403)
                     if is_later_page and not error.retryable and not is_about_login:
@@ -415,20 +440,23 @@ class RemoteRepository:
                 call = call._replace(path=following)
 
     def has_unsaved(self) -> bool:
-        """Say whether something was put that is not safe yet: what a registry has answered is."""
+        """Return False: a registry has saved a manifest or blob when it answers."""
         return False
 
     async def wait_until_saved(self) -> None:
-        """Return at once."""
+        """Return at once: there is nothing to wait for."""
 
     # Blobs.
 
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
-        """Send a HEAD; say whether the blob is here and has its size, where that is told.
+        """Send a HEAD request, and report whether the repository has the blob.
 
-        Without `with_retries` one request is sent: for callers that repeat their whole attempt. The
-        blob counts as absent where the registry refuses to say (401, 403), because the upload shows
-        whether the blob can be written (docs/design.md section 9).
+        If the registry reports a size, it must match the descriptor's. If the registry refuses the
+        request (401, 403), the result is False: the upload then shows whether the blob can be
+        written (docs/design.md section 9).
+
+        Without `with_retries` a failed request is not repeated, for callers that repeat their whole
+        attempt.
         """
         call = self.build_call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.adding_place("look up blob", self.reference(blob.digest)):
@@ -450,27 +478,27 @@ class RemoteRepository:
             return answer  # a HEAD has no body to read
 
     def known_read_error(self, blob: Descriptor) -> SyncError | None:
-        """Return None: only a request tells."""
+        """Return None: only a request can find out."""
         return None
 
     def far_repository(self, digest: str) -> str | None:
-        """Return None: a registry leaves nothing out."""
+        """Return None: a registry omits no blobs."""
         return None
 
     def reserving(
         self, reference: str, blobs: Iterable[Descriptor], manifests: Iterable[Manifest]
     ) -> AbstractContextManager[None]:
-        """Keep nothing: a registry does not tell its room."""
+        """Return a context that reserves nothing: a registry does not report its free space."""
         return nullcontext()
 
     def begin_upload(self, blob: Descriptor, lease: Lease) -> Upload:
-        """Return the upload of a blob, which has not begun."""
+        """Return the upload of a blob. No request is sent yet."""
         return Upload(self, self._transport, lease, blob)
 
     async def blob_size(self, digest: str) -> int | None:
-        """Return the bytes of a blob, None where the registry does not tell them.
+        """Return the size of a blob in bytes, or None if the registry does not report it.
 
-        RegistryError with status 404 where there is no such blob.
+        Raises RegistryError with status 404 if the blob does not exist.
         """
         call = self.build_call("blob_head", "HEAD", f"blobs/{digest}")
         with self.adding_place("look up blob", self.reference(digest)):
@@ -481,13 +509,14 @@ class RemoteRepository:
     async def open_blob(
         self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False
     ) -> AbstractAsyncContextManager[Response]:
-        """Request a blob from byte `start` on. Returns a context that yields the response; the caller
-        reads its body inside. With `is_fresh` the request goes over a connection that no other request
-        has used.
+        """Request a blob from byte `start` on. Returns a context that yields the response, whose
+        body the caller reads in the context.
 
-        The caller has a permit, and hashes the body (I3). Raises ProtocolBroken when the registry
-        does not begin at `start` (docs/protocol-facts.md section 1.13), WrongBytes when the blob has
-        another size than its descriptor says.
+        If `is_fresh`, the request uses a new connection. The caller holds a permit, and verifies
+        the digest (I3).
+
+        Raises ProtocolBroken if the answer does not begin at `start` (docs/protocol-facts.md
+        section 1.13), and WrongBytes if the size differs from the descriptor's.
         """
         call = self.build_call("blob_get", "GET", f"blobs/{blob.digest}")._replace(
             is_fresh=is_fresh
@@ -506,7 +535,9 @@ class RemoteRepository:
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:
-    """Raise for a body that is not what follows byte `start` of a blob."""
+    """Raise ProtocolBroken or WrongBytes if the body is not the rest of a blob from byte `start`
+    on.
+    """
     remaining = blob.size - start
     if start:
         content_range = response.headers.get("content-range") or ""
@@ -518,10 +549,11 @@ def _check_range(response: Response, blob: Descriptor, start: int) -> None:
 
 
 def _referrers_of(answer: Response, *, is_first: bool) -> tuple[Descriptor, ...]:
-    """Read one page of a list of referrers; RegistryError when it is no list at all.
+    """Parse one page of a list of referrers.
 
-    What calls itself an index, or follows one, is a broken list. Anything else is what some
-    registries answer to a path that they do not know.
+    Raises RegistryError if the first page is not a list: some registries answer unknown paths with
+    status 200 and another document. A later page, or a page with the media type of an index, raises
+    ContentError if it is not valid.
     """
     content_type = answer.headers.get("content-type") or ""
     try:
@@ -536,8 +568,10 @@ def _referrers_of(answer: Response, *, is_first: bool) -> tuple[Descriptor, ...]
 
 
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
-    """Read one page of a listing (section 1.11): nulls and digests are left out, other nonsense
-    fails.
+    """Parse one page of a listing of tags (section 1.11). Nulls and digests among the tags are
+    skipped.
+
+    Raises ContentError if the page contains anything else that is not a tag.
     """
     if body.count(b"[") + body.count(b"{") > _MOST_TAGS // 4:
         raise ContentError("the tag listing is not a list of names")
@@ -565,7 +599,7 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
 
 
 def _add_digests(names: dict[str, str | None], manifests: object) -> None:
-    """Enter the digests that Google's listings have: `{"sha256:...": {"tag": ["v1"]}}`."""
+    """Add the digests that Google's listings contain: `{"sha256:...": {"tag": ["v1"]}}`."""
     if not isinstance(manifests, dict):
         return
     for digest, entry in manifests.items():

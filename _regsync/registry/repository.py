@@ -1,7 +1,7 @@
-"""What a copy needs of a repository, whether a registry has it or a directory.
+"""The interface of a repository for a copy, implemented for registries and for image layouts.
 
-Owns: the surface that `remote` and the layouts have in common, what a refused manifest means.
-May not know: HTTP, files, what is copied where, or why.
+Owns: the methods that `remote` and the layouts have in common; the meaning of a refused manifest.
+May not know: HTTP, files, which images are copied where, and why.
 Follows: OCI distribution-spec 1.1, docs/design.md sections 7 and 13.
 """
 
@@ -25,31 +25,35 @@ if TYPE_CHECKING:
 
 
 class BlobBody(Protocol):
-    """The bytes of a blob on their way from its source."""
+    """The bytes of a blob, read from its source."""
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Fill `buffer` and return how many bytes it got, 0 at the end of the blob."""
+        """Read bytes into `buffer`. Returns how many bytes were read, or 0 at the end of the blob."""
 
     def read_now(self, buffer: memoryview) -> int:
-        """Fill `buffer`, in a worker thread, and return how many bytes it got; 0 where `read_into` has
-        to go on: it waits for a peer, and ends the body.
+        """Read bytes into `buffer` without waiting for a peer, in a worker thread. Returns how many
+        bytes were read.
+
+        Returns 0 if the caller has to continue with `read_into`, which waits and detects the end.
         """
 
 
 class BlobUpload(Protocol):
-    """One blob on its way into a repository; `upload` has the states and what each method does."""
+    """The upload of one blob to a repository. `upload` describes its states and methods."""
 
-    lease: Lease
-    session: str
-    broken_session: str
-    offset: int
+    lease: Lease  # the connection of all requests of the upload
+    session: str  # the path of an open session, or ""
+    broken_session: str  # the path of a session whose last body was not answered, or ""
+    offset: int  # bytes that the session has received
     style: UploadStyle
-    is_start_refused: bool
-    has_begun: bool
+    is_start_refused: bool  # whether the host refused to begin any upload
+    has_begun: bool  # whether the first byte of the blob was sent
 
     @property
     def hash(self) -> _Hash | None:
-        """The hash of the first `offset` bytes, where an earlier run has sent the first of them."""
+        """The hash of the first `offset` bytes, if an earlier run has sent some of them; otherwise
+        None.
+        """
 
     async def start(self, mount_from: str | None = None) -> bool: ...
 
@@ -63,7 +67,7 @@ class BlobUpload(Protocol):
 
 
 class Repository(Protocol):
-    """One repository, seen from one side of a copy.
+    """One repository, on one side of a copy.
 
     Errors name side, operation and reference.
     """
@@ -76,7 +80,7 @@ class Repository(Protocol):
 
     @property
     def api_name(self) -> str:
-        """The name in requests."""
+        """The name of the repository in requests."""
 
     @property
     def side(self) -> Side: ...
@@ -86,111 +90,140 @@ class Repository(Protocol):
 
     @property
     def key(self) -> RepositoryKey:
-        """What names its tags."""
+        """The identity of the repository's tags."""
 
     @property
     def pool(self) -> RepositoryKey:
-        """What holds its blobs and manifests, perhaps together with those of other repositories."""
+        """The identity of the store of its blobs and manifests, which other repositories may share."""
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a directory of this machine: it is asked without requests, and a later run may
-        find another disk there.
+        """Whether the repository is a directory on this machine. It is accessed without requests,
+        and may be on another disk in a later run.
         """
 
     @property
     def probe_from(self) -> str | None:
-        """What a POST mounts from to ask whether a blob is here; None where only a HEAD can ask."""
+        """The repository that a POST names to find out whether a blob exists here, by mounting it.
+
+        The value is "" if the POST names no repository. It is None if only a HEAD can find out.
+        """
 
     def reference(self, reference: str) -> str:
-        """Return how an error names a tag or digest of this repository."""
+        """Return the name of a tag or digest of this repository for an error message."""
 
     def full_name(self, reference: str) -> str:
-        """Return what an image is called outside of this run."""
+        """Return the full name of an image, as other tools use it."""
 
     def adding_place(self, operation: str, reference: str) -> AbstractContextManager[None]:
-        """Return a block which adds side, operation and reference to every error that it raises."""
+        """Return a context that adds side, operation and reference to each error raised in it."""
 
     def demand_of_reading(self) -> Demand:
-        """Return the limits that the request for a blob counts against."""
+        """Return the limits that a request for a blob counts against."""
 
     def demand_of_writing(self) -> Demand:
-        """Return the limits that the request with a blob's body counts against."""
+        """Return the limits that a request with a blob's body counts against."""
 
     async def list_tags(self) -> dict[str, str | None] | None:
-        """Return every tag, with its digest where that costs nothing; None without the repository."""
+        """Return all tags, each with its digest if the listing contains it. Returns None if the
+        repository does not exist.
+        """
 
     async def head_manifest(self, reference: str) -> str | None:
-        """Return a manifest's digest; "" where it is not told, None where there is no manifest."""
+        """Return the digest of a manifest, "" if it is not reported, or None if the manifest does
+        not exist.
+        """
 
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
-        """Return a manifest that has the digest asked for (I3). RegistryError with status 404 where
-        there is none.
+        """Return a manifest, and verify its digest (I3). `expected` is the descriptor that names
+        it.
+
+        Raises RegistryError with status 404 if the manifest does not exist.
         """
 
     async def put_child(self, manifest: Manifest) -> None:
-        """Put a manifest that an index names."""
+        """Push a manifest by digest that an index names."""
 
     async def put_manifest(
         self, reference: str, manifest: Manifest, *, full_name: str = ""
     ) -> None:
-        """Put a manifest under a tag or digest; `full_name` is what it is called at its source."""
+        """Push a manifest under a tag or digest. `full_name` is the name of the image at its
+        source.
+        """
 
     async def missing_parts_of(
         self, root: Manifest, children: tuple[Manifest, ...]
     ) -> frozenset[str]:
-        """Ask for each blob and child of an image; return the digests of those that are missing."""
+        """Look up each blob and child manifest of an image. Returns the digests of the missing
+        ones.
+        """
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
-        """Return what refers to a digest."""
+        """Return the descriptors of all manifests that refer to a digest."""
 
     def has_unsaved(self) -> bool:
-        """Say whether something was put that a power cut could still take away."""
+        """Report whether anything was written that could be lost in a power failure."""
 
     async def wait_until_saved(self) -> None:
-        """Return when all that was put is there for good; raise why it will not be."""
+        """Wait until everything that was written is safe from a power failure. Raises an error if
+        it cannot be saved.
+        """
 
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
-        """Say whether a blob is here and has its size."""
+        """Report whether the repository has the blob. If the host reports a size, it must match the
+        descriptor's.
+
+        Without `with_retries` a failed request is not repeated.
+        """
 
     async def blob_size(self, digest: str) -> int | None:
-        """Return the bytes of a blob, None where they are not told. RegistryError with status 404
-        where there is no such blob.
+        """Return the size of a blob in bytes, or None if it is not reported.
+
+        Raises RegistryError with status 404 if the blob does not exist.
         """
 
     def known_read_error(self, blob: Descriptor) -> SyncError | None:
-        """Return why a blob is known not to be readable here; None where it may be."""
+        """Return the error of reading a blob, if it is known without a request that the blob cannot
+        be read. Otherwise returns None.
+        """
 
     def far_repository(self, digest: str) -> str | None:
-        """Return a repository at a target that is said to hold a blob which was left out here."""
+        """Return the repository at a target that holds a blob which was omitted here, or None."""
 
     async def open_blob(
         self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False
     ) -> AbstractAsyncContextManager[BlobBody]:
-        """Open a blob at byte `start`. Returns a context that yields its bytes. With `is_fresh` they do
-        not come over the connection that has delivered wrong bytes before.
+        """Open a blob at byte `start`. Returns a context that yields its body.
+
+        If `is_fresh`, no connection is used that served another request, because it may have
+        delivered wrong bytes.
         """
 
     def reserving(
         self, reference: str, blobs: Iterable[Descriptor], manifests: Iterable[Manifest]
     ) -> AbstractContextManager[None]:
-        """Return a block that keeps room for an image; it raises SyncError where there is too little."""
+        """Return a context that reserves space for an image. It raises SyncError if there is too
+        little space.
+        """
 
     def begin_upload(self, blob: Descriptor, lease: Lease) -> BlobUpload:
-        """Return the upload of a blob, which has not begun."""
+        """Return the upload of a blob. No request is sent yet."""
 
 
 def may_be_stale(error: RegistryError) -> bool:
-    """Say whether a manifest may have been refused because something that it names is gone
-    (docs/design.md section 7, "Healing").
+    """Report whether a manifest may have been refused because a blob or child of it has disappeared
+    from the target (docs/design.md section 7, "Healing").
     """
     if error.status >= 500:
         return "MANIFEST_BLOB_UNKNOWN" in error.codes
     if error.status in (401, 403, 413, 429):
         return False
-    return not is_immutable(error)  # any other code counts: zot and Quay say MANIFEST_INVALID
+    # Any other code may mean it: zot and Quay answer MANIFEST_INVALID.
+    return not is_immutable(error)
 
 
 def is_immutable(error: RegistryError) -> bool:
-    """Say whether a manifest was refused because its tag may not move (docs/design.md section 9)."""
+    """Report whether a manifest was refused because its tag exists and is immutable (docs/design.md
+    section 9).
+    """
     return "TAG_INVALID" in error.codes or "ImageTagAlreadyExistsException" in error.message

@@ -1,31 +1,32 @@
-"""One blob on its way into a repository: an upload session, as the specification has it.
+"""Upload one blob to a repository in an upload session of the distribution specification.
 
-Owns: the session's requests (POST, PATCH, PUT, GET, DELETE), its Location, how much it has kept.
-May not know: where the bytes come from; whether to upload, or to go on after an error.
+Owns: the session's requests (POST, PATCH, PUT, GET, DELETE), its Location, how many bytes it has
+received.
+May not know: the source of the bytes; whether to upload a blob, or to continue after an error.
 Invariants: a Location on another origin gets no credentials (I6); a body is sent once (I7).
 Follows: OCI distribution-spec 1.1 ("Pushing blobs"), docs/specification.md section 8.2,
 docs/protocol-facts.md sections 1.6 to 1.9 and 7.9 (its numbers are cited below).
 
-The state of an upload is what `session` and `broken_session` hold:
+The state of an upload is given by `session` and `broken_session`:
 
     session   broken    state
     --------  --------  ------------------------------------------------------------------------
-    ""        ""        none: `start` opens a session, or finds that the blob is there
-    a path    ""        open: it takes a body from `offset` on (`send`), or ends (`cancel_upload`)
-    ""        a path    broken: a body did not get its answer; `resume` asks what was kept
-    a path    a path    broken in a chunk: `resume` asks, and the session stays open
+    ""        ""        none: `start` opens a session, or finds that the blob exists
+    a path    ""        open: `send` continues at `offset`, `cancel_upload` ends the session
+    ""        a path    broken: a body was not answered; `resume` asks how much was received
+    a path    a path    broken in a chunk: as broken, but the session stays open
 
     none    start: 202                         -> open at 0
-    none    start: 201                         -> none, the blob is there
-    open    send: the request begins           -> broken where asking may help, else none
-    broken  send: an answer to the last body   -> none, the blob is there unless it is refused
-    broken  send: an answer to an earlier part -> open, behind that part
-    broken  send: 429                          -> open, where it was: the body is sent again
+    none    start: 201                         -> none, the blob exists
+    open    send: the body begins              -> broken if `resume` may help, else none
+    broken  send: an answer to the last body   -> none, the blob exists unless it is refused
+    broken  send: an answer to an earlier part -> open, after that part
+    broken  send: 429                          -> open at the same offset, to send the body again
     broken  send: no answer                    -> broken
-    broken  resume: something was kept         -> open behind it; chunks: wherever it is
-    broken  resume: nothing was, or forgotten  -> none
+    broken  resume: bytes were received        -> open after them; with chunks: at any offset
+    broken  resume: no bytes, or no session    -> none
 
-The caller may set either to "", to forget it: the next step is `start` then.
+The caller may set either to "", to abandon that session: `start` is the next step then.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from _regsync.text import printable
 
 _MIB = 1024 * 1024
 
-_OCTETS = ("Content-Type", "application/octet-stream")
+_OCTETS: Header = ("Content-Type", "application/octet-stream")
 _ANY_STATUS = range(600)
 
-# By which a registry says that a session does not take this body.
+# Statuses of a body that its session does not accept, because the session has ended or moved.
 _SESSION_GONE = (400, 404, 416)
 
 
-class Place(Protocol):
-    """What an upload needs of its repository: how requests are worded, how answers are judged."""
+class UploadTarget(Protocol):
+    """The parts of a repository that an upload uses."""
 
     host: RegistryClient
     product: Product
@@ -69,50 +70,55 @@ class Place(Protocol):
 
 
 class Upload:
-    """The upload of one blob, all over one `lease`: a PUT goes over the connection of its POST."""
+    """The upload of one blob. All its requests use one `lease`, so that a PUT uses the connection
+    of its POST.
+    """
 
-    hash = None  # no session of an earlier run is known
+    hash = None  # sessions of earlier runs are not resumed
 
     def __init__(
-        self, repository: Place, transport: Transport, lease: Lease, blob: Descriptor
+        self, repository: UploadTarget, transport: Transport, lease: Lease, blob: Descriptor
     ) -> None:
         self.repository = repository
         self.lease = lease
         self.blob = blob
         self._transport = transport
 
-        # The session: its origin, and its path in one of the two states (see above).
+        # The origin of the session, and its path. One of the two paths is set, depending on the
+        # state (see above).
         self._origin = repository.host.origin
         self.session = ""
         self.broken_session = ""
 
-        self.offset = 0  # bytes that it holds
-        self._end = 0  # bytes that it will hold when the body that was begun last has arrived
+        self.offset = 0  # bytes that the session has received
+        self._end = 0  # the offset after the body that is being sent
 
-        self.style: UploadStyle = "put"  # the dialect in which the body goes
+        self.style: UploadStyle = "put"  # in which requests the body is sent
 
-        # The registry has refused a start that names no blob: it would refuse any other blob's.
+        # Whether the registry has refused to begin an upload. The request names no blob, so the
+        # upload of any other blob would be refused too.
         self.is_start_refused = False
 
-        self.has_begun = False  # a body was sent from the blob's first byte
-        self._throttled_session = ""  # whose body was refused with 429
-        self._login_refusals = LoginRefusals()  # of its bodies
+        self.has_begun = False  # whether the blob's first byte was sent
+        self._throttled_session = ""  # the session whose last body was refused with 429
+        self._login_refusals = LoginRefusals()  # how often the login of a body was refused
 
     @property
-    def _is_at_home(self) -> bool:
+    def _is_at_registry(self) -> bool:
+        """Report whether the session is at the registry's own origin."""
         return self._origin == self.repository.host.origin
 
     async def start(self, mount_from: str | None = None) -> bool:
-        """Open a session, or mount the blob; return whether it is in the repository now.
+        """Open a session, or mount the blob. Returns whether the repository has the blob now.
 
-        `mount_from` names the repository to mount it from ("" at Google's: any). The answer to a
-        refused mount is 202 and an open session like any other (section 1.8). A mount that fails
-        for good is followed by a plain POST: the other repository may be closed to us while this
-        one is open.
+        `mount_from` names the repository to mount the blob from ("" at Google's registries: any
+        repository). A mount that is not performed is answered by 202, which opens a session
+        (section 1.8). A mount that fails permanently is followed by a plain POST, because we may
+        lack access to the other repository only.
         """
         if mount_from is not None:
             try:
-                return await self._mount(self.blob.digest, mount_from)
+                return await self.try_mount(self.blob.digest, mount_from)
             except AuthError as error:
                 if error.fatal:
                     raise
@@ -127,12 +133,10 @@ class Upload:
             raise
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
-        """Ask for any blob by a start that would mount it; where that does not say that the blob is in
-        the repository, a session is open.
-        """
-        return await self._mount(digest, mount_from)
+        """Try to mount any blob. Returns whether the repository has the blob now.
 
-    async def _mount(self, digest: str, mount_from: str) -> bool:
+        If the result is False, a session is open.
+        """
         query = f"?mount={digest}"
         if mount_from:
             query += f"&from={mount_from}"
@@ -142,7 +146,9 @@ class Upload:
         return await self._post(call, digest, ok=(201, 202))
 
     async def _post(self, call: Call, digest: str, ok: tuple[int, ...]) -> bool:
-        """Return whether the blob is there (201); if not, a session is open (202)."""
+        """Send a POST. Returns True if the blob exists (201), or False if a session was opened
+        (202).
+        """
         host = self.repository.host
         self.has_begun = False
         async with await self._transport.exchange(host, call, ok, lease=self.lease) as response:
@@ -153,11 +159,12 @@ class Upload:
             return True
 
     async def send(self, pieces: Pieces, *, last: bool = True) -> bool:
-        """Send a part of the blob by PATCH, or the `last` part by PUT with the digest.
+        """Send a part of the blob with PATCH, or the `last` part with PUT and the digest.
 
-        Return whether it has arrived; if not, the registry answered before all of it was sent, and
-        only a HEAD tells. Raises what `pieces` raises, RegistryError when the registry refuses,
-        WireError when the connection breaks.
+        Returns True if the body was received completely. Returns False if the registry answered
+        with success before all of it was sent: only a HEAD can show whether the blob exists. Raises
+        RegistryError if the registry refuses the body, WireError if the connection breaks, and all
+        errors of `pieces`.
         """
         host = self.repository.host
         session = self.session
@@ -167,19 +174,20 @@ class Upload:
         turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with turn as response:
             if not response.early or response.status < 500:
-                self.broken_session = ""  # the session has had its answer, it is not broken
+                self.broken_session = ""  # the body was answered, so the session is not broken
             if response.status == 429:
-                # A limit refuses before anybody has looked at the session: it takes the body later.
+                # A rate limit applies before the session is looked up, so the session accepts the
+                # body later.
                 self.session = session
                 self._throttled_session = session
             elif response.status in _SESSION_GONE and session == self._throttled_session:
                 raise await self._ended_by_throttling(response)
-            elif response.status == 401 and self._is_at_home:
+            elif response.status == 401 and self._is_at_registry:
                 await response.read(ERROR_BODY)
                 await self._transport.refresh_login(
                     host, call, body.authorization, response, self._login_refusals
                 )
-                raise LoginExpired("the login expired during the upload")  # it begins again
+                raise LoginExpired("the login expired during the upload")  # the caller starts again
 
             ok = (201, 204) if last else (201, 202, 204)
             await self._transport.raise_unless(host, response, ok)
@@ -191,15 +199,15 @@ class Upload:
             return not response.early
 
     def _seconds_for_answer(self) -> float:
-        """Return how long the answer to a body may take: a registry may hash or copy the whole blob
-        first.
+        """Return how long the answer to a body may take. The registry may hash or copy the whole
+        blob before it answers.
         """
         timeouts = self._transport.machine.timeouts
         return min(timeouts.finish + self.blob.size / _MIB, timeouts.longest_finish)
 
     async def _ended_by_throttling(self, response: Response) -> RegistryError:
-        """Return the error for a session that takes no body after a 429: the registry ended the upload
-        when it refused that body, and has forgotten the session.
+        """Return the error of a session that refuses its body after a 429: the registry has ended
+        the session.
         """
         self.session = ""
         await response.read(ERROR_BODY)
@@ -208,7 +216,7 @@ class Upload:
         return error
 
     def _body_call(self, length: int, *, last: bool) -> Call:
-        """Return the request that carries `length` bytes."""
+        """Build the request that carries `length` bytes."""
         headers = [_OCTETS]
         is_ranged = self.offset > 0 or (self.style == "chunks" and not last)
         if length and is_ranged:
@@ -220,21 +228,24 @@ class Upload:
         return self._session_call(action, "PUT", f"{separator}digest={self.blob.digest}", *headers)
 
     def _on_begin(self) -> None:
-        """Note that a body goes out: the session is broken until its answer comes.
+        """Record that the body begins. Until its answer arrives, the session is broken.
 
-        It takes no other body, whatever happens to this one, except in chunks.
+        Only a session for chunks accepts another body afterwards.
         """
-        may_ask = self.repository.host.can_resume and self._is_at_home and self.style != "patch"
-        self.broken_session = self.session if may_ask else ""
+        may_resume = (
+            self.repository.host.can_resume and self._is_at_registry and self.style != "patch"
+        )
+        self.broken_session = self.session if may_resume else ""
         self.has_begun = self.has_begun or self.offset == 0
         if self.style != "chunks":
             self.session = ""
 
     async def resume(self) -> None:
-        """Ask how much the session of a broken body has kept (section 1.9).
+        """Ask how many bytes a broken session has received (section 1.9).
 
-        If it has kept something, or takes chunks, it is open again. A host that has forgotten a
-        session is not asked again (docs/design.md section 6, rule 16).
+        If the session has received any, or takes chunks, it is open again. If the registry refuses
+        to resume the session, no other session of it is resumed in this run (docs/design.md section
+        6, rule 16).
         """
         host = self.repository.host
         call = self.repository.build_call("upload_start", "GET", "")._replace(
@@ -245,28 +256,30 @@ class Upload:
                 host, call, (204,), lease=self.lease
             ) as response:
                 self.broken_session = ""
-                kept = self._kept(response)
-                if kept or self.style == "chunks":
-                    self._open(call, response, kept)
+                received = self._received_bytes(response)
+                if received or self.style == "chunks":
+                    self._open(call, response, received)
         except RegistryError as error:
             if error.is_session_gone:
-                self.session = ""  # by any other answer a chunk may go again to where it went
+                self.session = ""  # after any other answer, a chunk may be sent to it again
             elif error.retryable:
                 raise
             host.can_resume = False
             self.broken_session = ""
 
-    def _kept(self, response: Response) -> int:
-        """Return how many bytes a session holds; in chunks at least what was acknowledged."""
-        kept = self.offset if self.style == "chunks" else 0
-        range_held = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
-        # `0-0` says nothing: distribution answers so for no byte and for one.
-        if range_held and 0 < int(range_held[1]) < self._end:
-            kept = max(kept, int(range_held[1]) + 1)
-        return kept
+    def _received_bytes(self, response: Response) -> int:
+        """Return how many bytes a session has received. With chunks, these are at least the
+        acknowledged ones.
+        """
+        received = self.offset if self.style == "chunks" else 0
+        range_match = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
+        # `0-0` is ambiguous: distribution reports it for no byte and for one byte.
+        if range_match and 0 < int(range_match[1]) < self._end:
+            received = max(received, int(range_match[1]) + 1)
+        return received
 
     async def cancel_upload(self) -> None:
-        """End a session that gets no body (section 1.9): one request, whatever its answer."""
+        """End a session that gets no body (section 1.9) with one request, whatever its answer."""
         host = self.repository.host
         call = self._session_call("upload_finish", "DELETE", "")
         with suppress(SyncError):
@@ -280,10 +293,10 @@ class Upload:
         return call._replace(path=self.session + query, origin=self._origin)
 
     def _open(self, call: Call, response: Response, offset: int) -> None:
-        """Take over the session at an answer's Location, which holds `offset` bytes.
+        """Use the session at the Location of an answer, which has received `offset` bytes.
 
-        Raises ProtocolBroken for a Location that no session may have; nothing is sent there, not
-        even to cancel it.
+        Raises ProtocolBroken if the Location is not allowed. No request is sent there, not even to
+        cancel the session.
         """
         home = self.repository.host.origin
         location = response.headers.get("location")
@@ -293,7 +306,8 @@ class Upload:
         origin, path = resolve_location(base, call.path, location)
         check_foreign(home, origin)
 
-        # Only a session's first Location may lead elsewhere, and not at all kinds of registry (R1).
+        # Only the first Location of a session may be on another origin, and only at some kinds of
+        # registry (R1).
         may_move = base == home and self.repository.product.allows_foreign_uploads
         if origin != base and not may_move:
             raise ProtocolBroken(
