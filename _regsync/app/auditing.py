@@ -56,7 +56,13 @@ async def audit(
         wall = transport.machine.wall
         first_seen = first_seen_for(config, wall, console.log, may_write=False, known=known)
         work = Audit(
-            transport, config, show, report, read=blobs_to_read, first_seen=first_seen, lock=lock
+            transport,
+            config,
+            show,
+            report,
+            blobs_to_read=blobs_to_read,
+            first_seen=first_seen,
+            lock=lock,
         )
         signals = await carry_out(work.run, console, work)
     elapsed = anyio.current_time() - start

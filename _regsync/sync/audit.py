@@ -1,8 +1,8 @@
-"""Look at what targets hold: tags, manifests, blobs, artifacts.
+"""Check that targets hold the tags, manifests, blobs and artifacts that they should hold.
 
-Owns: what an audit asks, and what the answers show to be wrong.
+Owns: which requests an audit makes, and which answers are findings.
 May not know: how a finding is shown, how anything is copied.
-Invariants: nothing is written anywhere. What could not be asked is an error, never a finding.
+Invariants: nothing is written anywhere. A failed request is an error, never a finding.
 Follows: docs/design.md section 12.
 """
 
@@ -55,7 +55,7 @@ from _regsync.sync.transfer import known_body
 
 
 class _AuditedImage(NamedTuple):
-    """What a mapping's tag is to be at one target."""
+    """A tag of a mapping at one target."""
 
     wanted: WantedTag
     source: Repository
@@ -71,14 +71,15 @@ class _AuditedImage(NamedTuple):
 
 
 class _Expected(NamedTuple):
-    """What a tag is to name at its target."""
+    """The digest that a tag should name at its target."""
 
-    # Empty where `min_age` holds back an index that no run has trimmed yet.
+    # Empty if the digest is held back and no run has trimmed the index yet.
     digest: str
-    # The source's own digest, which differs where an index is trimmed to its platforms.
+    # The digest at the source. It differs from `digest` if the index is trimmed to its platforms.
     source_digest: str
-    # Whether `min_age` holds the digest back. Then whatever the target has is right, nothing included.
-    is_held: bool
+    # Whether `min_age` holds the digest back. If so, any digest at the target is right, and so is an
+    # absent tag.
+    is_held_back: bool
 
     @property
     def is_trimmed(self) -> bool:
@@ -86,24 +87,23 @@ class _Expected(NamedTuple):
 
 
 class _Check:
-    """What was found of one image at one target, or of a part of it.
-
-    A part that several images share, as a child of two indexes, is checked once, for the first one.
-    """
+    """The result of checking an image at one target, or a part of the image."""
 
     def __init__(self, image: _AuditedImage) -> None:
+        # The image for which the check is made. If several images share a part, the part is checked
+        # once, for the first of these images.
         self.image = image
         self.flaws = list[Flaw]()
-        # Why not all of it could be checked; the first reason.
+        # The first error because of which the check is incomplete.
         self.error: SyncError | None = None
 
     @contextmanager
     def catching_errors(self, what: str, digest: str, absent: Flaw | None = None) -> Iterator[None]:
-        """Run a block that asks for something. A SyncError ends the block, but not the check.
+        """Record a SyncError that ends the block, and continue after the block.
 
-        With `absent` a 404 is that flaw. Wrong content is the flaw that the blob or manifest with this
-        digest is corrupt; `what` says which of the two it is. After any other error the check is not
-        complete.
+        A 404 is recorded as the flaw `absent`, if given. A ContentError is recorded as the flaw that
+        the blob or manifest with this digest is corrupt. `what` is "blob" or "manifest". Any other
+        error makes the check incomplete.
         """
         try:
             yield
@@ -117,25 +117,25 @@ class _Check:
                 self.error = self.error or error
 
     def add(self, part: _Check) -> None:
-        """Add what was found of a part."""
+        """Add the result for a part of the image."""
         self.flaws += part.flaws
         self.error = self.error or part.error
 
 
 class _Contents(NamedTuple):
-    """What a manifest names, at any depth, and what was found of it."""
+    """The result of checking all blobs and manifests that a manifest names, at any depth."""
 
     check: _Check
-    # The manifests below it that the target holds, as indexes name them.
+    # The manifests below it that the target holds, as descriptors in their indexes.
     entries: list[Descriptor]
 
 
 class _Subject(NamedTuple):
-    """A digest that may have artifacts."""
+    """A manifest whose artifacts are checked."""
 
     digest: str
-    # Whether the source holds it too. Then the target has to hold the artifacts that the source lists
-    # for it. Else only what the target itself lists is checked.
+    # Whether the source holds the manifest too. If so, the target must hold the artifacts that the
+    # source lists. If not, only artifacts that the target lists are checked.
     is_at_source: bool
 
 
@@ -149,18 +149,19 @@ class _SampledBlob(NamedTuple):
 class Audit:
     """One audit of a configuration's targets.
 
-    How it goes, one phase after the other:
+    The phases of an audit, in this order:
 
-        _select_group   which tags do the mappings select?
-        _check_image    is an image there, with all that it names and all that refers to it?
-        _read_back      have some blobs, chosen by chance, the right bytes?
+        _select_images   list the sources and select tags
+        _check_images    check each tag, the manifests and blobs below it, and its artifacts
+        _read_samples    download some blobs, chosen at random, and verify their digests
     """
 
-    # What the progress display says of an image at work.
+    # The verb for an image in the progress display.
     verb = "looking at"
-    # A signal ends an audit at once.
+    # When a drain after a signal ends. Always None, because a signal ends an audit at once.
     drain_ends = None
-    # Findings are told as they come.
+    # The number of failures by host, for the progress display. Always empty, because an audit prints
+    # each failure at once.
     failures: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
@@ -170,26 +171,28 @@ class Audit:
         emit: Callable[[Finding | Outcome], None],
         report: AuditReport,
         *,
-        read: int = 0,
+        blobs_to_read: int = 0,
         first_seen: FirstSeen | None = None,
         lock: Lock | None = None,
     ) -> None:
-        """Prepare to check all images that `config` selects, and to read back `read` blobs of each
-        target's registry. `emit` is called with each finding, and with each failed image.
+        """Prepare to check all images that `config` selects.
 
-        `min_age` goes by `first_seen`. With a lock, names and digests of sources are the lock's.
+        `emit` is called with each finding, and with each image that could not be checked.
+        `blobs_to_read` blobs of each target host are downloaded and verified. `first_seen` has the
+        times for `min_age`. With a lock, tags and digests are those of the lock, and sources are not
+        asked.
         """
         machine = transport.machine
         self.transport = transport
         self._config = config
         self._emit = emit
         self._report = report
-        self._sample_size = read
+        self._sample_size = blobs_to_read
         self._first_seen = first_seen
         self._log = machine.log
 
-        # The state says to which digest an index was trimmed, and how hosts ask for a login. What it
-        # says of the content of targets is not believed: that is what an audit checks.
+        # The state is used for the digests of trimmed indexes and for the login methods of hosts. It
+        # is not trusted about the content of targets, because that is what an audit checks.
         self._state = StateFile(config.cache_dir, machine.log)
         self._state.load(may_write=False)
         self._knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
@@ -200,21 +203,25 @@ class Audit:
             self._discovery, self._knowledge, machine.wall, has_state=self._state.is_used
         )
 
-        # The checks of what manifests name, by target and digest: several tags may name one manifest.
+        # By target and digest of a manifest, the check of its contents. Shared by all tags that name
+        # the manifest.
         self._contents = defaultdict[tuple[RepositoryKey, str], Once[_Contents]](Once)
-        # The sizes of blobs as registries tell them, by target and digest.
+        # By target and digest of a blob, the size that the registry reports. None if it reports none.
         self._blob_sizes = defaultdict[tuple[RepositoryKey, str], Once[int | None]](Once)
-        # By target and digest: held while a tag is read that is likely to name this digest.
+        # By target and digest, a lock that is held while a tag is fetched that probably names this
+        # digest.
         self._tag_reads = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
 
-        # By target's host: how many blobs were found there, and which of them are to be read back.
+        # By target host, the number of blobs that were found there.
         self._blobs_found = defaultdict[str, int](int)
+        # By target host, the blobs to read back.
         self._samples = defaultdict[str, list[_SampledBlob]](list)
 
-        # For the display.
+        # Images selected so far, at all targets.
         self.images_known = 0
-        # Blobs that are read back: nothing is sent.
+        # The bytes to read back, for the progress display.
         self.traffic = Traffic()
+        # The target references of the images that are being checked. A dict keeps their order.
         self._under_way = dict[str, None]()
 
     @property
@@ -230,34 +237,28 @@ class Audit:
         return list(self._under_way)
 
     async def run(self) -> None:
-        """Check all images; findings and failures go to the report."""
+        """Check all images, and add findings and failures to the report."""
         for registry in self._config.registries_in_use:
-            self.transport.prepare(registry)  # an unusable file stops all before any request
+            # Raises ConfigError for an unreadable file before any request is sent.
+            self.transport.prepare(registry)
         try:
-            groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
-            selected = await gather(partial(self._select_group, group) for group in groups)
-
-            # Each target has its own queue, so that one that is away does not hold up the others.
-            by_host = defaultdict[str, list[_AuditedImage]](list)
-            for image in chain.from_iterable(selected):
-                by_host[image.target.host.key].append(image)
-            await gather(
-                partial(gather, [partial(self._check_image, image) for image in images])
-                for images in by_host.values()
-            )
-
-            samples = list(chain.from_iterable(self._samples.values()))
-            self.traffic.expected = sum(sampled.blob.size for sampled in samples)
-            await gather(partial(self._read_back, sampled) for sampled in samples)
+            images = await self._select_images()
+            await self._check_images(images)
+            await self._read_samples()
             self._report.interrupted = False
         finally:
             self._report.images_undone = self.images_known - self.images_done
             self._state.close()
 
-    # Which images.
+    # Selection.
+
+    async def _select_images(self) -> list[_AuditedImage]:
+        groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
+        images_of_groups = await gather(partial(self._select_group, group) for group in groups)
+        return list(chain.from_iterable(images_of_groups))
 
     async def _select_group(self, group: list[MappingRule]) -> list[_AuditedImage]:
-        """Select the tags of mappings that write a common repository (I10)."""
+        """Select the images of mappings that write to the same target repositories (I10)."""
         selected = await gather(partial(self._select, mapping) for mapping in group)
         tags, conflicts = assign(zip(group, selected, strict=True))
 
@@ -269,8 +270,9 @@ class Audit:
         return images
 
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
-        """Return the tags that a mapping selects. Where its source cannot be listed, one failed image
-        for each target stands for them.
+        """Return the tags that a mapping selects.
+
+        If its source cannot be listed, reports one failed image for each target, with the tag `*`.
         """
         try:
             selection = await self._discovery.select_tags(mapping)
@@ -295,16 +297,27 @@ class Audit:
         ]
 
     def _fail_tag(self, wanted: WantedTag, error: SyncError) -> None:
-        """Report a tag that can be checked at none of its targets."""
+        """Report a tag as failed at all its targets."""
         for image in self._images_of(wanted):
             self.images_known += 1
             self._report.images_done += 1
             self._fail(image, error)
 
-    # One image.
+    # Images.
+
+    async def _check_images(self, images: Iterable[_AuditedImage]) -> None:
+        # Each target host has its own queue, so that a host that does not respond does not delay the
+        # checks at other hosts.
+        by_host = defaultdict[str, list[_AuditedImage]](list)
+        for image in images:
+            by_host[image.target.host.key].append(image)
+        await gather(
+            partial(gather, [partial(self._check_image, image) for image in queue])
+            for queue in by_host.values()
+        )
 
     async def _check_image(self, image: _AuditedImage) -> None:
-        """Check what a target holds under a tag, with all that belongs to it, and report it."""
+        """Check one image with its artifacts, and report the result."""
         check = _Check(image)
         self._under_way[image.target_name] = None
         try:
@@ -316,8 +329,9 @@ class Audit:
         self._report_check(check)
 
     async def _check_tag(self, check: _Check) -> None:
-        """Check the tag's digest, what the manifest names, and the artifacts. Raises the SyncError of a
-        source that does not say what the tag is to name.
+        """Check the tag's digest, the manifests and blobs below it, and the artifacts.
+
+        Raises SyncError if the expected digest cannot be found out at the source.
         """
         image = check.image
         expected = await self._find_expected(image)
@@ -325,58 +339,61 @@ class Audit:
         top: Manifest | None = None
         with check.catching_errors("manifest", likely):
             top = await self._manifest_of_tag(image.target, image.wanted.tag, likely)
-            if top is None and not expected.is_held:
+            if top is None and not expected.is_held_back:
                 check.flaws.append(missing(expected.digest))
         if top is None:
             return
 
-        if top.digest != expected.digest and not expected.is_held:
+        if top.digest != expected.digest and not expected.is_held_back:
             check.flaws.append(differs("", top.digest, expected.digest))
-        # An image with another digest is checked whole, too: clients pull it.
+        # The contents are checked even if the digest is wrong, because clients can pull the image.
         contents = await self._check_contents(image, top)
         check.add(contents.check)
         if image.wanted.mapping.artifacts.enabled:
             await self._check_artifacts(check, _subjects_in(top, contents.entries, expected))
 
     async def _find_expected(self, image: _AuditedImage) -> _Expected:
-        """Find out what the target is to hold under the tag, at the least cost. Raises the source's
-        SyncError.
+        """Find out which digest the tag should name at the target, with the fewest requests.
+
+        Raises SyncError if a request to the source fails.
         """
         mapping = image.wanted.mapping
         tag = image.wanted.tag
         named = await self._discovery.resolve_at_source(mapping, tag, by_head=True)
-        is_held = self._is_held(image, named.digest)
+        is_held_back = self._is_held_back(image, named.digest)
         if named.digest_at_target is not None:
             return _Expected(
-                digest=named.digest_at_target, source_digest=named.digest, is_held=is_held
+                digest=named.digest_at_target, source_digest=named.digest, is_held_back=is_held_back
             )
 
-        # A run that trimmed the index has left its new digest. Without one it is trimmed here.
+        # If a run has trimmed the index, the state has the digest of the trimmed index.
         key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
         entry = self._knowledge.snapshots([key]).get(key)
         if entry is not None and entry.snapshot.source == key_of(named.digest):
             snapshot = entry.snapshot
             is_trimmed = snapshot.pushed != snapshot.source
             pushed = digest_like(snapshot.pushed) if is_trimmed else named.digest
-            return _Expected(digest=pushed, source_digest=named.digest, is_held=is_held)
-        if is_held:
-            # Whatever the target has is right, so nothing is fetched to find out the digest.
-            return _Expected(digest="", source_digest=named.digest, is_held=is_held)
+            return _Expected(digest=pushed, source_digest=named.digest, is_held_back=is_held_back)
+        if is_held_back:
+            # Any digest at the target is right, so the index is not fetched.
+            return _Expected(digest="", source_digest=named.digest, is_held_back=is_held_back)
         lookup = await self._discovery.look_up_at_source(mapping, tag, named.digest)
-        return _Expected(digest=lookup.digest, source_digest=lookup.source_digest, is_held=is_held)
+        return _Expected(
+            digest=lookup.digest, source_digest=lookup.source_digest, is_held_back=is_held_back
+        )
 
-    def _is_held(self, image: _AuditedImage, digest: str) -> bool:
-        """Say whether no run copies a digest yet, because of `min_age`."""
+    def _is_held_back(self, image: _AuditedImage, digest: str) -> bool:
+        """Report whether `min_age` holds a digest back, so that no run copies it yet."""
         min_age = image.wanted.mapping.min_age
         if not min_age or self._first_seen is None:
             return False
         return self._first_seen.held_until(image.source.key, digest, min_age) is not None
 
     async def _manifest_of_tag(self, target: Repository, tag: str, likely: str) -> Manifest | None:
-        """Return what a tag names, None where it names nothing.
+        """Return the manifest under a tag. Returns None if the tag is absent.
 
-        `likely` is the digest that it probably names. Of several tags with the same likely digest the
-        first is read by GET. Its manifest is at hand then, and the others cost a HEAD.
+        `likely` is the digest that the tag probably names. Of several tags with the same likely digest,
+        the first costs a GET. Its manifest is then cached, so each of the others costs only a HEAD.
         """
         listed = self._discovery.known_listing(target)
         if listed is not None and tag not in listed:
@@ -393,15 +410,14 @@ class Audit:
             return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
         return await _unless_absent(self._discovery.manifest(target, digest))
 
-    # What a manifest names.
+    # Manifests and blobs.
 
     async def _check_contents(self, image: _AuditedImage, top: Manifest) -> _Contents:
-        """Check all that a manifest names, at any depth; once for all images that name the manifest."""
+        """Check all manifests and blobs below a manifest. The result is shared by all images."""
         once = self._contents[image.target.pool, top.digest]
         return await once.get(partial(self._check_below, image, top))
 
     async def _check_below(self, image: _AuditedImage, top: Manifest) -> _Contents:
-        """Check all manifests below one, then the blobs of all of them."""
         check = _Check(image)
         manifests, entries = await self._read_tree(check, top)
         blobs = {blob.digest: blob for manifest in manifests for blob in manifest.blobs}
@@ -411,11 +427,14 @@ class Audit:
     async def _read_tree(
         self, check: _Check, top: Manifest
     ) -> tuple[list[Manifest], list[Descriptor]]:
-        """Read what is below a manifest, level by level. Return all manifests that are there and right,
-        the top among them, and those below it as indexes name them.
+        """Fetch all manifests below a manifest, level by level.
+
+        Returns the manifests that are present and correct, including the top, and the descriptors of
+        those below the top.
         """
         manifests = list[Manifest]()
         entries = list[Descriptor]()
+        # By digest, the descriptors of all manifests below the top, also of absent manifests.
         named = dict[str, Descriptor]()
         depth = 0
         level = [top]
@@ -433,7 +452,7 @@ class Audit:
                 if child.digest not in named
             }
             named.update(children)
-            # A hostile registry may serve a tree without an end.
+            # A hostile registry may return an endless tree.
             try:
                 check_tree_size(named.values())
                 if children and depth > MAX_INDEX_DEPTH:
@@ -450,7 +469,7 @@ class Audit:
         return manifests, entries
 
     async def _read_child(self, check: _Check, child: Descriptor) -> list[Manifest]:
-        """Return the manifest that an index names; none where it is not there or not right."""
+        """Return a manifest that an index names. The list is empty if it is absent or corrupt."""
         manifests = list[Manifest]()
         with check.catching_errors("manifest", child.digest, incomplete("manifest", child)):
             target = check.image.target
@@ -458,31 +477,31 @@ class Audit:
         return manifests
 
     async def _check_blob(self, check: _Check, blob: Descriptor) -> None:
-        """Check that a blob is there with its size. Its bytes are not read here."""
+        """Check that a blob is present and has the right size. Its bytes are not read."""
         target = check.image.target
         once = self._blob_sizes[target.pool, blob.digest]
         with check.catching_errors("blob", blob.digest, incomplete("blob", blob)):
-            # A layout may leave out blobs that the far side holds.
+            # A layout does not hold blobs that the far side has.
             if target.far_repository(blob.digest) is not None:
                 return
             size = await once.get(partial(target.blob_size, blob.digest))
-            # Some registries answer a HEAD without a length, which says nothing against the blob.
+            # The size is None if the registry answers a HEAD without a length. Then it is not checked.
             if size is not None and size != blob.size:
                 raise ContentError(f"it has {size} bytes, its descriptor says {blob.size}")
             self._record_blob(check.image, blob)
 
     def _record_blob(self, image: _AuditedImage, blob: Descriptor) -> None:
-        """Note that a target has a blob, and by chance take it into the sample that is read back."""
+        """Record that a target has a blob, and perhaps choose the blob to be read back."""
         digest_and_target = (blob.digest, image.target.key)
         if digest_and_target in self._report.blobs_present:
             return
         self._report.blobs_present.add(digest_and_target)
-        # The bytes of `{}`, and of a blob that its descriptor embeds, are known without reading.
+        # There is no need to read an empty JSON object, or a blob that is embedded in its descriptor.
         if known_body(blob) is not None:
             return
 
-        # Nobody knows beforehand how many blobs a host has, so this is reservoir sampling: of the
-        # blobs found so far each has the same chance to be in the sample.
+        # The number of blobs at a host is not known in advance, so this is reservoir sampling. Each of
+        # the blobs found so far is in the sample with the same probability.
         host = image.target.host.key
         self._blobs_found[host] += 1
         sample = self._samples[host]
@@ -493,13 +512,14 @@ class Audit:
         if index < self._sample_size:
             sample[index] = _SampledBlob(image, blob)
 
-    # What refers to a manifest.
+    # Artifacts.
 
     async def _check_artifacts(self, check: _Check, subjects: Iterable[_Subject]) -> None:
         """Check the artifacts of these subjects, the artifacts of these artifacts, and so on."""
         lists = self._referrers.lists
+        # The digests of the subjects of this and earlier levels.
         seen = set[str]()
-        level = _each_once(subjects)
+        level = _distinct(subjects)
         for _ in range(MOST_LEVELS):
             seen.update(subject.digest for subject in level)
             lists.expect_subjects(check.image.target, len(level))
@@ -509,9 +529,12 @@ class Audit:
             below = await gather(
                 partial(self._check_artifacts_of, check, subject) for subject in level
             )
-            found = _each_once(chain.from_iterable(below))
-            # A chain of artifacts may lead back to where it began.
-            level = [subject for subject in found if subject.digest not in seen]
+            # Subjects that were seen before are skipped, because a chain of artifacts may be a cycle.
+            level = [
+                subject
+                for subject in _distinct(chain.from_iterable(below))
+                if subject.digest not in seen
+            ]
             if not level:
                 return
             if len(seen) + len(level) > MOST_ARTIFACTS:
@@ -522,10 +545,13 @@ class Audit:
         check.error = check.error or error
 
     async def _check_artifacts_of(self, check: _Check, subject: _Subject) -> list[_Subject]:
-        """Check the artifacts of one subject: those that the source lists have to be at the target,
-        and those that only the target lists have to be whole. Returns what may have artifacts in turn.
+        """Check the artifacts of one subject. Returns the subjects in these artifacts.
+
+        Artifacts that the source lists must be at the target. Artifacts that only the target lists must
+        be complete.
         """
         image = check.image
+        # Subjects in the artifacts.
         below = list[_Subject]()
         with check.catching_errors("list of referrers of", subject.digest):
             required = list[Artifact]()
@@ -536,16 +562,17 @@ class Audit:
             entries = (await self._referrers.lists.read(image.target, subject.digest)).entries
 
             listed = {entry.digest for entry in entries}
-            # A list may name its own subject, which is no artifact.
-            checked_otherwise = {artifact.source_digest for artifact in required}
-            checked_otherwise.add(subject.digest)
             checks: list[Callable[[], Awaitable[list[_Subject]]]] = [
                 partial(self._check_required, check, artifact, listed) for artifact in required
             ]
+            # `_check_required` checks these digests.
+            excluded = {artifact.source_digest for artifact in required}
+            # A list may name its own subject, which is not an artifact.
+            excluded.add(subject.digest)
             checks += [
                 partial(self._check_listed, check, subject.digest, entry)
                 for entry in entries
-                if entry.digest not in checked_otherwise
+                if entry.digest not in excluded
             ]
             below += chain.from_iterable(await gather(checks))
         return below
@@ -553,13 +580,14 @@ class Audit:
     async def _check_required(
         self, check: _Check, artifact: Artifact, listed: Collection[str]
     ) -> list[_Subject]:
-        """Check an artifact that the source has; return what may have artifacts in turn.
+        """Check an artifact that the source lists. Returns the subjects in the artifact.
 
-        `listed` are the digests that the target lists for its subject.
+        `listed` has the digests that the target lists for the artifact's subject.
         """
         image = check.image
         digest = artifact.source_digest
-        # Where the target lacks it, the artifacts of it are looked for all the same.
+        # The digests of the subjects. Even if the target lacks the artifact, it may have artifacts of
+        # the artifact.
         below = [digest]
         with check.catching_errors("manifest", digest):
             manifest = await self._manifest_of(image.target, artifact)
@@ -569,41 +597,41 @@ class Audit:
                     prefix = f"artifact {artifact.reference}: "
                     check.flaws.append(differs(prefix, manifest.digest, digest))
                     return []
-                # A tag of cosign's is found by its name, any other artifact only by a list.
+                # Clients find an artifact without a cosign tag only by the list.
                 if artifact.entry is not None and digest not in listed:
                     text = f"{artifact} exists, but the target does not list it"
                     check.flaws.append(Flaw("artifact_missing", text, digest))
             elif await self._referrers.is_at_source(image.wanted.mapping, artifact):
                 check.flaws.append(Flaw("artifact_missing", f"{artifact} is missing", digest))
             else:
-                # The source lists what it does not hold itself. No run can bring that.
+                # The source lists the artifact but does not hold it, so no run can copy it.
                 return []
 
         if not self._referrers.may_be_subject(image.wanted.mapping, image.wanted.tag, artifact):
             return []
-        return [_Subject(each, is_at_source=True) for each in below]
+        return [_Subject(subject_digest, is_at_source=True) for subject_digest in below]
 
     async def _manifest_of(self, target: Repository, artifact: Artifact) -> Manifest | None:
-        """Return the manifest of an artifact, None where the target does not hold it."""
+        """Return the manifest of an artifact. Returns None if the target does not hold it."""
         digest = artifact.source_digest
         if artifact.entry is None:
             return await self._manifest_of_tag(target, artifact.reference, digest)
-        # Of an artifact in a lock only the digest is known.
+        # The entry of an artifact in a lock has only a digest, so there is nothing to compare with.
         expected = artifact.entry if artifact.entry.media_type else None
         return await _unless_absent(self._discovery.manifest(target, digest, expected))
 
     async def _check_listed(self, check: _Check, subject: str, entry: Descriptor) -> list[_Subject]:
-        """Check an artifact that only the target lists; return what may have artifacts in turn."""
+        """Check an artifact that only the target lists. Returns the subjects in the artifact."""
         text = f"{entry.digest} of {subject} is listed, but missing"
         absent = Flaw("artifact_missing", text, entry.digest)
         below = list[str]()
         with check.catching_errors("manifest", entry.digest, absent):
             manifest = await self._discovery.manifest(check.image.target, entry.digest, entry)
             below += await self._check_artifact(check, manifest)
-        return [_Subject(each, is_at_source=False) for each in below]
+        return [_Subject(subject_digest, is_at_source=False) for subject_digest in below]
 
     async def _check_artifact(self, check: _Check, manifest: Manifest) -> list[str]:
-        """Check what an artifact names; return its digest and those of the manifests below it."""
+        """Check the contents of an artifact. Returns the digests of its manifest and those below."""
         self._report.artifacts_present.add((manifest.digest, check.image.target.key))
         contents = await self._check_contents(check.image, manifest)
         check.add(contents.check)
@@ -611,8 +639,13 @@ class Audit:
 
     # Blobs that are read back.
 
+    async def _read_samples(self) -> None:
+        samples = list(chain.from_iterable(self._samples.values()))
+        self.traffic.expected = sum(sampled.blob.size for sampled in samples)
+        await gather(partial(self._read_back, sampled) for sampled in samples)
+
     async def _read_back(self, sampled: _SampledBlob) -> None:
-        """Read a blob, and check its bytes."""
+        """Read a blob, verify its digest, and report the result."""
         image = sampled.image
         blob = sampled.blob
         check = _Check(image)
@@ -625,9 +658,10 @@ class Audit:
         self._report_check(check)
 
     async def _read_blob(self, target: Repository, blob: Descriptor) -> None:
-        """Read a blob to its end. Where a reading breaks, the next one goes on, after a pause.
+        """Read a blob to its end and verify its digest. Raises SyncError if that fails.
 
-        Wrong bytes are read once more over a new connection: a cache on the way may have been wrong.
+        If an attempt fails, the next attempt resumes at the same offset after a pause. If the bytes are
+        wrong, the blob is read once more over a new connection, because a cache may have been wrong.
         """
         is_large = blob.size >= LARGE_BODY
         demand = Demand(target.host.key, "read", is_large)
@@ -649,16 +683,16 @@ class Audit:
                 continue
             except SyncError as error:
                 failure = error
-            # This raises the failure where no retry is left.
+            # Raises the failure if no retry is left.
             pause = self.transport.pause_after(failure, retries, target.host)
             await self.transport.wait_to_retry(failure, pause)
 
-    # Outcomes.
+    # Results.
 
     def _report_check(self, check: _Check) -> None:
-        """Report what was found of an image."""
         image = check.image
-        for flaw in dict.fromkeys(check.flaws):  # an image and its artifact may lack the same blob
+        # Each flaw is reported once, although an image and its artifact may lack the same blob.
+        for flaw in dict.fromkeys(check.flaws):
             finding = Finding(image.source_name, image.target_name, flaw)
             self._report.findings.append(finding)
             self._emit(finding)
@@ -666,7 +700,7 @@ class Audit:
             self._fail(image, check.error)
 
     def _fail(self, image: _AuditedImage, error: SyncError) -> None:
-        """Report an image of which not all could be checked."""
+        """Report an image that could not be checked completely."""
         error.drop_frames()
         outcome = Outcome(image.source_name, image.target_name, "failed", error=error)
         self._report.failures.append(outcome)
@@ -676,22 +710,24 @@ class Audit:
 def _subjects_in(
     top: Manifest, entries: Iterable[Descriptor], expected: _Expected
 ) -> list[_Subject]:
-    """Return the manifests of an image that may have artifacts: its top, and `entries` below it."""
+    """Return the manifests of an image whose artifacts are checked.
+
+    `entries` are the descriptors of the manifests below `top`. Attestations have no artifacts.
+    """
     entries = [entry for entry in entries if not entry.attested_digest]
     is_expected = top.digest == expected.digest
     if is_expected and expected.is_trimmed:
-        # A run made the trimmed index, and nothing refers to it. The indexes below it may be trimmed
-        # too, so that the source may not know them.
+        # No artifact refers to a trimmed index, because a run created it. The indexes below it may be
+        # trimmed too, so the source may not hold them.
         return [_Subject(entry.digest, is_at_source=not entry.is_index) for entry in entries]
 
-    # An image with another digest is not from this source, or is an older one: the source may not
-    # know it.
+    # An image with another digest is from another source or outdated, so the source may not hold it.
     digests = [top.digest, *(entry.digest for entry in entries)]
     return [_Subject(digest, is_at_source=is_expected) for digest in digests]
 
 
-def _each_once(subjects: Iterable[_Subject]) -> list[_Subject]:
-    """Return each subject once, in the order of the digests: as one of the source's, if it is that too."""
+def _distinct(subjects: Iterable[_Subject]) -> list[_Subject]:
+    """Return one subject for each digest, sorted. `is_at_source` is set if it is set for any of them."""
     is_at_source = dict[str, bool]()
     for subject in subjects:
         is_at_source[subject.digest] = (
@@ -701,7 +737,7 @@ def _each_once(subjects: Iterable[_Subject]) -> list[_Subject]:
 
 
 async def _unless_absent(answer: Awaitable[Manifest]) -> Manifest | None:
-    """Return a manifest, None where the answer is 404."""
+    """Await a manifest. Returns None if the answer is a 404."""
     try:
         return await answer
     except RegistryError as error:
