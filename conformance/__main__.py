@@ -1,10 +1,10 @@
 """The command line: `python -m conformance serve | proxy | check`.
 
 Owns: arguments, output and exit statuses.
-May not know: what `App`, `Proxy` and `checks` keep to themselves.
-Invariants: `serve` and `proxy` write one line on standard output, `serving URL`, as soon as
-requests are answered. They write nothing more until SIGINT or SIGTERM, and then, on standard error,
-what the faults did. `check` writes rows as they come, and its exit status is the verdict.
+May not know: internals of `App`, `Proxy` and `checks`.
+Invariants: `serve` and `proxy` write one line to standard output, `serving URL`, as soon as they answer
+requests. They write nothing more until SIGINT or SIGTERM. Then they report the faults on standard error.
+`check` writes each row as soon as it is known, and its exit status is the verdict.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["main"]
 
 
 def seed_images(app: App) -> None:
-    """Hold one image of every common shape, under `seed/<shape>`."""
+    """Store one image of every common shape, under `seed/<shape>`."""
     seed = Seed(0)
     seed.image().load_into(app, "seed/oci", tag="v1")
     seed.image(format="docker").load_into(app, "seed/docker", tag="v1")
@@ -63,7 +63,7 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 
 async def _run_persona(arguments: argparse.Namespace) -> None:
-    """Serve a provider, each part of it at a port of its own, or all under its host names."""
+    """Serve a persona until a signal: each part at its own port, or all parts by their host names."""
     user, _, password = (arguments.user or "").partition(":")
     with contextlib.ExitStack() as stack:
         host_names = stack.enter_context(names(arguments.names)) if arguments.names else None
@@ -79,7 +79,7 @@ async def _run_persona(arguments: argparse.Namespace) -> None:
             async for _ in signals:
                 break
         served.app.faults.release()
-    _tell(served.app, arguments)
+    _report(served.app, arguments)
 
 
 async def _run_proxy(arguments: argparse.Namespace) -> None:
@@ -90,7 +90,7 @@ async def _run_proxy(arguments: argparse.Namespace) -> None:
 
 
 async def _serve(app: Site, arguments: argparse.Namespace) -> None:
-    """Serve until a signal, with the faults that were asked for; then say what came of them."""
+    """Serve until a signal, with the requested faults, then report the faults."""
     _read_faults(app, arguments)
     context = None
     if arguments.tls:
@@ -102,7 +102,7 @@ async def _serve(app: Site, arguments: argparse.Namespace) -> None:
             async for _ in signals:
                 break
             app.faults.release()
-    _tell(app, arguments)
+    _report(app, arguments)
 
 
 def _read_faults(app: Site, arguments: argparse.Namespace) -> None:
@@ -111,7 +111,7 @@ def _read_faults(app: Site, arguments: argparse.Namespace) -> None:
         read_rules(app.faults, text, source)
 
 
-def _tell(app: Site, arguments: argparse.Namespace) -> None:
+def _report(app: Site, arguments: argparse.Namespace) -> None:
     if app.faults.rules:
         print(app.faults.report(), file=sys.stderr)
     if arguments.journal:
@@ -119,7 +119,10 @@ def _tell(app: Site, arguments: argparse.Namespace) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Check a registry: 0 nothing failed, 1 something failed, 2 it cannot be reached or used."""
+    """Check a registry. Returns the exit status.
+
+    It is 0 if no check failed, 1 if a check failed, and 2 if the registry cannot be reached or used.
+    """
     user, _, password = (arguments.user or "").partition(":")
     context = ssl.create_default_context(cafile=arguments.ca) if arguments.ca else None
     try:
@@ -153,9 +156,9 @@ def _parser() -> argparse.ArgumentParser:
     serving = commands.add_parser("serve", help="serve an empty registry from memory")
     _add_registry(serving)
     _add_server(serving)
-    passing_on = commands.add_parser("proxy", help="pass requests on to a registry, with faults")
-    _add_upstream(passing_on)
-    _add_server(passing_on)
+    proxying = commands.add_parser("proxy", help="pass requests on to a registry, with faults")
+    _add_upstream(proxying)
+    _add_server(proxying)
     checking = commands.add_parser(
         "check", help="check a registry against the OCI distribution specification 1.1"
     )

@@ -1,9 +1,9 @@
-"""Fault rules as text, for a command line or a file: the sentences of rules.py, word for word.
+"""Fault rules as text, for a command line or a file, with the same words as in rules.py.
 
 Owns: the grammar.
-May not know: what verbs do; their parameters come from their classes.
-Invariants: text that is not understood is refused with its place, never guessed. `str(rule)` of a
-rule that was read is read as the same rule.
+May not know: what verbs do. Their parameters are read from their classes.
+Invariants: text that does not conform to the grammar is refused with its line and column. Parsing
+`str(rule)` of a parsed rule gives the same rule.
 
     RULE     = WHICH ": " VERB { ", " VERB }          one to a line; # begins a comment
     WHICH    = any of, in any order:
@@ -34,6 +34,7 @@ from .verbs import VERBS
 
 __all__ = ["RuleError", "read_rules"]
 
+# Patterns of one value, and of a token: NAME= and values, up to a colon, a comma or a space.
 _PART = r'(?:"(?:[^"\\]|\\.)*"|[^\s",]+?(?=[\s,]|:\s|:?\Z))'
 _TOKEN = re.compile(rf"\s*(?:([A-Za-z][A-Za-z0-9._-]*)=)?({_PART}(?:,{_PART})*)(:|,)?(?=\s|\Z)")
 _PARTS = re.compile(_PART)
@@ -56,31 +57,32 @@ _GLOBS = ("repository", "reference", "host", "path")
 
 
 class RuleError(ValueError):
-    """A rule that cannot be read: SOURCE:LINE:COLUMN: why."""
+    """A rule is malformed. The message is SOURCE:LINE:COLUMN: REASON."""
 
 
 class _Token(NamedTuple):
-    """A word or NAME=ARGUMENT."""
+    """A word, or NAME=ARGUMENT."""
 
     name: str  # empty for a word
     values: tuple[str, ...]
-    is_quoted: bool  # the first value was in quotes
-    end: str  # the colon or comma behind it, or empty
-    column: int
+    is_quoted: bool  # whether the first value is in quotes
+    end: str  # the following colon or comma, or empty
+    column: int  # from 1
 
 
 class _Line:
-    """One line of rules, and the place of everything in it."""
+    """One line of rules."""
 
     def __init__(self, text: str, source: str, number: int) -> None:
         self.text = text
         self._place = f"{source}:{number}"
 
     def refuse(self, column: int, why: object) -> NoReturn:
+        """Raise RuleError for a column of this line."""
         raise RuleError(f"{self._place}:{column}: {why}")
 
     def tokens(self) -> Iterator[_Token]:
-        """Give the tokens of the line, up to a comment."""
+        """Yield the tokens of the line, up to a comment."""
         position = 0
         while True:
             rest = self.text[position:].lstrip()
@@ -100,7 +102,7 @@ class _Line:
         if not part.startswith('"'):
             return part
 
-        def plain(match: re.Match[str]) -> str:
+        def replace_escape(match: re.Match[str]) -> str:
             escape = match[1]
             if escape.startswith("x") and len(escape) == 3:
                 return chr(int(escape[1:], 16))
@@ -108,11 +110,14 @@ class _Line:
                 self.refuse(column, f"unknown escape {match[0]}")
             return _ESCAPED[escape]
 
-        return _ESCAPE.sub(plain, part[1:-1])
+        return _ESCAPE.sub(replace_escape, part[1:-1])
 
 
 def read_rules(faults: Faults, text: str, source: str = "rules") -> list[Rule]:
-    """Add the rules that a text holds; RuleError, and none of them added, where one cannot be read."""
+    """Parse rules and add them to `faults`.
+
+    Raises RuleError if a rule is malformed. No rule is added then.
+    """
     before = len(faults.rules)
     try:
         for number, line in enumerate(text.splitlines(), 1):
@@ -144,7 +149,7 @@ def _read_rule(faults: Faults, line: _Line, tokens: list[_Token]) -> None:
 
 
 class _Which:
-    """What has been read of WHICH: what a selector takes, and the conditions of the rule."""
+    """The parsed parts of WHICH: the arguments of a selector, and the conditions of the rule."""
 
     def __init__(self) -> None:
         self.methods: list[str] = []
@@ -152,6 +157,7 @@ class _Which:
         self.globs: dict[str, str] = {}
         self.header: dict[str, str] = {}
         self.query: dict[str, str] = {}
+        # Each condition is a function that adds it to a rule. The token is for error messages.
         self.conditions: list[tuple[_Token, Callable[[Rule], Rule]]] = []
 
 
@@ -185,7 +191,7 @@ def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
 
 
 def _read_words(line: _Line, token: _Token, which: _Which) -> None:
-    """Read methods, kinds, and the conditions without a value."""
+    """Parse methods, kinds, and conditions without a value."""
     for word in token.values:
         if word in METHODS:
             which.methods.append(word)
@@ -200,19 +206,19 @@ def _read_words(line: _Line, token: _Token, which: _Which) -> None:
 
 
 def _read_named(line: _Line, token: _Token, which: _Which) -> None:
-    """Read NAME=GLOB, header.NAME=GLOB, query.NAME=GLOB, or a condition with a value."""
+    """Parse NAME=GLOB, header.NAME=GLOB, query.NAME=GLOB, or a condition with a value."""
     group, _, name = token.name.partition(".")
-    named = {"header": which.header, "query": which.query}
+    groups = {"header": which.header, "query": which.query}
     if token.name in _GLOBS and token.name not in which.globs:
         which.globs[token.name] = _only_value(line, token)
-    elif group in named and name and name not in named[group]:
-        named[group][name] = _only_value(line, token)
+    elif group in groups and name and name not in groups[group]:
+        groups[group][name] = _only_value(line, token)
     else:
         which.conditions.append((token, _read_occurrence(line, token)))
 
 
 def _read_occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
-    """Read which time a rule strikes."""
+    """Parse a condition with a value. Returns the function that adds it to a rule."""
     if token.name == "nth":
         numbers = [_read_number(line, token, value) for value in token.values]
         return lambda rule: rule.nth(*numbers)
@@ -236,6 +242,7 @@ def _read_occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
 
 
 def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
+    """Parse a verb with its arguments, and add it to a rule."""
     first = tokens[0]
     verb = VERBS.get(_only_value(line, first))
     if verb is None or first.name:
@@ -252,12 +259,12 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
             continue
         name = token.name.replace("-", "_")
         if not name and number == 0 and parameters:
-            name = parameters[0].name  # the first argument may do without its name
-        named = [field for field in parameters if field.name == name and name != "headers"]
-        if not named or name in arguments:
+            name = parameters[0].name  # the first argument needs no name
+        matching = [field for field in parameters if field.name == name and name != "headers"]
+        if not matching or name in arguments:
             listed = ", ".join(field.name.replace("_", "-") for field in parameters) or "nothing"
             line.refuse(token.column, f"{first.values[0]} takes {listed}, each once")
-        arguments[name] = _read_argument(line, token, named[0])
+        arguments[name] = _read_argument(line, token, matching[0])
 
     try:
         rule.add(verb(**arguments))
@@ -267,7 +274,7 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
 
 
 def _read_argument(line: _Line, token: _Token, argument: Field[Any]) -> Any:
-    """Read an argument as its parameter's type has it."""
+    """Parse an argument according to the type of its parameter."""
     kind = str(argument.type)
     if "tuple" in kind:
         return token.values if len(token.values) > 1 else token.values[0]
@@ -294,7 +301,7 @@ def _read_number(line: _Line, token: _Token, text: str) -> int:
 
 
 def _only_value(line: _Line, token: _Token) -> str:
-    """Return the only value of a token."""
+    """Return the value of a token. Refuses the token if it has several values."""
     if len(token.values) != 1:
         line.refuse(token.column, "one value; text with a comma is quoted")
     return token.values[0]

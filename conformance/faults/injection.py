@@ -1,10 +1,10 @@
-"""Faults as one exchange feels them: what may be done where, and the verbs that struck it.
+"""The faults of one exchange: the places at which verbs may act, and the verbs that struck it.
 
-Owns: `Effect` with the places of an exchange at which a verb may act, `Injection`, which calls all
-verbs at each place, and `Gate`, which a stalled exchange waits for.
+Owns: `Effect`, with a method for each place of an exchange; `Injection`, which calls all verbs at each
+place; `Gate`, for which a stalled exchange waits.
 May not know: sockets, what each verb does (verbs.py), which exchange is struck (rules.py).
-Invariants: waits come before the end of an exchange. Every effect says when it takes place, so that
-one that did not is found.
+Invariants: verbs that wait act before a verb that ends the exchange. Each effect records that it has taken
+effect, so that a fault without effect is detected.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ __all__ = ["Effect", "Gate", "Injection", "require_one_of"]
 
 
 class Gate:
-    """A stalled exchange waits for it; any thread may open it, once, and it stays open."""
+    """An event for which stalled exchanges wait. Any thread may open it. It stays open."""
 
     def __init__(self) -> None:
         self.is_open = False
         self._lock = threading.Lock()
+        # For each waiting task: its thread, its event loop, and the event that wakes it.
         self._waiting: list[tuple[int, anyio.lowlevel.EventLoopToken, anyio.Event]] = []
 
     async def wait(self) -> None:
@@ -48,7 +49,7 @@ class Gate:
                 self._waiting.remove(waiter)
 
     def open(self) -> None:
-        """Let everything go on that waits now or will."""
+        """End all waits, and prevent further ones."""
         with self._lock:
             self.is_open = True
             waiting = self._waiting
@@ -62,32 +63,30 @@ class Gate:
 
 @dataclass
 class Effect:
-    """One verb. A rule holds one as a pattern, each exchange that is struck gets a copy.
+    """One verb. A rule holds it as a pattern. Each exchange that is struck gets a copy."""
 
-    `on_effect` is called when it takes place.
-    """
-
-    verb: ClassVar[str]
+    verb: ClassVar[str]  # the name of the verb
     took_place: bool = field(default=False, init=False)
+    # Called when the verb takes effect.
     on_effect: Callable[[Effect], None] | None = field(default=None, init=False, repr=False)
 
     @property
     def ends_exchange(self) -> bool:
-        """Ask whether this is an exchange's answer, or its end."""
+        """Whether the verb answers the request or ends the connection."""
         return False
 
     def copy_for(self, request: Request, on_effect: Callable[[Effect], None]) -> Effect:
-        """Return what strikes one exchange: a copy of this pattern."""
+        """Return a copy of this pattern for one exchange."""
         copy = replace(self)
         copy.on_effect = on_effect
         copy.prepare(request)
         return copy
 
     def prepare(self, request: Request) -> None:
-        """Learn which exchange this is for."""
+        """Initialise the copy for the exchange of `request`."""
 
     def record(self) -> None:
-        """Note that this took place; later calls change nothing."""
+        """Record that the verb has taken effect. Later calls do nothing."""
         if not self.took_place:
             self.took_place = True
             if self.on_effect is not None:
@@ -107,48 +106,51 @@ class Effect:
                 name = f"{parameter.name.replace('_', '-')}=" if number else ""
                 yield name + as_rule_text(value)
 
-    # Where it may act, in the order of an exchange.
+    # The places at which a verb may act, in the order of an exchange.
 
     async def on_head(self, request: Request) -> Answer | None:
-        """The head is here; an answer given now is instead of the registry's."""
+        """Called when the head has arrived. An answer replaces the registry's."""
         return None
 
     def limit(self, received: int) -> int | None:
-        """Return how many bytes of the request's body may come before `pace` is awaited again."""
+        """Return the maximum number of bytes to receive before `pace` is awaited again.
+
+        `received` is the number of bytes of the request's body so far. None means no maximum.
+        """
         return None
 
     def alter(self, data: memoryview, offset: int) -> None:
-        """Change bytes of the request's body in place; the first is number `offset`."""
+        """Change bytes of the request's body in place. `offset` is the position of the first byte."""
 
     def check(self, received: int) -> None:
-        """Raise Dropped when the request's body may not go on."""
+        """Raise Dropped if the connection ends after `received` bytes of the request's body."""
 
     async def pace(self, count: int, received: int) -> None:
-        """Wait, or raise Dropped: `count` more bytes of the request's body have come."""
+        """Called when `count` more bytes of the request's body have arrived. May raise Dropped."""
 
     def on_carried_out(self, request: Request, answer: Answer) -> Answer:
-        """The request is carried out and not answered yet; the answer returned is given for it."""
+        """Called when the request has been carried out. The result replaces the answer."""
         return answer
 
     async def on_answer(self, request: Request, answer: Answer) -> Answer:
-        """The answer is known: wait, end it, or change it."""
+        """Called before the answer is sent. The result replaces it. May wait, or raise Dropped."""
         return answer
 
     def is_shaping(self, request: Request) -> bool:
-        """Ask whether `stream` or `surround` change the bytes of the answer."""
+        """Report whether `stream` or `surround` change the bytes of the answer."""
         return False
 
     def stream(self, pieces: Pieces, size: int | None) -> Pieces:
-        """Return the response's body as it is to be sent; `size` in bytes when it is known."""
+        """Return the body of the answer as it is to be sent. `size` is in bytes, or None if unknown."""
         return pieces
 
     def surround(self, pieces: Pieces) -> Pieces:
-        """Return the whole answer as it is to be sent: the head first, framing included."""
+        """Return the whole answer as it is to be sent, with its head and framing."""
         return pieces
 
 
 def require_one_of(name: str, value: object, known: Sequence[object]) -> None:
-    """Raise ValueError unless a parameter has one of the values that it may have."""
+    """Raise ValueError unless the value of the parameter `name` is one of `known`."""
     if value not in known:
         choices = ", ".join(str(choice) for choice in known if choice)
         raise ValueError(f"{name} is one of {choices}, not {value}")
@@ -161,12 +163,12 @@ class Injection:
         self.effects = effects
         self._request = request
         self._entry = entry
-        self._received = 0
-        # Waits come before what ends an exchange, wherever they are written.
+        self._received = 0  # bytes of the request's body at the last `pace`
+        # Verbs that wait act first, then the verbs that end the exchange.
         self._waiting_first = sorted(effects, key=lambda effect: effect.ends_exchange)
 
     async def before(self) -> Answer | None:
-        """Act before the request is carried out."""
+        """Let verbs act before the request is carried out. An answer replaces the registry's."""
         for effect in self._waiting_first:
             answer = await effect.on_head(self._request)
             if answer is not None:
@@ -174,7 +176,7 @@ class Injection:
         return None
 
     def limit(self, received: int) -> int | None:
-        """Return how many bytes of the request's body may be taken before `pace` is awaited."""
+        """Return the maximum number of bytes to receive before `pace` is awaited, or None."""
         limits = [effect.limit(received) for effect in self.effects]
         finite = [limit for limit in limits if limit is not None]
         return max(1, min(finite)) if finite else None
@@ -185,19 +187,19 @@ class Injection:
             effect.alter(data, offset)
 
     def check(self, received: int) -> None:
-        """Raise Dropped when no more of the request's body may be taken."""
+        """Raise Dropped if the connection ends after `received` bytes of the request's body."""
         for effect in self.effects:
             effect.check(received)
 
     async def pace(self, received: int) -> None:
-        """Wait as the request's body comes in; Dropped ends it."""
+        """Let verbs act after bytes of the request's body have arrived. May raise Dropped."""
         count = received - self._received
         self._received = received
         for effect in self._waiting_first:
             await effect.pace(count, received)
 
     async def after(self, answer: Answer) -> tuple[Answer, Answer | Wire]:
-        """Act before the first byte; return the answer and the form in which it is sent."""
+        """Let verbs act on the answer. Returns the answer, and the form in which it is sent."""
         for effect in self.effects:
             answer = effect.on_carried_out(self._request, answer)
 

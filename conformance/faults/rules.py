@@ -1,20 +1,20 @@
-"""Rules that break exchanges on purpose, in front of a registry of any kind.
+"""Rules that inject faults into exchanges, in front of a registry of any kind.
 
-Owns: which exchanges a rule matches, which occurrence it strikes, and what came of it.
+Owns: which exchanges a rule matches, which occurrences it strikes, and the record of its strikes.
 May not know: sockets, what the verbs do (verbs.py), what a registry holds.
-Invariants: the same seed, rules and requests give the same faults, in whatever order requests of
-different names come. `check` finds a rule that never struck, and a verb that struck and did not
-take place.
+Invariants: the same seed, rules and requests give the same faults, also if requests of different names
+arrive in another order. `check` reports a rule that never struck, and a verb that never took effect.
 
-A test reads as a sentence:
+Rules read like sentences:
 
     faults.on("PATCH", "upload", repository="app/web").nth(2).drop(after=64 * 1024)
     faults.on("GET", "blob").first(2).of_each().delay(30).status(503, retry_after=5)
     faults.on("GET HEAD", "manifest").chance(0.1).lie("Docker-Content-Digest")
 
-Rules are taken in the order in which they were written. All that match an exchange take effect, up
-to and including the first that ends it (answers in the registry's place, or drops the connection):
-later rules do not see that exchange, nor count it. So two rules for the first answer are a queue.
+Rules are applied in the order in which they were written. All rules that match an exchange take effect,
+up to and including the first rule that ends the exchange, by an answer in the registry's place or by
+dropping the connection. Later rules do not count that exchange. So two rules for the first answer apply to
+the first two answers.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ __all__ = ["Faults", "Gate", "KiB", "MiB", "Rule"]
 KiB = 1 << 10
 MiB = 1 << 20
 
+# The parts of a request that are the same in every run (see `_name`).
 Name: TypeAlias = tuple[str, ...]
 
 _P = ParamSpec("_P")
 
 
 def _verb(make: Callable[_P, Effect]) -> Callable[Concatenate[Rule, _P], Rule]:
-    """Make a verb's class a method of rules, with its parameters and its documentation."""
+    """Return a method of Rule that adds a verb. It has the verb's parameters and docstring."""
 
-    def method(self: Rule, /, *arguments: _P.args, **named: _P.kwargs) -> Rule:
-        return self.add(make(*arguments, **named))
+    def method(self: Rule, /, *arguments: _P.args, **keywords: _P.kwargs) -> Rule:
+        return self.add(make(*arguments, **keywords))
 
     method.__doc__ = inspect.getdoc(make)
     method.__name__ = str(getattr(make, "verb", ""))
@@ -67,11 +68,11 @@ def _verb(make: Callable[_P, Effect]) -> Callable[Concatenate[Rule, _P], Rule]:
 
 
 class Rule:
-    """What is to be struck, which time, and by which verbs.
+    """Which exchanges to strike, at which occurrences, with which verbs.
 
-    Every method returns the rule, so that they are written one after the other. Verbs are carried
-    out at the places that they name; of those that wait and those that end an exchange, the waits
-    come first.
+    The methods that set a condition or add a verb return the rule, so that calls can be chained. Each
+    verb acts at a certain place of the exchange. At one place, verbs that wait act before a verb that
+    ends the exchange.
     """
 
     status = _verb(Status)
@@ -95,58 +96,67 @@ class Rule:
         where: Callable[[Request], bool] | None = None,
     ) -> None:
         self.selector = selector
-        self.effects: list[Effect] = []
-        self.matched = 0
-        # The exchanges that were struck, and what took place in them.
+        self.effects: list[Effect] = []  # the verbs, as patterns
+        self.matched = 0  # number of exchanges that the selector matched
+        # The exchanges that were struck.
         self.struck: list[Entry] = []
+        # The verbs that took effect, each with its exchange.
         self.done: list[tuple[Effect, Entry]] = []
-        self._number = number
+        self._number = number  # among the rules of the server, from 1
         self._seed = seed
-        self._where = where
+        self._where = where  # a condition in addition to the selector
+        # Reports whether an occurrence is struck. None: all occurrences.
         self._occurrence: Callable[[int], bool] | None = None
+        # Probability of a strike. None: 1.
         self._chance: float | None = None
+        # Maximum number of strikes.
         self._most: float = math.inf
+        # Whether occurrences are counted for each name of a request.
         self._is_of_each = False
+        # Whether `check` passes if the rule never strikes.
         self._is_optional = False
-        # The rule's conditions as the text of rules has them.
+        # The conditions in the grammar of rules, for `str`.
         self._words: list[str] = []
-        # By the name of the request (see `_name`): occurrences, strikes, random numbers drawn.
+        # Number of occurrences and of strikes. The key is the name of the request with `of_each`, else
+        # empty.
         self._counts: Counter[Name] = Counter()
         self._hits: Counter[Name] = Counter()
+        # Number of random numbers drawn, by the name of the request.
         self._draws: Counter[Name] = Counter()
+        # Notified when a verb takes effect. Guards `done`.
         self._changed = threading.Condition()
 
     # Which occurrence.
 
     def nth(self, *numbers: int) -> Rule:
-        """Strike these occurrences; the first is 1."""
+        """Strike these occurrences, counted from 1."""
         if not numbers or min(numbers) < 1:
             raise ValueError("occurrences are counted from 1")
-        return self._occurs(f"nth={','.join(map(str, numbers))}", lambda n: n in numbers)
+        return self._set_occurrence(f"nth={','.join(map(str, numbers))}", lambda n: n in numbers)
 
     def every(self, number: int) -> Rule:
-        """Strike every so many: the `number`th, the one at twice that, and so on."""
+        """Strike every `number`th occurrence."""
         if number < 1:
             raise ValueError("every takes a number from 1")
-        return self._occurs(f"every={number}", lambda n: n % number == 0)
+        return self._set_occurrence(f"every={number}", lambda n: n % number == 0)
 
     def first(self, number: int = 1) -> Rule:
-        """Strike the first so many."""
+        """Strike the first `number` occurrences."""
         if number < 1:
             raise ValueError("first takes a number from 1")
-        return self._occurs(f"first={number}", lambda n: n <= number)
+        return self._set_occurrence(f"first={number}", lambda n: n <= number)
 
     def since(self, number: int) -> Rule:
-        """Strike the `number`th and all later ones."""
+        """Strike the `number`th occurrence and all later ones."""
         if number < 1:
             raise ValueError("occurrences are counted from 1")
-        return self._occurs(f"since={number}", lambda n: n >= number)
+        return self._set_occurrence(f"since={number}", lambda n: n >= number)
 
     def chance(self, probability: float) -> Rule:
-        """Strike at random.
+        """Strike with a probability.
 
-        The seed, what is asked, and how often it was asked decide, so that the order of requests
-        does not matter.
+        Each decision depends on the seed, the name of the request and the number of earlier decisions
+        for that name. So it does not depend on the order of different requests.
         """
         if not 0 < probability <= 1 or self._chance is not None:
             raise ValueError("one probability, above 0 and up to 1")
@@ -155,7 +165,7 @@ class Rule:
         return self
 
     def at_most(self, number: int) -> Rule:
-        """Strike no more often than that."""
+        """Strike at most `number` times."""
         if number < 1:
             raise ValueError("at_most takes a number from 1")
         self._most = number
@@ -163,18 +173,18 @@ class Rule:
         return self
 
     def of_each(self) -> Rule:
-        """Count occurrences, and `at_most`, for each method, kind, repository and reference."""
+        """Count occurrences and strikes separately for each method, kind, repository and reference."""
         self._is_of_each = True
         self._words.append("of-each")
         return self
 
     def optional(self) -> Rule:
-        """Let `check` pass when this never strikes or does not take place."""
+        """Make `check` pass even if the rule never strikes or a verb never takes effect."""
         self._is_optional = True
         self._words.append("optional")
         return self
 
-    def _occurs(self, words: str, occurrence: Callable[[int], bool]) -> Rule:
+    def _set_occurrence(self, words: str, occurrence: Callable[[int], bool]) -> Rule:
         if self._occurrence is not None:
             raise ValueError(f"{self}: which occurrence was said already, now {words}")
         self._occurrence = occurrence
@@ -184,7 +194,7 @@ class Rule:
     # What happens.
 
     def add(self, effect: Effect) -> Rule:
-        """Add a verb; one of them at most may end the exchange."""
+        """Add a verb. Raises ValueError if two verbs of the rule would end the exchange."""
         if effect.ends_exchange and self.ends_exchange:
             raise ValueError(f"{self}: an exchange ends once; also {effect}")
         if isinstance(effect, Forget) and self.selector.kinds != {"upload"}:
@@ -194,11 +204,14 @@ class Rule:
 
     @property
     def ends_exchange(self) -> bool:
-        """Ask whether an exchange that this strikes is over for later rules."""
+        """Whether a strike ends the exchange, so that later rules do not apply to it."""
         return any(effect.ends_exchange for effect in self.effects)
 
-    def strikes(self, request: Request, entry: Entry) -> bool:
-        """Decide on an exchange, and count it."""
+    def try_strike(self, request: Request, entry: Entry) -> bool:
+        """Count an exchange if it matches, and record a strike if its occurrence is to be struck.
+
+        Returns whether the exchange is struck.
+        """
         if not self.selector.matches(request) or (
             self._where is not None and not self._where(request)
         ):
@@ -207,48 +220,51 @@ class Rule:
         name = _name(request)
         key = name if self._is_of_each else ()
         self._counts[key] += 1
-        due = self._occurrence is None or self._occurrence(self._counts[key])
-        if due and self._chance is not None:
-            due = self._draw(name) < self._chance
-        if due and self._hits[key] < self._most and not self._has_room():
+        is_due = self._occurrence is None or self._occurrence(self._counts[key])
+        if is_due and self._chance is not None:
+            is_due = self._draw(name) < self._chance
+        if is_due and self._hits[key] < self._most and not self._try_admit():
             self._hits[key] += 1
             self.struck.append(entry)
             return True
         return False
 
     def _draw(self, name: Name) -> float:
-        """Draw a number in [0, 1), by the name and by how often it was drawn for before."""
+        """Return a pseudo-random number in [0, 1) for a name. Further calls return other numbers."""
         self._draws[name] += 1
         text = "\n".join(map(str, (self._seed, self._number, *name, self._draws[name])))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
-    def _has_room(self) -> bool:
-        """Ask whether a request is below the number that a throttle lets pass."""
+    def _try_admit(self) -> bool:
+        """Report whether a throttle of this rule admits one more request, and count the request if so."""
         return any(
-            isinstance(effect, Throttle) and effect.has_room(clock()) for effect in self.effects
+            isinstance(effect, Throttle) and effect.try_admit(clock()) for effect in self.effects
         )
 
     def took_place(self, effect: Effect, entry: Entry) -> None:
-        """Note that a verb was carried out."""
+        """Record that a verb has taken effect in an exchange."""
         with self._changed:
             self.done.append((effect, entry))
             entry.faults.append(str(effect))
             self._changed.notify_all()
 
     def wait(self, times: int = 1, timeout: float = 30.0) -> None:
-        """Block this thread until verbs took place so often; AssertionError when they do not."""
+        """Block this thread until verbs have taken effect `times` times.
+
+        Raises AssertionError after `timeout` seconds.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.done) >= times, timeout):
                 raise AssertionError(f"in {timeout:g} s: {self.report()}")
 
     def release(self) -> None:
-        """Let everything go on that a `stall` of this rule holds, now and later."""
+        """End all stalls of this rule, and prevent further ones."""
         for effect in self.effects:
             if isinstance(effect, Stall):
                 effect.until.open()
 
     def problems(self) -> list[str]:
-        """Say which faults were asked for and did not happen."""
+        """Return descriptions of the faults that did not happen."""
         if not self.effects:
             return [f"no verb: {self}"]
         if self._is_optional:
@@ -262,7 +278,7 @@ class Rule:
         ]
 
     def report(self) -> str:
-        """Say what was done to which exchange."""
+        """Describe the strikes of this rule and their exchanges."""
         lines = [f"{self}: {self.matched} matched, {len(self.struck)} struck"]
         for entry in tuple(self.struck):
             done = [str(effect) for effect, hit in tuple(self.done) if hit is entry]
@@ -270,25 +286,26 @@ class Rule:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        """Write the rule as the text of rules has it (grammar.py)."""
+        """Format the rule in the grammar of rules (grammar.py)."""
         return (
             f"{' '.join([str(self.selector), *self._words])}: {', '.join(map(str, self.effects))}"
         )
 
 
 def _name(request: Request) -> Name:
-    """Name a request by its parts that are the same in every run: without sessions and ports."""
+    """Return the parts of a request that are the same in every run, without sessions and ports."""
     stable = [value for key, value in request.query if key in ("digest", "mount", "last", "scope")]
     reference = "" if request.kind == "upload" else request.reference or request.path
     return (request.method, request.kind, request.repository, reference, *stable)
 
 
 class Faults:
-    """The rules of one server, and what they did."""
+    """The rules of one server."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.rules: list[Rule] = []
+        # Upload sessions that `forget` has struck: repository and session.
         self._forgotten: set[tuple[str, str]] = set()
 
     def on(
@@ -304,11 +321,11 @@ class Faults:
         query: Mapping[str, str] | None = None,
         where: Callable[[Request], bool] | None = None,
     ) -> Rule:
-        """Begin a rule for the requests that agree with everything that is given.
+        """Add a rule for the requests that satisfy all conditions.
 
-        `method` and `kind` may be several, separated by spaces; the others are globs, in which `*`
-        goes over slashes too. `header` and `query`: the ones that must be there, and a glob for
-        each value.
+        `method` and `kind` may have several values, separated by spaces. `header` and `query` have globs
+        for the values of headers and parameters that must be present. The other strings are globs. In
+        globs, `*` matches slashes too. `where` is a predicate on the request.
         """
         selector = Selector.of(
             method,
@@ -325,10 +342,10 @@ class Faults:
         return rule
 
     def injection(self, request: Request, entry: Entry) -> Injection | None:
-        """Return what an exchange is struck by."""
+        """Return the verbs that strike an exchange, or None if no rule strikes it."""
         struck: list[Effect] = []
         for rule in tuple(self.rules):
-            if rule.effects and rule.strikes(request, entry):
+            if rule.effects and rule.try_strike(request, entry):
                 struck += [
                     effect.copy_for(request, self._notify(rule, entry)) for effect in rule.effects
                 ]
@@ -339,7 +356,7 @@ class Faults:
         return Injection(request, struck, entry) if struck else None
 
     def _notify(self, rule: Rule, entry: Entry) -> Callable[[Effect], None]:
-        """Return what an effect calls when it takes place in an exchange."""
+        """Return the function that an effect calls when it takes effect in an exchange."""
 
         def on_effect(effect: Effect) -> None:
             if isinstance(effect, Forget):
@@ -349,22 +366,22 @@ class Faults:
         return on_effect
 
     def release(self) -> None:
-        """Let everything go on that stalls, now and later."""
+        """End all stalls, and prevent further ones."""
         for rule in self.rules:
             rule.release()
 
     def clear(self) -> None:
-        """Drop all rules; exchanges that they stall go on."""
+        """Remove all rules, and end their stalls."""
         self.release()
         self.rules.clear()
         self._forgotten.clear()
 
     def report(self) -> str:
-        """Say what each rule did to which exchanges."""
+        """Describe the strikes of all rules."""
         return "\n".join(rule.report() for rule in self.rules)
 
     def check(self) -> None:
-        """Raise AssertionError when a rule never struck, or a verb that struck never took place."""
+        """Raise AssertionError if a rule never struck, or if one of its verbs never took effect."""
         problems = [problem for rule in self.rules for problem in rule.problems()]
         if problems:
             raise AssertionError("faults that were asked for:\n" + "\n".join(problems))

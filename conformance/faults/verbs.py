@@ -1,9 +1,9 @@
-"""The verbs of fault rules: what each does to an exchange.
+"""The verbs of fault rules.
 
-Owns: one class per verb and their table, `VERBS`.
+Owns: a class for each verb, and their table, `VERBS`.
 May not know: sockets, which exchange is struck (rules.py), what a registry holds.
-Invariants: all waiting is anyio's, so that a clock which jumps passes it. A verb that cannot be
-carried out on an exchange leaves it as it is and does not say that it happened.
+Invariants: only anyio waits, so that waits take no time on a virtual clock. A verb that cannot be applied to
+an exchange leaves it unchanged and does not call `record`.
 Follows: RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and
 docs/protocol-facts.md sections 1.7 to 1.13 and 2.1.
 """
@@ -20,7 +20,7 @@ from datetime import datetime
 from email.utils import format_datetime
 from typing import ClassVar, Literal, TypeAlias
 
-# The function itself: tests that take away the program's pauses replace `anyio.sleep`, not this.
+# The function is imported itself, so that faults still wait if a test replaces `anyio.sleep`.
 from anyio import sleep
 
 from ..messages import Answer, Request, Response, error
@@ -43,10 +43,12 @@ __all__ = [
     "Truncate",
 ]
 
+# Whose body.
 Side: TypeAlias = "Literal['request', 'response']"
+# A place of an exchange (see `_Answering` and `_Placed`).
 At: TypeAlias = "Literal['request', 'answer', 'head']"
 
-# The code of a refusal for which the rule says none (docs/protocol-facts.md section 1.12).
+# Default error codes, by status (docs/protocol-facts.md section 1.12).
 _CODES = {
     401: "UNAUTHORIZED",
     403: "DENIED",
@@ -55,17 +57,17 @@ _CODES = {
     503: "UNAVAILABLE",
 }
 _PIECES_PER_SECOND = 10  # of a throttled body
-_SMALLEST_PIECE = 16  # bytes of a throttled body, even where that makes fewer pieces a second
+_SMALLEST_PIECE = 16  # bytes of a throttled body, even if that makes fewer pieces per second
 
 
 # Verbs that answer instead of the registry.
 
 
 class _Answering(Effect):
-    """A verb that answers.
+    """A verb that answers instead of the registry.
 
-    `at` "request": the registry does not carry the request out. `at` "answer": it does, and the
-    client gets this answer instead of the registry's.
+    If `at` is "request", the registry does not carry out the request. If `at` is "answer", the registry
+    carries it out, and the verb's answer replaces the registry's.
     """
 
     at: At = "request"
@@ -95,9 +97,9 @@ class _Answering(Effect):
 
 @dataclass
 class Status(_Answering):
-    """Answer with a status: an error body with `error` as its code, or `body` as it is.
+    """Answer with a status, and with `body` or an error body with the code `error`.
 
-    `retry_after`: seconds, a point in time, or the header's text. `early` as `Response.early`.
+    `retry_after` is in seconds, a time, or the text of the header. For `early` see `Response.early`.
     """
 
     verb: ClassVar[str] = "status"
@@ -137,9 +139,9 @@ class Status(_Answering):
 
 @dataclass
 class Redirect(_Answering):
-    """Send the client elsewhere: an origin (same path there), a path (same origin), or a whole URL.
+    """Redirect the client to an origin (with the same path), a path (at the same origin) or a URL.
 
-    Without `to` it is sent to the same URL again, for ever.
+    Without `to` the client is redirected to the same URL.
     """
 
     verb: ClassVar[str] = "redirect"
@@ -159,9 +161,9 @@ class Redirect(_Answering):
 
 @dataclass
 class Challenge(_Answering):
-    """Ask for credentials with these words, each a WWW-Authenticate of its own.
+    """Answer with a challenge. Each string of `words` is the value of a WWW-Authenticate header.
 
-    Without words they are made from `realm`, `service`, `scope` and `error`.
+    Without `words`, a Bearer challenge is made from `realm`, `service`, `scope` and `error`.
     """
 
     verb: ClassVar[str] = "challenge"
@@ -191,7 +193,7 @@ class Challenge(_Answering):
 
 @dataclass
 class Forget(_Answering):
-    """Lose an upload session: this request and all later ones of the session get 404."""
+    """Lose an upload session: answer 404 to this request and to all later requests of the session."""
 
     verb: ClassVar[str] = "forget"
     early: bool | None = None
@@ -204,7 +206,7 @@ class Forget(_Answering):
 
 @dataclass
 class Raw(_Answering):
-    """Literal bytes: instead of the answer (the connection closes), or before or after it."""
+    """Send literal bytes before or after the answer, or instead of it and close the connection."""
 
     verb: ClassVar[str] = "raw"
     data: bytes
@@ -243,21 +245,23 @@ class Raw(_Answering):
 
 
 class _Placed(Effect):
-    """A verb that acts at one place of an exchange.
+    """A verb that acts at one place of an exchange."""
 
-    `after`: behind so many bytes of a body, which is the request's for POST, PUT and PATCH unless
-    `of` says another. `at` "request": the head has come and nothing is carried out; "answer": the
-    request is carried out and not answered; "head": in the middle of the answer's head.
-    """
-
+    # Act after this number of bytes of a body.
     after: int | None
+    # Whose body. None: the request's for POST, PUT and PATCH, else the response's.
     of: Side | None
+    # Without `after`: act when the request's head has arrived and nothing has been carried out
+    # ("request"), when the request has been carried out but not answered ("answer"), or in the middle of
+    # the answer's head ("head").
     at: At
+    # Act each time after this number of bytes.
     every: int | None = None
 
-    # Where this is in one exchange, known since `prepare`: "request", "request body", "answer",
-    # "head" or "response body"; and behind how many bytes of that body.
+    # Set by `prepare`. The place in the exchange: "request", "request body", "answer", "head" or
+    # "response body".
     place: str
+    # The number of bytes of that body after which the verb acts next.
     offset: int
 
     async def strike(self) -> None:
@@ -265,7 +269,7 @@ class _Placed(Effect):
         raise NotImplementedError
 
     def _check_place(self) -> None:
-        """Refuse a place that cannot be."""
+        """Raise ValueError if the parameters of the place contradict each other."""
         require_one_of("at", self.at, ("request", "answer", "head"))
         require_one_of("of", self.of, (None, "request", "response"))
         if self.after is not None and self.after < 0:
@@ -341,7 +345,7 @@ class _Placed(Effect):
 
 @dataclass
 class Delay(_Placed):
-    """Wait for `seconds`: once at its place, or after each `every` bytes of a body."""
+    """Wait for `seconds`, once at its place or after each `every` bytes of a body."""
 
     verb: ClassVar[str] = "delay"
     seconds: float
@@ -363,7 +367,7 @@ class Delay(_Placed):
 
 @dataclass
 class Stall(_Placed):
-    """Not another byte until `until` opens (`Faults.release`)."""
+    """Wait until the gate `until` is open (`Faults.release`)."""
 
     verb: ClassVar[str] = "stall"
     after: int | None = None
@@ -381,9 +385,9 @@ class Stall(_Placed):
 
 @dataclass
 class Drop(_Placed):
-    """End the connection: closed, or by a reset.
+    """Close the connection, or reset it if `reset`.
 
-    A connection that is closed while bytes of the request are unread is reset by the system.
+    The system also resets a connection that is closed while bytes of the request are unread.
     """
 
     verb: ClassVar[str] = "drop"
@@ -414,18 +418,16 @@ class Drop(_Placed):
 
 @dataclass
 class Throttle(Effect):
-    """Move a body at `rate` bytes a second, or answer 429 beyond `requests` in any `seconds`.
-
-    The pattern that a rule holds counts its requests (`has_room`); `wait`, in seconds, is what the
-    copy for a refused exchange tells in Retry-After.
-    """
+    """Limit a body to `rate` bytes per second, or answer 429 after `requests` requests in `seconds`."""
 
     verb: ClassVar[str] = "throttle"
     rate: int | None = None
     of: Side | None = None
     requests: int | None = None
     seconds: float = 1.0
+    # Seconds for Retry-After. The pattern sets it, and the copies for refused exchanges inherit it.
     wait: float = field(default=0.0, repr=False)
+    # When requests were admitted within the last `seconds`. Only the pattern of a rule uses it.
     _admitted: deque[float] = field(default_factory=deque, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -447,8 +449,8 @@ class Throttle(Effect):
         after = [("Retry-After", str(math.ceil(self.wait)))]
         return error(429, "TOOMANYREQUESTS", "too many requests", headers=after)
 
-    def has_room(self, now: float) -> bool:
-        """Ask whether one more request is below the number, and count it if so."""
+    def try_admit(self, now: float) -> bool:
+        """Report whether one more request is admitted, and count it if so. Sets `wait` otherwise."""
         if self.requests is None:
             return False
         while self._admitted and self._admitted[0] <= now - self.seconds:
@@ -461,6 +463,7 @@ class Throttle(Effect):
 
     @property
     def _piece(self) -> int:
+        """The number of bytes that are sent or received at once."""
         return max(_SMALLEST_PIECE, (self.rate or 0) // _PIECES_PER_SECOND)
 
     def limit(self, received: int) -> int | None:
@@ -490,11 +493,10 @@ class Throttle(Effect):
 
 @dataclass
 class Truncate(Effect):
-    """End the response's body after `at` bytes as if it were whole.
+    """End the response's body after `at` bytes, with correct framing for the shorter body.
 
-    `framing`: "length" (Content-Length says how many bytes are sent), "chunked" (the last chunk
-    comes early), "close" (neither; the connection ends). For a body that is shorter than its
-    Content-Length use `drop`.
+    `framing` is "length" for Content-Length, "chunked" for chunked coding, or "close" to end the body with
+    the connection. `drop` makes a body that is shorter than its Content-Length.
     """
 
     verb: ClassVar[str] = "truncate"
@@ -537,7 +539,10 @@ class Truncate(Effect):
 
 @dataclass
 class Corrupt(Effect):
-    """Change one bit of byte `at`, counted from the end when negative; `whole`: every byte is `filler`."""
+    """Change one bit of the byte at position `at`, or with `whole` all bytes to `filler`.
+
+    A negative position is counted from the end.
+    """
 
     verb: ClassVar[str] = "corrupt"
     at: int = 0
@@ -553,7 +558,10 @@ class Corrupt(Effect):
             raise ValueError("the end of a request's body is not known before it is there")
 
     def _change(self, data: memoryview, offset: int, at: int) -> bytearray | None:
-        """Return `data` as it is sent, None when it is not changed; its first byte is number `offset`."""
+        """Return a changed copy of `data`, or None if nothing changes.
+
+        `offset` is the position of its first byte, `at` that of the byte to change.
+        """
         if self.whole and data:
             return bytearray(self.filler * len(data))
         if not offset <= at < offset + len(data):
@@ -588,10 +596,10 @@ class Corrupt(Effect):
 
 @dataclass
 class Lie(Effect):
-    """Say something in headers that is not so.
+    """Send wrong headers.
 
-    `names`: headers that get a wrong value in the right form, where the answer has them.
-    `headers`: name -> the value that is sent, None to leave the header out.
+    Headers in `names` get a wrong but well-formed value if the answer has them. `headers` has values by
+    name. A value of None removes the header.
     """
 
     verb: ClassVar[str] = "lie"
@@ -620,13 +628,13 @@ class Lie(Effect):
             false = [(name, value) for name, value in lies.values() if value is not None]
             answer.headers = [*true, *false]
             if not {"content-length", "transfer-encoding"}.isdisjoint(lies):
-                answer.close = True  # nobody can know where the next answer begins
+                answer.close = True  # the client cannot find the start of the next answer
 
         return answer
 
 
 def _wrong_value(name: str, value: str) -> str:
-    """Make a header's value wrong and leave it well formed."""
+    """Return a wrong but well-formed value for a header."""
     if name == "content-length" and value.isdigit():
         return str(int(value) + 1)
     if name in ("docker-content-digest", "etag") and "sha" in value:
@@ -643,6 +651,7 @@ def _wrong_value(name: str, value: str) -> str:
     return value + "0" if value.isdigit() else f"not {value}"
 
 
+# The class of each verb, by name.
 VERBS: Mapping[str, type[Effect]] = {
     effect.verb: effect
     for effect in (

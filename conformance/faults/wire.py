@@ -1,10 +1,10 @@
-"""Answers that go over the wire piece by piece: streamed, delayed or broken ones.
+"""Answers that are sent piece by piece, because they are streamed, delayed or broken.
 
-Owns: `Wire` (bytes and waits in their order), `Streamed` (a body that comes from elsewhere),
-`Dropped` (the connection ends), heads and chunked coding as bytes.
+Owns: `Wire`, a sequence of bytes and waits; `Streamed`, an answer with a body from another source;
+`Dropped`, the end of a connection; heads and chunked coding as bytes.
 May not know: sockets, what a registry is, why an answer is late or wrong.
-Invariants: a piece is counted in the journal's entry before it is sent; framing is not counted. The
-sender of a Wire does nothing but send its pieces in order.
+Invariants: a piece is counted in the journal's entry before it is sent. Framing is not counted. A server
+only sends the pieces of a Wire in order.
 Follows: RFC 9112.
 """
 
@@ -36,7 +36,7 @@ Pieces: TypeAlias = "AsyncGenerator[bytes | memoryview, None]"
 
 
 class Dropped(Exception):
-    """The connection ends here, without a word; by a reset when `reset`, otherwise closed."""
+    """The connection ends here without an answer. It is reset if `reset`, else closed."""
 
     def __init__(self, *, reset: bool = False) -> None:
         super().__init__("reset" if reset else "closed")
@@ -45,11 +45,11 @@ class Dropped(Exception):
 
 @dataclass
 class Streamed(Response):
-    """An answer whose body comes from elsewhere; its framing is what `headers` say.
+    """An answer with a body from another source. `headers` determine its framing.
 
-    With `Transfer-Encoding: chunked` the pieces are coded, with neither that nor a `Content-Length`
-    the body ends with the connection. `stream` is None for an answer that has no body (to HEAD,
-    204, 304).
+    With `Transfer-Encoding: chunked`, the pieces are sent in that coding. Without it and without
+    `Content-Length`, the end of the connection ends the body. `stream` is None if the answer has no body
+    (to HEAD, 204, 304).
     """
 
     stream: Pieces | None = None
@@ -57,14 +57,14 @@ class Streamed(Response):
 
 @dataclass
 class Wire:
-    """What is sent: `pieces` in their order, then the connection is kept or closed."""
+    """A whole answer as it is sent."""
 
-    pieces: Pieces
-    close: bool = False
+    pieces: Pieces  # head, body and framing
+    close: bool = False  # whether the connection is closed afterwards
 
 
 def head_of(status: int, headers: Headers) -> bytes:
-    """Write a head; an unknown status has the phrase `Status`."""
+    """Return the bytes of a head. The reason phrase of an unknown status is `Status`."""
     lines = [
         f"HTTP/1.1 {status} {responses.get(status, 'Status')}",
         *(f"{name}: {value}" for name, value in headers),
@@ -75,16 +75,16 @@ def head_of(status: int, headers: Headers) -> bytes:
 
 
 def bodiless(method: str, status: int) -> bool:
-    """Ask whether an answer has no body, whatever its head says."""
+    """Report whether an answer has no body, regardless of its headers."""
     return method == "HEAD" or status in (204, 304) or 100 <= status < 200
 
 
 def with_framing(answer: Response) -> list[tuple[str, str]]:
-    """Return the headers of an answer, with the framing where a held body has none."""
+    """Return the headers of an answer. Framing headers are added if they are missing."""
     headers = list(answer.headers)
     names = {name.lower() for name, _ in headers}
-    is_held = not isinstance(answer, Streamed) and answer.status not in (204, 304)
-    if is_held and not names & {"content-length", "transfer-encoding"}:
+    has_known_size = not isinstance(answer, Streamed) and answer.status not in (204, 304)
+    if has_known_size and not names & {"content-length", "transfer-encoding"}:
         headers.append(("Content-Length", str(answer.size)))
     if answer.close and "connection" not in names:
         headers.append(("Connection", "close"))
@@ -92,7 +92,7 @@ def with_framing(answer: Response) -> list[tuple[str, str]]:
 
 
 def size_of(answer: Response) -> int | None:
-    """Return the size of a body in bytes; None when it is not known before its end."""
+    """Return the size of a body in bytes, or None if it is not known in advance."""
     if not isinstance(answer, Streamed):
         return answer.size
     length = answer.header("content-length")
@@ -100,7 +100,7 @@ def size_of(answer: Response) -> int | None:
 
 
 async def pieces_of(answer: Response) -> Pieces:
-    """Give the body of an answer, wherever it is."""
+    """Yield the pieces of an answer's body."""
     if isinstance(answer, Streamed):
         if answer.stream is not None:
             async with aclosing(answer.stream):
@@ -112,7 +112,7 @@ async def pieces_of(answer: Response) -> Pieces:
 
 
 async def chunk_coding(pieces: Pieces) -> Pieces:
-    """Write pieces in chunked coding, with its end."""
+    """Yield pieces in chunked coding, with the last chunk."""
     async with aclosing(pieces):
         async for piece in pieces:
             if piece:
@@ -123,7 +123,7 @@ async def chunk_coding(pieces: Pieces) -> Pieces:
 
 
 async def count_bytes(pieces: Pieces, entry: Entry) -> Pieces:
-    """Count a body's bytes in the journal's entry before they leave."""
+    """Yield the pieces of a body, and count each in the journal's entry before it is sent."""
     async with aclosing(pieces):
         async for piece in pieces:
             entry.response_bytes += len(piece)
@@ -136,7 +136,7 @@ def as_wire(
     entry: Entry,
     shape: Callable[[Pieces], Pieces] = lambda pieces: pieces,
 ) -> Wire:
-    """Make an answer a Wire; `shape` may change the body's pieces before framing and counting."""
+    """Return an answer as a Wire. `shape` may change the pieces of the body before they are counted."""
     headers = with_framing(answer)
     fields = {name.lower(): value for name, value in headers}
     is_chunked = "chunked" in fields.get("transfer-encoding", "").lower()
