@@ -219,7 +219,7 @@ async def in_chunks(sent: Upload) -> None:
     sent.style = "chunks"
     for _ in range(2):
         try:
-            await sent.send(Blob(b"bl"[sent.offset :] or b"ob"), last=False)
+            await sent.send(Blob(b"bl"[sent.offset :] or b"ob"), is_last=False)
         except WireError:
             if not sent.broken_session:
                 raise

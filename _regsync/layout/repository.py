@@ -512,7 +512,7 @@ class _BlobWriting:
         """Never called: only a registry is asked for a blob by the start of an upload (rule 11)."""
         raise ContentError("a layout is asked for a blob by its name alone")
 
-    async def send(self, pieces: Pieces, *, last: bool = True) -> bool:
+    async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool:
         """Write the rest of the blob, whose bytes were verified; return True.
 
         Raises what `pieces` raises, and LayoutError.

@@ -158,8 +158,8 @@ class Upload:
             self.repository.check_stored_digest(response, digest)
             return True
 
-    async def send(self, pieces: Pieces, *, last: bool = True) -> bool:
-        """Send a part of the blob with PATCH, or the `last` part with PUT and the digest.
+    async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool:
+        """Send a part of the blob with PATCH, or the last part with PUT and the digest.
 
         Returns True if the body was received completely. Returns False if the registry answered
         with success before all of it was sent: only a HEAD can show whether the blob exists. Raises
@@ -169,7 +169,7 @@ class Upload:
         host = self.repository.host
         session = self.session
         self._end = self.offset + pieces.length
-        call = self._body_call(pieces.length, last=last)
+        call = self._body_call(pieces.length, is_last=is_last)
         body = Body(pieces, self._seconds_for_answer(), self._on_begin, self._transport)
         turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with turn as response:
@@ -189,10 +189,10 @@ class Upload:
                 )
                 raise LoginExpired("the login expired during the upload")  # the caller starts again
 
-            ok = (201, 204) if last else (201, 202, 204)
+            ok = (201, 204) if is_last else (201, 202, 204)
             await self._transport.raise_unless(host, response, ok)
             self.session = ""
-            if last:
+            if is_last:
                 self.repository.check_stored_digest(response, self.blob.digest)
             elif not response.early:
                 self._open(call, response, self._end)
@@ -215,14 +215,14 @@ class Upload:
         error.is_session_gone = True
         return error
 
-    def _body_call(self, length: int, *, last: bool) -> Call:
+    def _body_call(self, length: int, *, is_last: bool) -> Call:
         """Build the request that carries `length` bytes."""
         headers = [_OCTETS]
-        is_ranged = self.offset > 0 or (self.style == "chunks" and not last)
+        is_ranged = self.offset > 0 or (self.style == "chunks" and not is_last)
         if length and is_ranged:
             headers.append(("Content-Range", f"{self.offset}-{self._end - 1}"))
-        action = "upload_body" if length or not last else "upload_finish"
-        if not last:
+        action = "upload_body" if length or not is_last else "upload_finish"
+        if not is_last:
             return self._session_call(action, "PATCH", "", *headers)
         separator = "&" if "?" in self.session else "?"
         return self._session_call(action, "PUT", f"{separator}digest={self.blob.digest}", *headers)

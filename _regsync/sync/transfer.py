@@ -753,7 +753,7 @@ class BlobTransfer:
 
     async def _send_part(self, job: _Job, part: Body) -> None:
         """Send a part by PATCH, unless it is empty."""
-        if part.length and not await job.upload.send(part, last=False):
+        if part.length and not await job.upload.send(part, is_last=False):
             raise Disconnected("the registry answered before what was sent had arrived")
         job.retries = RetryBudget(ATTEMPTS)  # each part has all attempts
 
