@@ -393,7 +393,8 @@ def test_the_first_link_to_the_next_page_is_followed(links, blank):
     value = f"{blank},{blank}".join(spelled(*link) for link in links)
     try:
         found = world.repository._next_page(
-            world.repository.call("tag_list", "GET", "tags/list"), Told(200, [("link", value)], b"")
+            world.repository.build_call("tag_list", "GET", "tags/list"),
+            Told(200, [("link", value)], b""),
         )
     except ProtocolBroken:
         assert following

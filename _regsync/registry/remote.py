@@ -80,9 +80,9 @@ class _Pages:
     The keys are hashes of paths and contents, because a Link may have 64 KiB.
     """
 
-    def __init__(self, listed: str) -> None:
-        """`listed` names the listed objects in an error message, such as "tags"."""
-        self._listed = listed
+    def __init__(self, kind: str) -> None:
+        """`kind` names the listed objects in an error message, such as "tags"."""
+        self._kind = kind
         self._number_by_path = dict[int, int]()
         self._number_by_content = dict[int, int]()
 
@@ -97,15 +97,15 @@ class _Pages:
         """Report whether a page was requested."""
         return hash(path) in self._number_by_path
 
-    def check(self, content: Collection[str], following: str | None, *, has_new: bool) -> None:
+    def check(self, content: Collection[str], next_path: str | None, *, has_new: bool) -> None:
         """Raise ListingBroken if the listing repeats a page or leads back to one.
 
-        `content` are the names on the page that was added last, `following` is the path of its next
+        `content` are the names on the page that was added last, `next_path` is the path of its next
         page. `has_new` reports whether a name was not on any earlier page.
         """
         number = len(self)
-        if following is not None and self.has(following):
-            raise self._endless(number, f"page {self._number_by_path[hash(following)]}")
+        if next_path is not None and self.has(next_path):
+            raise self._endless(number, f"page {self._number_by_path[hash(next_path)]}")
 
         first_number = self._number_by_content.setdefault(hash(tuple(content)), number)
         if not content or has_new:
@@ -114,15 +114,15 @@ class _Pages:
             raise self._endless(number - 1, f"page {first_number}")
         # The last page may repeat names, because some registries begin each page with the last name
         # of the previous page.
-        if following is not None:
+        if next_path is not None:
             raise self._endless(number - 1, "what earlier pages name")
 
     def _endless(self, number: int, goal: str) -> ListingBroken:
-        text = f"the list of {self._listed} does not end: page {number} leads back to {goal}"
+        text = f"the list of {self._kind} does not end: page {number} leads back to {goal}"
         return ListingBroken(text)
 
 
-class _Place(redacting):
+class _ErrorPlace(redacting):
     """A context that adds side, operation and reference to each error raised in it, and removes
     secrets.
     """
@@ -201,9 +201,9 @@ class RemoteRepository:
         """
         return image_name(f"{self.host.key}/{self.api_name}", reference)
 
-    def adding_place(self, operation: str, reference: str) -> _Place:
+    def adding_place(self, operation: str, reference: str) -> _ErrorPlace:
         """Return a context that adds side, operation and reference to each error raised in it."""
-        return _Place(self, operation, reference)
+        return _ErrorPlace(self, operation, reference)
 
     def build_call(
         self, action: str, method: str, path: str, *headers: Header, body: bytes = b""
@@ -257,23 +257,23 @@ class RemoteRepository:
                     return None
                 raise
             page = _tags_of(answer.body, self.product.listing_has_digests)
-            new = [tag for tag in page if tag not in tags]
+            new_tags = [tag for tag in page if tag not in tags]
             tags.update(page)
             if len(tags) > _MOST_TAGS:
                 raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
 
-            following = self._next_page(call, answer)
-            if is_linked or following is not None:
-                pages.check(page, following, has_new=bool(new))
+            next_path = self._next_page(call, answer)
+            if is_linked or next_path is not None:
+                pages.check(page, next_path, has_new=bool(new_tags))
 
-            is_linked = following is not None
-            if following is None and new and len(page) == page_size:
+            is_linked = next_path is not None
+            if next_path is None and new_tags and len(page) == page_size:
                 # Some registries return a full page without a Link although there are more (section
                 # 1.11).
-                following = f"{self._base}/tags/list?n={page_size}&last={new[-1]}"
-            if following is None or pages.has(following):
+                next_path = f"{self._base}/tags/list?n={page_size}&last={new_tags[-1]}"
+            if next_path is None or pages.has(next_path):
                 return tags
-            call = call._replace(path=following)
+            call = call._replace(path=next_path)
         raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
     def _next_page(self, call: Call, answer: Response) -> str | None:
@@ -404,7 +404,7 @@ class RemoteRepository:
         call = self.build_call("manifest_get", "GET", f"referrers/{digest}", ("Accept", _INDEX))
         pages = _Pages("referrers")
         referrers: dict[str, Descriptor] = {}
-        size = 0
+        body_bytes = 0
         with self.adding_place("list referrers of", self.reference(digest)):
             while True:
                 pages.add(call.path)
@@ -421,23 +421,23 @@ class RemoteRepository:
                         text = f"page {len(pages)} of the list of referrers: {error.message}"
                         raise ListingBroken(text) from error
                     raise
-                size += len(answer.body)
+                body_bytes += len(answer.body)
                 page = {
                     entry.digest: entry for entry in _referrers_of(answer, is_first=len(pages) == 1)
                 }
                 has_new = not page.keys() <= referrers.keys()
                 referrers.update(page)
 
-                following = self._next_page(call, answer)
-                pages.check(page, following, has_new=has_new)
-                if following is None:
+                next_path = self._next_page(call, answer)
+                pages.check(page, next_path, has_new=has_new)
+                if next_path is None:
                     return tuple(referrers.values())
-                is_larger = size > _MOST_REFERRERS * 1024
-                if is_larger or len(referrers) > _MOST_REFERRERS or len(pages) > _MOST_REFERRERS:
+                is_too_long = max(len(pages), len(referrers)) > _MOST_REFERRERS
+                if is_too_long or body_bytes > _MOST_REFERRERS * 1024:
                     raise ProtocolBroken(
                         f"the list has more than {_MOST_REFERRERS} referrers, or more than that many KiB"
                     )
-                call = call._replace(path=following)
+                call = call._replace(path=next_path)
 
     def has_unsaved(self) -> bool:
         """Return False: a registry has saved a manifest or blob when it answers."""
