@@ -31,7 +31,7 @@ from _regsync.app import cli
 from _regsync.app.commands import lock_path
 from _regsync.config import reader
 from _regsync.config.model import Config
-from _regsync.sync.mappings import parse_shard, share
+from _regsync.sync.mappings import config_of_shard, parse_shard
 from _regsync.sync.run import DRAIN_SECONDS
 from tests.ends import run_regsync
 
@@ -229,7 +229,7 @@ def test_the_pods_of_the_indexed_job_have_all_mappings_among_them():
     for index in range(spec["completions"]):
         number, total = parse_shard(text, {"JOB_COMPLETION_INDEX": str(index)})
         assert total == spec["completions"]
-        found = share(whole, number, total)
+        found = config_of_shard(whole, number, total)
         assert found.mappings, "none of them is idle"
         dealt += [rule.index for rule in found.mappings]
     assert sorted(dealt) == [*range(len(whole.mappings))]

@@ -16,7 +16,7 @@ from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, Platform
 from _regsync.sync.election import Election, Pending
 from _regsync.sync.image import Image, Tree, build_tree
-from _regsync.sync.mappings import assign, grouped
+from _regsync.sync.mappings import assign, group_mappings
 from _regsync.tags import TagRule
 
 
@@ -253,7 +253,8 @@ def mapping(
 
 def groups_of(*mappings: MappingRule) -> list[list[int]]:
     return [
-        [each.index for each in group] for group in grouped(mappings, lambda each: each.target_keys)
+        [each.index for each in group]
+        for group in group_mappings(mappings, lambda each: each.target_keys)
     ]
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import ConfigError
+from _regsync.sync.mappings import config_of_shard
 from _regsync.sync.mappings import parse_shard as parse
-from _regsync.sync.mappings import share
 from conformance.content.images import Seed
 from conformance.server.sockets import Server
 from tests.configs import read_mappings
@@ -27,7 +27,8 @@ from tests.fuzzing import fuzz
 def shares(found: Config, total: int) -> list[list[int]]:
     """Return the numbers of the mappings that each shard has."""
     return [
-        [rule.index for rule in share(found, number, total).mappings] for number in range(total)
+        [rule.index for rule in config_of_shard(found, number, total).mappings]
+        for number in range(total)
     ]
 
 
@@ -142,9 +143,9 @@ def test_a_shard_may_be_empty_and_a_configuration_too() -> None:
 
 def test_each_shard_has_a_cache_of_its_own() -> None:
     found = below("a", "b")
-    assert share(found, 1, 2).cache_dir == "/cache/shard-1-of-2"
-    assert share(found, 0, 1).cache_dir == "/cache/shard-0-of-1"
-    assert share(found._replace(cache_dir=None), 0, 2).cache_dir is None
+    assert config_of_shard(found, 1, 2).cache_dir == "/cache/shard-1-of-2"
+    assert config_of_shard(found, 0, 1).cache_dir == "/cache/shard-0-of-1"
+    assert config_of_shard(found._replace(cache_dir=None), 0, 2).cache_dir is None
 
 
 # --- properties

@@ -153,7 +153,7 @@ def select_shard(shard: str | None, config: Config, log: Callable[..., None]) ->
     """
     if shard is None:
         return config
-    from _regsync.sync.mappings import parse_shard, share
+    from _regsync.sync.mappings import config_of_shard, parse_shard
 
     targets = [target for mapping in config.mappings for target in mapping.targets]
     if any(target.is_layout for target in targets):
@@ -162,7 +162,7 @@ def select_shard(shard: str | None, config: Config, log: Callable[..., None]) ->
             hint="leave --shard out, or give each part a configuration and a directory of its own",
         )
     number, total = parse_shard(shard, os.environ)
-    part = share(config, number, total)
+    part = config_of_shard(config, number, total)
     message = f"shard {number} of {total}: {len(part.mappings)} of {len(config.mappings)} mappings"
     log("info", "shard", message, mappings=len(part.mappings), of=len(config.mappings))
     return part
@@ -247,7 +247,7 @@ def run_sync(arguments: Namespace, console: Console) -> int:
     lock = read_lock(arguments, config)
     if retry is not None:
         # After sharding and the check of the lock, because both need the unchanged mappings.
-        config = retry.narrowed(config)
+        config = retry.narrow(config)
     kind: RunKind = "plan" if arguments.dry_run else "sync"
     return run_async(
         partial(run, config, console, kind=kind, recheck=arguments.recheck, lock=lock, retry=retry)
@@ -281,7 +281,7 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
         )
 
     retry = Retry(images)
-    unselected = retry.unselected(config)
+    unselected = retry.find_unselected(config)
     if unselected:
         shown = "; ".join(unselected[:MOST_NAMED])
         if len(unselected) > MOST_NAMED:

@@ -36,11 +36,11 @@ from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery, check_tree_size
-from _regsync.sync.findings import AuditReport, Finding, Flaw, corrupt, differs, incomplete, missing
+from _regsync.sync.findings import AuditReport, Finding, Flaw
 from _regsync.sync.image import Traffic
 from _regsync.sync.locked import LockedDiscovery, LockedReferrers
 from _regsync.sync.lockfile import Lock
-from _regsync.sync.mappings import WantedTag, assign, grouped
+from _regsync.sync.mappings import WantedTag, assign, group_mappings
 from _regsync.sync.once import Once, gather
 from _regsync.sync.referrers import (
     MOST_ARTIFACTS,
@@ -112,7 +112,7 @@ class _Check:
             if is_absent and absent is not None:
                 self.flaws.append(absent)
             elif isinstance(error, ContentError):
-                self.flaws.append(corrupt(what, digest, error.message))
+                self.flaws.append(Flaw.corrupt(what, digest, error.message))
             else:
                 self.error = self.error or error
 
@@ -253,7 +253,7 @@ class Audit:
     # Selection.
 
     async def _select_images(self) -> list[_AuditedImage]:
-        groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
+        groups = group_mappings(self._config.mappings, lambda mapping: mapping.target_keys)
         images_of_groups = await gather(partial(self._select_group, group) for group in groups)
         return list(chain.from_iterable(images_of_groups))
 
@@ -340,12 +340,12 @@ class Audit:
         with check.catching_errors("manifest", likely):
             top = await self._manifest_of_tag(image.target, image.wanted.tag, likely)
             if top is None and not expected.is_held_back:
-                check.flaws.append(missing(expected.digest))
+                check.flaws.append(Flaw.missing(expected.digest))
         if top is None:
             return
 
         if top.digest != expected.digest and not expected.is_held_back:
-            check.flaws.append(differs("", top.digest, expected.digest))
+            check.flaws.append(Flaw.differs("", top.digest, expected.digest))
         # The contents are checked even if the digest is wrong, because clients can pull the image.
         contents = await self._check_contents(image, top)
         check.add(contents.check)
@@ -471,7 +471,7 @@ class Audit:
     async def _read_child(self, check: _Check, child: Descriptor) -> list[Manifest]:
         """Return a manifest that an index names. The list is empty if it is absent or corrupt."""
         manifests = list[Manifest]()
-        with check.catching_errors("manifest", child.digest, incomplete("manifest", child)):
+        with check.catching_errors("manifest", child.digest, Flaw.incomplete("manifest", child)):
             target = check.image.target
             manifests.append(await self._discovery.manifest(target, child.digest, child))
         return manifests
@@ -480,7 +480,7 @@ class Audit:
         """Check that a blob is present and has the right size. Its bytes are not read."""
         target = check.image.target
         once = self._blob_sizes[target.pool, blob.digest]
-        with check.catching_errors("blob", blob.digest, incomplete("blob", blob)):
+        with check.catching_errors("blob", blob.digest, Flaw.incomplete("blob", blob)):
             # A layout does not hold blobs that the far side has.
             if target.far_repository(blob.digest) is not None:
                 return
@@ -595,7 +595,7 @@ class Audit:
                 below = await self._check_artifact(check, manifest)
                 if manifest.digest != digest:
                     prefix = f"artifact {artifact.reference}: "
-                    check.flaws.append(differs(prefix, manifest.digest, digest))
+                    check.flaws.append(Flaw.differs(prefix, manifest.digest, digest))
                     return []
                 # Clients find an artifact without a cosign tag only by the list.
                 if artifact.entry is not None and digest not in listed:
@@ -649,7 +649,7 @@ class Audit:
         image = sampled.image
         blob = sampled.blob
         check = _Check(image)
-        with check.catching_errors("blob", blob.digest, incomplete("blob", blob)):
+        with check.catching_errors("blob", blob.digest, Flaw.incomplete("blob", blob)):
             await self._read_blob(image.target, blob)
             self._report.blobs_read += 1
             self._report.bytes_read += blob.size

@@ -1,8 +1,8 @@
-"""What an audit found: findings, totals and the exit status.
+"""The result of an audit: findings, totals and the exit status.
 
-Owns: the words of a finding, the JSON document of an audit, the lines of a receipt.
-May not know: terminals, files, clocks, how anything is asked.
-Invariants: an image that could not be looked at whole is never counted as whole.
+Owns: the text of a finding, the JSON document of an audit, the lines of a receipt.
+May not know: terminals, files, clocks, how requests are sent.
+Invariants: an image that could not be checked completely is never counted as whole.
 Follows: docs/design.md section 12.
 """
 
@@ -21,43 +21,46 @@ Kind = Literal["missing", "differs", "incomplete", "artifact_missing", "corrupt"
 
 
 class Flaw(NamedTuple):
-    """One thing that is wrong at a target, whichever tags lead to it."""
+    """A defect at a target. Several tags may have the same flaw."""
 
     kind: Kind
-    # What is wrong, in words.
+    # The description for users.
     text: str
-    # The digest of what is missing or corrupt; of `differs`, what the target holds.
+    # The digest of the missing or corrupt blob or manifest. If `kind` is "differs", the digest at the
+    # target.
     digest: str | None = None
-    # The digest that the target is to hold.
+    # The digest that the target should have. None unless `kind` is "missing" or "differs".
     expected: str | None = None
-    # The bytes of what an incomplete image lacks.
+    # Bytes of the missing part. None unless `kind` is "incomplete".
     size: int | None = None
 
+    @classmethod
+    def missing(cls, expected: str) -> Flaw:
+        """Return the flaw of a tag that does not exist."""
+        return cls("missing", f"expected {expected}", expected=expected)
 
-def missing(expected: str) -> Flaw:
-    """Return the flaw of a tag that names nothing."""
-    return Flaw("missing", f"expected {expected}", expected=expected)
+    @classmethod
+    def differs(cls, prefix: str, digest: str, expected: str) -> Flaw:
+        """Return the flaw of a tag with another digest.
 
+        `prefix` begins the text. It names the tag if the tag is an artifact's, and else it is empty.
+        """
+        text = f"{prefix}found {digest}, expected {expected}"
+        return cls("differs", text, digest=digest, expected=expected)
 
-def differs(prefix: str, digest: str, expected: str) -> Flaw:
-    """Return the flaw of a tag that names another digest; `prefix` says which tag, where the tag is
-    not that of the image.
-    """
-    text = f"{prefix}found {digest}, expected {expected}"
-    return Flaw("differs", text, digest=digest, expected=expected)
+    @classmethod
+    def incomplete(cls, part_type: str, part: Descriptor) -> Flaw:
+        """Return the flaw of an image that lacks a part. `part_type` is "blob" or "manifest"."""
+        text = f"{part_type} {part.digest} ({size_text(part.size)}) is missing"
+        return cls("incomplete", text, digest=part.digest, size=part.size)
 
+    @classmethod
+    def corrupt(cls, part_type: str, digest: str, cause: str) -> Flaw:
+        """Return the flaw of a part whose content has another digest or size.
 
-def incomplete(what: str, part: Descriptor) -> Flaw:
-    """Return the flaw of an image without one of its parts; `what` is "blob" or "manifest"."""
-    text = f"{what} {part.digest} ({size_text(part.size)}) is missing"
-    return Flaw("incomplete", text, digest=part.digest, size=part.size)
-
-
-def corrupt(what: str, digest: str, cause: str) -> Flaw:
-    """Return the flaw of a blob or manifest with other bytes than its digest promises, or another
-    length than its descriptor says; `what` names the kind.
-    """
-    return Flaw("corrupt", f"{what} {digest}: {cause}", digest=digest)
+        `part_type` is "blob" or "manifest".
+        """
+        return cls("corrupt", f"{part_type} {digest}: {cause}", digest=digest)
 
 
 class Finding(NamedTuple):
@@ -69,11 +72,11 @@ class Finding(NamedTuple):
     flaw: Flaw
 
     def line(self) -> str:
-        """Return the line that a user sees."""
+        """Return the line for users."""
         return f"{self.flaw.kind} {self.source} -> {self.target}: {self.flaw.text}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry in `findings` of the document."""
+        """Return the entry for `findings` of the JSON document."""
         return {
             "finding": self.flaw.kind,
             "source": self.source,
@@ -86,51 +89,52 @@ class Finding(NamedTuple):
 
 
 class AuditReport:
-    """What one audit has found so far."""
+    """The result of one audit so far."""
 
     def __init__(self) -> None:
         self.findings = list[Finding]()
-        # Images of which not all could be checked, each with its error.
+        # Images that could not be checked completely, each with its error.
         self.failures = list[Outcome]()
 
-        # Images that were checked, or failed; and those that an interrupted audit did not come to.
+        # How many images have a result. An image counts once for each target.
         self.images_done = 0
+        # How many images were left when the audit was interrupted.
         self.images_undone = 0
-        # Blobs that were read back, and their bytes.
+        # How many blobs were read back from targets, and their bytes.
         self.blobs_read = 0
         self.bytes_read = 0
 
-        # What the targets hold, as digest and repository.
+        # The manifests and blobs that targets have, by digest and repository.
         self.manifests_present = set[tuple[str, RepositoryKey]]()
         self.blobs_present = set[tuple[str, RepositoryKey]]()
-        # Those of the manifests that are artifacts.
+        # The subset of `manifests_present` that are artifacts.
         self.artifacts_present = set[tuple[str, RepositoryKey]]()
 
-        # True until the audit has come to its end.
+        # True until the audit has ended regularly.
         self.interrupted = True
 
     def exit_status(self) -> int:
-        """Return 0, 1 or 2 by docs/design.md section 2. The caller decides on 3, and on signals."""
+        """Return 0, 1 or 2 (docs/design.md section 2). The caller handles 3 and signals."""
         if self.failures:
             return 2
         return 1 if self.findings else 0
 
     @property
     def did_something(self) -> bool:
-        """Whether there is anything to tell."""
+        """Whether there is anything to report."""
         return bool(self.findings or self.failures)
 
     def causes(self) -> list[tuple[int, str]]:
-        """Return (count, cause) of each cause that several failures share."""
+        """Return (count, cause) for each cause that several failures have in common."""
         return shared_causes(self.failures)
 
     def undone_text(self) -> str:
-        """Return what a user reads of an interrupted audit."""
+        """Return the message for an interrupted audit."""
         return f"interrupted, images not checked: {self.images_undone}"
 
     def totals(self) -> dict[str, Any]:
-        """Return how many images are whole, and what was looked at."""
-        # An image may have findings and an error: it counts as failed.
+        """Return the counts for `totals` of the JSON document."""
+        # An image with findings and an error counts as failed only.
         failed = {(outcome.source, outcome.target) for outcome in self.failures}
         flawed = {(finding.source, finding.target) for finding in self.findings} - failed
         images = {
@@ -149,7 +153,7 @@ class AuditReport:
         }
 
     def summary(self, elapsed: float) -> list[str]:
-        """Return the summary; `elapsed` in seconds."""
+        """Return the lines of the summary. `elapsed` is in seconds."""
         totals = self.totals()
         images = totals["images"]
         read = totals["read"]
@@ -163,7 +167,7 @@ class AuditReport:
         ]
 
     def receipt(self) -> list[str]:
-        """Return a line `DIGEST HOST/REPOSITORY` for each manifest and blob that is there, sorted."""
+        """Return a line `DIGEST HOST/REPOSITORY` for each manifest and blob at targets, sorted."""
         present = self.manifests_present | self.blobs_present
         return sorted(f"{digest} {full_name(host, name)}" for digest, (host, name) in present)
 
@@ -175,8 +179,9 @@ class AuditReport:
         requests: Mapping[str, Mapping[str, int]],
         throttled: Mapping[str, int],
     ) -> dict[str, Any]:
-        """Return the JSON document. `elapsed` is in seconds; `requests` are counted by host and action,
-        `throttled` by host.
+        """Return the JSON document.
+
+        `elapsed` is in seconds. `requests` are counts by host and action, `throttled` counts by host.
         """
         findings = sorted(self.findings, key=lambda finding: (finding.target, *finding.flaw[:2]))
         failures = sorted(self.failures, key=lambda outcome: (outcome.target, outcome.source))

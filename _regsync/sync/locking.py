@@ -31,7 +31,7 @@ from _regsync.sync.lockfile import (
     locked_mapping,
     source_key,
 )
-from _regsync.sync.mappings import grouped
+from _regsync.sync.mappings import group_mappings
 from _regsync.sync.once import Once, gather
 from _regsync.sync.referrers import Artifact, Referrers
 
@@ -172,7 +172,7 @@ class Locking:
 
     async def resolve(self) -> NewLock:
         """Resolve all mappings and return the new lock."""
-        groups = grouped(self._mappings, lambda rule: [rule.source.authority])
+        groups = group_mappings(self._mappings, lambda rule: [rule.source.authority])
         results = [
             result
             for group in await gather(partial(self._resolve_group, group) for group in groups)

@@ -1,11 +1,11 @@
-"""Which mapping copies which tag, and which mappings are one process's share.
+"""Assign tags to mappings, and mappings to shards.
 
-Owns: what happens when two mappings name one target tag; shards.
+Owns: what happens if two mappings write the same target tag; shards.
 May not know: how tags are found, how anything is copied, clocks, tasks.
 Invariants:
 - I10: on a conflict the earlier mapping wins.
-- Shards are disjoint and together the whole. Mappings with a source or target repository in common
-  are in one shard, so that the repository is listed once and conflicts are seen.
+- Each mapping is in exactly one shard. Mappings with a common source or target repository are in the
+  same shard, so that the repository is listed once and conflicts are detected.
 Follows: docs/design.md sections 2 and 3.
 """
 
@@ -23,18 +23,19 @@ from _regsync.text import printable
 # Kubernetes sets this variable in the pods of an Indexed Job.
 _INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 
-# In a report and a retry this stands in place of a tag for all that a mapping selects, where its source
-# was not listed.
+# In a report and in a retry, stands for all tags of a mapping whose source was not listed.
 ALL_TAGS = "*"
 
+# I and N of `--shard I/N`.
 _SHARD_NUMBER = re.compile("[0-9]{1,3}")
 
 
-def grouped(
+def group_mappings(
     mappings: Iterable[MappingRule], keys: Callable[[MappingRule], list[object]]
 ) -> list[list[MappingRule]]:
-    """Group mappings that have a key in common, directly or through a chain of mappings; the members
-    of a group are in the order of the configuration.
+    """Group mappings that have a common key, directly or through a chain of other mappings.
+
+    The mappings of a group are in the order of the configuration.
     """
     ordered = list(mappings)
     mappings_of_key = defaultdict[object, list[MappingRule]](list)
@@ -49,7 +50,7 @@ def grouped(
             continue
         grouped_indices.add(first.index)
         group = [first]
-        for mapping in group:  # the list grows by all that are linked to its members
+        for mapping in group:  # the list grows while it is read
             for key in keys(mapping):
                 for linked in mappings_of_key.pop(key, ()):
                     if linked.index not in grouped_indices:
@@ -60,7 +61,7 @@ def grouped(
 
 
 class WantedTag(NamedTuple):
-    """One tag of a mapping and the targets that it is copied to."""
+    """One tag of a mapping, and the targets that the tag is copied to."""
 
     mapping: MappingRule
     tag: str
@@ -68,23 +69,22 @@ class WantedTag(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """A tag that is not copied, because an earlier mapping, the owner, writes the same target tag from
-    another source.
-    """
+    """A tag that is not copied, because an earlier mapping writes the same target tag."""
 
     wanted: WantedTag
+    # The earlier mapping, which copies from another source.
     owner: MappingRule
 
 
 def assign(
     selected: Iterable[tuple[MappingRule, Iterable[str]]],
 ) -> tuple[list[WantedTag], list[Conflict]]:
-    """Give each target tag to the first mapping that names it (docs/design.md section 3).
+    """Assign each target tag to the first mapping that selects it (docs/design.md section 3).
 
-    `selected` has mappings with the tags that they select. Returns the tags to look up, and the
-    conflicts. A later mapping of the same source repository gets neither: the tag is copied already.
+    `selected` has each mapping with the tags that it selects. Returns the assigned tags and the
+    conflicts. If two mappings of the same source select a tag, the later mapping is ignored.
     """
-    # By target repository and tag.
+    # By target repository and tag, the mapping that copies the tag.
     owners = dict[tuple[object, str], MappingRule]()
     wanted = list[WantedTag]()
     conflicts = list[Conflict]()
@@ -106,19 +106,20 @@ def assign(
 
 
 def _versions_first(tags: Iterable[str]) -> list[str]:
-    """Order tags so that `1.2.3` is put before `latest`, which may name the same image (I2)."""
-    # Among versions, and among the others, the order of `tags` stays.
+    """Order versions such as `1.2.3` before other tags, such as `latest` for the same image (I2)."""
+    # The sort is stable.
     return sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit())
 
 
-def share(config: Config, number: int, total: int) -> Config:
-    """Return the configuration with the mappings of shard `number` of `total`, in their order, and
-    with a `cache_dir` of its own.
-    """
-    groups = grouped(config.mappings, _repositories_of)
+def config_of_shard(config: Config, number: int, total: int) -> Config:
+    """Return the configuration of shard `number` of `total`. Shards are numbered from 0.
 
-    # The largest group goes first, and each group to the shard with the fewest mappings. Every shard
-    # computes the same.
+    The result has the mappings of the shard, in the order of `config`, and a `cache_dir` of its own.
+    """
+    groups = group_mappings(config.mappings, _repositories_of)
+
+    # Assign each group to the shard with the fewest mappings, the largest group first. Every process
+    # computes the same shards.
     shards: list[list[MappingRule]] = [[] for _ in range(total)]
     for group in sorted(groups, key=len, reverse=True):
         smallest = min(shards, key=len)
@@ -134,9 +135,9 @@ def _repositories_of(mapping: MappingRule) -> list[object]:
 
 
 def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return I and N of `--shard I/N`, where I counts from 0; `/N` takes I from the environment.
+    """Parse the value of `--shard`: `I/N`, or `/N` if JOB_COMPLETION_INDEX is I.
 
-    Raises ConfigError.
+    Returns I and N. I is at least 0 and less than N. Raises ConfigError if the value is not valid.
     """
     number, _, total = text.partition("/")
     shown = printable(text, 40)

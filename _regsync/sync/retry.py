@@ -1,9 +1,9 @@
-"""Which images a run asks for again, of those that an earlier run's report names.
+"""Narrow a run to the images that failed or were left undone in an earlier run.
 
-Owns: which mapping each of them belongs to now, what of the configuration is not needed for them.
-May not know: reports, how anything is asked or copied.
-Invariants: no image is asked for that the report does not name. A conflict of mappings ends as in a
-run of them all (I10).
+Owns: which mapping each of these images belongs to now; which parts of the configuration they need.
+May not know: reports, how requests are sent, how images are copied.
+Invariants: an image that is not in the report is not copied. A conflict of mappings ends as in a run
+of all mappings (I10).
 Follows: docs/design.md section 2 ("Retry").
 """
 
@@ -22,11 +22,11 @@ class Retry:
     """The images of a report that failed or were left undone."""
 
     def __init__(self, images: Iterable[tuple[str, str]]) -> None:
-        """`images` are pairs of source and target, full references with host."""
-        # By the names of source and target repository, the tags; ALL_TAGS may be one.
+        """`images` are pairs of source and target, as full references with host."""
+        # By source and target repository, the tags to retry. ALL_TAGS may be among them.
         self._tags = defaultdict[tuple[str, str], set[str]](set)
-        # The other images: a digest, or one tag copied to another. Mappings select tags and keep
-        # their names, so no mapping selects these.
+        # Source and target of each image that no mapping can select: a digest, or a tag that was
+        # copied to another tag.
         self._outside_mappings = list[tuple[str, str]]()
 
         for source, target in images:
@@ -38,42 +38,43 @@ class Retry:
                 self._outside_mappings.append((source, target))
 
     def tags_of(self, mapping: MappingRule) -> list[str]:
-        """Return the tags that are wanted of a mapping for any of its targets, ALL_TAGS among them."""
+        """Return the tags of a mapping to retry at any target, sorted. ALL_TAGS may be among them."""
         tags = set[str]()
         for target in mapping.targets:
             tags |= self._tags_at(mapping, target)
         return sorted(tags)
 
     def _tags_at(self, mapping: MappingRule, target: Registry) -> set[str]:
-        """Return the tags that are wanted of a mapping for one target, ALL_TAGS among them."""
+        """Return the tags of a mapping to retry at one target. ALL_TAGS may be among them."""
         return self._tags.get(_names_of(mapping, target), set())
 
-    def wanted(self, tags: Iterable[WantedTag]) -> list[WantedTag]:
-        """Return what is wanted of these tags, each with the targets for which it is wanted."""
-        chosen = list[WantedTag]()
+    def filter_tags(self, tags: Iterable[WantedTag]) -> list[WantedTag]:
+        """Return the tags to retry, each with only the targets at which it is retried."""
+        filtered = list[WantedTag]()
         for wanted in tags:
-            targets = tuple(target for target in wanted.targets if self._wants(wanted, target))
+            targets = tuple(target for target in wanted.targets if self._includes(wanted, target))
             if targets:
-                chosen.append(wanted._replace(targets=targets))
-        return chosen
+                filtered.append(wanted._replace(targets=targets))
+        return filtered
 
-    def _wants(self, wanted: WantedTag, target: Registry) -> bool:
+    def _includes(self, wanted: WantedTag, target: Registry) -> bool:
+        """Report whether a tag is retried at a target."""
         tags = self._tags_at(wanted.mapping, target)
         if wanted.tag == ALL_TAGS:
             return bool(tags)
         return wanted.tag in tags or ALL_TAGS in tags
 
-    def narrowed(self, config: Config) -> Config:
-        """Return the configuration without the mappings, targets and tags that no wanted image needs.
+    def narrow(self, config: Config) -> Config:
+        """Return the configuration with only the mappings, targets and tags that the retry needs.
 
-        Known tags are named one by one, so that their source is not listed; `latest` and `min_tags`
-        need a listing and are not applied again. An earlier mapping that may write a wanted tag
-        from another source stays as it is: the conflict has to be found again.
+        The tags are listed in the mappings by name, so that sources need not be listed. `latest` and
+        `min_tags` need a listing, so they are not applied again. An earlier mapping that may write one
+        of the tags from another source is kept whole, so that the conflict is detected again.
         """
-        # By their index, the mappings that stay.
+        # By index, the mappings of the result.
         kept = dict[int, MappingRule]()
         for mapping in config.mappings:
-            narrowed = self._narrowed_mapping(mapping)
+            narrowed = self._narrow_mapping(mapping)
             if narrowed is not None:
                 kept[mapping.index] = narrowed
 
@@ -89,8 +90,8 @@ class Retry:
 
         return config._replace(mappings=tuple(kept[index] for index in sorted(kept)))
 
-    def _narrowed_mapping(self, mapping: MappingRule) -> MappingRule | None:
-        """Return a mapping with its wanted targets and tags alone; None where nothing of it is wanted."""
+    def _narrow_mapping(self, mapping: MappingRule) -> MappingRule | None:
+        """Return a mapping with only the tags and targets to retry. Returns None if it has none."""
         tags = set[str]()
         targets = list[Registry]()
         for target in mapping.targets:
@@ -107,12 +108,15 @@ class Retry:
         return mapping._replace(targets=tuple(targets), tags=rule)
 
     def _selected(self, mapping: MappingRule, target: Registry) -> set[str]:
-        """Return the wanted tags that a mapping may select; all of them if ALL_TAGS is one."""
+        """Return the tags to retry at a target that the mapping can select.
+
+        If ALL_TAGS is among the tags to retry, all of them are returned.
+        """
         tags = self._tags_at(mapping, target)
         return tags if ALL_TAGS in tags else set(selectable(sorted(tags), mapping.tags))
 
-    def unselected(self, config: Config) -> list[str]:
-        """Return the wanted images that no mapping selects any more."""
+    def find_unselected(self, config: Config) -> list[str]:
+        """Return `SOURCE -> TARGET` for each image to retry that no mapping can select any more."""
         selected = defaultdict[tuple[str, str], set[str]](set)
         for mapping in config.mappings:
             for target in mapping.targets:
@@ -127,25 +131,31 @@ class Retry:
 
 
 def _split_tag(reference: str) -> tuple[str, str]:
-    """Split REPOSITORY:TAG, where the tag may be ALL_TAGS. The tag is empty in any other reference."""
+    """Split REPOSITORY:TAG into repository and tag. The tag may be ALL_TAGS.
+
+    Returns an empty tag if the reference does not have this form.
+    """
     repository, _, tag = reference.rpartition(":")
-    # Of REPOSITORY@sha256:HEX the last part would pass for a tag.
+    # In REPOSITORY@sha256:HEX the part after the colon is a valid tag.
     if "@" in repository or not (tag == ALL_TAGS or is_tag(tag)):
         return reference, ""
     return repository, tag
 
 
 def _names_of(mapping: MappingRule, target: Registry) -> tuple[str, str]:
-    """Return the names of source and target repository as a report has them."""
+    """Return the full names of the source and target repository, as in a report."""
     source = mapping.source.name_of(mapping.source_repository)
     return source, target.name_of(mapping.target_repository)
 
 
 def _may_win(rival: MappingRule, mapping: MappingRule) -> bool:
-    """Say whether a mapping that writes the same repository may own a tag that another one wants."""
+    """Report whether `rival` may win a conflict with `mapping` over a tag to retry.
+
+    Both mappings write the same target repository.
+    """
     is_later = rival.index >= mapping.index
     if is_later or rival.source_key == mapping.source_key:
         return False
-    # None: the wanted tags are not known before the source is listed.
+    # The selection is None if the tags are not known before the source is listed.
     selection = select_literals(mapping.tags)
     return selection is None or bool(selectable(selection.kept, rival.tags))

@@ -32,7 +32,7 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import SearchDepth, flags_after
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
-from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign, grouped
+from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign, group_mappings
 from _regsync.sync.once import gather
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
 from _regsync.sync.report import MappingSelection, Outcome, Report, Room, Undone
@@ -112,7 +112,7 @@ class Run:
         `first_seen` has the times that `min_age` counts from. Without it no image is held back.
         With `lock` the tags and digests of sources are taken from the lock (sync/locked.py).
         With `retry` only the images of the retry are copied, and `config` is the result of
-        `Retry.narrowed`.
+        `Retry.narrow`.
         """
         machine = transport.machine
         is_dry_run = kind in ("plan", "analysis")
@@ -207,7 +207,7 @@ class Run:
         self._unlisted = {mapping.index: mapping for mapping in self._config.mappings}
         # Mappings with a common target repository are listed together, so that the earlier mapping
         # wins a conflict (I10).
-        groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
+        groups = group_mappings(self._config.mappings, lambda mapping: mapping.target_keys)
         for group in groups:
             self._queue_lookup(group[0].source.authority, partial(self._list_mappings, group))
         await self._run_lookups_and_copies(stop)
@@ -478,7 +478,7 @@ class Run:
 
     def _filter_by_retry(self, tags: list[WantedTag]) -> list[WantedTag]:
         """Return the tags that are copied: all of `tags`, or the tags of the retry."""
-        return tags if self._retry is None else self._retry.wanted(tags)
+        return tags if self._retry is None else self._retry.filter_tags(tags)
 
     async def _list_targets(self, tags: Sequence[_TagToLookUp]) -> None:
         """List each target repository whose listing may save two requests or more.
