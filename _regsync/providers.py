@@ -32,7 +32,7 @@ class Pace(NamedTuple):
     """
 
     actions: str  # the actions that share the window, separated by blanks
-    start: int = 4  # requests that the window admits at first
+    start: int = 4  # initial size of the window, in requests
     rate: int = 0  # tokens per second; 0: no limit is published or known
     burst: int = 1  # capacity of the token bucket
 
@@ -58,7 +58,7 @@ class Product(NamedTuple):
     probe: Literal["from", "bare"] | None = "from"
 
     page_size: int = 1000  # tags requested per page of a listing
-    listing_has_digests: bool = False
+    listing_has_digests: bool = False  # whether a listing has the digest of each tag
     per_project: bool = False  # whether each first segment of a repository has its own windows
 
     # The action whose requests `ratelimit-remaining` counts. None: the action of the request whose

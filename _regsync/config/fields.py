@@ -110,7 +110,7 @@ def parse_registry_url(text: str) -> RegistryAddress:
     if written_scheme not in (None, "http", "https"):
         raise ValueError(f"scheme {written_scheme!r} is not supported: use https:// or http://")
 
-    host = canonical_host(_without_brackets(match["host"]))
+    host = canonical_host(_compress_ipv6(match["host"]))
     # Without a scheme, loopback addresses use plain HTTP, as in other container clients.
     is_plain = written_scheme == "http" or (written_scheme is None and is_loopback(host))
     scheme: Literal["https", "http"] = "http" if is_plain else "https"
@@ -127,8 +127,8 @@ def _parse_layout_address(text: str) -> RegistryAddress:
     return RegistryAddress(LAYOUT_SCHEME, directory, 0)
 
 
-def _without_brackets(host: str) -> str:
-    """Return a compressed IPv6 address for a host in brackets. Other hosts are unchanged."""
+def _compress_ipv6(host: str) -> str:
+    """Return the compressed form of an IPv6 address in brackets. Other hosts are unchanged."""
     if not host.startswith("["):
         return host
     try:
@@ -140,7 +140,10 @@ def _without_brackets(host: str) -> str:
 
 
 def _check_source_repository(text: str) -> None:
-    """Raise ValueError unless a text is the name of a repository without tag and digest."""
+    """Raise ValueError unless a text is the name of a repository.
+
+    The error for a digest recommends `regsync copy`, which `_check_repository` does not.
+    """
     _, _, digest = text.partition("@")
     if ":" in digest:
         remedy = "name only the repository here; `regsync copy` copies an image by digest"

@@ -30,17 +30,17 @@ class Registry(NamedTuple):
     host: str
     port: int  # 0 of an image layout
     kind: Kind
-    auth_type: str | None = None
+    auth_type: str | None = None  # None: credentials are used if any are found
     username: str | None = None
     password: str | None = None
     token: str | None = None
-    cloud_profile: str | None = None
-    head_first: bool = False
-    max_concurrent: int | None = None
-    ca_file: str | None = None
+    cloud_profile: str | None = None  # of AWS
+    head_first: bool = False  # whether tags of a source are compared by HEAD before any GET
+    max_concurrent: int | None = None  # requests at the same time; None: the default
+    ca_file: str | None = None  # absolute path, like the next two
     client_cert: str | None = None
     client_key: str | None = None
-    proxy: str | None = None
+    proxy: str | None = None  # URL; None: the proxy follows from the environment
     written_path: str = ""  # of an image layout: the path as written in the configuration
     # Paths of receipts and layouts. The far side of this layout is assumed to have their blobs.
     assume: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class MappingRule(NamedTuple):
     def source_key(self) -> object:
         """A key for the source repository and the platforms.
 
-        Mappings with the same key never write different manifests to the same tag.
+        Mappings with equal keys copy a tag as the same manifest, so they can share target tags.
         """
         platforms = self.platforms and frozenset(self.platforms)
         return self.source.repository_key(self.source_repository), platforms
@@ -183,7 +183,7 @@ def _has_address(registry: Registry, written: str, address: RegistryAddress) -> 
     """
     if registry.is_layout or address.scheme == LAYOUT_SCHEME:
         return registry.authority == written
-    # An address without scheme and port means the default port of the registry's own scheme.
-    determines_port = "://" in written or re.search(r":[0-9]+$", written) is not None
-    port = address.port if determines_port else DEFAULT_PORTS[registry.scheme]
+    # A host alone means the default port of the registry's own scheme.
+    is_host_alone = "://" not in written and re.search(r":[0-9]+$", written) is None
+    port = DEFAULT_PORTS[registry.scheme] if is_host_alone else address.port
     return registry.host == address.host and registry.port == port

@@ -118,9 +118,8 @@ class Reference(NamedTuple):
     repository: str  # may be empty in an image layout
     tag: str | None = None
     digest: str | None = None
-    scheme: str | None = (
-        None  # "https", "http" or "oci-layout"; None if the reference has no scheme
-    )
+    # "https", "http" or "oci-layout". None if the reference is written without a scheme.
+    scheme: str | None = None
 
     @property
     def is_in_layout(self) -> bool:
@@ -192,8 +191,8 @@ def _parse_in_layout(text: str) -> Reference:
 
 def _parse_name(text: str) -> Reference:
     """Parse `[[SCHEME://]HOST[:PORT]/]REPO[:TAG]`. Raises ValueError if it is invalid."""
-    scheme, text = _split_scheme(text)
-    host, name = _split_host(text, has_scheme=scheme is not None)
+    scheme, rest = _split_scheme(text)
+    host, name = _split_host(rest, has_scheme=scheme is not None)
     if not re.fullmatch(_HOST, host):
         raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")
 
