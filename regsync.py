@@ -47,10 +47,10 @@ def open_missing_streams() -> None:
     """Replace closed standard streams, so that no socket gets the descriptor of a standard stream."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            from _regsync.files import empty_input, lost_output
+            from _regsync.files import empty_input, null_output
 
             occupy_descriptor()
-            setattr(sys, name, empty_input() if name == "stdin" else lost_output())
+            setattr(sys, name, empty_input() if name == "stdin" else null_output())
 
 
 def occupy_descriptor() -> None:

@@ -1,9 +1,10 @@
-"""Files in directories where others may write too.
+"""Access to files in directories that other users or programs may write to.
 
-Owns: how a file is opened, locked, hashed, replaced and removed; by what one sees that somebody has
-    changed it; when a worker thread waits for a disk, and how long it is kept.
-May not know: what a file holds.
-Invariants: no link is followed, and no pipe is waited for. A file appears whole or not at all.
+Owns: opening, locking, hashing, replacing and removing files; the detection of changed files; the use
+    of worker threads for slow disks.
+May not know: the content of files.
+Invariants: no symbolic link is followed, and opening a named pipe does not block. A new file appears
+    at its path with its whole content, or does not appear.
 Follows: docs/protocol-facts.md section 9.2 (R16).
 """
 
@@ -21,32 +22,34 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The end of a name of a file that is still being written.
+# The suffix of a file that is still being written.
 PARTIAL_SUFFIX = ".partial"
 
-# A name that another user has put there may be a link, or a pipe that an open would wait for.
-_SAFE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+# Flags for os.open. Another user may have put a symbolic link there, or a named pipe.
+SAFE_FLAGS = (
+    getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+)
 
-# Seconds after which a worker thread that moves or hashes many bytes is given back. Nobody can stop it
-# before, and whoever is cancelled waits for it (docs/bodies.md section 9).
-LONGEST_VISIT = 0.05
+# Seconds after which a worker thread that copies or hashes bytes must return. It cannot be interrupted
+# earlier, so that a cancelled task waits this long (docs/bodies.md section 9).
+LONGEST_THREAD_CALL = 0.05
 
-# Seconds for one piece after which a disk is slow (`DiskPace`).
+# Seconds. A disk that needs longer for one piece is treated as slow (`DiskPace`).
 _SLOW_PIECE = 0.02
 
-# Bytes that are hashed at once.
+# The number of bytes that are read and hashed at once.
 _PIECE = 256 * 1024
 
-WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | _SAFE
+WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | SAFE_FLAGS
 
 
 def open_safely(path: str, flags: int) -> int:
-    """Open a file without following a link. Serves `open` and `FileIO` as their `opener`."""
-    return os.open(path, flags | _SAFE)
+    """Open a file without following a symbolic link. It can be the `opener` of `open` and `FileIO`."""
+    return os.open(path, flags | SAFE_FLAGS)
 
 
 class Stamp(NamedTuple):
-    """The parts of a file's status that change when it is written to or replaced."""
+    """The parts of a file's status that change if the file is modified or replaced."""
 
     device: int
     inode: int
@@ -60,35 +63,39 @@ def stamp_of(file: int | str) -> Stamp:
     return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def is_own_folder(folder: str) -> bool:
-    """Return whether a folder is where it seems to be: neither it nor its parent is a link."""
+def is_link_free(folder: str) -> bool:
+    """Report whether neither a folder nor its parent is a symbolic link."""
     return not (os.path.islink(folder) or os.path.islink(os.path.dirname(folder)))
 
 
 def remove_if_possible(path: str) -> None:
-    """Remove a file if it is there and may be removed."""
+    """Remove a file. Do nothing if it does not exist or cannot be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
-async def hash_rest(file: io.FileIO, running: _Hash) -> int:
-    """Hash a file from its present position to its end, in worker threads; return how many bytes that
-    was.
+async def hash_rest(file: io.FileIO, running_hash: _Hash) -> int:
+    """Hash a file from its current position to its end, in worker threads.
+
+    Updates `running_hash`. Returns the number of bytes that were hashed.
     """
-    import anyio.to_thread  # most commands hash no file
+    import anyio.to_thread  # imported late, because most commands do not hash files
 
     total = 0
-    while count := await anyio.to_thread.run_sync(_hash_for_a_while, file, running):
+    while count := await anyio.to_thread.run_sync(_hash_for_a_while, file, running_hash):
         total += count
     return total
 
 
-def _hash_for_a_while(file: io.FileIO, running: _Hash) -> int:
-    """Hash the next bytes of a file until `LONGEST_VISIT` has passed; return how many, 0 at the end."""
-    until = time.monotonic() + LONGEST_VISIT
+def _hash_for_a_while(file: io.FileIO, running_hash: _Hash) -> int:
+    """Hash the next bytes of a file for at most `LONGEST_THREAD_CALL` seconds.
+
+    Returns the number of bytes that were hashed, which is 0 only at the end of the file.
+    """
+    until = time.monotonic() + LONGEST_THREAD_CALL
     count = 0
     while piece := file.read(_PIECE):
-        running.update(piece)
+        running_hash.update(piece)
         count += len(piece)
         if time.monotonic() >= until:
             break
@@ -96,26 +103,26 @@ def _hash_for_a_while(file: io.FileIO, running: _Hash) -> int:
 
 
 class DiskPace:
-    """How fast a disk has been. After a slow piece a worker thread reads or writes the next one, so that
-    the event loop does not wait for the disk.
+    """Chooses where the next piece of a file is read or written: in the event loop or in a thread.
 
-    Usually the system has a piece in memory. To read it there costs less than the way to a thread.
+    After a slow piece a worker thread is used, so that the event loop does not block. Otherwise the
+    event loop is used. The data is usually in the page cache, and a thread switch would take longer.
     """
 
     def __init__(self) -> None:
-        self.is_slow = False  # of the last piece
+        self.is_slow = False  # whether the last piece was slow
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[None]:
-        """Note whether reading or writing a piece, in the block, is slow."""
-        import anyio  # most commands need no disk
+        """Set `is_slow` according to the duration of the block, which reads or writes one piece."""
+        import anyio  # imported late, because most commands do not use files
 
         began = anyio.current_time()
         yield
         self.is_slow = anyio.current_time() - began > _SLOW_PIECE
 
     async def run(self, act: Callable[[memoryview], _T], piece: memoryview) -> _T:
-        """Read or write a piece by `act`, in a worker thread after a slow one."""
+        """Call `act`, which reads or writes a piece. Call it in a worker thread after a slow piece."""
         import anyio.to_thread
 
         began = anyio.current_time()
@@ -127,8 +134,8 @@ class DiskPace:
         return result
 
 
-class _Nothing(io.RawIOBase):
-    """What /dev/null is, which not every root has: empty, and takes everything."""
+class _NullFile(io.RawIOBase):
+    """A file that is empty and discards writes, like /dev/null. Not every system has /dev/null."""
 
     def readable(self) -> bool:
         return True
@@ -144,17 +151,17 @@ class _Nothing(io.RawIOBase):
 
 
 def empty_input() -> TextIO:
-    """Return a stream that has ended."""
-    return io.TextIOWrapper(io.BufferedReader(_Nothing()))
+    """Return a text stream that is at its end."""
+    return io.TextIOWrapper(io.BufferedReader(_NullFile()))
 
 
-def lost_output() -> TextIO:
-    """Return a stream that takes everything and keeps nothing."""
-    return io.TextIOWrapper(io.BufferedWriter(_Nothing()), encoding="utf-8")
+def null_output() -> TextIO:
+    """Return a text stream that discards everything that is written to it."""
+    return io.TextIOWrapper(io.BufferedWriter(_NullFile()), encoding="utf-8")
 
 
 def lock(descriptor: int) -> None:
-    """Lock a file for this process alone; BlockingIOError when another one has it."""
+    """Take an exclusive lock on a file. Raises BlockingIOError if another process has locked it."""
     try:
         from fcntl import LOCK_EX, LOCK_NB, flock
     except ImportError:
@@ -163,7 +170,7 @@ def lock(descriptor: int) -> None:
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError as error:
-            # It has no error of its own for a file that is locked.
+            # msvcrt raises the same error for a locked file as for any other failure.
             raise BlockingIOError(str(error)) from error
     else:
         flock(descriptor, LOCK_EX | LOCK_NB)
@@ -171,12 +178,13 @@ def lock(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str, mode: int = 0o600) -> Iterator[int]:
-    """Give the block the descriptor of a new file, which replaces the one at `path` when the block ends
-    well. When it fails, nothing has changed at `path`.
+    """Create a temporary file that replaces the file at `path` if the block succeeds.
 
-    The block has to close the descriptor. `mode` is what the file permits, whatever the umask.
+    Yields the descriptor of the temporary file. The block must write the file and close the descriptor.
+    If the block raises an exception, the file at `path` is unchanged. `mode` is the file's permissions,
+    regardless of the umask.
     """
-    # Two runs may write the same file, so each has a name of its own. O_EXCL follows no link.
+    # The name is random, because two runs may write the same file. O_EXCL does not follow links.
     partial = f"{path}.{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
     descriptor = os.open(partial, WRITE_FLAGS | os.O_EXCL, 0o600)
     try:

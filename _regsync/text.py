@@ -1,9 +1,9 @@
-"""Text from elsewhere is made safe to print; sizes, durations and moments are put into words.
+"""Functions that make untrusted text safe to print, and format sizes, durations and times.
 
-Owns: which characters a line may have, how secrets are taken out of a text, how a cut is shown.
-May not know: whose secrets they are, who prints.
-Invariants: secrets are removed before a text is cut, because half a secret would not be found.
-Others' text is printed on one line, without control characters (R18).
+Owns: the characters that are printed, the masking of secrets, the mark of a truncated text.
+May not know: the owners of secrets, the output.
+Invariants: secrets are masked before a text is truncated, because half a secret would not be found.
+Untrusted text is printed on one line, without control characters (R18).
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
+# A function that returns the secrets to mask.
 Secrets = Callable[[], Iterable[str]]
 
-# Characters that control a terminal, turn the direction of text around, or have no width (R18: no
-# control character of others' text is printed).
+# Characters that are removed from printed text: control characters, characters that change the
+# direction of text, and characters of zero width (R18).
 _INVISIBLE = {
     *range(0x00, 0x20),
     *range(0x7F, 0xA0),
@@ -32,35 +33,36 @@ _INVISIBLE = {
     0xFEFF,
     *range(0xE0000, 0xE0080),
 }
-_SPACES = (0x09, 0x0A, 0x0D, 0x2028, 0x2029)
-_PRINTABLE = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys(_SPACES, " ")
+_SPACES = (0x09, 0x0A, 0x0D, 0x2028, 0x2029)  # characters that are replaced by a space
+_PRINTABLE = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys(_SPACES, " ")  # for str.translate
 
 _MASK = "***"
 
-# Characters of a text in which secrets are looked for. More of an error's body is read, so that
-# a secret which the reading cuts in two stands behind them.
+# The number of characters of a text that are searched for secrets; the text after them is dropped.
+# Callers read more bytes of an error body than this, so that only a dropped secret can be incomplete.
 _MOST_SEARCHED = 16 * 1024 - 1
 
-# The last second that RFC 3339 can write.
+# The last time that RFC 3339 can represent, in seconds since 1970.
 _LAST_MOMENT = 253_402_300_799
 
-# Functions that return the secrets which text in the present task may hold: see `redacting`.
+# The secrets that `printable` masks in the current task. See `redacting`.
 _SECRETS_IN_USE: ContextVar[tuple[Secrets, ...]] = ContextVar("secrets in use", default=())
 
 
 def one_line(text: str, limit: int = 500) -> str:
-    """Return `text` on one line, without control characters, at most `limit` characters long, `…`
-    where it was cut. Secrets stay in it.
+    """Return a text on one line without control characters, truncated to `limit` characters.
+
+    A truncated text ends in `…`. Secrets are not masked.
     """
-    looked_at = text[: 4 * limit]  # the text may be huge
-    shown = looked_at.translate(_PRINTABLE).strip()
-    if len(shown) <= limit and len(looked_at) == len(text):
-        return shown
-    return shown[: limit - 1] + "…"
+    beginning = text[: 4 * limit]  # the text may be huge
+    cleaned = beginning.translate(_PRINTABLE).strip()
+    if len(cleaned) <= limit and len(beginning) == len(text):
+        return cleaned
+    return cleaned[: limit - 1] + "…"
 
 
 def printable(text: str, limit: int = 500) -> str:
-    """Return others' text as `one_line` does, without the secrets in use (see `redacting`)."""
+    """Return an untrusted text like `one_line`, with the secrets of the enclosing `redacting` masked."""
     secrets = [secret for secrets_of in _SECRETS_IN_USE.get() for secret in secrets_of()]
     if any(secrets):
         text = redact(text, secrets)
@@ -68,21 +70,22 @@ def printable(text: str, limit: int = 500) -> str:
 
 
 def clean_beginning(body: bytes, limit: int) -> str:
-    """Return the beginning of others' bytes as `printable` does, however many they are."""
-    # UTF-8 has at most four bytes a character, so the cut is behind all that is searched.
+    """Return the beginning of an untrusted body like `printable`, without decoding the whole body."""
+    # A character has at most four bytes in UTF-8. So more characters remain than `redact` searches.
     most = 4 * (_MOST_SEARCHED + 1)
     return printable(body[:most].decode("utf-8", "replace"), limit)
 
 
-class redacting:  # read as a verb, as those of contextlib are
-    """Within the block, let `printable` remove these secrets from every text before it cuts it.
+class redacting:  # lower case, like the context managers of contextlib
+    """A context manager that makes `printable` mask these secrets inside its block.
 
-    Text is made printable where it is parsed. The secrets are known further out, where the request
-    was made.
+    Text is made printable where it is parsed, deep inside the code that sends a request. The secrets
+    are only known to the caller of that code.
     """
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
+        # The value of `_SECRETS_IN_USE` before the block.
         self._outer: tuple[Secrets, ...] = ()
 
     def __enter__(self) -> None:
@@ -94,16 +97,16 @@ class redacting:  # read as a verb, as those of contextlib are
 
 
 def reason_of(error: Exception, limit: int = 500) -> str:
-    """Return what the system says of an error, or else the error's own text, as `printable` does."""
+    """Return the system's message for an error (`strerror`), or str(error), made printable."""
     return printable(getattr(error, "strerror", None) or str(error), limit)
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """Return a text on one line, with `***` in place of each secret.
+    """Return a text on one line, with each secret replaced by `***`.
 
-    A secret is found as it is, in lower case, JSON-escaped and percent-encoded once or twice. The
-    result is percent-decoded, and ends after `_MOST_SEARCHED` characters. Any shorter cut has to
-    come afterwards.
+    Secrets are found literally, in lower case, JSON-escaped, and percent-encoded once or twice. The
+    result is percent-decoded, and has at most `_MOST_SEARCHED` characters. A caller that shortens the
+    text must do so after this call.
     """
     if not text:
         return text
@@ -112,28 +115,30 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     text = _without_controls(unquote(unquote(text)))
 
     forms = {form for secret in secrets for form in _written_forms(secret)}
-    # The longest first: one secret may be the beginning of another.
+    # Replace the longest first, because a secret may be the beginning of another secret.
     longest_first = sorted(forms, key=lambda form: (-len(form), form))
     for form in longest_first:
         text = text.replace(form, _MASK)
     if is_cut:
-        # The last characters may be the beginning of a secret, as long as the longest one at most.
+        # The text may end with the beginning of a secret. Drop as many characters as the longest has.
         longest = max(map(len, longest_first), default=0)
         text = f"{text[: max(0, len(text) - longest)]}…"
     return text
 
 
-# All texts of a run are searched for the same secrets. A login remembers half as many as fit here.
+# Cached, because every text of a run is searched for the same secrets. The cache has room for twice the
+# number of secrets that one login keeps.
 @lru_cache(maxsize=1024)
 def _written_forms(secret: str) -> frozenset[str]:
-    """Return what a secret may look like in a text that `redact` has percent-decoded twice. A secret
-    that has a percent sign of its own was decoded with the text.
+    """Return the forms in which a secret can appear in a text that was percent-decoded twice.
+
+    A secret that contains a percent sign may have been decoded together with the text.
     """
     forms: set[str] = set()
     spellings = (
         secret,
         json.dumps(secret)[1:-1],
-        secret.lower(),  # in the name of a host
+        secret.lower(),  # host names are converted to lower case
     )
     for spelling in spellings:
         decoded_once = unquote(spelling)
@@ -143,32 +148,33 @@ def _written_forms(secret: str) -> frozenset[str]:
 
 
 def _without_controls(text: str) -> str:
-    """Return a text as `one_line` does, but of any length."""
+    """Return a text of any length on one line, without control characters."""
     if text.isprintable():
         return text.strip()
     return text.translate(_PRINTABLE).strip()
 
 
 def strip_userinfo(text: str) -> str:
-    """Return a text without `user:password@`, wherever it was written by mistake."""
+    """Mask `user:password@` in a text, also where a user wrote it by mistake."""
 
     def mask(word_before_at: re.Match[str]) -> str:
         has_password = ":" in word_before_at[0]
         return "***@" if has_password else word_before_at[0]
 
-    # A digest follows an `@` too.
+    # The `@` before a digest does not follow a password.
     return re.sub(r"""(?<![^\s'"])[^\s'"]*@(?!sha(?:256|512):)""", mask, text)
 
 
 def mask_unless_word(text: str) -> str:
-    """Return a text that stands where a name belongs, or asterisks if it does not look like a name:
-    somebody may have put a secret in the wrong place.
+    """Return a text if it looks like a name, and `***` otherwise.
+
+    It is used for a user's value that should be a name, but may be a secret in the wrong place.
     """
     return text if re.fullmatch("!?[A-Za-z_.-]{1,24}", text) else _MASK
 
 
 def json_object(text: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that a text is, None for anything else."""
+    """Parse a JSON object. Returns None if the text is not valid JSON or not an object."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -177,18 +183,18 @@ def json_object(text: bytes) -> dict[str, Any] | None:
 
 
 def size_text(count: int) -> str:
-    """Return a size in SI units: `0 B`, `512 B`, `31.5 MB`."""
+    """Format a size in bytes with SI units: `0 B`, `512 B`, `31.5 MB`."""
     if count < 1000:
         return f"{count} B"
     for power, unit in enumerate(("KB", "MB", "GB"), start=1):
         size = count / 1000**power
-        if size < 999.95:  # more would be shown as 1000.0
+        if size < 999.95:  # a larger value would be formatted as 1000.0
             return f"{size:.1f} {unit}"
     return f"{count / 1000**4:.1f} TB"
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration: `0.3s`, `47s`, `2m13s`, `1h30m`."""
+    """Format a duration: `0.3s`, `47s`, `2m13s`, `1h30m`."""
     if seconds < 9.95:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
@@ -197,16 +203,16 @@ def duration_text(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
-@lru_cache(maxsize=1024)  # what one run has seen has few different times
+@lru_cache(maxsize=1024)  # the entries of one run have few different times
 def time_text(seconds: float) -> str:
-    """Return a moment, in seconds since 1970, as `2026-11-22T12:00:00Z`."""
+    """Format a time, in seconds since 1970, as `2026-11-22T12:00:00Z`."""
     moment = datetime.fromtimestamp(min(int(seconds), _LAST_MOMENT), timezone.utc)
     return f"{moment:%Y-%m-%dT%H:%M:%S}Z"
 
 
 @lru_cache(maxsize=1024)
 def parse_time(text: str) -> int:
-    """Return the seconds since 1970 of what `time_text` has written; ValueError for another text."""
+    """Parse the output of `time_text` into seconds since 1970. Raises ValueError for another format."""
     if not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", text):
         raise ValueError(f"{text!r} is not a time like 2026-11-22T12:00:00Z")
     return int(datetime.fromisoformat(f"{text[:-1]}+00:00").timestamp())

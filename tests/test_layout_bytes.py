@@ -112,7 +112,7 @@ async def test_a_worker_thread_is_given_back_after_a_short_while(
     world, tmp_path, moves, monkeypatch
 ):
     """Nobody can stop it before, and whoever cancels a copy waits for it."""
-    clock = itertools.count(step=files.LONGEST_VISIT / 2)
+    clock = itertools.count(step=files.LONGEST_THREAD_CALL / 2)
     scene = Scene(tmp_path, world)
     scene.read_from_layout()
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))

@@ -18,7 +18,7 @@ import pytest
 
 from _regsync.crypto import new_hash
 from _regsync.errors import ContentError
-from _regsync.files import LONGEST_VISIT, hash_rest
+from _regsync.files import LONGEST_THREAD_CALL, hash_rest
 from _regsync.net.http1 import PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import digest_of
@@ -685,7 +685,7 @@ async def test_whoever_hashes_a_file_is_stopped_before_its_end(
     """A worker thread cannot be stopped, so it is given back now and then."""
     visits = 0
     plain = anyio.to_thread.run_sync
-    clock = itertools.count(step=LONGEST_VISIT / 2)
+    clock = itertools.count(step=LONGEST_THREAD_CALL / 2)
 
     async def run_sync(*arguments: Any, **options: Any) -> Any:
         nonlocal visits

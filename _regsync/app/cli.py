@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from _regsync.app import commands
 from _regsync.app.console import Console, terminal_size
 from _regsync.errors import AuthError, ConfigError, RegsyncError
-from _regsync.files import lost_output
+from _regsync.files import null_output
 from _regsync.fips import REMEDY
 from _regsync.text import mask_unless_word, printable, reason_of
 
@@ -510,7 +510,7 @@ def discard_lost_output() -> None:
         try:
             getattr(sys, name).flush()
         except OSError:
-            setattr(sys, name, lost_output())
+            setattr(sys, name, null_output())
 
 
 def report_error(console: Console, error: BaseException) -> int:

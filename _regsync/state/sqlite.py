@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
-from _regsync.files import _SAFE, open_safely, remove_if_possible
+from _regsync.files import SAFE_FLAGS, open_safely, remove_if_possible
 from _regsync.text import reason_of
 
 try:
@@ -188,7 +188,7 @@ def _read_header(path: str, flags: int) -> bytes:
     """
     if os.path.islink(path):
         raise Damaged("it is a link")
-    descriptor = os.open(path, flags | _SAFE, 0o600)
+    descriptor = os.open(path, flags | SAFE_FLAGS, 0o600)
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):

@@ -25,7 +25,7 @@ from _regsync.errors import (
     WireError,
     WrongBytes,
 )
-from _regsync.files import LONGEST_VISIT
+from _regsync.files import LONGEST_THREAD_CALL
 from _regsync.net.http1 import Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
@@ -203,8 +203,8 @@ class Relay(Pieces):
         return self._has_more_arrived and not may_end_with_next_read
 
     def _pour_in_thread(self, write: Callable[[memoryview], None]) -> None:
-        """Read, hash and write while `_can_pour`, for at most LONGEST_VISIT seconds."""
-        deadline = time.monotonic() + LONGEST_VISIT
+        """Read, hash and write while `_can_pour`, for at most LONGEST_THREAD_CALL seconds."""
+        deadline = time.monotonic() + LONGEST_THREAD_CALL
         is_time_up = False
         while self._can_pour() and not is_time_up:
             count = self._response.read_now(self._buffer)

@@ -33,7 +33,7 @@ from _regsync.files import (
     DiskPace,
     Stamp,
     hash_rest,
-    is_own_folder,
+    is_link_free,
     open_safely,
     remove_if_possible,
     replacing,
@@ -584,7 +584,7 @@ class Staging:
             # Two calls are needed, because `makedirs` applies the mode only to the last folder.
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            if not is_own_folder(folder):
+            if not is_link_free(folder):
                 raise OSError(errno.ELOOP, "a symbolic link is not followed", folder)
             _remove_abandoned(folder)
             self._folders.add(folder)
@@ -635,7 +635,7 @@ class Staging:
             return paths
         for algorithm in DIGEST_HEX_LENGTHS:
             folder = os.path.join(self._directory, algorithm)
-            if not is_own_folder(folder):
+            if not is_link_free(folder):
                 continue
             with contextlib.suppress(OSError):
                 for name in os.listdir(folder):
