@@ -1,8 +1,9 @@
-"""The command line: arguments, help, errors, and the exit status.
+"""Parse the command line, run the command, and turn every error into an exit status.
 
-Owns: what each command takes, and what its end means for the shell.
+Owns: the arguments, help and exit statuses of each command.
 May not know: what a command does with its arguments.
-Invariants: every error ends in one line and one exit status; no traceback without `-vv`.
+Invariants: every error is reported in one line and has one exit status. Without `-vv` there is no
+traceback.
 Follows: docs/design.md section 2.
 """
 
@@ -27,8 +28,8 @@ from _regsync.text import mask_unless_word, printable, reason_of
 if TYPE_CHECKING:
     from _regsync.config.fields import Field
 
-# Errors of a write to our output: a full disk, a quota, a reader that left. Our own files raise
-# errors of other classes.
+# The errors of a write to standard output or standard error: a full disk, an exceeded quota, a reader
+# that has closed its pipe. The same errors on other files arrive here as a RegsyncError.
 LOST_OUTPUT = frozenset(
     {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EAGAIN}
 )
@@ -42,7 +43,7 @@ STATUSES = """\
   130  interrupted by SIGINT, 143 by SIGTERM, with work left undone
 """
 
-# What the help of an option calls the value of a configuration field of this type.
+# The name of an option's value in its help, by the type of its configuration field.
 METAVARS = {
     "count": "N",
     "text": "RANGE",
@@ -52,29 +53,33 @@ METAVARS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, whose errors are ours: one line, and the hint where help is."""
+    """An argument parser that raises ConfigError instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, hint=f"see `{self.prog} --help`")
 
 
 class Command(NamedTuple):
-    """One command: what it says of itself, what it takes, and what runs it."""
+    """The help, the arguments and the function of one command."""
 
     summary: str
-    statuses: str  # the exit statuses that it can end with, for its help
+    statuses: str  # the exit statuses that the command can return, separated by blanks
     examples: str
     add_arguments: Callable[[Parser], None]
-    run: Callable[[argparse.Namespace, Console], int]
-    own_statuses: Mapping[str, str] = MappingProxyType({})  # those that mean something else here
-    asks_registries: bool = True
+    run: Callable[[argparse.Namespace, Console], int]  # returns the exit status
+    # The meanings of exit statuses, if they differ from those in STATUSES.
+    own_statuses: Mapping[str, str] = MappingProxyType({})
+    asks_registries: bool = True  # False if the command only reads and writes local files
 
 
 # Arguments
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; ConfigError for one that no command takes."""
+    """Parse the command line. The result has the name of the command in `command`.
+
+    Raises ConfigError if there is no command, or if the command does not accept its arguments.
+    """
     name, words = split_command(argv)
     if name is None and "--version" in words:
         words.remove("--version")
@@ -84,7 +89,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     elif name in COMMANDS:
         parser = command_parser(name, COMMANDS[name])
     else:
-        import difflib  # for this error alone
+        import difflib  # only needed for this error
 
         near = difflib.get_close_matches(name[:64], COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
@@ -92,7 +97,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
     arguments, unknown = parser.parse_known_args(words, argparse.Namespace(command=name))
     if unknown:
-        # An unknown word may be a secret, or an option with a secret behind its `=`.
+        # An unknown word, or the value after an option's `=`, may be a secret.
         shown = [word.partition("=")[0] if word.startswith("-") else "***" for word in unknown]
         parser.error(f"unrecognized arguments: {' '.join(shown)}")
     if name is None:
@@ -101,12 +106,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def split_command(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the name of the command, None where there is none, and all other words.
+    """Return the name of the command and all other words. The name is None if there is no command.
 
-    Options may stand before the command: its name is the first word that is neither an option nor an
-    option's value.
+    The name is the first word that is neither an option nor the value of an option.
     """
-    options_with_value = ("--log-format", "-c", "--config")
+    options_with_value = ("--log-format", "-c", "--config")  # those that may precede a command
     previous = ""
     for place, word in enumerate(argv):
         if not word.startswith("-") and previous not in options_with_value:
@@ -116,7 +120,7 @@ def split_command(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def program_parser() -> Parser:
-    """Return the parser of a command line without a command: it has help, and nothing to run."""
+    """Create the parser for a command line without a command, such as `regsync --help`."""
     commands_list = [f"  {name:<9} {command.summary}" for name, command in COMMANDS.items()]
     epilog = [
         "commands (`regsync COMMAND --help` has the options and exit statuses of each):",
@@ -140,13 +144,13 @@ def program_parser() -> Parser:
 
 
 def command_parser(name: str, command: Command) -> Parser:
-    """Return the parser of one command."""
+    """Create the parser for one command."""
     epilog = [
         "examples:",
         *(f"  {line}".rstrip() for line in command.examples.splitlines()),
         "",
         "exit status:",
-        statuses_of(command),
+        describe_statuses(command),
     ]
     parser = make_parser(f"regsync {name}", command.summary, epilog)
     command.add_arguments(parser)
@@ -154,28 +158,28 @@ def command_parser(name: str, command: Command) -> Parser:
     return parser
 
 
-def statuses_of(command: Command) -> str:
-    """Return the lines of `STATUSES` that a command can end with, with its own meanings."""
+def describe_statuses(command: Command) -> str:
+    """Return a line of help for each exit status that a command can return."""
     meanings = dict(line.split(maxsplit=1) for line in STATUSES.splitlines())
     meanings |= command.own_statuses
     return "\n".join(f"  {number:<5}{meanings[number]}" for number in command.statuses.split())
 
 
 def make_parser(prog: str, description: str, epilog: Sequence[str]) -> Parser:
-    """Return a parser without arguments; its help ends with the lines of `epilog`."""
+    """Create a parser without arguments. `epilog` has the last lines of its help."""
     return Parser(
         prog=prog,
         description=description,
         epilog="\n".join(epilog),
-        # `--jso` would count as --json here, but not in `main`, which looks at the words themselves.
+        # `main` looks for `--json` in the words of the command line, so it must not be abbreviated.
         allow_abbrev=False,
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=help_width()),
     )
 
 
 def help_width() -> int:
-    """Return the columns that help may take, the same that argparse would take by itself."""
-    # To learn them argparse imports `shutil` and three compressors, for every command line.
+    """Return the width of help in columns, as argparse would compute it."""
+    # argparse would import `shutil` and three compression modules for this, on every start.
     variable = os.environ.get("COLUMNS", "")
     if variable.isdecimal() and int(variable) > 0:
         return int(variable) - 2
@@ -184,8 +188,9 @@ def help_width() -> int:
 
 
 def add_global_arguments(parser: Parser, *, asks_registries: bool) -> None:
-    """Add what every command takes. The help of one that asks no registry leaves out the options about
-    requests and progress.
+    """Add the options of all commands.
+
+    If the command asks no registries, its help does not show the options about requests and progress.
     """
     verbose_help = "show decisions and retries; -vv: also every request"
     no_progress_help = "do not show progress"
@@ -215,13 +220,15 @@ def add_config(
 
 
 def add_config_file(parser: Parser) -> None:
-    """Take a configuration as FILE, or as other commands do with -c."""
+    """Add a required configuration, either as the argument FILE or as the option -c."""
     forms = parser.add_mutually_exclusive_group(required=True)
     meaning = "the configuration; - reads standard input"
-    # Both set `file`. A default of one would replace the value that the other was given.
-    none = argparse.SUPPRESS
-    forms.add_argument("file", metavar="FILE", nargs="?", default=none, help=meaning)
-    forms.add_argument("-c", "--config", dest="file", metavar="FILE", default=none, help=meaning)
+    # Both forms set `file`. If one of them is absent, its default must not overwrite the other's value.
+    no_default = argparse.SUPPRESS
+    forms.add_argument("file", metavar="FILE", nargs="?", default=no_default, help=meaning)
+    forms.add_argument(
+        "-c", "--config", dest="file", metavar="FILE", default=no_default, help=meaning
+    )
 
 
 def add_json(parser: Parser, meaning: str = "write one JSON document to standard output") -> None:
@@ -250,7 +257,7 @@ def add_locked(
 
 
 def add_field(parser: Parser, option: str, field: Field, meaning: str) -> None:
-    """Add an option that takes what a field of the configuration takes, of a list one value."""
+    """Add an option for a field of the configuration. An option for a list may be repeated."""
     is_list = field.type in ("one_or_texts", "all_or_texts")
     parser.add_argument(
         option,
@@ -393,7 +400,7 @@ def add_tags_arguments(parser: Parser) -> None:
     from _regsync.config.fields import SECTIONS
 
     for field in SECTIONS["tags"]:
-        if field.name != "immutable_tags":  # it is about a target, and there is none
+        if field.name != "immutable_tags":  # this field is about tags at a target
             add_field(parser, f"--{field.name.replace('_', '-')}", field, field.meaning)
     parser.add_argument(
         "repo",
@@ -409,9 +416,8 @@ def add_tags_arguments(parser: Parser) -> None:
 
 
 def add_auth_arguments(parser: Parser) -> None:
-    parser.usage = (
-        "%(prog)s check -c FILE [options]"  # argparse would put `check` behind the options
-    )
+    # argparse would show `check` after the options.
+    parser.usage = "%(prog)s check -c FILE [options]"
     parser.add_argument(
         "check",
         metavar="check",
@@ -457,12 +463,13 @@ def add_version_arguments(parser: Parser) -> None:
 
 
 def main(argv: Sequence[str], closed: str = "") -> int:
-    """Run one command and return its exit status.
+    """Run one command. Returns its exit status.
 
-    `closed` says why the FIPS gate is closed; it is empty where the gate holds or there is none.
+    `closed` is the reason why the FIPS gate is closed. It is empty if the gate holds or if this
+    build has no gate.
     """
-    # An error in the command line is shown in the form that it asks for, so these two are found
-    # without a parser.
+    # Look for these two options before parsing, because they decide how an error of the parser is
+    # shown.
     writes_json = "--json" in argv
     logs_json = "--log-format json" in " ".join(argv).replace("=", " ")
     make_console = partial(
@@ -471,7 +478,7 @@ def main(argv: Sequence[str], closed: str = "") -> int:
     console = make_console(level="warning", shows_progress=False)
     verbosity = 0
     try:
-        # Help and the schema are shown all the same.
+        # Help and the schema are shown although the gate is closed, with this warning.
         asks_for_help = "-h" in argv or "--help" in argv
         if closed and (asks_for_help or argv[:1] == ["schema"]):
             console.log("warning", "gate_closed", closed)
@@ -482,11 +489,11 @@ def main(argv: Sequence[str], closed: str = "") -> int:
         )
         if closed and arguments.command not in ("schema", "version"):
             raise ConfigError(closed, hint=REMEDY)
-        arguments.closed = closed  # which `version` shows
+        arguments.closed = closed  # for `version`
         return COMMANDS[arguments.command].run(arguments, console)
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # every error of every command is reported here
+    except Exception as error:
         if verbosity > 1 and not isinstance(error, ConfigError):
             sys.excepthook(type(error), error, error.__traceback__)
         return report_error(console, error)
@@ -496,7 +503,7 @@ def main(argv: Sequence[str], closed: str = "") -> int:
 
 
 def log_level(arguments: argparse.Namespace) -> str:
-    """Return the lowest level whose lines are shown."""
+    """Return the lowest level of log lines to show."""
     if arguments.q:
         return "error"
     if not arguments.v:
@@ -505,7 +512,10 @@ def log_level(arguments: argparse.Namespace) -> str:
 
 
 def discard_lost_output() -> None:
-    """Replace each stream that takes nothing any more: the interpreter's last flush would fail."""
+    """Replace standard output and standard error if they can no longer be written to.
+
+    Otherwise the interpreter would report an error when it flushes them at exit.
+    """
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()
@@ -514,8 +524,8 @@ def discard_lost_output() -> None:
 
 
 def report_error(console: Console, error: BaseException) -> int:
-    """Report the error that ended a command, in one line; return the exit status."""
-    # A task group raises an exception group. Its first exception is reported.
+    """Report the error that ended a command. Returns the exit status."""
+    # A task group raises an exception group. Report its first exception.
     while members := getattr(error, "exceptions", None):
         error = members[0]
 
@@ -530,14 +540,15 @@ def report_error(console: Console, error: BaseException) -> int:
         hint = "report this defect, with the output of a run with -vv"
         reported = RegsyncError(message, hint=hint)
 
-    # A broken pipe is not reported: the reader of the output has left.
+    # Do not report a broken pipe: the reader has closed it on purpose, as `head` does.
     if not isinstance(error, BrokenPipeError):
         try:
             console.show_error(reported)
         except OSError:
-            pass  # standard error cannot be written either: only the exit status is left
+            pass  # standard error is lost too, so that only the exit status can report the error
 
-    # Errors of other classes may have AuthError's code, and then its exit status.
+    # Errors of other classes can have AuthError's code, such as a RegistryError about a 401. They then
+    # have its exit status too.
     if reported.code == AuthError.code:
         return AuthError.exit_status
     return reported.exit_status
@@ -545,9 +556,9 @@ def report_error(console: Console, error: BaseException) -> int:
 
 COMMANDS: Mapping[str, Command] = {
     "copy": Command(
-        "copy one image, with its signatures and SBOMs, to another registry",
-        "0 1 2 3 4 130",
-        """\
+        summary="copy one image, with its signatures and SBOMs, to another registry",
+        statuses="0 1 2 3 4 130",
+        examples="""\
 regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine
 regsync copy quay.io/org/app@sha256:... localhost:5000/app:pinned
 regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
@@ -556,49 +567,49 @@ A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it means Docker Hu
 localhost and loopback addresses; http:// or https:// before the host overrides that.
 oci-layout:PATH//REPO[:TAG|@DIGEST] is an image in a directory, for disks that are carried into closed networks.
 Signatures, SBOMs and attestations are found by the referrers API, its fallback tag, and cosign's tags of the image.""",
-        add_copy_arguments,
-        commands.run_copy,
+        add_arguments=add_copy_arguments,
+        run=commands.run_copy,
     ),
     "sync": Command(
-        "copy what a configuration selects, once",
-        "0 1 2 3 4 130",
-        """\
+        summary="copy what a configuration selects, once",
+        statuses="0 1 2 3 4 130",
+        examples="""\
 regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
 regsync sync -c mirror.yaml --recheck
 regsync sync -c mirror.yaml --json >report.json
 regsync sync -c mirror.yaml --retry-from report.json""",
-        add_sync_arguments,
-        commands.run_sync,
+        add_arguments=add_sync_arguments,
+        run=commands.run_sync,
     ),
     "watch": Command(
-        "copy what a configuration selects, again and again, as a service",
-        "0 2 3",
-        """\
+        summary="copy what a configuration selects, again and again, as a service",
+        statuses="0 2 3",
+        examples="""\
 regsync watch -c mirror.yaml --interval 1h --json >>cycles.jsonl
 
 A changed configuration is read before the next cycle; SIGHUP begins one at once. Only changes are shown.""",
-        add_watch_arguments,
-        commands.run_watch,
-        {"0": "stopped by SIGINT or SIGTERM", "2": "an unexpected error"},
+        add_arguments=add_watch_arguments,
+        run=commands.run_watch,
+        own_statuses={"0": "stopped by SIGINT or SIGTERM", "2": "an unexpected error"},
     ),
     "analyze": Command(
-        "show how large the selected images are, what they share, and the bytes and requests of a run",
-        "0 1 2 3 4 130",
-        """\
+        summary="show how large the selected images are, what they share, and the bytes and requests of a run",
+        statuses="0 1 2 3 4 130",
+        examples="""\
 regsync analyze -c mirror.yaml
 
 It prints the number of images and blobs, their size with each blob once, how much a run would send to each target,
 how many requests each registry would get, and the largest images and layers. For this the manifests of all selected
 images are read, unchanged ones too, and targets are asked what they have. Nothing is changed. To see what the next
 run does with each image, use `sync --dry-run`.""",
-        add_analyze_arguments,
-        commands.run_analyze,
+        add_arguments=add_analyze_arguments,
+        run=commands.run_analyze,
     ),
     "lock": Command(
-        "pin the digest of each selected tag in a file, for review",
-        "0 1 2 3 4 130",
-        """\
+        summary="pin the digest of each selected tag in a file, for review",
+        statuses="0 1 2 3 4 130",
+        examples="""\
 regsync lock -c mirror.yaml
 regsync lock -c mirror.yaml --diff --markdown
 regsync lock -c mirror.yaml --only library/alpine
@@ -606,14 +617,14 @@ regsync lock -c mirror.yaml --recheck
 regsync sync -c mirror.yaml --locked
 
 Only sources are asked. A mapping that fails keeps its old lines.""",
-        add_lock_arguments,
-        commands.run_lock,
-        {"0": "nothing failed, with or without changes"},
+        add_arguments=add_lock_arguments,
+        run=commands.run_lock,
+        own_statuses={"0": "nothing failed, with or without changes"},
     ),
     "audit": Command(
-        "check that targets hold what they should hold",
-        "0 1 2 3 130",
-        """\
+        summary="check that targets hold what they should hold",
+        statuses="0 1 2 3 130",
+        examples="""\
 regsync audit -c mirror.yaml
 regsync audit -c mirror.yaml --read 20 --json >audit.json
 regsync audit -c mirror.yaml --locked --receipt there.txt
@@ -626,106 +637,106 @@ differs           the tag names another digest at the target
 incomplete        a manifest or blob of the image is missing
 artifact_missing  a signature, SBOM or attestation is missing
 corrupt           what is there does not have the bytes or the length of its digest""",
-        add_audit_arguments,
-        commands.run_audit,
-        {
+        add_arguments=add_audit_arguments,
+        run=commands.run_audit,
+        own_statuses={
             "0": "all is there and right",
             "1": "there are findings",
             "2": "something could not be checked, or an unexpected error",
         },
     ),
     "tags": Command(
-        "list the tags of a repository that a rule or a configuration selects",
-        "0 2 3 4 130",
-        """\
+        summary="list the tags of a repository that a rule or a configuration selects",
+        statuses="0 2 3 4 130",
+        examples="""\
 regsync tags -v -c mirror.yaml docker.io/library/alpine
 regsync tags -v -c mirror.yaml ghcr.io/org/app
 regsync tags alpine --glob '3.*.*' --exclude '*[-_]*' --sort semver --latest 3
 regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
 
 The options are the keys of `tags` in a configuration. -v says why other tags are left out.""",
-        add_tags_arguments,
-        commands.run_tags,
+        add_arguments=add_tags_arguments,
+        run=commands.run_tags,
     ),
     "auth": Command(
-        "check that the credentials have the rights that a configuration needs",
-        "0 2 3 4 130",
-        """\
+        summary="check that the credentials have the rights that a configuration needs",
+        statuses="0 2 3 4 130",
+        examples="""\
 regsync auth check -c mirror.yaml
 
 Each source and target repository of the mappings is asked for its tags. In each target repository that exists, an
 upload is also begun and cancelled, so that nothing is stored. A login that may only read from targets is therefore
 an error here, even if it is enough for `audit`.""",
-        add_auth_arguments,
-        commands.run_auth,
-        {
+        add_arguments=add_auth_arguments,
+        run=commands.run_auth,
+        own_statuses={
             "0": "nothing that is needed is missing",
             "2": "an unexpected error",
             "4": "something that is needed is missing, or a registry did not answer",
         },
     ),
     "report": Command(
-        "show the JSON report of a run as text, Markdown, JUnit or HTML",
-        "0 3",
-        """\
+        summary="show the JSON report of a run as text, Markdown, JUnit or HTML",
+        statuses="0 3",
+        examples="""\
 regsync report run.json
 regsync report run.json --to markdown >>"$GITHUB_STEP_SUMMARY"
 regsync report run.json --to html >run.html
 
 The report is what `sync --json` or `copy --json` has written (`audit --json` writes another document). No registry
 is asked.""",
-        add_report_arguments,
-        commands.run_report,
-        {
+        add_arguments=add_report_arguments,
+        run=commands.run_report,
+        own_statuses={
             "0": "the report was shown, whatever failed in the run",
             "3": "FILE is not a report, the command line is invalid, or the FIPS gate is closed",
         },
         asks_registries=False,
     ),
     "validate": Command(
-        "check a configuration",
-        "0 3",
-        """\
+        summary="check a configuration",
+        statuses="0 3",
+        examples="""\
 regsync validate mirror.yaml
 regsync validate - <mirror.yaml""",
-        add_config_file,
-        commands.run_validate,
-        {"0": "the configuration is valid"},
+        add_arguments=add_config_file,
+        run=commands.run_validate,
+        own_statuses={"0": "the configuration is valid"},
         asks_registries=False,
     ),
     "expand": Command(
-        "print a configuration with variables and defaults filled in",
-        "0 3",
-        "regsync expand mirror.yaml",
-        add_expand_arguments,
-        commands.run_expand,
-        {"0": "the configuration is valid, and was printed"},
+        summary="print a configuration with variables and defaults filled in",
+        statuses="0 3",
+        examples="regsync expand mirror.yaml",
+        add_arguments=add_expand_arguments,
+        run=commands.run_expand,
+        own_statuses={"0": "the configuration is valid, and was printed"},
         asks_registries=False,
     ),
     "schema": Command(
-        "print the JSON Schema of the configuration",
-        "0 3",
-        """\
+        summary="print the JSON Schema of the configuration",
+        statuses="0 3",
+        examples="""\
 regsync schema >regsync.schema.json
 
 Editors complete a configuration that begins with
 # yaml-language-server: $schema=regsync.schema.json""",
-        add_schema_arguments,
-        commands.run_schema,
-        {"0": "the schema was printed", "3": "the command line is invalid"},
+        add_arguments=add_schema_arguments,
+        run=commands.run_schema,
+        own_statuses={"0": "the schema was printed", "3": "the command line is invalid"},
         asks_registries=False,
     ),
     "version": Command(
-        "show which build this is, and what it runs on",
-        "0 3",
-        """\
+        summary="show which build this is, and what it runs on",
+        statuses="0 3",
+        examples="""\
 regsync version --json
 regsync version --sbom >regsync.cdx.json
 
 It also runs where the FIPS gate is closed, and says why. Only a built file has an inventory, a checkout has none.""",
-        add_version_arguments,
-        commands.run_version,
-        {
+        add_arguments=add_version_arguments,
+        run=commands.run_version,
+        own_statuses={
             "0": "the version was printed, whether the FIPS gate holds or not",
             "3": "the command line is invalid, or there is no inventory",
         },

@@ -140,7 +140,7 @@ def read_reference(text: str) -> Reference:
 
 
 def check_has_repository(reference: Reference) -> None:
-    """Raise ConfigError if the reference is an image layout's and names no repository in it."""
+    """Raise ConfigError if the reference names an image layout but no repository in it."""
     if not reference.repository:
         hint = f"write {reference.registry}//REPO:TAG"
         raise ConfigError(f"reference {str(reference)!r}: the repository is missing", hint=hint)
@@ -180,7 +180,8 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     if not target.repository:
         # DST is an image layout without a repository. The image keeps the source's repository.
         target = target._replace(repository=source.repository)
-    reference = source.digest or source.tag or "latest"
+    source_reference = source.digest or source.tag or "latest"
+    target_reference = target.digest or target.tag or source_reference
     if source.digest is None and source.tag is None:
         console.log("info", "default_tag", f"{source}: no tag given, using latest")
 
@@ -195,7 +196,7 @@ def run_copy(arguments: Namespace, console: Console) -> int:
 
     artifacts = ArtifactRule(enabled=not arguments.no_artifacts)
     mapping = mapping_between(source, target, config, platforms, artifacts)
-    image = SingleImage(mapping, reference, target.digest or target.tag or reference)
+    image = SingleImage(mapping, source_reference, target_reference)
     config = config._replace(mappings=(mapping,))
     # `recheck`: look up the image's artifacts even if the saved state says that nothing has changed.
     return run_async(partial(run, config, console, kind="copy", image=image, recheck=True))
@@ -246,7 +247,7 @@ def run_sync(arguments: Namespace, console: Console) -> int:
     config = select_shard(arguments.shard, config, console.log)
     lock = read_lock(arguments, config)
     if retry is not None:
-        # After sharding and the check of the lock, because both need the unchanged mappings.
+        # Narrow the mappings last, because sharding and the check of the lock need all their images.
         config = retry.narrow(config)
     kind: RunKind = "plan" if arguments.dry_run else "sync"
     return run_async(
@@ -297,7 +298,7 @@ def run_lock(arguments: Namespace, console: Console) -> int:
 
     config = read_config(arguments.config, console)
     options = locking.LockOptions(
-        mappings=locking.mappings_from(arguments.only, config),
+        mappings=locking.select_mappings(arguments.only, config),
         keeps_others=bool(arguments.only),
         recheck=arguments.recheck,
         writes_file=not arguments.diff,
@@ -458,8 +459,8 @@ def run_report(arguments: Namespace, console: Console) -> int:
     else:
         from _regsync.app.report_forms import as_junit, as_markdown, as_text
 
-        forms = {"text": as_text, "markdown": as_markdown, "junit": as_junit}
-        write_text(forms[arguments.to](run))
+        formats = {"text": as_text, "markdown": as_markdown, "junit": as_junit}
+        write_text(formats[arguments.to](run))
     return 0
 
 
@@ -473,6 +474,7 @@ def run_schema(arguments: Namespace, console: Console) -> int:
 
 
 def write_text(text: str) -> None:
+    """Write a file's text to standard output, without the changes that the console would make."""
     try:
         sys.stdout.write(text)
     except UnicodeEncodeError:

@@ -179,7 +179,7 @@ async def resolve_lock(
     return new
 
 
-def mappings_from(names: Sequence[str], config: Config) -> Sequence[MappingRule]:
+def select_mappings(names: Sequence[str], config: Config) -> Sequence[MappingRule]:
     """Return the mappings whose source repository has one of the names, or all without names.
 
     A name is written as in the mapping's `from` or as in a lock. Raises ConfigError if no mapping has
