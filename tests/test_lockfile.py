@@ -313,9 +313,9 @@ def test_what_artifacts_are_taken_is_told_apart_from_the_tags() -> None:
         {"from": "x", "to": "4", "artifacts": {"enabled": False}, "tags": {"glob": "1.*"}},
     ).mappings
     lines = [locked_mapping(each) for each in (plain, required, disabled, other)]
-    assert [line.artifacts is None for line in lines] == [True, True, False, False]
-    assert lines[2].artifacts == lines[3].artifacts
-    assert len({line.rules for line in lines}) == 4
+    assert [line.artifacts_hash is None for line in lines] == [True, True, False, False]
+    assert lines[2].artifacts_hash == lines[3].artifacts_hash
+    assert len({line.rules_hash for line in lines}) == 4
     found = Lock(lines)
     assert read_lock([line.encode() for line in lines_of(found)], "x") == found
 
@@ -330,7 +330,7 @@ def test_the_hash_of_rules_stays_what_it_is() -> None:
             "artifacts": {"include": ["a/b"], "require_artifacts": True},
         }
     ).mappings
-    assert [locked_mapping(each).rules[:16] for each in (plain, rich)] == [
+    assert [locked_mapping(each).rules_hash[:16] for each in (plain, rich)] == [
         "ed7d9ad8334242c8",
         "0f00bffac2c41b2f",
     ]

@@ -1,9 +1,9 @@
-"""The lock: which digest each selected tag has, one line of JSON an image, for review.
+"""The lock: the digest of each selected tag, for review, with one line of JSON for each image.
 
 Owns: the lines of a lock, how they are read and ordered, how two locks differ.
 May not know: registries, files, clocks.
-Invariants: two locks of equal content have equal bytes, so that a change of one image is a change of
-one line. A line that is not understood is an error, never left out.
+Invariants: two locks with equal content have equal bytes, so that the change of one image is the
+change of one line. An invalid line is an error, and is never skipped.
 Follows: docs/design.md section 12 ("Lock").
 """
 
@@ -24,36 +24,39 @@ from _regsync.state.seen import SeenKey
 from _regsync.tags import TagRule
 from _regsync.text import parse_time, printable, time_text
 
-# The version of the format, in the first line. The program's version is not there: a new program
-# is no change.
+# The version of the format. The first line has this version and not that of the program, because a new
+# version of the program does not change the lock.
 _VERSION = 1
 
+# The field of the first line, and the fields of other lines.
 _VERSION_FIELD = "lock"
 _MAPPING_FIELDS = frozenset({"mapping", "platforms", "rules", "artifacts"})
 _IMAGE_FIELDS = frozenset({"source", "platforms", "digest", "pushed", "artifacts", "first_seen"})
 _ARTIFACT_FIELDS = frozenset({"digest", "type", "subject", "tag"})
 
-# How git marks what a merge could not decide.
+# The beginnings of the lines with which git marks the conflicts of a merge.
 _CONFLICT_MARKS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
 
-# Wrong lines that one error names.
+# Invalid lines that one error names.
 _MOST_PROBLEMS = 50
 
 _REMEDY = "run `regsync lock`"
 
-# Texts, and tuples of texts.
+# A tuple of strings, or of tuples of strings.
 _SortKey = tuple[Any, ...]
 
-# A platform filter in a fixed order; None copies all platforms.
+# A sorted platform filter. None if all platforms are copied.
 Platforms = tuple[str, ...] | None
 
 
 class SourceKey(NamedTuple):
-    """A source repository, and the platforms that are taken from it: another filter trims an index to
-    another digest, so each filter has its own lines.
+    """A source repository with a platform filter.
+
+    Each filter has its own lines in a lock, because an index that is trimmed with another filter has
+    another digest.
     """
 
-    # As reports name it, `HOST/REPOSITORY`; on Docker Hub with `library/`.
+    # `HOST/REPOSITORY`, as in reports. On Docker Hub it includes `library/`.
     repository: str
     platforms: Platforms
 
@@ -66,51 +69,51 @@ class SourceKey(NamedTuple):
         return self.repository, self.platforms or ()
 
     def seen_key(self, digest: str) -> SeenKey:
-        """Return the key of one of its digests among first-seen times."""
+        """Return the key of the time when a digest was first seen in this repository."""
         return SeenKey(RepositoryKey(*split_full_name(self.repository)), digest)
 
 
 class LockedMapping(NamedTuple):
-    """A mapping, as far as its rules decide what a lock has of it."""
+    """The line of a mapping: its source, and hashes of the rules that select tags and artifacts."""
 
     source: SourceKey
-    # The SHA-256 of the `tags` and `artifacts` of the mapping. `--locked` refuses another one.
-    rules: str
-    # The SHA-256 of `artifacts` alone; None where it has its defaults. Where it is that of the old
-    # lock, a new lock takes over the artifacts of images that have not moved, without a request.
-    artifacts: str | None = None
+    # The SHA-256 of the mapping's `tags` and `artifacts`, in hex. `--locked` refuses a mapping with
+    # another hash.
+    rules_hash: str
+    # The SHA-256 of `artifacts` alone, in hex. None if they have their defaults. If it is unchanged, a
+    # new lock takes the artifacts of unchanged images from the old lock, without a request.
+    artifacts_hash: str | None = None
 
 
 class LockedArtifact(NamedTuple):
     """One artifact of an image, or of another artifact."""
 
     digest: str
-    # The digest that it refers to.
+    # The digest of the manifest that the artifact refers to.
     subject: str
-    # Its artifact type; of a tag of cosign's, the media types of config and layers. Empty where
-    # they are not known.
+    # The artifact type. For a cosign tag, the media types of config and layers. Empty if unknown.
     types: tuple[str, ...] = ()
-    # The tag that cosign gave it.
+    # The cosign tag of the artifact. None for an artifact from a referrers list.
     tag: str | None = None
 
 
 class LockedImage(NamedTuple):
-    """What a tag named when the lock was made."""
+    """The line of an image: the digests of a tag when the lock was made."""
 
     source: SourceKey
     tag: str
-    # At the source.
+    # The digest at the source.
     digest: str
-    # The digest that targets are to hold, where the index is trimmed to its platforms.
+    # The digest at the targets if the index is trimmed to its platforms. None if it is not trimmed.
     pushed: str | None
-    # An artifact stands behind the one that it refers to.
+    # Each artifact comes after its subject.
     artifacts: tuple[LockedArtifact, ...]
     # When the digest was first seen in the repository, in seconds since 1970.
     first_seen: int
 
     @property
     def name(self) -> str:
-        """The image's full reference at its source."""
+        """The image's full reference at the source."""
         return f"{self.source.repository}:{self.tag}"
 
     @property
@@ -127,12 +130,13 @@ class LockedImage(NamedTuple):
 
 
 class Lock:
-    """The mappings of a lock, and its images by source and tag."""
+    """The mappings and images of a lock."""
 
     def __init__(
         self, mappings: Iterable[LockedMapping] = (), images: Iterable[LockedImage] = ()
     ) -> None:
         self.mappings = frozenset(mappings)
+        # The images by source and tag.
         self._images: dict[SourceKey, dict[str, LockedImage]] = {}
         for image in images:
             self._images.setdefault(image.source, {})[image.tag] = image
@@ -141,7 +145,7 @@ class Lock:
         return sum(map(len, self._images.values()))
 
     def __iter__(self) -> Iterator[LockedImage]:
-        """Give the images in the order of their lines."""
+        """Yield the images in the order of their lines."""
         images = (image for by_tag in self._images.values() for image in by_tag.values())
         return iter(sorted(images, key=LockedImage.sort_key))
 
@@ -155,7 +159,7 @@ class Lock:
         return self._images.get(source, {})
 
     def first_seen_times(self) -> dict[SeenKey, int]:
-        """Return when each digest was first seen, in seconds since 1970."""
+        """Return the time when each digest was first seen, in seconds since 1970."""
         times = dict[SeenKey, int]()
         for image in self:
             key = image.source.seen_key(image.digest)
@@ -163,7 +167,7 @@ class Lock:
         return times
 
     def check(self, mappings: Iterable[MappingRule]) -> None:
-        """Raise ConfigError unless the lock was made under the rules of all these mappings."""
+        """Raise ConfigError if a mapping is not in the lock, or has other rules in the lock."""
         locked_sources = {mapping.source for mapping in self.mappings}
         problems = list[str]()
         for rule in mappings:
@@ -181,7 +185,7 @@ class Lock:
 
 
 def source_key(rule: MappingRule) -> SourceKey:
-    """Return the source repository and platforms that a mapping's images are locked under."""
+    """Return the source repository and platform filter of a mapping."""
     platforms: Platforms = None
     if rule.platforms is not None:
         platforms = tuple(sorted({str(platform) for platform in rule.platforms}))
@@ -189,23 +193,24 @@ def source_key(rule: MappingRule) -> SourceKey:
 
 
 def locked_mapping(rule: MappingRule) -> LockedMapping:
-    """Return the line of a mapping."""
+    """Return the line of a mapping in a lock."""
     rules = {"tags": _set_fields(rule.tags), "artifacts": _set_fields(rule.artifacts)}
     artifacts = artifact_rule(rule)
     artifacts_hash = None
     if artifacts != ArtifactRule():
         artifacts_hash = _hash(_set_fields(artifacts))
-    return LockedMapping(source_key(rule), rules=_hash(rules), artifacts=artifacts_hash)
+    return LockedMapping(source_key(rule), rules_hash=_hash(rules), artifacts_hash=artifacts_hash)
 
 
 def artifact_rule(rule: MappingRule) -> ArtifactRule:
-    """Return a mapping's rule of artifacts without what does not decide which ones it takes."""
+    """Return a mapping's artifact rule, with only the fields that select artifacts."""
     return rule.artifacts._replace(require_artifacts=False)
 
 
 def _set_fields(rule: TagRule | ArtifactRule) -> dict[str, object]:
     """Return the fields of a rule that differ from their defaults."""
-    # So a field that a later version adds does not change the hash of a rule that does not use it.
+    # Defaults are left out so that a field of a later version does not change the hash of a rule
+    # without this field.
     defaults = rule._field_defaults
     return {name: value for name, value in rule._asdict().items() if value != defaults[name]}
 
@@ -218,27 +223,27 @@ def _hash(fields: Mapping[str, object]) -> str:
 
 
 def lines_of(lock: Lock) -> Iterator[str]:
-    """Give the lines of a lock, without their ends."""
+    """Yield the lines of a lock, without line ends."""
     yield _json_line({_VERSION_FIELD: _VERSION})
 
     def order(mapping: LockedMapping) -> _SortKey:
-        return mapping.source.sort_key(), mapping.rules
+        return mapping.source.sort_key(), mapping.rules_hash
 
     for mapping in sorted(lock.mappings, key=order):
         fields = {
             "mapping": mapping.source.repository,
             **_platforms_field(mapping.source.platforms),
-            "rules": mapping.rules,
+            "rules": mapping.rules_hash,
         }
-        if mapping.artifacts is not None:
-            fields["artifacts"] = mapping.artifacts
+        if mapping.artifacts_hash is not None:
+            fields["artifacts"] = mapping.artifacts_hash
         yield _json_line(fields)
     for image in lock:
         yield _json_line(image_fields(image))
 
 
 def image_fields(image: LockedImage) -> dict[str, object]:
-    """Return the fields of an image's line."""
+    """Return the JSON fields of an image's line."""
     fields: dict[str, object] = {
         "source": image.name,
         **_platforms_field(image.source.platforms),
@@ -276,13 +281,16 @@ def _json_line(fields: Mapping[str, object]) -> str:
 
 
 def read_lock(lines: Iterable[bytes], name: str) -> Lock:
-    """Read the lines of the lock in file `name`; ConfigError names each line that is wrong."""
-    reading = _Reading()
-    problems = reading.read(lines)
-    # Where lines are wrong, a mapping may be lacking only because its line is.
+    """Parse the lines of a lock. `name` is the name of its file, for errors.
+
+    Raises ConfigError, which names each invalid line.
+    """
+    reader = _LockReader()
+    problems = reader.read(lines)
+    # If a line is invalid, it may be the line of a mapping that seems to be missing.
     if not problems:
-        problems = list(islice(reading.images_without_mapping(), _MOST_PROBLEMS))
-    if not problems and not reading.has_head:
+        problems = list(islice(reader.images_without_mapping(), _MOST_PROBLEMS))
+    if not problems and not reader.has_head:
         problems = [_Problem(0, "the file is empty")]
 
     if problems:
@@ -291,7 +299,7 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
             problems=tuple(Problem(name, line, 1, "", printable(text)) for line, text in problems),
             hint=f"restore the file as it was committed, or remove it; then {_REMEDY}",
         )
-    return Lock(reading.mappings, reading.images)
+    return Lock(reader.mappings, reader.images)
 
 
 class _Problem(NamedTuple):
@@ -300,30 +308,31 @@ class _Problem(NamedTuple):
 
 
 class _WrongLine(ValueError):
-    """A line is not as a lock has it."""
+    """A line is not valid in a lock."""
 
 
 class _Unreadable(_WrongLine):
-    """The lines after this one would be wrong for the same reason."""
+    """A line is not valid, and the lines after it cannot be read either."""
 
 
-class _Reading:
-    """The lines of a lock read so far."""
+class _LockReader:
+    """The mappings and images in the lines of a lock that have been read so far."""
 
     def __init__(self) -> None:
-        # Whether the first line was read, which says that this is a lock.
+        # Whether the first line has been read, which shows that the file is a lock.
         self.has_head = False
         self.mappings = set[LockedMapping]()
         self.images = list[LockedImage]()
 
-        # Where each mapping, or source and tag of an image, was read: a second line is an error.
-        self._number_of_line = dict[object, int]()
-        # Each source once, by its repository and platforms as they are written: 100,000 images of a
-        # few sources share these.
+        # The number of the line of each mapping and image, to detect duplicates. The key is a
+        # LockedMapping, or the source and tag of an image.
+        self._line_numbers = dict[object, int]()
+        # Sources by their repository and platforms as written in a line. The images of a source share
+        # one SourceKey, which saves memory in a lock of 100,000 images.
         self._sources = dict[tuple[str, str], SourceKey]()
 
     def read(self, lines: Iterable[bytes]) -> list[_Problem]:
-        """Read all lines; return what is wrong with them, of a long list the beginning."""
+        """Read all lines. Returns the problems, up to _MOST_PROBLEMS."""
         problems = list[_Problem]()
         for number, line in enumerate(lines, 1):
             try:
@@ -332,13 +341,13 @@ class _Reading:
                 return [_Problem(number, str(error))]
             except (ContentError, ValueError) as error:
                 problems.append(_Problem(number, str(error)))
-                # Without a head this is no lock, and every other line is wrong too.
+                # If the first line is invalid, the file is not a lock.
                 if not self.has_head or len(problems) == _MOST_PROBLEMS:
                     break
         return problems
 
     def add(self, number: int, line: bytes) -> None:
-        """Read one line. ValueError or ContentError says what is wrong with it."""
+        """Read one line. Raises ValueError or ContentError if the line is invalid."""
         if line.startswith(_CONFLICT_MARKS):
             raise _Unreadable("conflict marks of a merge: take one side of each conflict")
         if not line.strip():
@@ -360,8 +369,8 @@ class _Reading:
             raise _WrongLine("the line has neither `source` nor `mapping`")
 
     def _check_new(self, key: object, number: int) -> None:
-        """Raise `_WrongLine` where an earlier line is about the same mapping or image."""
-        first = self._number_of_line.setdefault(key, number)
+        """Raise `_WrongLine` if an earlier line has the same key."""
+        first = self._line_numbers.setdefault(key, number)
         if first != number:
             raise _WrongLine(f"the same as line {first}")
 
@@ -386,29 +395,29 @@ class _Reading:
             tag=tag,
             digest=check_digest(_text(fields, "digest")),
             pushed=pushed,
-            artifacts=tuple(_parse_artifact(each) for each in artifacts),
+            artifacts=tuple(_parse_artifact(artifact) for artifact in artifacts),
             first_seen=parse_time(_text(fields, "first_seen")),
         )
 
     def _parse_source(self, repository: str, fields: Mapping[str, Any]) -> SourceKey:
-        """Return the source of a line, made once for all lines that write it in the same way."""
-        written = (repository, str(fields.get("platforms")))
-        if written not in self._sources:
-            self._sources[written] = SourceKey(repository, _parse_platforms(fields))
-        return self._sources[written]
+        """Return the source of a line. Lines with the same text share the result."""
+        text = (repository, str(fields.get("platforms")))
+        if text not in self._sources:
+            self._sources[text] = SourceKey(repository, _parse_platforms(fields))
+        return self._sources[text]
 
     def images_without_mapping(self) -> Iterator[_Problem]:
-        """Give the images whose source no mapping of the lock has: lines were lost in a merge."""
+        """Yield a problem for each image without a mapping, whose line was probably lost in a merge."""
         sources = {mapping.source for mapping in self.mappings}
         for image in self.images:
             if image.source not in sources:
-                number = self._number_of_line[image.source, image.tag]
+                number = self._line_numbers[image.source, image.tag]
                 yield _Problem(number, f"{image}: the lock has no such mapping")
 
 
 def _distinct_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object's fields; `_WrongLine` where one appears twice."""
-    # `json` alone would take the last of two, and a reviewer may have seen the first.
+    """Convert a JSON object to a dict. Raises `_WrongLine` if a field appears twice."""
+    # `json` would use the second value, and a reviewer may have seen only the first.
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise _WrongLine("a field appears twice")
@@ -431,7 +440,7 @@ def _parse_line(line: bytes) -> Mapping[str, Any]:
 
 
 def _check_head(fields: Mapping[str, Any]) -> None:
-    """Raise `_Unreadable` unless the first line says that this is a lock of the version we read."""
+    """Raise `_Unreadable` unless the first line has the version of this module."""
     version = fields.get(_VERSION_FIELD)
     is_number = isinstance(version, int) and not isinstance(version, bool)  # `true` is an int too
     if not is_number:
@@ -460,7 +469,7 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 def _checked_hash(fields: Mapping[str, Any], name: str) -> str:
     text = _text(fields, name)
-    check_digest(f"sha256:{text}")  # a hash of 64 digits
+    check_digest(f"sha256:{text}")  # raises unless the text is 64 hex digits
     return text
 
 
@@ -470,9 +479,9 @@ def _parse_artifact(fields: object) -> LockedArtifact:
     _check_names(fields, _ARTIFACT_FIELDS)
 
     types = fields.get("type", [])
-    if isinstance(types, str):  # the usual case, of one type
+    if isinstance(types, str):  # `_artifact_fields` writes a single type without a list
         types = [types]
-    if not (isinstance(types, list) and all(isinstance(each, str) for each in types)):
+    if not (isinstance(types, list) and all(isinstance(text, str) for text in types)):
         raise _WrongLine("`type` of an artifact is neither a text nor a list of texts")
 
     tag = _text(fields, "tag") if "tag" in fields else None
@@ -499,14 +508,19 @@ def _parse_platforms(fields: Mapping[str, Any]) -> Platforms:
 
 
 class Change(NamedTuple):
-    """How one image differs between two locks: None where a lock does not have it."""
+    """An image that differs between two locks."""
 
+    # None if the old lock does not have the image.
     before: LockedImage | None
+    # None if the new lock does not have the image.
     after: LockedImage | None
 
     @property
     def kind(self) -> str:
-        """`came`, `gone`, `moved` to another digest, or `changed`: other artifacts or platforms."""
+        """`came`, `gone`, `moved` or `changed`.
+
+        A moved image has another digest. A changed image has other artifacts or another trimmed index.
+        """
         if self.before is None:
             return "came"
         if self.after is None:
@@ -521,8 +535,9 @@ class Change(NamedTuple):
 
 
 def compare(before: Lock, after: Lock) -> list[Change]:
-    """Return the images that differ in more than the time when they were first seen, in the order of
-    their lines.
+    """Return the differences between two locks, sorted like their lines.
+
+    The times when digests were first seen are not compared.
     """
     images = {(image.source, image.tag): image for lock in (before, after) for image in lock}
     changes = list[Change]()
@@ -537,7 +552,7 @@ def compare(before: Lock, after: Lock) -> list[Change]:
 
 
 def _content_of(image: LockedImage | None) -> object:
-    """Return what makes two lines of one image differ: not the time, and not the artifacts' order."""
+    """Return the compared part of an image: everything except the time and the order of artifacts."""
     if image is None:
         return None
     return image.digest, image.pushed, frozenset(image.artifacts)

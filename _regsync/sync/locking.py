@@ -379,7 +379,7 @@ def _artifact_rules(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey,
     """Return the hashes of the artifact rules of each source, as LockedMapping has them."""
     rules = defaultdict[SourceKey, set[str | None]](set)
     for mapping in mappings:
-        rules[mapping.source].add(mapping.artifacts)
+        rules[mapping.source].add(mapping.artifacts_hash)
     return rules
 
 
