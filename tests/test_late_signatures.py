@@ -155,7 +155,7 @@ def test_without_state_images_are_spread_evenly():
 class Target:
     """As far as a copy needs one here."""
 
-    def reference(self, reference: str) -> str:
+    def name_of(self, reference: str) -> str:
         return f"t.example/app:{reference}"
 
 

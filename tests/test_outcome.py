@@ -18,7 +18,7 @@ ERROR = ContentError("wrong digest")
 class Target:
     """As far as an outcome needs one."""
 
-    def reference(self, reference: str) -> str:
+    def name_of(self, reference: str) -> str:
         return f"t.example/app:{reference}"
 
 

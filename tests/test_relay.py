@@ -45,7 +45,7 @@ def relay_of(body: bytes, step: int) -> Any:
         return nullcontext(Answer(body[offset:], step))
 
     source: Any = SimpleNamespace(
-        reference=str, adding_place=adding_place, open_blob=open_blob, host=None
+        name_of=str, adding_place=adding_place, open_blob=open_blob, host=None
     )
     transport: Any = SimpleNamespace(buffers=Buffers(), count_read=lambda count: None)
     blob = Descriptor("application/octet-stream", digest_of(body), len(body))

@@ -37,7 +37,7 @@ class At(Repository):
         self.name = name
         self.key = self.pool = RepositoryKey(self.host.key, name)
 
-    def reference(self, reference: str) -> str:
+    def name_of(self, reference: str) -> str:
         return f"{self.host.key}/{self.name}:{reference}"
 
 

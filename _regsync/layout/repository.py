@@ -135,7 +135,7 @@ class LayoutRepository:
     def __str__(self) -> str:
         return f"{self.host.key}//{self.name}"
 
-    def reference(self, reference: str) -> str:
+    def name_of(self, reference: str) -> str:
         """Return how an error names a tag or digest of this repository."""
         return image_name(str(self), reference)
 
@@ -223,7 +223,7 @@ class LayoutRepository:
 
     async def head_manifest(self, reference: str) -> str | None:
         """Return the digest of the manifest that a tag or digest names, None where there is none."""
-        with self.adding_place("look up", self.reference(reference)):
+        with self.adding_place("look up", self.name_of(reference)):
             entry = self._find_present(reference)
             if entry is not None:
                 return entry.descriptor.digest
@@ -239,7 +239,7 @@ class LayoutRepository:
 
         RegistryError with status 404 where there is none.
         """
-        with self.adding_place("fetch manifest", self.reference(reference)):
+        with self.adding_place("fetch manifest", self.name_of(reference)):
             entry = self._find(reference)
             if entry is not None:
                 return self._read_manifest(entry.descriptor.digest, expected or entry.descriptor)
@@ -273,7 +273,7 @@ class LayoutRepository:
 
         RegistryError where a blob or child of it is neither here nor at the far side (I1).
         """
-        with self.adding_place("write manifest", self.reference(reference)):
+        with self.adding_place("write manifest", self.name_of(reference)):
             absent_blobs = [blob for blob in manifest.blobs if not self._holds(blob)]
             left_out = [blob for blob in absent_blobs if self._is_assumed(blob)]
             lacking = [blob for blob in absent_blobs if not self._is_assumed(blob)]
@@ -302,7 +302,7 @@ class LayoutRepository:
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return what refers to a digest, in all repositories of the layout: their blobs are one pool."""
-        with self.adding_place("list referrers of", self.reference(digest)):
+        with self.adding_place("list referrers of", self.name_of(digest)):
             index = self._index()
             if not index.knows_all_subjects:
                 self._read_subjects(index)
@@ -351,7 +351,7 @@ class LayoutRepository:
 
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
         """Say whether a blob need not be copied: it is here with its size, or left out."""
-        with self.adding_place("look up blob", self.reference(blob.digest)):
+        with self.adding_place("look up blob", self.name_of(blob.digest)):
             if self._holds(blob):
                 return True
             if self._is_assumed(blob):
@@ -361,7 +361,7 @@ class LayoutRepository:
 
     async def blob_size(self, digest: str) -> int | None:
         """Return the bytes of a blob. RegistryError with status 404 where there is no such blob."""
-        with self.adding_place("look up blob", self.reference(digest)):
+        with self.adding_place("look up blob", self.name_of(digest)):
             size = self._layout.size_of(digest)
             if size is None:
                 raise RegistryError("no such blob", status=404)
@@ -377,7 +377,7 @@ class LayoutRepository:
     def known_read_error(self, blob: Descriptor) -> SyncError | None:
         """Return the error of a blob that is not here, or has another size; None where it is here."""
         try:
-            with self.adding_place("read blob", self.reference(blob.digest)):
+            with self.adding_place("read blob", self.name_of(blob.digest)):
                 size = self._layout.size_of(blob.digest)
                 if size is None:
                     raise self._absence_of(blob)
@@ -406,7 +406,7 @@ class LayoutRepository:
         self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False
     ) -> AbstractAsyncContextManager[_FileBody]:
         """Open a blob at byte `start`. Returns a context that yields its bytes."""
-        with self.adding_place("read blob", self.reference(blob.digest)):
+        with self.adding_place("read blob", self.name_of(blob.digest)):
             stream = self._layout.open(blob.digest, blob.size)
         stream.seek(start)
         return _FileBody(self._layout, stream)
@@ -418,7 +418,7 @@ class LayoutRepository:
         """Keep room on the disk for an image; LayoutError where there is too little."""
         sizes = {blob.digest: blob.size for blob in blobs if not self._is_assumed(blob)}
         sizes.update((manifest.digest, manifest.size) for manifest in manifests)
-        with self.adding_place("write", self.reference(reference)):
+        with self.adding_place("write", self.name_of(reference)):
             reserved = self._layout.reserve(sizes)
         try:
             yield
@@ -483,7 +483,7 @@ class _BlobWriting:
         self._file: BlobFile | None = None
 
     def _place(self) -> AbstractContextManager[None]:
-        reference = self._repository.reference(self._blob.digest)
+        reference = self._repository.name_of(self._blob.digest)
         return self._repository.adding_place("write blob", reference)
 
     async def start(self, mount_from: str | None = None) -> bool:

@@ -191,7 +191,7 @@ class RemoteRepository:
             return self.api_name
         return "" if self.product.probe == "bare" else None
 
-    def reference(self, reference: str) -> str:
+    def name_of(self, reference: str) -> str:
         """Return the name of a tag or digest of this repository for an error message."""
         return image_name(self._text, reference)
 
@@ -208,7 +208,7 @@ class RemoteRepository:
     def build_call(
         self, action: str, method: str, path: str, *headers: Header, body: bytes = b""
     ) -> Call:
-        """Build a request to a path below the repository's own. It is not sent."""
+        """Describe a request to `path`, relative to `/v2/NAME/`. Nothing is sent."""
         return Call(
             action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body
         )
@@ -224,8 +224,8 @@ class RemoteRepository:
     # Tags.
 
     async def list_tags(self) -> dict[str, str | None] | None:
-        """Return all tags, each with its digest if the listing contains it (Google's registries),
-        or None.
+        """Return all tags. The values are digests if the listing contains them (Google's
+        registries), otherwise None.
 
         Returns None if the repository does not exist. Raises ListingBroken if the listing has no
         end.
@@ -263,6 +263,8 @@ class RemoteRepository:
                 raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
 
             next_path = self._next_page(call, answer)
+            # Without a Link a page may repeat the previous one, because some registries ignore
+            # `last`. It adds no tags then, which ends the listing.
             if is_linked or next_path is not None:
                 pages.check(page, next_path, has_new=bool(new_tags))
 
@@ -305,7 +307,7 @@ class RemoteRepository:
         """
         path = f"manifests/{reference}"
         call = self.build_call("manifest_head", "HEAD", path, _ACCEPT_MANIFESTS)
-        with self.adding_place("look up", self.reference(reference)):
+        with self.adding_place("look up", self.name_of(reference)):
             answer = await self._transport.request(self.host, call, ok=(200, 404))
             if answer.status == 404:
                 return None
@@ -327,7 +329,7 @@ class RemoteRepository:
         if expected is not None and expected.media_type not in ACCEPT_MANIFESTS:
             accept = ("Accept", f"{ACCEPT_MANIFESTS}, {expected.media_type}")
         call = self.build_call("manifest_get", "GET", f"manifests/{reference}", accept)
-        with self.adding_place("fetch manifest", self.reference(reference)):
+        with self.adding_place("fetch manifest", self.name_of(reference)):
             try:
                 return await self._get_manifest(call, reference, expected)
             except WrongBytes:
@@ -358,7 +360,7 @@ class RemoteRepository:
         call = self.build_call(
             "manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body
         )
-        with self.adding_place("push manifest", self.reference(reference)):
+        with self.adding_place("push manifest", self.name_of(reference)):
             answer = await self._transport.request(self.host, call, ok=(201, 200))
             self.check_stored_digest(answer, manifest.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
@@ -405,7 +407,7 @@ class RemoteRepository:
         pages = _Pages("referrers")
         referrers: dict[str, Descriptor] = {}
         body_bytes = 0
-        with self.adding_place("list referrers of", self.reference(digest)):
+        with self.adding_place("list referrers of", self.name_of(digest)):
             while True:
                 pages.add(call.path)
                 try:
@@ -459,7 +461,7 @@ class RemoteRepository:
         attempt.
         """
         call = self.build_call("blob_head", "HEAD", f"blobs/{blob.digest}")
-        with self.adding_place("look up blob", self.reference(blob.digest)):
+        with self.adding_place("look up blob", self.name_of(blob.digest)):
             try:
                 if with_retries:
                     answer = await self._transport.request(self.host, call, ok=(200, 404))
@@ -501,7 +503,7 @@ class RemoteRepository:
         Raises RegistryError with status 404 if the blob does not exist.
         """
         call = self.build_call("blob_head", "HEAD", f"blobs/{digest}")
-        with self.adding_place("look up blob", self.reference(digest)):
+        with self.adding_place("look up blob", self.name_of(digest)):
             answer = await self._transport.request(self.host, call, ok=(200,))
         size = answer.headers.get("content-length")
         return int(size) if size is not None else None
@@ -523,7 +525,7 @@ class RemoteRepository:
         )
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
-        with self.adding_place("fetch blob", self.reference(blob.digest)):
+        with self.adding_place("fetch blob", self.name_of(blob.digest)):
             turn = await self._transport.exchange(self.host, call, (200, 206))
             assert turn.response is not None
             try:

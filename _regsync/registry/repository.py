@@ -109,7 +109,7 @@ class Repository(Protocol):
         The value is "" if the POST names no repository. It is None if only a HEAD can find out.
         """
 
-    def reference(self, reference: str) -> str:
+    def name_of(self, reference: str) -> str:
         """Return the name of a tag or digest of this repository for an error message."""
 
     def full_name(self, reference: str) -> str:
@@ -125,8 +125,9 @@ class Repository(Protocol):
         """Return the limits that a request with a blob's body counts against."""
 
     async def list_tags(self) -> dict[str, str | None] | None:
-        """Return all tags, each with its digest if the listing contains it. Returns None if the
-        repository does not exist.
+        """Return all tags. The values are digests if the listing contains them, otherwise None.
+
+        Returns None if the repository does not exist.
         """
 
     async def head_manifest(self, reference: str) -> str | None:

@@ -63,11 +63,11 @@ class _AuditedImage(NamedTuple):
 
     @property
     def source_name(self) -> str:
-        return self.source.reference(self.wanted.tag)
+        return self.source.name_of(self.wanted.tag)
 
     @property
     def target_name(self) -> str:
-        return self.target.reference(self.wanted.tag)
+        return self.target.name_of(self.wanted.tag)
 
 
 class _Expected(NamedTuple):

@@ -579,7 +579,7 @@ class Discovery:
         digest = await source.head_manifest(tag)
         if digest is None:
             error = RegistryError("no such tag or manifest", status=404)
-            raise error.with_place(Side.SOURCE, "look up", source.reference(tag))
+            raise error.with_place(Side.SOURCE, "look up", source.name_of(tag))
         # The digest is empty if the registry sends none in the answer to a HEAD.
         return digest or await self._get_tag(source, tag)
 
@@ -864,7 +864,7 @@ class Discovery:
         # `_fetch_tree` adds the indexes below `top` to `nested`. Image manifests are not needed yet.
         nested = dict[str, Manifest]()
         await self._fetch_tree(source, top.digest, top, nested, lambda entry: not entry.is_index)
-        with source.adding_place("filter platforms of", source.reference(top.digest)):
+        with source.adding_place("filter platforms of", source.name_of(top.digest)):
             trimmed = trim_index(top, platforms, nested)
             if not trimmed.matched:
                 raise _no_platform_matches(platforms, trimmed.available)
@@ -910,7 +910,7 @@ class Discovery:
         Raises ContentError if the tree is too large or too deep.
         """
         parents = [root, *known.values()]
-        with source.adding_place("read", source.reference(top_digest)):
+        with source.adding_place("read", source.name_of(top_digest)):
             # One level more than allowed is read, because `build_tree` refuses a tree that is too deep.
             for _ in range(MAX_INDEX_DEPTH + 1):
                 entries = {entry.digest: entry for parent in parents for entry in parent.children}

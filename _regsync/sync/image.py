@@ -310,7 +310,7 @@ class ImageCopy:
         status, reason = self._status(is_dry_run=is_dry_run)
         return Outcome(
             self.source_name,
-            self.target.reference(self.reference),
+            self.target.name_of(self.reference),
             status,
             digest=(self.immutable_digest or self.digest) if self.error is None else None,
             source_digest=self.source_digest,

@@ -221,7 +221,7 @@ class Locking:
 
     async def _resolve_tag(self, rule: MappingRule, tag: str) -> _TagResult:
         """Resolve a tag. If only its own image is at fault, its old line is kept."""
-        name = self._discovery.source_of(rule).reference(tag)
+        name = self._discovery.source_of(rule).name_of(tag)
         self._under_way[name] = None
         try:
             image = await self._resolve_image(rule, tag)

@@ -259,7 +259,7 @@ class ReferrerLists:
 
         text = "another client keeps replacing this list of referrers"
         conflict = RegistryError(text, status=409)
-        raise conflict.with_place(target.side, "list referrers in", target.reference(tag))
+        raise conflict.with_place(target.side, "list referrers in", target.name_of(tag))
 
     async def _full_entry(self, source: Repository, entry: Descriptor) -> Descriptor:
         """Return an entry with all its fields. An entry from a lock has only its digest."""
@@ -276,7 +276,7 @@ class ReferrerLists:
         if present is not None and not present.is_index:
             text = "this fallback tag does not hold a list of referrers, and is left as it is"
             error = ContentError(text)
-            reference = target.reference(referrers_tag(subject))
+            reference = target.name_of(referrers_tag(subject))
             raise error.with_place(target.side, "list referrers in", reference)
         return present
 

@@ -817,7 +817,7 @@ def fail_without_artifact(
 
     error = RegistryError(text, status=404)
     error.hint = "sign the image (with `platforms`, each platform's), or remove require_artifacts"
-    reference = lookup.source.reference(lookup.source_digest)
+    reference = lookup.source.name_of(lookup.source_digest)
     error.with_place(lookup.source.side, "list referrers of", reference)
     for copy in copies:
         if not copy.already_at_target:

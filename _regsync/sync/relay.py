@@ -84,7 +84,7 @@ class Relay(Pieces):
         self.uses_fresh_connections = uses_fresh_connections
         self.complete = False
         self._blob = blob
-        self._reference = source.reference(blob.digest)
+        self._reference = source.name_of(blob.digest)
         self._transport = transport
         # Closes the source's response.
         self._stack = AsyncExitStack()

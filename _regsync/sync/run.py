@@ -357,9 +357,9 @@ class Run:
         ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
         undone = list[Undone]()
         for wanted, target_reference in selected:
-            source_name = self._discovery.source_of(wanted.mapping).reference(wanted.tag)
+            source_name = self._discovery.source_of(wanted.mapping).name_of(wanted.tag)
             for target in self._targets(wanted):
-                name = Undone(source_name, target.reference(target_reference))
+                name = Undone(source_name, target.name_of(target_reference))
                 if name not in ended:
                     undone.append(name)
         return undone
@@ -521,7 +521,7 @@ class Run:
         """Look up a tag at its source and its targets, and start the copies that are needed."""
         began = anyio.current_time()
         mapping = wanted.mapping
-        source_name = self._discovery.source_of(mapping).reference(wanted.tag)
+        source_name = self._discovery.source_of(mapping).name_of(wanted.tag)
 
         tags_to_look_up = list[TargetTag]()
         for tag in tags:
@@ -529,7 +529,7 @@ class Run:
                 self._renew_snapshot(mapping, tag)
                 outcome = Outcome(
                     source_name,
-                    tag.target.reference(tag.reference),
+                    tag.target.name_of(tag.reference),
                     "skipped",
                     reason="immutable_tag",
                     started=began - self._began,
@@ -549,7 +549,7 @@ class Run:
             for tag in tags_to_look_up:
                 outcome = Outcome(
                     source_name,
-                    tag.target.reference(tag.reference),
+                    tag.target.name_of(tag.reference),
                     "failed",
                     error=error,
                     started=began - self._began,
@@ -585,7 +585,7 @@ class Run:
         for tag in lookup.held_tags:
             outcome = Outcome(
                 source_name,
-                tag.target.reference(wanted.tag),
+                tag.target.name_of(wanted.tag),
                 "skipped",
                 digest=tag.digest,
                 source_digest=lookup.source_digest,
@@ -834,11 +834,11 @@ class Run:
 
     def _report_failure(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that was not looked up as failed at each of its targets."""
-        source_name = self._discovery.source_of(wanted.mapping).reference(wanted.tag)
+        source_name = self._discovery.source_of(wanted.mapping).name_of(wanted.tag)
         for reported in self._filter_by_retry([wanted]):
             for target in self._targets(reported):
                 self.scheduler.images_known += 1
-                target_name = target.reference(reported.tag)
+                target_name = target.name_of(reported.tag)
                 started = anyio.current_time() - self._began
                 outcome = Outcome(source_name, target_name, "failed", error=error, started=started)
                 self._report_outcome(outcome)

@@ -240,7 +240,7 @@ class Scheduler:
     def under_way(self) -> list[str]:
         """Return the source references of the images at work."""
         return [
-            promoted.image.source.reference(promoted.image.reference)
+            promoted.image.source.name_of(promoted.image.reference)
             for promoted in self._promoted.values()
             if promoted.phase is Phase.AT_WORK
         ]
@@ -357,7 +357,7 @@ class Scheduler:
             self._start_again(image)
             return
         except SyncError as error:
-            source = image.source.reference(image.reference)
+            source = image.source.name_of(image.reference)
             image.error = error.with_place(Side.SOURCE, "read", source)
             self._finish_failed(image)
             return

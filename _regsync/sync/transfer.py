@@ -848,7 +848,7 @@ class BlobTransfer:
         """
         upload = job.upload
         target = job.target
-        error.with_place(Side.TARGET, "push blob", target.reference(job.blob.digest))
+        error.with_place(Side.TARGET, "push blob", target.name_of(job.blob.digest))
         error.message = target.host.redact(error.message)
 
         job.has_met_outage = job.has_met_outage or error.unreachable_peer is not None
