@@ -64,6 +64,7 @@ class _Expansion:
                 return {name: self.to_plain(entry.value, REGISTRY) for name, entry in entries}
             case "list":
                 return [self.to_plain(item, MAPPING) for item in node.items]
+            # The reader has converted these nodes before, and so does not use the empty path.
             case "alias":
                 return self.reader.convert(node, field, "").alias
             case "targets":
