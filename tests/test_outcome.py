@@ -122,6 +122,10 @@ def test_a_blob_is_counted_as_sent_or_as_saved(
         traffic = Traffic()
         if was_known:
             traffic.expect("t.example", blob.digest, blob.size)
-            assert traffic.expected == 7
+            assert traffic.expected_bytes == 7
         traffic.record(RepositoryKey("t.example", "app"), blob, result)
-        assert (traffic.expected, traffic.present, traffic.mounted) == (expected, present, mounted)
+        assert (traffic.expected_bytes, traffic.present_bytes, traffic.mounted_bytes) == (
+            expected,
+            present,
+            mounted,
+        )

@@ -22,7 +22,7 @@ def work(**fields: Any) -> Any:
         recovery=SimpleNamespace(describe=lambda _: {}),
     )
     traffic = Traffic()
-    traffic.expected = 90_000_000
+    traffic.expected_bytes = 90_000_000
     usual: dict[str, Any] = {
         "transport": transport,
         "images_known": 4,

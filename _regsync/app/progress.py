@@ -82,20 +82,20 @@ async def show_progress(console: Console, work: Work) -> None:
         while True:
             await anyio.sleep(interval)
             now = anyio.current_time()
-            pace.record(now, work.bytes_moved, work.traffic.expected)
+            pace.record(now, work.bytes_moved, work.traffic.expected_bytes)
             silences.record(now, work)
             console.update_progress(
                 Progress(
                     done=work.images_done,
                     known=work.images_known,
                     bytes=work.bytes_moved,
-                    expected=work.traffic.expected,
+                    expected=work.traffic.expected_bytes,
                     rate=pace.rate,
                     elapsed=now - start,
                     waiting=describe_work(work, now),
                     remaining=pace.remaining(now),
-                    saved_present=work.traffic.present,
-                    saved_mounted=work.traffic.mounted,
+                    saved_present=work.traffic.present_bytes,
+                    saved_mounted=work.traffic.mounted_bytes,
                     registries=tuple(describe_registries(work, silences, now).values()),
                 )
             )

@@ -641,7 +641,7 @@ class Audit:
 
     async def _read_samples(self) -> None:
         samples = list(chain.from_iterable(self._samples.values()))
-        self.traffic.expected = sum(sampled.blob.size for sampled in samples)
+        self.traffic.expected_bytes = sum(sampled.blob.size for sampled in samples)
         await gather(partial(self._read_back, sampled) for sampled in samples)
 
     async def _read_back(self, sampled: _SampledBlob) -> None:

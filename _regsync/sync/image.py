@@ -1,6 +1,6 @@
-"""An image as it will stand at its target, and one image on its way there.
+"""The manifests of an image as its target will have them, and the record of copying them.
 
-Owns: the tree of manifests, what a target lacks of it; the tally of one copy.
+Owns: the tree of manifests, and which parts of it a target lacks; the counts of one copy.
 May not know: who copies which blob, when, or how.
 Invariants: a tree lists children before the indexes that name them (I2); one digest has one size.
 Follows: docs/design.md section 7.
@@ -22,61 +22,77 @@ from _regsync.sync.report import Outcome
 
 
 class BlobResult(enum.Enum):
-    """How a blob came to be in a repository."""
+    """How a blob got into a repository."""
 
     UPLOADED = enum.auto()
     MOUNTED = enum.auto()
-    PRESENT = enum.auto()  # it was there already
-    BELIEVED = enum.auto()  # the answer to a POST says that it is there; no HEAD has confirmed it
+    # The repository had the blob already.
+    PRESENT = enum.auto()
+    # The answer to a probing POST says that the repository has the blob. No HEAD has confirmed it.
+    BELIEVED = enum.auto()
 
 
 class Traffic:
-    """The bytes of blobs that a run sends to its targets, and of those that it need not send."""
+    """The bytes of blobs that a run sends to its targets, and the bytes that it saves."""
 
     def __init__(self) -> None:
-        # Sent, or still to be sent as far as the run knows.
-        self.expected = 0
-        # Not sent, because the target repository had the blob, or could mount it.
-        self.present = 0
-        self.mounted = 0
+        # Bytes that were sent, or that will be sent as far as is known.
+        self.expected_bytes = 0
+        # Bytes that were saved because the target repository had the blob already.
+        self.present_bytes = 0
+        # Bytes that were saved because the target repository could mount the blob.
+        self.mounted_bytes = 0
 
-        # By host and digest, the blobs in `expected` that have not come to their host.
+        # Host and digest of the blobs in `expected_bytes` that have not arrived at their host yet.
         self._awaited = set[tuple[str, str]]()
-        # By repository, the digests that have come to it. Each counts once, however many images name
-        # it.
+        # By repository, the digests of the blobs that have arrived there. Each blob is counted once,
+        # however many images name it.
         self._arrived = defaultdict[RepositoryKey, set[str]](set)
 
     def expect(self, host: str, digest: str, size: int) -> None:
-        """Note that a host lacks a blob. It is sent there once: other repositories mount it."""
+        """Record that a host lacks a blob.
+
+        The blob is counted once for the host, because its other repositories mount it.
+        """
         if (host, digest) not in self._awaited:
             self._awaited.add((host, digest))
-            self.expected += size
+            self.expected_bytes += size
 
     def record(self, where: RepositoryKey, blob: Descriptor, result: BlobResult) -> None:
-        """Note how a blob came to be in a repository."""
+        """Record how a blob got into a repository."""
         was_expected = (where.host, blob.digest) in self._awaited
         self._awaited.discard((where.host, blob.digest))
         was_sent = result is BlobResult.UPLOADED
         if was_sent and not was_expected:
-            self.expected += blob.size
+            self.expected_bytes += blob.size
         elif was_expected and not was_sent:
-            self.expected -= blob.size
+            self.expected_bytes -= blob.size
 
         if blob.digest in self._arrived[where]:
             return
         self._arrived[where].add(blob.digest)
         if result is BlobResult.MOUNTED:
-            self.mounted += blob.size
+            self.mounted_bytes += blob.size
         elif not was_sent:
-            self.present += blob.size
+            self.present_bytes += blob.size
 
 
-# Blobs of one image. Real images name hundreds, a hostile index could name hundreds of thousands.
+# The most blobs that one image may name. Real images name hundreds of blobs. A hostile index could
+# name hundreds of thousands.
 _MAX_BLOBS = 10_000
 
 
-class NotAtHand(ContentError):
-    """The target lacks a child that was not fetched, because the target seemed to hold it."""
+class ChildNotFetched(ContentError):
+    """The target lacks a child that was not fetched, because the target seemed to have it."""
+
+
+class MissingParts(NamedTuple):
+    """The parts of an image that a target lacks, without the root."""
+
+    # Each blob once.
+    blobs: tuple[Descriptor, ...]
+    # In the order in which they are put.
+    children: tuple[Manifest, ...]
 
 
 class Tree(NamedTuple):
@@ -85,17 +101,17 @@ class Tree(NamedTuple):
     root: Manifest
     # All manifests below the root that were fetched, in the order in which they are put.
     children: tuple[Manifest, ...]
-    # The root's digest at the source, which differs where platforms are filtered.
+    # The root's digest at the source. It differs from `root.digest` if platforms are filtered.
     source_digest: str
 
     @property
     def size(self) -> int:
-        """Return the bytes of all manifests."""
+        """The bytes of all manifests."""
         return sum(manifest.size for manifest in (self.root, *self.children))
 
     @property
     def required_digests(self) -> frozenset[str]:
-        """Return the digests that the target has to hold before the root: all blobs, all children."""
+        """The digests of all blobs and children, which the target must have before the root."""
         return frozenset(
             descriptor.digest
             for manifest in (self.root, *self.children)
@@ -104,8 +120,9 @@ class Tree(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """Say whether every config is an image's: registries refuse such a manifest while a blob of it
-        is absent (docs/design.md section 7).
+        """Whether every manifest is an index or has the config of an image.
+
+        Registries refuse such a manifest if one of its blobs is absent (docs/design.md section 7).
         """
         return all(
             manifest.config.media_type in IMAGE_CONFIGS if manifest.config else not manifest.layers
@@ -113,8 +130,9 @@ class Tree(NamedTuple):
         )
 
     def levels(self, digests: frozenset[str]) -> list[list[Manifest]]:
-        """Return the children with these digests in groups: the children of a manifest are in an
-        earlier group than the manifest itself (I2).
+        """Group the children with these digests into levels, in the order in which they are put (I2).
+
+        The children of a manifest are in an earlier level than the manifest.
         """
         remaining = {child.digest: child for child in self.children if child.digest in digests}
         levels = list[list[Manifest]]()
@@ -130,28 +148,26 @@ class Tree(NamedTuple):
         return levels
 
     def with_ancestors(self, lost: frozenset[str]) -> frozenset[str]:
-        """Return the digests `lost`, and those of all manifests above them."""
+        """Return the digests `lost`, and the digests of all manifests that name them at any depth."""
         digests = set(lost)
-        for manifest in (*self.children, self.root):  # each comes after its own children
+        for manifest in (*self.children, self.root):  # each follows its own children
             if any(descriptor.digest in digests for descriptor in manifest.dependencies):
                 digests.add(manifest.digest)
         return frozenset(digests)
 
-    def missing_at(
-        self, is_committed: Callable[[str], bool]
-    ) -> tuple[tuple[Descriptor, ...], tuple[Manifest, ...]]:
-        """Return the blobs, each once, and the children that a target lacks.
+    def missing_at(self, is_committed: Callable[[str], bool]) -> MissingParts:
+        """Return the blobs and children that a target lacks.
 
-        `is_committed` says whether the target holds a manifest with all that is below it. Both are
-        empty for a committed root. Raises NotAtHand for a child that would have to be fetched first,
-        ContentError for a tree that contradicts itself or is too large.
+        `is_committed(digest)` reports whether the target has a manifest and everything that it names
+        at any depth. If it has the root, no part is missing. Raises ChildNotFetched if a missing
+        child was not fetched, and ContentError if the tree contradicts itself or is too large.
         """
         if is_committed(self.root.digest):
-            return (), ()
+            return MissingParts((), ())
 
-        lacking = self._missing_manifests(is_committed)
+        missing_manifests = self._missing_manifests(is_committed)
         blobs = dict[str, Descriptor]()
-        for manifest in lacking.values():
+        for manifest in missing_manifests.values():
             for blob in manifest.blobs:
                 first = blobs.setdefault(blob.digest, blob)
                 if first.size != blob.size:
@@ -161,14 +177,13 @@ class Tree(NamedTuple):
         if len(blobs) > _MAX_BLOBS:
             raise ContentError(f"the image names more than {_MAX_BLOBS} blobs")
 
-        # In the order of `self.children`, in which they are put.
-        children = tuple(child for child in self.children if child.digest in lacking)
-        return tuple(blobs.values()), children
+        children = tuple(child for child in self.children if child.digest in missing_manifests)
+        return MissingParts(tuple(blobs.values()), children)
 
     def _missing_manifests(self, is_committed: Callable[[str], bool]) -> dict[str, Manifest]:
-        """Return by digest the root, which the target lacks, and the manifests that it lacks below.
+        """Return the root and all manifests below it that the target lacks, by digest.
 
-        What is below a committed manifest is not looked at: the target has all of it.
+        Manifests below a committed manifest are not visited, because the target has all of them.
         """
         fetched = {child.digest: child for child in self.children}
         missing = {self.root.digest: self.root}
@@ -178,7 +193,7 @@ class Tree(NamedTuple):
                 if entry.digest in missing or is_committed(entry.digest):
                     continue
                 if entry.digest not in fetched:
-                    raise NotAtHand(f"the index names {entry.digest}, which is not at hand")
+                    raise ChildNotFetched(f"the index names {entry.digest}, which is not at hand")
                 missing[entry.digest] = fetched[entry.digest]
                 to_visit.append(fetched[entry.digest])
         return missing
@@ -187,7 +202,8 @@ class Tree(NamedTuple):
 def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
     """Order an image's manifests so that each comes after its own children (I2).
 
-    Raises ContentError when indexes are nested too deep.
+    `fetched` has the manifests below the root that were fetched, by digest. Raises ContentError if
+    indexes are nested too deep.
     """
     ordered = dict[str, Manifest]()
 
@@ -222,56 +238,59 @@ NO_SEARCH = ArtifactSearch()
 
 @dataclass(eq=False)
 class ImageCopy:
-    """One image and its artifacts being copied to one target, and what is reported of it."""
+    """The copy of one image and its artifacts to one target, and the counts for the report."""
 
     source: Repository
     target: Repository
+    # The full reference at the source, as reports show it.
     source_name: str
-    # The tag or digest that names it at the source.
+    # The tag or digest that names the image at the source.
     source_reference: str
-    # The tag or digest under which the target is to have it.
+    # The tag or digest that names the image at the target.
     reference: str
-    # The digest that the target is to hold.
+    # The digest that the image has at the target.
     digest: str
-    # The source's own digest, which differs where platforms are filtered.
+    # The digest that the image has at the source. It differs from `digest` if platforms are filtered.
     source_digest: str
-    # On the clock of the event loop.
+    # When the copy began, on the clock of the event loop.
     began: float
-    # Whether the target held the image; then only artifacts may be missing.
+    # Whether the target had the image before. Then only artifacts may be missing.
     already_at_target: bool
     # The first failure of the image or of any of its artifacts.
     error: RegsyncError | None = None
-    # Whether other targets get the same image.
+    # Whether the same image is copied to other targets too.
     has_several_targets: bool = False
 
-    # Whether this run has put the image itself.
+    # Whether this run has put the image.
     is_copied: bool = False
 
     artifact_search: ArtifactSearch = NO_SEARCH
-    # By subject, the artifacts that a target without the referrers API is to list.
+    # The artifacts to be listed at a target without the referrers API, by the subject's digest.
     listing: dict[str, list[Descriptor]] = field(default_factory=dict)
 
-    # How many of the image and its artifacts have not ended. At 0 the copy has ended.
+    # How many images are unfinished: the image and its artifacts. At 0 the copy has ended.
     unfinished_images: int = 1
-    # The digest that the target held under a tag that it did not let us move.
+    # The digest of the target's tag, if the tag is immutable and was not moved.
     immutable_digest: str | None = None
 
-    # Blobs of the image and its artifacts. Those that are present were at the target, or other images
-    # copied them there.
+    # The blobs of the image and its artifacts.
     blobs_uploaded: list[Descriptor] = field(default_factory=list)
     blobs_mounted: int = 0
+    # Blobs that were at the target already or that other images have copied there.
     blobs_present: int = 0
 
-    # Artifacts.
+    # The tags or digests of the artifacts that this run has copied.
     artifacts_copied: set[str] = field(default_factory=set)
+    # How many artifacts were at the target already.
     artifacts_skipped: int = 0
     artifacts_failed: int = 0
+    # How many artifacts were left behind, because a rule or a trimmed index excludes them.
     artifacts_stripped: int = 0
-    # What a dry run says of the artifacts.
+    # The lines about artifacts in the output of a dry run.
     planned: list[str] = field(default_factory=list)
 
     def record_blob(self, blob: Descriptor, result: BlobResult) -> None:
-        """Note how a blob came to the target."""
+        """Record how a blob got to the target."""
         if result is BlobResult.UPLOADED:
             self.blobs_uploaded.append(blob)
         elif result is BlobResult.MOUNTED:
@@ -279,23 +298,24 @@ class ImageCopy:
         else:
             self.blobs_present += 1
 
-    def record_success(self, image: Image, *, copied: bool) -> None:
-        """Note that an image is at the target; `copied` is False for an artifact that another copy
-        has brought there.
+    def record_success(self, image: Image, *, is_copied: bool) -> None:
+        """Record that the target has an image or artifact.
+
+        Pass `is_copied=False` for an artifact that another copy has put there.
         """
         self.unfinished_images -= 1
         self.blobs_present += image.blobs_present
         if not image.artifact:
             self.is_copied = self.immutable_digest is None
             return
-        if copied:
+        if is_copied:
             self.artifacts_copied.add(image.reference)
             self.planned.append(f"carry {image.artifact}")
         else:
             self.artifacts_skipped += 1
 
     def record_failure(self, image: Image) -> None:
-        """Note that an image will not be at the target, and so neither will its dependents."""
+        """Record that an image was not copied. Its dependents are not copied either."""
         failed = list(image.with_dependents())
         self.unfinished_images -= len(failed)
         self.blobs_present += image.blobs_present
@@ -306,7 +326,10 @@ class ImageCopy:
     def outcome(
         self, *, started: float = 0.0, duration: float, is_dry_run: bool = False
     ) -> Outcome:
-        """Return how the copy ended, which `started` so many seconds after the run, and took `duration`."""
+        """Return the entry for the report.
+
+        The copy began `started` seconds after the run, and took `duration` seconds.
+        """
         status, reason = self._status(is_dry_run=is_dry_run)
         return Outcome(
             self.source_name,
@@ -332,10 +355,10 @@ class ImageCopy:
         )
 
     def _status(self, *, is_dry_run: bool) -> tuple[str, str | None]:
-        """Return the status in the report, and for `skipped` the reason."""
+        """Return the status in the report, and the reason if the status is `skipped`."""
         if self.error is not None:
             return "failed", None
-        # A copy is not skipped when it brought an artifact to an image that was there.
+        # The copy is not skipped if it has added an artifact to an image that the target had.
         if not self.artifacts_copied:
             if self.immutable_digest is not None:
                 return "skipped", "tag_immutable_exists"
@@ -346,25 +369,27 @@ class ImageCopy:
 
 @dataclass(eq=False)
 class Image:
-    """One image, or one artifact, to be copied to a repository under one reference."""
+    """One image or artifact to be copied to a repository under one tag or digest."""
 
+    # The copy that this image or artifact belongs to.
     copy: ImageCopy
     tree: Tree
+    # The tag or digest at the target.
     reference: str
-    # The key under which the state keeps what the tag named; empty where `reference` is no tag.
+    # The key of the tag's snapshot in the state. Empty if `reference` is not a tag.
     snapshot_key: bytes
-    # Artifacts that refer to this image, and are copied after it.
+    # The artifacts that refer to this image. They are copied after it.
     dependents: list[Image]
-    # What a dry run calls the artifact; empty for an image proper.
+    # The description of the artifact in the output of a dry run. Empty if this is not an artifact.
     artifact: str = ""
 
-    # Its number in the election; -1 before it stands for election.
+    # The number of the candidate in the election; -1 before the election.
     number: int = -1
-    # How often the image has started again after a refusal (I5, "Healing").
+    # How many times the image has started again after a refusal (I5, "Healing").
     healings: int = 0
-    # Whether the target does not let the tag move, which is no failure.
+    # Whether the target's tag is immutable and was not moved. That is not a failure.
     is_kept_by_immutable_tag: bool = False
-    # How many of its blobs were at the target, or other images copied there.
+    # How many of its blobs were at the target already or were copied there by other images.
     blobs_present: int = 0
     error: RegsyncError | None = None
 
@@ -382,7 +407,7 @@ class Image:
         return self.reference if self.artifact else self.copy.source_reference
 
     def with_dependents(self) -> Iterator[Image]:
-        """Give this image and its dependents, at any depth."""
+        """Yield this image and all its dependents, at any depth."""
         yield self
         for dependent in self.dependents:
             yield from dependent.with_dependents()

@@ -277,7 +277,7 @@ class Run:
         self._report.mappings_undone = len(self._unlisted)
         self._report.undone = self._find_undone()
         traffic = self.scheduler.traffic
-        self._report.saved = {"present": traffic.present, "mounted": traffic.mounted}
+        self._report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
         self._report.rooms = self._find_rooms()
 
     async def _check_waits_until_stopped(self, work: anyio.CancelScope, stop: anyio.Event) -> None:

@@ -34,7 +34,7 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Claims, ImageClaims, Step
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.election import Pending
-from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand, Traffic
+from _regsync.sync.image import BlobResult, ChildNotFetched, Image, ImageCopy, Traffic
 from _regsync.sync.once import gather
 from _regsync.sync.referrer_lists import ReferrerLists
 from _regsync.sync.staging import SMALL_BLOB
@@ -353,7 +353,7 @@ class Scheduler:
             blobs, children = image.tree.missing_at(
                 lambda digest: self._knowledge.is_manifest_believed(where, digest)
             )
-        except NotAtHand:  # the target seemed to have the child when the image was looked up
+        except ChildNotFetched:  # the target seemed to have the child when the image was looked up
             self._start_again(image)
             return
         except SyncError as error:
@@ -741,7 +741,7 @@ class Scheduler:
     def _finish_copied(self, image: Image) -> None:
         # An artifact of several images counts as copied for the first image only.
         is_first = (image.target.key, image.reference) not in self._artifacts_at_target
-        image.copy.record_success(image, copied=is_first)
+        image.copy.record_success(image, is_copied=is_first)
         if image.artifact:
             self.record_artifact(image.target, image.reference, copied=True)
         self.end_if_complete(image.copy)
