@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_whole_process = argv is None
     if is_whole_process:
         end_by_signals(is_watch=arguments[:1] == ["watch"])
-    closed_reason = fips.closed()
+    closed_reason = fips.open_gate()
 
     from _regsync.app import cli
 

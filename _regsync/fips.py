@@ -1,10 +1,10 @@
-"""The FIPS gate: the default build computes by the host's FIPS provider, or not at all.
+"""The FIPS gate: the default build uses the host's FIPS provider for all cryptography, or does not run.
 
-Owns: finding and activating the provider, the proof that nothing else computes, libcrypto itself.
-May not know: anything else of the program. Neither OpenSSL nor ctypes is imported before a call.
-Invariants: the gate is open only when everything is proven; nothing here falls back. OpenSSL itself
-is asked, because Python would go on without a provider: hashlib has code of its own, and its FIPS
-mode is only a setting.
+Owns: finding and activating the provider, checking that no other provider is used, access to libcrypto.
+May not know: any other module. Neither OpenSSL nor ctypes is imported before a function is called.
+Invariants: the gate opens only if every check succeeds. There is no fallback. The checks call OpenSSL
+itself, because Python also works without a provider: hashlib has its own implementations, and FIPS
+mode is only a setting of Python.
 Follows: docs/design.md sections 1 and 11, docs/protocol-facts.md section 8.3.
 """
 
@@ -25,18 +25,19 @@ REMEDY = (
     "or use regsync-nofips.pyz"
 )
 
-# OpenSSL 3.0.0 as OpenSSL_version_num gives it.
+# OpenSSL 3.0.0, in the format of OpenSSL_version_num.
 _OLDEST_OPENSSL = 0x30000000
 
 # Arguments of OPENSSL_info (openssl/crypto.h).
 _INFO_CONFIG_DIR = 1001
 _INFO_MODULES_DIR = 1003
 
-# Where distributions keep modules and settings, besides the places that OpenSSL itself names.
+# Directories in which distributions install modules and settings, besides the directories that OpenSSL
+# reports.
 _MORE_MODULE_DIRS = ("/usr/lib64/ossl-modules",)
 _MORE_SETTINGS_DIRS = ("/etc/ssl", "/etc/pki/tls")
 
-# These settings go behind those that fipsinstall wrote: of two equal keys the later one holds.
+# Appended to the settings from `openssl fipsinstall`. If a key occurs twice, OpenSSL uses the last value.
 _ACTIVATION = b"""
 [fips_sect]
 activate = 1
@@ -48,13 +49,15 @@ fips = fips_sect
 openssl_conf = regsync
 """
 
-# Of OSSL_PARAM: a pointer to a string (openssl/core.h).
+# OSSL_PARAM_UTF8_PTR: the type of a parameter that is a pointer to a string (openssl/core.h).
 _PARAMETER_UTF8_POINTER = 6
 
 
-def closed() -> str:
-    """Activate the host's FIPS provider for this process. Return why the gate stays closed, "" when it
-    is open.
+def open_gate() -> str:
+    """Activate the host's FIPS provider for this process, and check that only this provider is used.
+
+    Returns "" if the gate is open, or the reason why it stays closed. A build without the gate always
+    returns "".
     """
     if not FIPS_BUILD:
         return ""
@@ -70,16 +73,16 @@ def closed() -> str:
 
 
 def provider() -> dict[str, str]:
-    """Return name and version of OpenSSL's provider "fips", as the provider itself gives them."""
+    """Return the `name` and the `version` that OpenSSL's provider "fips" reports."""
     from ctypes import Structure, addressof, c_char_p, c_size_t, c_uint, c_void_p
 
     class Parameter(Structure):
-        """OSSL_PARAM of openssl/core.h."""
+        """The C struct OSSL_PARAM (openssl/core.h)."""
 
         _fields_ = [
             ("key", c_char_p),
             ("type", c_uint),
-            ("at", c_void_p),
+            ("address", c_void_p),
             ("size", c_size_t),
             ("used", c_size_t),
         ]
@@ -91,8 +94,8 @@ def provider() -> dict[str, str]:
     ]
     crypto = libcrypto()
     fips = pointer(crypto, "OSSL_PROVIDER_load", None, b"fips")
-    # The array has one element more than there are parameters: an empty one ends the list. The
-    # provider writes into `values`, at the addresses above.
+    # The third, empty element marks the end of the array. The provider writes its answers into `values`,
+    # at the addresses in `parameters`.
     crypto.OSSL_PROVIDER_get_params(fips, (Parameter * 3)(*parameters))
     return {key: (value.value or b"?").decode("ascii", "replace") for key, value in values.items()}
 
@@ -101,20 +104,20 @@ def provider() -> dict[str, str]:
 
 
 class _Module(NamedTuple):
-    """A provider's module, and the settings that fipsinstall wrote for it."""
+    """A provider's module, and the settings that `openssl fipsinstall` wrote for it."""
 
     path: str  # of fips.so
-    settings: bytes  # empty where there are none: some modules need none
-    settings_place: str  # where the settings are, or are missing, for messages
+    settings: bytes  # empty if there is no settings file; some modules need no settings
+    settings_place: str  # the path of the settings, or the searched directories, for messages
 
 
 def _activate() -> CDLL:
-    """Return libcrypto with the FIPS provider active; ValueError says why it cannot be.
+    """Return libcrypto with the FIPS provider active. Raises ValueError if it cannot be activated.
 
-    A host in FIPS mode is taken as it is. Elsewhere its provider is added to what OPENSSL_CONF or
-    the system says of OpenSSL.
+    On a host in FIPS mode nothing is changed. On other hosts, the provider is activated in addition to
+    the configuration in OPENSSL_CONF or of the system.
     """
-    # An OpenSSL that was loaded before has its settings already.
+    # If OpenSSL has been loaded already, its configuration can no longer be changed.
     was_loaded_before = not sys.modules.keys().isdisjoint({"_hashlib", "_ssl"})
     crypto = libcrypto()
     if crypto.OpenSSL_version_num() < _OLDEST_OPENSSL:
@@ -128,12 +131,12 @@ def _activate() -> CDLL:
         raise ValueError(
             "comes too late: OpenSSL was loaded before regsync began; start it with `python3 -I -S`"
         )
-    _load(crypto, _find(crypto, own_settings_path), own_settings_path)
+    _load_module(crypto, _find_module(crypto, own_settings_path), own_settings_path)
     return crypto
 
 
 def _check_loads(crypto: CDLL, own_settings_path: str) -> None:
-    """Raise ValueError if OPENSSL_CONF does not load: OpenSSL would go on in silence without it."""
+    """Raise ValueError if the file in OPENSSL_CONF is broken. OpenSSL itself would silently ignore it."""
     config = pointer(crypto, "NCONF_new", None)
     if crypto.NCONF_load(config, os.fsencode(own_settings_path), None) != 1:
         reason = _reported_errors(crypto)
@@ -143,17 +146,18 @@ def _check_loads(crypto: CDLL, own_settings_path: str) -> None:
 
 
 def _is_in_fips_mode(crypto: CDLL) -> bool:
-    """Return whether the host's own settings have the FIPS provider active."""
-    # The setting is asked first: asking for a provider that nobody named would load the built-in
-    # one.
+    """Report whether the host's own configuration activates the FIPS provider."""
+    # OSSL_PROVIDER_available would load the default provider if no provider is configured. So it is
+    # only called if FIPS is enabled.
     if crypto.EVP_default_properties_is_fips_enabled(None) != 1:
         return False
     return bool(crypto.OSSL_PROVIDER_available(None, b"fips") == 1)
 
 
-def _find(crypto: CDLL, own_settings_path: str | None) -> _Module:
-    """Return the module that OpenSSL would find, and the settings of the first place that has any;
-    ValueError where there is no module.
+def _find_module(crypto: CDLL, own_settings_path: str | None) -> _Module:
+    """Find the FIPS module in OpenSSL's module directories, and its settings file.
+
+    `own_settings_path` is the value of OPENSSL_CONF. Raises ValueError if there is no module.
     """
     from ctypes import c_char_p
 
@@ -161,31 +165,32 @@ def _find(crypto: CDLL, own_settings_path: str | None) -> _Module:
     config_dir = os.fsdecode(crypto.OPENSSL_info(_INFO_CONFIG_DIR))
     modules_dir = os.fsdecode(crypto.OPENSSL_info(_INFO_MODULES_DIR))
 
-    named_dir = os.environ.get("OPENSSL_MODULES")  # as in OpenSSL the only place, if it is given
-    module_dirs = [named_dir] if named_dir else [modules_dir, *_MORE_MODULE_DIRS]
-    dirs_with_module = [place for place in module_dirs if os.path.isfile(f"{place}/fips.so")]
+    # Like OpenSSL, search no other directory if OPENSSL_MODULES is set.
+    own_modules_dir = os.environ.get("OPENSSL_MODULES")
+    module_dirs = [own_modules_dir] if own_modules_dir else [modules_dir, *_MORE_MODULE_DIRS]
+    dirs_with_module = [folder for folder in module_dirs if os.path.isfile(f"{folder}/fips.so")]
     if not dirs_with_module:
         raise ValueError(f"is not found: no fips.so in {module_dirs}")
     module_dir = dirs_with_module[0]
-    module = f"{module_dir}/fips.so"
+    module_path = f"{module_dir}/fips.so"
 
-    # What the user has named goes first.
+    # The directories that the user has configured come first.
     own_settings_dir = os.path.dirname(own_settings_path or "")
-    places = [named_dir, own_settings_dir, module_dir, config_dir, *_MORE_SETTINGS_DIRS]
-    settings_dirs = [place for place in dict.fromkeys(places) if place]
-    for place in settings_dirs:
-        path = f"{place}/fipsmodule.cnf"
+    candidates = [own_modules_dir, own_settings_dir, module_dir, config_dir, *_MORE_SETTINGS_DIRS]
+    settings_dirs = [folder for folder in dict.fromkeys(candidates) if folder]
+    for folder in settings_dirs:
+        path = f"{folder}/fipsmodule.cnf"
         if os.path.isfile(path):
             with open(path, "rb") as file:
-                return _Module(module, file.read(), repr(path))
-    return _Module(module, b"", f"no fipsmodule.cnf in {settings_dirs}")
+                return _Module(module_path, settings=file.read(), settings_place=repr(path))
+    return _Module(module_path, b"", settings_place=f"no fipsmodule.cnf in {settings_dirs}")
 
 
-def _load(crypto: CDLL, module: _Module, own_settings_path: str | None) -> None:
-    """Load a module with its settings; ValueError if that fails."""
+def _load_module(crypto: CDLL, module: _Module, own_settings_path: str | None) -> None:
+    """Load a FIPS module with its settings. Raises ValueError if OpenSSL refuses it."""
     from ctypes import c_ulong
 
-    # In memory, so that no file is left behind.
+    # The settings are passed in memory, so that no temporary file is needed.
     text = module.settings + _ACTIVATION
     config = pointer(crypto, "NCONF_new", None)
     text_source = pointer(crypto, "BIO_new_mem_buf", text, len(text))
@@ -206,16 +211,19 @@ def _load(crypto: CDLL, module: _Module, own_settings_path: str | None) -> None:
             f"{tried} does not load ({reason}): one of the two is damaged, or they do not belong together"
         )
 
-    # `base` reads keys and certificates, and computes nothing.
+    # The provider `base` only decodes keys and certificates. It has no cryptographic algorithms.
     pointer(crypto, "OSSL_PROVIDER_load", None, b"base")
     crypto.EVP_default_properties_enable_fips(None, 1)
 
 
-# The proof.
+# Checks after the activation.
 
 
 def _check(crypto: CDLL) -> None:
-    """Raise ValueError, OSError or ImportError unless the provider alone serves digests and TLS."""
+    """Check that digests, random numbers and TLS use only the FIPS provider.
+
+    Raises ValueError, OSError or ImportError if this is not the case.
+    """
     if crypto.OSSL_PROVIDER_available(None, b"fips") != 1:
         raise ValueError("is not active")
 
@@ -228,11 +236,11 @@ def _check(crypto: CDLL) -> None:
 
     _check_hashlib()
     _check_ssl()
-    crypto.ERR_clear_error()  # or TLS would take errors that are left there for its own
+    crypto.ERR_clear_error()  # otherwise Python's TLS would report these errors as its own
 
 
 def _random_generator(crypto: CDLL) -> c_void_p | None:
-    """Return the kind of generator that public random numbers come from."""
+    """Return a pointer to the algorithm (EVP_RAND) of OpenSSL's public random generator."""
     context = pointer(crypto, "RAND_get0_public", None)
     if not context:
         return None
@@ -240,8 +248,9 @@ def _random_generator(crypto: CDLL) -> c_void_p | None:
 
 
 def _provider_of(crypto: CDLL, function: str, algorithm: c_void_p | None) -> bytes | None:
-    """Return the name of the provider that an algorithm is of, which a `function` of OpenSSL tells;
-    None for no algorithm.
+    """Return the name of the provider that implements an algorithm, or None for a null pointer.
+
+    `function` is the OpenSSL function that returns the provider of this type of algorithm.
     """
     from ctypes import c_char_p
 
@@ -253,12 +262,13 @@ def _provider_of(crypto: CDLL, function: str, algorithm: c_void_p | None) -> byt
 
 
 def _check_hashlib() -> None:
-    """Check that the FIPS provider alone serves Python's digests: with it SHA-256 works and MD5, which
-    every other provider has, does not. ValueError where that is not so.
+    """Raise ValueError unless Python's digests use only the FIPS provider.
+
+    The FIPS provider has SHA-256, but not MD5. Every other provider has MD5.
     """
     import _hashlib
 
-    _hashlib.openssl_sha256(b"")  # raises ValueError where no provider has it
+    _hashlib.openssl_sha256(b"")  # raises ValueError if no provider has SHA-256
     try:
         _hashlib.openssl_md5(b"")
     except ValueError:
@@ -270,7 +280,7 @@ def _check_hashlib() -> None:
 
 
 def _check_ssl() -> None:
-    """Check that Python's TLS is the provider's, which has no ChaCha20."""
+    """Raise ValueError unless Python's TLS uses only the FIPS provider, which has no ChaCha20."""
     import _ssl
 
     ciphers = _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT).get_ciphers()
@@ -282,14 +292,14 @@ def _check_ssl() -> None:
 
 
 def libcrypto() -> CDLL:
-    """Return the libcrypto that Python's own TLS runs on; ValueError if it cannot be reached."""
+    """Return the libcrypto that Python's own TLS uses. Raises ValueError if it cannot be loaded."""
     import _ssl
     from ctypes import CDLL
 
     places = (
-        getattr(_ssl, "__file__", None),  # the extension, by which its libraries are found
+        getattr(_ssl, "__file__", None),  # the extension module, which also resolves its libraries
         None,  # the interpreter itself
-        "libcrypto-3",  # Windows: a name gives the library that is loaded already
+        "libcrypto-3",  # on Windows, a name returns the library that is already loaded
         "libcrypto-3-x64",
         "libcrypto-3-arm64",
     )
@@ -298,7 +308,7 @@ def libcrypto() -> CDLL:
             crypto = CDLL(place)
         except (OSError, TypeError):
             continue
-        # Another version is another copy of the library, which TLS does not run on.
+        # If the version differs, this is a second copy of the library, which Python's TLS does not use.
         version = getattr(crypto, "OpenSSL_version_num", None)
         if version is not None and version() == _ssl.OPENSSL_VERSION_NUMBER:
             return crypto
@@ -308,16 +318,17 @@ def libcrypto() -> CDLL:
 
 
 def pointer(crypto: CDLL, function: str, *arguments: object) -> c_void_p:
-    """Call a function of libcrypto that returns a pointer; a null pointer is false."""
+    """Call a function of libcrypto that returns a pointer. A null pointer is false."""
     from ctypes import c_void_p
 
-    called = crypto[function]  # a new object: `crypto.function` is shared, and so its `restype`
-    called.restype = c_void_p  # by default only 32 bits are taken
-    return c_void_p(called(*arguments))
+    # `crypto[name]` creates a new function object. `crypto.name` would be shared, with its `restype`.
+    foreign_function = crypto[function]
+    foreign_function.restype = c_void_p  # the default, int, would truncate the pointer to 32 bits
+    return c_void_p(foreign_function(*arguments))
 
 
 def _reported_errors(crypto: CDLL) -> str:
-    """Empty OpenSSL's list of errors and return it in words."""
+    """Clear OpenSSL's error queue, and return its errors as text."""
     reasons = ", ".join(_reasons(crypto))
     return f"OpenSSL says: {reasons}" if reasons else "OpenSSL says"
 

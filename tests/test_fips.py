@@ -284,7 +284,7 @@ before = dict(os.environ), sorted(os.listdir("/proc/self/fd"))
 import regsync
 from _regsync import crypto, fips
 key = sys.stdin.read()
-answers = [fips.closed(), fips.closed(), (dict(os.environ), sorted(os.listdir("/proc/self/fd"))) == before]
+answers = [fips.open_gate(), fips.open_gate(), (dict(os.environ), sorted(os.listdir("/proc/self/fd"))) == before]
 import hashlib, _hashlib
 for data in (b"", b"abc" * 1000):
     answers += [crypto.hash_hex("sha256", data), crypto.hash_hex("sha512", data), crypto.hmac_bytes(data, b"x").hex()]
@@ -574,10 +574,10 @@ EARLIEST = """
 import sys, regsync
 from _regsync import fips
 watched = {"ssl", "_ssl", "hashlib", "_hashlib", "hmac", "secrets", "asyncio", "anyio"}
-def closed():
+def open_gate():
     print(sorted(watched & {*sys.modules}))
     return "the FIPS provider is watched"
-fips.closed = closed
+fips.open_gate = open_gate
 for arguments in (["validate", "x"], ["--help"], ["version"]):
     try: print(regsync.main(arguments))
     except SystemExit: pass
@@ -604,7 +604,7 @@ def test_other_systems_are_told_of_the_other_build(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", system)
-    assert main(["validate", "x"], fips.closed()) == 3
+    assert main(["validate", "x"], fips.open_gate()) == 3
     told = capsys.readouterr().err
     assert told.startswith(f"{REFUSED}does not check certificates on this system\nhint: ")
     assert "regsync-nofips.pyz" in told
@@ -614,7 +614,7 @@ def test_other_systems_are_told_of_the_other_build(
 def test_an_older_openssl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     older = SimpleNamespace(OpenSSL_version_num=lambda: 0x1010117F)
     monkeypatch.setattr(fips, "libcrypto", lambda: older)
-    assert fips.closed() == "the FIPS provider needs OpenSSL 3.0 or newer"
+    assert fips.open_gate() == "the FIPS provider needs OpenSSL 3.0 or newer"
 
 
 @pytest.mark.usefixtures("as_default")
@@ -625,7 +625,7 @@ def test_a_library_inside_the_interpreter_that_shows_nothing_is_refused(
         raise OSError(f"cannot open {name}")
 
     monkeypatch.setattr("ctypes.CDLL", nowhere)
-    assert fips.closed().startswith(
+    assert fips.open_gate().startswith(
         "the FIPS provider cannot be used: this Python does not expose its libcrypto"
     )
 
