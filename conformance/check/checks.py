@@ -1,13 +1,10 @@
-"""A check of a registry: one row of the table API x kind of data, which passes, fails or is skipped.
+"""The table of all checks, and the tools that checks use: a client, content, assertions on answers.
 
-Owns: what a check is, the table of all checks, and what a check may use: a client, content, ways to
-judge answers.
-May not know: what any check asks (the modules of the workflows), which checks run (`suite`).
-Invariants: a check passes only when the registry did what the cited sentence says. It is skipped,
-with the reason, when the registry says that it lacks an optional feature, or when the check could
-not be set up.
-Follows: the OCI distribution specification 1.1.1, cited by section with the word that binds (MUST,
-SHOULD, MAY).
+Owns: the form of a check and its outcome: pass, fail or skip.
+May not know: the requests of any check (the modules of the workflows), which checks run (`suite`).
+Invariants: a check passes only if the registry did what the cited sentence requires. It is skipped, with
+the reason, if the registry lacks an optional feature or if the check could not be set up.
+Follows: the OCI distribution specification 1.1.1, cited by section and keyword (MUST, SHOULD, MAY).
 """
 
 from __future__ import annotations
@@ -60,10 +57,11 @@ Outcome = Literal["pass", "fail", "skip"]
 WORKFLOWS: tuple[Workflow, ...] = ("pull", "push", "discovery", "management")
 
 ACCEPT = {"Accept": ", ".join((OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST))}
+# A digest that no registry has.
 NOWHERE = "sha256:" + "0" * 63 + "1"
 OCTETS = {"Content-Type": "application/octet-stream"}
 
-# The table of the specification, and the two codes that it knows as old ("Legacy Docker support").
+# The codes of the specification's table, and its two old codes ("Legacy Docker support").
 CODES = frozenset(
     {
         "BLOB_UNKNOWN",
@@ -86,29 +84,29 @@ CODES = frozenset(
 )
 
 
-# Several lines are joined by commas; the text is a quoted string.
+# The form of Warning headers, whose values are joined by commas.
 _WARNINGS = re.compile(r'299 - "(?:[^"\\]|\\.)*"(?:, 299 - "(?:[^"\\]|\\.)*")*\Z')
 
 
 class Failed(Exception):
-    """The registry did not do what the specification says."""
+    """The registry did not do what the specification requires."""
 
 
 class Skipped(Exception):
-    """An optional feature is absent, or the set-up of the check failed."""
+    """An optional feature is absent, or the check could not be set up."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One row: `api` and `data` are its place in the table of its workflow."""
+    """One check."""
 
     workflow: Workflow
-    api: str
-    what: str  # what is expected
-    data: str  # the kind of data; empty where it does not matter
+    api: str  # row in the table of the workflow
+    what: str  # the expected answer
+    data: str  # the kind of data, column in the table; empty if it does not matter
     cites: str  # the sentence of the specification
     act: Callable[[Run], None]
-    needs: tuple[str, ...] = ()  # names of checks that have to pass first
+    needs: tuple[str, ...] = ()  # names of checks that must pass first
 
     @property
     def name(self) -> str:
@@ -123,6 +121,7 @@ class Row(NamedTuple):
     reason: str
 
 
+# All checks. Importing a module of checks adds its checks.
 CHECKS: list[Check] = []
 
 
@@ -134,13 +133,13 @@ def check(
     data: str | Sequence[str] = "",
     needs: str | Sequence[str] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Enter a function into the table.
+    """Add a function to the table.
 
-    It is entered once and called with the run; or, where `data` is several kinds, once for each
-    kind and called with the run and the kind.
+    If `data` is a sequence of kinds, the function is added once for each kind. It is then called with the
+    run and the kind, otherwise with the run alone.
     """
 
-    def enter(act: Callable[..., None]) -> Callable[..., None]:
+    def add(act: Callable[..., None]) -> Callable[..., None]:
         required = (needs,) if isinstance(needs, str) else tuple(needs)
         if isinstance(data, str):
             CHECKS.append(Check(workflow, api, what, data, cites, act, required))
@@ -150,10 +149,11 @@ def check(
                 CHECKS.append(Check(workflow, api, what, kind, cites, of_kind, required))
         return act
 
-    return enter
+    return add
 
 
-# Kinds of data. Each run builds its own content, so that what an earlier run left does not matter.
+# Functions that build content, by kind of data. Each run has its own content, so that content of earlier
+# runs does not matter.
 
 BLOBS: Mapping[str, Callable[[Seed], bytes]] = {
     "blob": lambda seed: seed.blob(1000),
@@ -180,30 +180,32 @@ MANIFESTS: Mapping[str, Callable[[Seed], Image]] = {
 }
 
 
-# Blobs that images of others may use as well: they are never deleted.
+# Blobs that are never deleted, because images of other users may use them too.
 _SHARED_BLOBS = frozenset(digest_of(data) for data in (b"", EMPTY_CONFIG))
 
 
 @dataclass
 class Run:
-    """One run against one repository: the client, the content, what was noticed on the way."""
+    """One run against one repository."""
 
     client: Client
     repository: str
     mounting: str  # the repository into which blobs are mounted
     seed: Seed
-    identity: str  # begins every tag of this run
-    # Error bodies that are not in the specification's form.
+    identity: str  # prefix of every tag of this run
+    # Descriptions of error bodies that do not have the specification's form.
     malformed_errors: list[str] = field(default_factory=list)
-    json_errors: int = 0  # error bodies that are JSON
-    # Warning headers that are not in the specification's form.
+    json_errors: int = 0  # number of error bodies with the type of JSON
+    # Descriptions of Warning headers that do not have the specification's form.
     malformed_warnings: list[str] = field(default_factory=list)
-    _blobs: dict[str, bytes] = field(default_factory=dict)
-    _images: dict[str, Image] = field(default_factory=dict)
+    _blobs: dict[str, bytes] = field(default_factory=dict)  # by kind
+    _images: dict[str, Image] = field(default_factory=dict)  # by kind
+    # Results of `set_up_once` by name: the made object, or a Skipped if it could not be made.
     _set_up: dict[str, object] = field(default_factory=dict)
-    _pushed: list[tuple[str, str]] = field(default_factory=list)  # repository, path below it
+    # Content to delete at the end: repository, and path below it.
+    _pushed: list[tuple[str, str]] = field(default_factory=list)
 
-    # Asking.
+    # Requests.
 
     def ask(
         self,
@@ -214,13 +216,16 @@ class Run:
         *,
         repository: str | None = None,
     ) -> Reply:
-        """Ask for a path below /v2/<name>/, or for a URL or path from the root."""
+        """Send a request. `target` is a path below /v2/<name>/, an absolute path, or a URL.
+
+        Raises Failed if the registry answers with a status of 500 or more.
+        """
         if not target.startswith(("/", "http:", "https:")):
             target = f"/v2/{repository or self.repository}/{target}"
 
         reply = self.client.ask(method, target, headers, body)
         if 400 <= reply.status < 500 and method != "HEAD":
-            self._judge_form(reply)
+            self._check_error_body(reply)
 
         warning = reply.header("Warning")
         if warning and (not _WARNINGS.match(warning) or len(warning) > 4096):
@@ -229,8 +234,8 @@ class Run:
             raise Failed(f"{reply}: an error of the registry's own")
         return reply
 
-    def _judge_form(self, refusal: Reply) -> None:
-        """Note an error body that is called JSON and is not in the specification's form."""
+    def _check_error_body(self, refusal: Reply) -> None:
+        """Record a JSON error body that does not have the specification's form."""
         if (
             not refusal.header("Content-Type").lower().startswith("application/json")
             or not refusal.body
@@ -247,14 +252,14 @@ class Run:
     # Content.
 
     def blob(self, kind: str) -> tuple[str, bytes]:
-        """Return the digest and bytes of this run's blob of a kind, which may not be there yet."""
+        """Return the digest and bytes of this run's blob of a kind. It may not have been pushed."""
         if kind not in self._blobs:
             self._blobs[kind] = BLOBS[kind](self.seed)
         data = self._blobs[kind]
         return digest_of(data, "sha512" if kind == "sha512 blob" else "sha256"), data
 
     def image(self, kind: str) -> Image:
-        """Return this run's image of a kind; it may not be at the registry yet."""
+        """Return this run's image of a kind. It may not have been pushed."""
         if kind not in self._images:
             self._images[kind] = MANIFESTS[kind](self.seed)
         return self._images[kind]
@@ -264,7 +269,10 @@ class Run:
         return f"{self.identity}-{kind.replace(' ', '-')}"
 
     def set_up_once(self, name: str, make: Callable[[], Made]) -> Made:
-        """Set something up once for several checks; when that fails, all of them are skipped."""
+        """Return the result of `make`, which is called once for each name.
+
+        Raises Skipped if `make` has failed, also for later checks.
+        """
         if name not in self._set_up:
             try:
                 self._set_up[name] = make()
@@ -276,30 +284,33 @@ class Run:
         return cast(Made, made)
 
     def push_blob(self, digest: str, data: bytes, repository: str | None = None) -> None:
-        """Put a blob by POST and PUT."""
+        """Push a blob by POST and PUT."""
         start = expect(self.ask("POST", "blobs/uploads/", None, b"", repository=repository), 202)
         where = with_query(location_of(start), digest=digest)
         expect(self.ask("PUT", where, OCTETS, data), 201)
         self.delete_later(f"blobs/{digest}", repository)
 
     def put_manifest(self, reference: str, media_type: str, body: bytes) -> Reply:
-        """Put a manifest, whatever the answer."""
+        """Put a manifest. Returns the answer with any status."""
         reply = self.ask("PUT", f"manifests/{reference}", {"Content-Type": media_type}, body)
         if reply.status == 201:
             self.delete_later(f"manifests/{digest_of(body)}")
         return reply
 
     def put_image(self, image: Image, reference: str | None = None) -> Reply:
-        """Put an image's top manifest, under its digest without a reference, whatever the answer."""
+        """Put an image's top manifest under `reference`, or under its digest.
+
+        Returns the answer with any status.
+        """
         return self.put_manifest(reference or image.top, image.media_type, image.body)
 
     def delete_later(self, path: str, repository: str | None = None) -> None:
-        """Note content to be deleted at the end, unless others may use it as well."""
+        """Register content that `delete_pushed` deletes, unless other users may use it too."""
         if path.partition("/")[2] not in _SHARED_BLOBS:
             self._pushed.append((repository or self.repository, path))
 
     def push_parts(self, image: Image) -> None:
-        """Put everything below the top manifest."""
+        """Push all blobs and manifests below the top manifest."""
         for digest, data in image.blobs.items():
             self.push_blob(digest, data)
         for digest, (media_type, body) in image.manifests.items():
@@ -307,33 +318,33 @@ class Run:
                 expect(self.put_manifest(digest, media_type, body), 201)
 
     def push_image(self, image: Image, *tags: str) -> Image:
-        """Put a whole graph, under its digest or tags."""
+        """Push a whole graph, under tags or under its digest."""
         self.push_parts(image)
         for reference in tags or (image.top,):
             expect(self.put_image(image, reference), 201)
         return image
 
     def stored_image(self, kind: str) -> Image:
-        """Return this run's manifest of a kind, which is at the registry under `tag(kind)`."""
+        """Return this run's image of a kind, after pushing it under `tag(kind)`."""
         return self.set_up_once(
             f"held {kind}", lambda: self.push_image(self.image(kind), self.tag(kind))
         )
 
     def stored_blob(self, kind: str) -> tuple[str, bytes]:
-        """Return this run's blob of a kind, which is at the registry."""
+        """Return the digest and bytes of this run's blob of a kind, after pushing it."""
         digest, data = self.blob(kind)
         self.set_up_once(f"held {kind}", lambda: self.push_blob(digest, data))
         return digest, data
 
     def delete_pushed(self) -> None:
-        """Delete the content of the run, where the registry deletes."""
+        """Delete the content of the run. Refusals are ignored."""
         for repository, path in reversed(dict.fromkeys(self._pushed)):
             with suppress(Failed, NoAnswer):
                 self.ask("DELETE", path, repository=repository)
 
 
 def codes(reply: Reply) -> list[str]:
-    """Return the codes of an error body, none when it is not in the specification's form."""
+    """Return the codes of an error body, or no codes if it does not have the specification's form."""
     try:
         listed = json.loads(reply.body)["errors"]
         texts = [entry["code"] for entry in listed]
@@ -342,7 +353,7 @@ def codes(reply: Reply) -> list[str]:
     return texts if all(isinstance(code, str) for code in texts) else []
 
 
-# Judging answers.
+# Assertions on answers.
 
 
 def expect(reply: Reply, *statuses: int) -> Reply:
@@ -355,21 +366,21 @@ def expect(reply: Reply, *statuses: int) -> Reply:
 
 
 def expect_no_repository(reply: Reply) -> Reply:
-    """Fail unless the answer is 404; skip when the registry hides which repositories there are."""
+    """Fail unless the answer is 404. Skip if the registry hides whether a repository exists."""
     if reply.status in (401, 403):
         raise Skipped(f"outside the specification: {reply} for a repository that is not")
     return expect(reply, 404)
 
 
 def skip_if(reply: Reply, *absent: int) -> Reply:
-    """Skip the check when the answer's status says that the registry has no such feature."""
+    """Skip the check if the answer's status shows that the registry lacks the feature."""
     if reply.status in absent:
         raise Skipped(f"optional and not here: {reply}")
     return reply
 
 
 def location_of(reply: Reply) -> str:
-    """Return the Location, made absolute; fail without one."""
+    """Return the Location as an absolute URL. Fail if there is none."""
     if not reply.header("Location"):
         raise Failed(f"{reply} without Location")
     return urljoin(reply.url, reply.header("Location"))
@@ -382,7 +393,7 @@ def expect_body(reply: Reply, data: bytes) -> None:
 
 
 def expect_digest_header(reply: Reply, digest: str) -> None:
-    """Fail when Docker-Content-Digest is another digest; skip without the header."""
+    """Fail if Docker-Content-Digest is not `digest`. Skip if the header is absent."""
     header = reply.header("Docker-Content-Digest")
     if not header:
         raise Skipped(f"optional and not here: {reply} without Docker-Content-Digest")
@@ -391,7 +402,7 @@ def expect_digest_header(reply: Reply, digest: str) -> None:
 
 
 def expect_length_header(reply: Reply, size: int) -> None:
-    """Fail when Content-Length is another size; skip without the header."""
+    """Fail if Content-Length is not `size`. Skip if the header is absent."""
     header = reply.header("Content-Length")
     if not header:
         raise Skipped(f"optional and not here: {reply} without Content-Length")
@@ -400,12 +411,12 @@ def expect_length_header(reply: Reply, size: int) -> None:
 
 
 def expect_code(reply: Reply, *expected: str) -> None:
-    """Fail when an error body in the specification's form has none of these codes."""
+    """Fail if an error body in the specification's form has other codes than `expected`."""
     listed = codes(reply)
     if listed and not set(listed) & set(expected):
         raise Failed(f"{reply} with code {', '.join(listed)}, not {' or '.join(expected)}")
 
 
 def expect_manifest(run: Run, reference: str, body: bytes) -> None:
-    """Fail unless the manifest under a tag or digest is `body`."""
+    """Fail unless the manifest with this tag or digest is `body`."""
     expect_body(expect(run.ask("GET", f"manifests/{reference}", ACCEPT), 200), body)

@@ -1,8 +1,8 @@
 """Checks of the workflow Content Discovery: lists of tags and of referrers.
 
-Owns: what a list has to hold, its order, its pages and filters.
-May not know: how it is stored.
-Invariants: a list is judged with all its pages; other content of the repository does not count.
+Owns: the expected content of a list, its order, its pages and filters.
+May not know: how a registry stores lists.
+Invariants: a list is checked with all its pages. Other content of the repository is ignored.
 Follows: section "Content Discovery" of the OCI distribution specification 1.1.1.
 """
 
@@ -30,9 +30,10 @@ from .checks import (
 
 _TAGS = "Listing Tags"
 _REFERRERS = "Listing Referrers"
+# The name of the check that shows whether there is a referrers API.
 REFERRERS = "GET referrers: an empty list (absent)"
 
-# By bytes and without case these sort differently; both orders are accepted.
+# Tags that sort differently by bytes and without case. Both orders are accepted.
 _NAMES = ("a", "B", "c", "0", "_x", "Z")
 
 
@@ -47,7 +48,7 @@ def _read_json(reply: Reply) -> Any:
 
 
 def _tags_on_page(reply: Reply, run: Run) -> list[str]:
-    """Return the tags of one page, judged for its form."""
+    """Return the tags of one page. Fail if its form is wrong."""
     document = _read_json(expect(reply, 200))
     if not isinstance(document, dict) or document.get("name") != run.repository:
         raise Failed(f"{reply} without the repository's name")
@@ -58,13 +59,13 @@ def _tags_on_page(reply: Reply, run: Run) -> list[str]:
 
 
 def _some(tags: Sequence[str], run: Run) -> str:
-    """Write the first of some tags, without the prefix that all tags of a run have."""
+    """Format the number of tags and the first four, without the prefix of the run."""
     shown = ", ".join(tag.removeprefix(f"{run.identity}-") for tag in tags[:4])
     return f"{len(tags)} tags ({shown}{', ...' if len(tags) > 4 else ''})"
 
 
 def tags_of(run: Run) -> list[str]:
-    """Return all tags, with every page."""
+    """Return the tags of all pages."""
     return [
         tag
         for page in run.client.pages(f"/v2/{run.repository}/tags/list")
@@ -73,7 +74,7 @@ def tags_of(run: Run) -> list[str]:
 
 
 def _push_tags(run: Run) -> set[str]:
-    """Push the tags that these checks count on, once; return them."""
+    """Push the tags that these checks need, once. Returns the tags."""
     tags = [f"{run.identity}-{name}" for name in _NAMES]
     run.set_up_once("tags", lambda: run.push_image(run.seed.image(sizes=(100,)), *tags))
     return set(tags)
@@ -124,7 +125,7 @@ def no_tags(run: Run) -> None:
 
 
 def _expect_page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
-    """Judge one page: it is the beginning of `rest`, and has fewer than `most` only with a Link."""
+    """Fail unless a page has the first `most` tags of `rest`. With a Link it may have fewer."""
     reply = run.ask("GET", f"tags/list?{query}")
     listed = _tags_on_page(reply, run)
     expected = list(rest[:most])
@@ -218,7 +219,7 @@ def after_the_end(run: Run) -> None:
 
 
 def _referrers_on_page(reply: Reply, run: Run) -> list[Mapping[str, Any]]:
-    """Return the descriptors of one page, judged for its form."""
+    """Return the descriptors of one page. Fail if its form is wrong."""
     expect(reply, 200)
     if reply.header("Content-Type") != OCI_INDEX:
         raise Failed(
@@ -234,7 +235,7 @@ def _referrers_on_page(reply: Reply, run: Run) -> list[Mapping[str, Any]]:
 
 
 def referrers(run: Run, digest: str, query: str = "") -> list[Mapping[str, Any]]:
-    """Return the referrers of a digest, of every page."""
+    """Return the referrers of a digest from all pages."""
     pages = run.client.pages(f"/v2/{run.repository}/referrers/{digest}{query}")
     return [entry for page in pages for entry in _referrers_on_page(page, run)]
 
@@ -245,7 +246,7 @@ _OLD = "application/vnd.example.old.v1"
 
 
 class _Family:
-    """A subject and referrers of every form; two of them are there before their subject."""
+    """A subject and referrers of every form. Two of them are pushed before their subject."""
 
     def __init__(self, run: Run) -> None:
         seed = run.seed
@@ -275,6 +276,7 @@ def _family(run: Run) -> _Family:
 
 
 def _entry_of(run: Run, member: Image) -> Mapping[str, Any]:
+    """Return the entry of a referrer in the list. Fail unless it is listed exactly once."""
     entries = referrers(run, _family(run).subject.top)
     matching = [entry for entry in entries if entry.get("digest") == member.top]
     if len(matching) != 1:
@@ -488,7 +490,7 @@ def fallback_tag(run: Run) -> None:
         raise Failed("the index under the fallback tag is listed as a referrer")
 
 
-# Without the API clients keep the lists themselves; this is what they need of a registry.
+# Without the API, clients maintain the lists. These checks cover the features that they need.
 
 
 @check(

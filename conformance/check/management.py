@@ -1,8 +1,8 @@
-"""Checks of the workflow Content Management: what is deleted is gone, and nothing else is.
+"""Checks of the workflow Content Management: a deletion removes its content and nothing else.
 
-Owns: the answer to a deletion, and its effects.
+Owns: the expected answers to deletions, and their effects.
 May not know: how a registry collects garbage.
-Invariants: only content of the check itself is deleted, so that no other check depends on it.
+Invariants: a check deletes only its own content, on which no other check depends.
 Follows: section "Content Management" of the OCI distribution specification 1.1.1.
 """
 
@@ -29,13 +29,14 @@ _TAGS = "Deleting tags"
 _MANIFESTS = "Deleting Manifests"
 _BLOBS = "Deleting Blobs"
 
+# Names of the checks that show whether deletion is enabled.
 DELETES_TAG = "DELETE tag: it is gone, its manifest and other tags stay (tag)"
 DELETES_MANIFEST = "DELETE manifest: it is gone, and so are its tags (image)"
 DELETES_BLOB = "DELETE blob: it is gone (blob)"
 
 
-def _fresh(run: Run, name: str) -> Image:
-    """Return an image that is at the registry under two tags, for one check alone."""
+def _push_fresh(run: Run, name: str) -> Image:
+    """Push an image under two tags for one check, once. Returns the image."""
     tags = (f"{run.identity}-{name}-1", f"{run.identity}-{name}-2")
     return run.set_up_once(
         f"fresh {name}", lambda: run.push_image(run.seed.image(sizes=(300,)), *tags)
@@ -43,7 +44,7 @@ def _fresh(run: Run, name: str) -> Image:
 
 
 def _delete(run: Run, target: str) -> None:
-    """Delete; a registry that does not delete says 400 or 405."""
+    """Delete content. Skip the check if the registry answers 400 or 405: deletion is disabled."""
     expect(skip_if(run.ask("DELETE", target), 400, 405), 202)
 
 
@@ -55,7 +56,7 @@ def _delete(run: Run, target: str) -> None:
     "tag",
 )
 def delete_tag(run: Run) -> None:
-    image = _fresh(run, "tag")
+    image = _push_fresh(run, "tag")
     first = f"manifests/{run.identity}-tag-1"
     second = f"manifests/{run.identity}-tag-2"
     _delete(run, first)
@@ -74,7 +75,7 @@ def delete_tag(run: Run) -> None:
     DELETES_TAG,
 )
 def delete_tag_listed(run: Run) -> None:
-    _fresh(run, "listed")
+    _push_fresh(run, "listed")
     before = set(tags_of(run))
     _delete(run, f"manifests/{run.identity}-listed-1")
     after = set(tags_of(run))
@@ -101,7 +102,7 @@ def delete_absent_tag(run: Run) -> None:
     "image",
 )
 def delete_manifest(run: Run) -> None:
-    image = _fresh(run, "manifest")
+    image = _push_fresh(run, "manifest")
     _delete(run, f"manifests/{image.top}")
     for reference in (image.top, f"{run.identity}-manifest-1", f"{run.identity}-manifest-2"):
         expect(run.ask("GET", f"manifests/{reference}", ACCEPT), 404)
@@ -117,7 +118,7 @@ def delete_manifest(run: Run) -> None:
     DELETES_MANIFEST,
 )
 def delete_manifest_listed(run: Run) -> None:
-    image = _fresh(run, "gone")
+    image = _push_fresh(run, "gone")
     before = set(tags_of(run))
     _delete(run, f"manifests/{image.top}")
     still_listed = before & set(tags_of(run)) & {f"{run.identity}-gone-1", f"{run.identity}-gone-2"}
@@ -134,7 +135,7 @@ def delete_manifest_listed(run: Run) -> None:
     DELETES_MANIFEST,
 )
 def delete_index(run: Run) -> None:
-    child = _fresh(run, "child")
+    child = _push_fresh(run, "child")
     index = run.push_image(run.seed.index([child]))
     _delete(run, f"manifests/{index.top}")
     expect(run.ask("GET", f"manifests/{index.top}", ACCEPT), 404)
@@ -150,7 +151,7 @@ def delete_index(run: Run) -> None:
     (DELETES_MANIFEST, "GET referrers: an empty list (absent)"),
 )
 def delete_referrer(run: Run) -> None:
-    subject = _fresh(run, "subject")
+    subject = _push_fresh(run, "subject")
     kept = run.push_image(run.seed.artifact(subject))
     gone = run.push_image(run.seed.artifact(subject))
     if {entry["digest"] for entry in referrers(run, subject.top)} != {kept.top, gone.top}:
@@ -192,7 +193,7 @@ def delete_manifest_nowhere(run: Run) -> None:
     DELETES_MANIFEST,
 )
 def push_again(run: Run) -> None:
-    image = _fresh(run, "again")
+    image = _push_fresh(run, "again")
     _delete(run, f"manifests/{image.top}")
     run.push_image(image, f"{run.identity}-again-1")
     expect_body(

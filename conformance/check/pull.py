@@ -1,7 +1,7 @@
-"""Checks of the workflow Pull: blobs and manifests come out as they went in.
+"""Checks of the workflow Pull: downloads return the bytes that were pushed.
 
-Owns: what a download has to answer.
-May not know: how content got there (`Run.held` sees to it).
+Owns: the expected answers to downloads.
+May not know: how content is pushed (`Run.stored_image` and `Run.stored_blob` push it).
 Invariants: every body is compared byte for byte.
 Follows: sections "Pull" and "API" of the OCI distribution specification 1.1.1.
 """
@@ -86,6 +86,7 @@ def head_blob_digest(run: Run) -> None:
 
 
 def _get_range(run: Run, range_header: str, *statuses: int) -> Reply:
+    """Return the answer to a GET with Range. Skips the check if the registry ignores Range."""
     digest, _ = run.stored_blob("blob")
     reply = expect(run.ask("GET", f"blobs/{digest}", {"Range": range_header}), 200, *statuses)
     if reply.status == 200:
@@ -93,6 +94,7 @@ def _get_range(run: Run, range_header: str, *statuses: int) -> Reply:
     return reply
 
 
+# Start and stop of the expected bytes of a blob of 1,000 bytes, by Range.
 _RANGES = {
     "bytes=0-9": (0, 10),
     "bytes=10-19": (10, 20),
@@ -102,7 +104,7 @@ _RANGES = {
 }
 
 
-def _enter_range(asked: str, start: int, stop: int) -> None:
+def _add_range_check(asked: str, start: int, stop: int) -> None:
     cites = f"{_PULLING_BLOBS}: SHOULD support Range; RFC 9110 section 14.2"
 
     @check("pull", "GET blob Range", asked, cites, "blob")
@@ -118,7 +120,7 @@ def _enter_range(asked: str, start: int, stop: int) -> None:
 
 
 for _asked, (_start, _stop) in _RANGES.items():
-    _enter_range(_asked, _start, _stop)
+    _add_range_check(_asked, _start, _stop)
 
 
 @check(
@@ -179,11 +181,12 @@ def get_malformed_blob(run: Run) -> None:
 
 
 def _reference(run: Run, kind: str, by: str) -> str:
+    """Return the tag or the digest of a stored image. `by` is "tag" or "digest"."""
     image = run.stored_image(kind)
     return run.tag(kind) if by == "tag" else image.top
 
 
-def _enter_manifest(by: str) -> None:
+def _add_manifest_checks(by: str) -> None:
     kinds = tuple(MANIFESTS)
     must = f"{_PULLING_MANIFESTS}: MUST provide the expected manifest, MUST be 200 OK (end-3)"
 
@@ -211,8 +214,8 @@ def _enter_manifest(by: str) -> None:
         expect_digest_header(reply, run.image(kind).top)
 
 
-_enter_manifest("tag")
-_enter_manifest("digest")
+_add_manifest_checks("tag")
+_add_manifest_checks("digest")
 
 
 @check(
@@ -258,6 +261,7 @@ def head_manifest_size(run: Run, kind: str) -> None:
     )
 
 
+# References that name no manifest.
 _ABSENT: dict[str, Callable[[Run], str]] = {
     "tag": lambda run: f"{run.identity}-none",
     "digest": lambda run: NOWHERE,
@@ -265,7 +269,7 @@ _ABSENT: dict[str, Callable[[Run], str]] = {
 }
 
 
-def _enter_absent(by: str) -> None:
+def _add_absent_checks(by: str) -> None:
     cites = f"{_PULLING_MANIFESTS}: MUST be 404 Not Found (end-3)"
     data = "absent" if by in ("tag", "digest") else "malformed"
 
@@ -280,7 +284,7 @@ def _enter_absent(by: str) -> None:
 
 
 for _by in _ABSENT:
-    _enter_absent(_by)
+    _add_absent_checks(_by)
 
 
 @check(

@@ -1,8 +1,8 @@
-"""Checks of the workflow Push, first half: blobs in every way, and mounts.
+"""Checks of the workflow Push, first part: uploads of blobs in every way, and mounts.
 
-Owns: the answers to an upload; refused bytes must not be there.
-May not know: how a registry stores.
-Invariants: each check uploads bytes of its own, which no other check has put there.
+Owns: the expected answers to uploads; the check that refused bytes are not stored.
+May not know: how a registry stores blobs.
+Invariants: each check uploads its own bytes, which no other check uploads.
 Follows: sections "Pushing blobs" and "Mounting a blob from another repository" of the OCI
 distribution specification 1.1.1.
 """
@@ -32,14 +32,14 @@ _MOUNT = "Mounting a blob from another repository"
 
 
 def _start(run: Run, target: str = "blobs/uploads/", repository: str | None = None) -> Reply:
-    """Open an upload session."""
+    """Open an upload session. Returns the answer."""
     reply = expect(run.ask("POST", target, None, b"", repository=repository), 202)
     location_of(reply)
     return reply
 
 
 def _finish(run: Run, where: str, digest: str, body: bytes = b"", **headers: str) -> Reply:
-    """Close an upload session, whatever the answer."""
+    """Finish an upload session by PUT. Returns the answer with any status."""
     sent = {
         **(OCTETS if body else {}),
         **{key.replace("_", "-"): value for key, value in headers.items()},
@@ -51,7 +51,7 @@ def _finish(run: Run, where: str, digest: str, body: bytes = b"", **headers: str
 
 
 def _patch(run: Run, where: str, body: bytes, start: int | None = None) -> Reply:
-    """Send a chunk that says where it begins, or one that does not."""
+    """Send a chunk, with Content-Range if `start` is given. Returns the answer with any status."""
     sent = dict(OCTETS)
     if start is not None:
         sent["Content-Range"] = f"{start}-{start + len(body) - 1}"
@@ -125,7 +125,7 @@ def put_twice(run: Run) -> None:
 
 
 def _expect_refusal(run: Run, reply: Reply, *statuses: int) -> None:
-    """Judge a refusal of bytes that have another digest."""
+    """Fail unless the answer is a refusal of bytes that have another digest."""
     expect(reply, *statuses)
     expect_code(reply, "DIGEST_INVALID", "BLOB_UPLOAD_INVALID")
 
@@ -161,9 +161,6 @@ def put_without_digest(run: Run) -> None:
 @check("push", "PUT upload", "a digest that is none, 400", "Endpoints: 400 (end-6)", "malformed")
 def put_malformed_digest(run: Run) -> None:
     _expect_refusal(run, _finish(run, location_of(_start(run)), "sha256:totallywrong", b"x"), 400)
-
-
-_UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 
 @check("push", "PUT upload", "to no session, 404", "Endpoints: 404 (end-6)", "absent")
@@ -219,13 +216,13 @@ def single_post_other_bytes(run: Run) -> None:
 
 
 def _least_chunk(reply: Reply) -> int:
-    """Return the least length of a chunk in bytes, 300 where the registry does not say."""
+    """Return the minimum length of a chunk in bytes: the registry's, but at least 300."""
     header = reply.header("OCI-Chunk-Min-Length")
     return max(int(header) if header.isdigit() else 0, 300)
 
 
 def _expect_range(run: Run, reply: Reply, status: int, end: int) -> str:
-    """Judge where an upload stands; return where it goes on."""
+    """Fail unless the upload has received the bytes up to `end`. Returns its next Location."""
     expect(reply, status)
     if reply.header("Range") != f"0-{end}":
         raise Failed(f"{reply} with Range {reply.header('Range')!r}, not '0-{end}'")
@@ -233,7 +230,7 @@ def _expect_range(run: Run, reply: Reply, status: int, end: int) -> str:
 
 
 class _Session:
-    """An upload session with a blob for it: three chunks, each as long as the registry wants."""
+    """An upload session with a blob of three chunks. The first two have the minimum length."""
 
     def __init__(self, run: Run) -> None:
         opened = _start(run)
@@ -248,7 +245,7 @@ class _Session:
         return _patch(run, self.where, self.chunk(number), number * self.size)
 
     def patch_first(self, run: Run) -> str:
-        """Send the first chunk; return the Location that it used."""
+        """Send the first chunk. Returns the Location that it was sent to, which is old then."""
         used = self.where
         self.where = _expect_range(run, self.patch(run, 0), 202, self.size - 1)
         return used
@@ -425,7 +422,7 @@ def _mount(run: Run, digest: str, **source: str) -> Reply:
 
 
 def _expect_session(run: Run, reply: Reply, digest: str, data: bytes) -> None:
-    """Judge a mount that became a session: the blob can be uploaded there."""
+    """Fail unless a refused mount has opened a session to which the blob can be uploaded."""
     where = location_of(expect(reply, 202))
     expect(run.ask("PUT", with_query(where, digest=digest), OCTETS, data), 201)
     run.delete_later(f"blobs/{digest}", run.mounting)

@@ -1,8 +1,8 @@
-"""Checks of the workflow Push, second half: manifests of every shape, and the form of refusals.
+"""Checks of the workflow Push, second part: manifests of every shape, and the form of refusals.
 
-Owns: the answer to a push of a manifest; what was refused must not be there.
-May not know: how a registry stores.
-Invariants: the bytes that come back are compared with those that were pushed.
+Owns: the expected answers to pushes of manifests; the check that refused manifests are not stored.
+May not know: how a registry stores manifests.
+Invariants: the returned bytes are compared with the pushed bytes.
 Follows: section "Pushing Manifests" of the OCI distribution specification 1.1.1.
 """
 
@@ -32,7 +32,7 @@ from .checks import (
 )
 
 _MANIFESTS = "Pushing Manifests"
-_LIMIT = 4 << 20
+_LIMIT = 4 << 20  # size of a manifest in bytes that a registry should accept
 
 
 @check(
@@ -59,7 +59,7 @@ def put_by_digest(run: Run, kind: str) -> None:
 
 
 def _put(run: Run, image: Image, reference: str) -> None:
-    """Put a whole graph; its Location and its reference have to give the same bytes."""
+    """Push a whole graph. Fail unless Location, reference and digest return its bytes."""
     run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
     reply = expect(run.put_image(image, reference), 201)
     for target in (location_of(reply), f"manifests/{reference}", f"manifests/{image.top}"):
@@ -78,6 +78,7 @@ def put_says_digest(run: Run, kind: str) -> None:
     expect_digest_header(expect(run.put_image(image), 201), image.top)
 
 
+# The cited sentence and the function that builds the image, by shape.
 _SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
     "no layers": (
         f"{_MANIFESTS}: the list of blobs MAY be empty",
@@ -107,7 +108,7 @@ def _edited_image(run: Run, **fields: object) -> Image:
     return image.with_manifest(encode(document), image.media_type)
 
 
-def _enter_shape(shape: str, cites: str, build: Callable[[Run], Image]) -> None:
+def _add_shape_check(shape: str, cites: str, build: Callable[[Run], Image]) -> None:
     @check("push", "PUT manifest", shape, cites, "index" if "index" in shape else "image")
     def put_shape(run: Run) -> None:
         image = build(run)
@@ -120,7 +121,7 @@ def _enter_shape(shape: str, cites: str, build: Callable[[Run], Image]) -> None:
 
 
 for _shape, (_cites, _build) in _SHAPES.items():
-    _enter_shape(_shape, _cites, _build)
+    _add_shape_check(_shape, _cites, _build)
 
 
 @check(

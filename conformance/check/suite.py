@@ -1,8 +1,8 @@
-"""A run of the checks: which of them, in what order, with what outcome, and how that is shown.
+"""Run checks and format their outcomes.
 
-Owns: choosing checks, carrying them out, the lines and tables that are written.
-May not know: what any check asks.
-Invariants: a check is skipped when one that it needs did not pass before it.
+Owns: which checks run, in which order; the lines, tables and JSON that show the outcomes.
+May not know: the requests of any check.
+Invariants: a check is skipped if a check that it needs did not pass before it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = [
     "run_checks",
 ]
 
-# Each enters its checks into CHECKS when it is imported.
+# Each module adds its checks to CHECKS when it is imported.
 _MODULES = (pull, push_blobs, push_manifests, discovery, management)
 
 
 class Unusable(Exception):
-    """The registry cannot be checked: it cannot be reached, or it lets nobody in."""
+    """The registry cannot be checked: it cannot be reached, or it refuses the login."""
 
 
 def run_checks(
     run: Run, checks: Iterable[Check], progress: Callable[[Row], None] | None = None
 ) -> list[Row]:
-    """Run the checks in order; a check whose needs did not pass before it is skipped."""
+    """Run checks in order. `progress` is called with each outcome."""
     rows: list[Row] = []
     by_name: dict[str, Row] = {}
     for entry in checks:
@@ -82,7 +82,10 @@ def begin_run(
     mounting: str | None = None,
     seed: int | None = None,
 ) -> Run:
-    """Read http(s)://HOST[:PORT]/REPOSITORY and see that it can be pushed to; else Unusable."""
+    """Return a run for http(s)://HOST[:PORT]/REPOSITORY.
+
+    Raises Unusable if the URL is malformed, or if nothing can be pushed there.
+    """
     parts = urlsplit(url)
     repository = parts.path.strip("/")
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -112,9 +115,9 @@ def begin_run(
 
 
 def choose_checks(workflows: Sequence[str] = (), names: Sequence[str] = ()) -> list[Check]:
-    """Return checks in order: those of some workflows (none: all), only some by name (none: all).
+    """Return the checks of `workflows` in order, or those of all workflows if it is empty.
 
-    Checks that a named one needs are chosen as well.
+    If `names` is not empty, only these checks and the checks that they need are returned.
     """
     ordered = [entry for workflow in WORKFLOWS for entry in CHECKS if entry.workflow == workflow]
     selected = [entry for entry in ordered if not workflows or entry.workflow in workflows]
@@ -142,7 +145,10 @@ def check_registry(
     keep: bool = False,
     progress: Callable[[Row], None] | None = None,
 ) -> list[Row]:
-    """Check a registry by URL; Unusable when it cannot be reached or lets nobody in."""
+    """Run the checks of some workflows against a registry. Raises Unusable as `begin_run` does.
+
+    With `keep`, the pushed content is not deleted at the end.
+    """
     connections = Connections(context)
     try:
         run = begin_run(url, connections, credentials=credentials, mounting=mounting)
@@ -155,11 +161,11 @@ def check_registry(
         connections.close()
 
 
-# Showing.
+# Formatting.
 
 
 def as_line(row: Row) -> str:
-    """Write one row: outcome, workflow, name; then the reason, if any, with the cited sentence."""
+    """Format one row: outcome, workflow, name, then the reason, if any, with the cited sentence."""
     text = f"{row.outcome:4}  {row.check.workflow:10}  {row.check.name}"
     return f"{text} -- {row.reason} -- spec: {row.check.cites}" if row.reason else text
 
@@ -171,13 +177,16 @@ def count_outcomes(rows: Sequence[Row]) -> dict[Outcome, int]:
 
 
 def as_summary(rows: Sequence[Row]) -> str:
-    """Write how many there are of each outcome."""
+    """Format the number of checks by outcome."""
     numbers = count_outcomes(rows)
     return f"{len(rows)} checks: {numbers['pass']} passed, {numbers['fail']} failed, {numbers['skip']} skipped"
 
 
 def as_tables(rows: Sequence[Row]) -> str:
-    """Write the table API x data of each workflow; a cell has the worst outcome and its number."""
+    """Format a table for each workflow, with a row for each API and a column for each kind of data.
+
+    A cell has the worst outcome of its checks, and their number.
+    """
     tables = [
         _table(workflow, [row for row in rows if row.check.workflow == workflow])
         for workflow in WORKFLOWS
@@ -208,7 +217,7 @@ def _table(workflow: str, rows: Sequence[Row]) -> str:
 
 
 def as_json(url: str, rows: Sequence[Row]) -> str:
-    """Write the rows for programs."""
+    """Format the rows as JSON."""
     listed = [
         {
             "name": row.check.name,

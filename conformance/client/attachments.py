@@ -1,10 +1,10 @@
-"""Images with their attachments, put into a registry as a client puts them.
+"""Images with their attachments, pushed to a registry as clients push them.
 
-Owns: families (an image, its referrers, cosign's tags, what a copy with `platforms` keeps) and the
-index that a client keeps under the fallback tag.
-May not know: what a copier is told to do.
-Invariants: every referrer's subject is in the family. A referrer is `lost` when the copy does not
-keep its subject, or when its subject is lost.
+Owns: families (an image, its referrers, cosign's tags, and the parts that a copy with `platforms` keeps);
+the index that a client keeps under the fallback tag.
+May not know: the task of a copying program.
+Invariants: the subject of every referrer is in the family. A referrer is `lost` if a copy does not keep its
+subject, or if its subject is lost.
 Follows: docs/protocol-facts.md section 1.10 and the shapes of shapes_artifacts.py.
 """
 
@@ -39,20 +39,20 @@ __all__ = [
 
 SBOM = "application/spdx+json"
 SIGNED = "application/vnd.cncf.notary.signature"
+# The descriptor of `{}`, with its data.
 _EMPTY = Part(EMPTY_TYPE, EMPTY_CONFIG, {"data": "e30="})
 
 
 @dataclass(frozen=True)
 class Family:
-    """An image and its attachments.
-
-    `platforms` are those that a copy asks for, none: all. `kept` are the digests from which walks
-    have to find the same on both sides. `lost` are the referrers that are not copied.
-    """
+    """An image and its attachments."""
 
     sample: Sample
+    # The platforms that a copy selects. Empty: all.
     platforms: tuple[str, ...] = ()
+    # Digests of the roots from which walks over source and target must be equal.
     kept: tuple[str, ...] = ()
+    # Digests of the referrers that are not copied.
     lost: frozenset[str] = frozenset()
 
     @property
@@ -61,12 +61,12 @@ class Family:
 
     @property
     def travelling(self) -> list[Image]:
-        """The attachments that have to arrive beside the image, referrers first."""
+        """The attachments that are copied with the image, referrers first."""
         attachments = [*self.sample.attached, *self.sample.tagged.values()]
         return [image for image in attachments if image.top not in self.lost]
 
     def load_into(self, app: App, repository: str = "app", tag: str = "v1") -> Family:
-        """Hold all of it in a registry of this harness, with fallback tags where that has no API."""
+        """Store the family in a registry of the harness. Adds fallback tags if it has no referrers API."""
         self.sample.load_into(app, repository, tag)
         if not has_api(app):
             for name, listed in fallback_lists(self.sample.attached).items():
@@ -76,7 +76,7 @@ class Family:
     def push(
         self, address: str, repository: str = "app", tag: str = "v1", *, lists: bool = True
     ) -> Family:
-        """Put all of it into any registry over HTTP; with `lists`, fallback tags as well."""
+        """Push the family to any registry over HTTP. With `lists`, fallback tags are pushed too."""
         push_http(self.image, address, repository, tag)
         for image in self.sample.attached:
             push_http(image, address, repository)
@@ -89,13 +89,13 @@ class Family:
 
 
 def referrers_tag(digest: str) -> str:
-    """Return the fallback tag of a digest (section 1.10: cut to 32 and 64 characters)."""
+    """Return the fallback tag of a digest. Its parts are cut to 32 and 64 characters (section 1.10)."""
     algorithm, _, encoded = digest.partition(":")
     return f"{algorithm[:32]}-{encoded[:64]}"
 
 
 def fallback_lists(attached: Iterable[Image]) -> dict[str, Image]:
-    """Return the index that a client keeps for each subject, by its tag."""
+    """Return the index of referrers that a client keeps for each subject, by fallback tag."""
     by_subject: dict[str, list[Image]] = {}
     for referrer in attached:
         by_subject.setdefault(referrer.document["subject"]["digest"], []).append(referrer)
@@ -106,9 +106,9 @@ def fallback_lists(attached: Iterable[Image]) -> dict[str, Image]:
 
 
 def has_api(app: App) -> bool:
-    """Ask a registry, as a client does, whether it has the referrers API."""
-    nothing = "sha256:" + "0" * 64
-    request = Request("GET", f"/v2/nothing/referrers/{nothing}", [("host", "registry.test")])
+    """Report whether a registry has the referrers API, by the same request as a client's."""
+    absent = "sha256:" + "0" * 64
+    request = Request("GET", f"/v2/nothing/referrers/{absent}", [("host", "registry.test")])
     answer: Any = app.start(request)
     if answer.status == 404 and answer.header("Content-Type") == "application/json":
         return bool(answer.codes == ["MANIFEST_UNKNOWN"])
@@ -119,7 +119,7 @@ def has_api(app: App) -> bool:
 
 
 def plain(seed: Seed, image: Image | None = None) -> Sample:
-    """An SBOM and two signatures of one image; one signature has annotations of every script."""
+    """Return an image with an SBOM and two signatures. One signature has annotations in two scripts."""
     image = image or seed.image(sizes=(300, 600))
     notes = {"org.example.name": "Prüfsumme 校验", "org.example.empty": ""}
     attached = (
@@ -133,7 +133,7 @@ def plain(seed: Seed, image: Image | None = None) -> Sample:
 
 
 def _bare(seed: Seed) -> Sample:
-    """Artifacts as small as they get, and of the older kinds."""
+    """Return an image with minimal artifacts and with artifacts of older kinds."""
     image = seed.image(sizes=(200,))
     empty = compose(
         _EMPTY, [], artifactType="application/vnd.example.mark", subject=image.descriptor()
@@ -166,7 +166,7 @@ def _index(seed: Seed) -> Sample:
 
 
 def _shared(seed: Seed) -> Sample:
-    """Two referrers with one blob, which is a layer of the image too."""
+    """Return an image with two referrers that share a blob, which is also a layer of the image."""
     layer = seed.layer(700)
     image = seed.image(layers=[layer, seed.layer(100)])
     part = Part("application/octet-stream", layer)
@@ -180,7 +180,7 @@ def _shared(seed: Seed) -> Sample:
 
 
 def _everything(seed: Seed) -> Sample:
-    """Referrers, cosign's tags and signatures of both, on one image."""
+    """Return an image with referrers, cosign's tags, and signatures of both."""
     tagged = shapes()["cosign-tags"].build()
     image = tagged.image
     bill = seed.artifact(image, SBOM)
@@ -192,7 +192,7 @@ def _everything(seed: Seed) -> Sample:
 
 
 def _filtered(seed: Seed) -> Family:
-    """An index of three platforms of which two are wanted, all of it attested and signed."""
+    """Return an index of three platforms, of which a copy selects two, with attestations and referrers."""
     systems = ("amd64", "arm64", "s390x")
     children = [
         seed.image(sizes=(200 + number,), architecture=system)
@@ -235,6 +235,6 @@ FAMILIES = tuple(_BUILDERS)
 
 
 def family(name: str) -> Family:
-    """Build a family; equal on every run and Python."""
+    """Build a family. It is the same in every run and with every version of Python."""
     built = _BUILDERS[name](Seed(zlib.crc32(name.encode())))
     return built if isinstance(built, Family) else Family(built, kept=(built.image.top,))

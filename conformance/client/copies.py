@@ -1,8 +1,8 @@
-"""Whole graphs over plain HTTP: pushed, fetched and compared, by the standard library's client.
+"""Push, fetch and compare whole graphs over plain HTTP, with the standard library's client.
 
-Owns: a second opinion on what a registry holds, independent of the program that is tested.
-May not know: tokens beyond a fixed Authorization value, retries, concurrency.
-Invariants: every body that is returned has the digest by which it was asked for.
+Owns: reading the content of a registry independently of the program under test.
+May not know: tokens, except a fixed Authorization value; retries, concurrency.
+Invariants: every returned body has the digest by which it was requested.
 Follows: docs/protocol-facts.md sections 1.3 to 1.7.
 """
 
@@ -38,6 +38,7 @@ class _Client:
         self, address: str, authorization: str | None, context: ssl.SSLContext | None
     ) -> None:
         self._origin = f"{'http' if context is None else 'https'}://{address}"
+        # Headers of every request to the registry's own origin.
         self._always = {"Authorization": authorization} if authorization else {}
         self._connections = Connections(context)
 
@@ -52,7 +53,7 @@ class _Client:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """Carry out one request; any status that is not in `statuses` is an AssertionError."""
+        """Send one request. Raises AssertionError if the status is not in `statuses`."""
         url = urljoin(self._origin, target)
         always = self._always if url.startswith(self._origin + "/") else {}
         reply = self._connections(method, url, {**always, **(headers or {})}, body)
@@ -79,7 +80,7 @@ def push_http(
     authorization: str | None = None,
     context: ssl.SSLContext | None = None,
 ) -> Image:
-    """Push the whole graph, children first, then the top under every tag (by digest without one)."""
+    """Push the whole graph, children first, then the top under every tag, or by digest without tags."""
     with _client(address, authorization, context) as client:
         base = f"/v2/{repository}"
         for digest, data in image.blobs.items():
@@ -106,19 +107,19 @@ def fetch_http(
     context: ssl.SSLContext | None = None,
     referrers: bool = False,
 ) -> dict[str, bytes]:
-    """Fetch everything below `reference`: digest -> bytes, verified.
+    """Fetch the graph below `reference`. Returns the verified bytes by digest.
 
-    Foreign layers are left out where they are not there. With `referrers`, everything that refers
-    to a manifest of the graph is fetched as well, by the API or the fallback tag.
+    Foreign layers that are absent are left out. With `referrers`, all referrers of manifests of the graph
+    are fetched too, by the API or the fallback tag.
     """
     contents: dict[str, bytes] = {}
     with _client(address, authorization, context) as client:
         waiting = [reference]
         while waiting:
-            wanted = waiting.pop()
-            if wanted in contents:
+            next_reference = waiting.pop()
+            if next_reference in contents:
                 continue
-            digest, body = _fetch_manifest(client, repository, wanted)
+            digest, body = _fetch_manifest(client, repository, next_reference)
             contents[digest] = body
             document = json.loads(body)
             waiting += [child["digest"] for child in document.get("manifests", [])]
@@ -132,7 +133,7 @@ def fetch_http(
 
 
 def _fetch_manifest(client: _Client, repository: str, reference: str) -> tuple[str, bytes]:
-    """Return the digest and the bytes of a manifest, whose media type has to be right."""
+    """Return the digest and the bytes of a manifest. Asserts that its digest and type are right."""
     target = f"/v2/{repository}/manifests/{reference}"
     answer = client.ask("GET", target, (200,), headers={"Accept": ACCEPT})
     body = answer.body
@@ -148,7 +149,7 @@ def _fetch_manifest(client: _Client, repository: str, reference: str) -> tuple[s
 def _fetch_blob(
     client: _Client, repository: str, part: Mapping[str, str], contents: dict[str, bytes]
 ) -> None:
-    """Add a blob to `contents`; a foreign layer may be absent."""
+    """Add a blob to `contents`, unless it is an absent foreign layer."""
     digest = part["digest"]
     statuses = (200, 404) if is_foreign(part["mediaType"]) else (200,)
     answer = client.ask("GET", f"/v2/{repository}/blobs/{digest}", statuses)
@@ -160,6 +161,7 @@ def _fetch_blob(
 
 
 def _referrers(client: _Client, repository: str, digest: str) -> list[str]:
+    """Return the digests of a manifest's referrers, by the API or the fallback tag."""
     target: str | None = f"/v2/{repository}/referrers/{digest}"
     digests: list[str] = []
     while target:
@@ -175,7 +177,7 @@ def _referrers(client: _Client, repository: str, digest: str) -> list[str]:
 
 
 def identical(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
-    """Compare two fetched graphs byte for byte; AssertionError says what differs."""
+    """Assert that two fetched graphs are equal byte for byte. Returns True."""
     missing = sorted(one.keys() - other.keys())
     added = sorted(other.keys() - one.keys())
     assert not missing, f"only on the first side: {missing}"

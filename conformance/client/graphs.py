@@ -1,10 +1,10 @@
-"""Walks over images, their referrers and cosign's tags at a registry, and comparisons of two walks.
+"""Walk over images, their referrers and cosign's tags at a registry, and compare two walks.
 
-Owns: walking from digests as `cosign verify` and clients of OCI 1.1 do, by the referrers API or the
-fallback tag, and comparing two walks.
-May not know: how anything got there.
-Invariants: a list of referrers is believed only when every entry occurs once and rightly describes
-a manifest that is there and has that subject.
+Owns: walks from digests as by `cosign verify` and by clients of OCI 1.1, with the referrers API or the
+fallback tag; comparing two walks.
+May not know: how content was pushed.
+Invariants: a list of referrers is accepted only if every entry occurs once and correctly describes an
+existing manifest with that subject.
 Follows: docs/protocol-facts.md section 1.10 and cosign specs/SIGNATURE_SPEC.md.
 """
 
@@ -26,26 +26,28 @@ from .http import Client, Connections, Reply, Send
 
 __all__ = ["COSIGN", "Graph", "client_of", "equal", "list_referrers", "sending_to", "walk"]
 
+# Suffixes of cosign's tags.
 COSIGN = (".sig", ".att", ".sbom")
-_DEEPEST = 64
+_DEEPEST = 64  # maximum depth of a graph
+# Fields of a list entry that must agree with the manifest.
 _SAME = ("mediaType", "digest", "size", "artifactType", "annotations")
-Entry = Mapping[str, Any]
+Entry = Mapping[str, Any]  # a descriptor in a list of referrers
 
 
 @dataclass
 class Graph:
-    """One walk: digest -> bytes, subject -> its referrers by digest, cosign's tag -> digest."""
+    """The result of one walk."""
 
-    contents: dict[str, bytes] = field(default_factory=dict)
+    contents: dict[str, bytes] = field(default_factory=dict)  # bytes, by digest
+    # Outer keys: digests of subjects. Inner keys: digests of referrers.
     referrers: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-    # The index under each fallback tag that was read, by the tag.
-    lists: dict[str, str] = field(default_factory=dict)
-    manifests: set[str] = field(default_factory=set)
+    tags: dict[str, str] = field(default_factory=dict)  # digests, by cosign's tag
+    lists: dict[str, str] = field(default_factory=dict)  # digests of indexes, by fallback tag
+    manifests: set[str] = field(default_factory=set)  # digests
 
 
 def sending_to(site: Site) -> Send:
-    """Send to a Site in memory."""
+    """Return a function that sends requests to a Site in memory."""
 
     def send(method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
         parts = urlsplit(url)
@@ -59,7 +61,7 @@ def sending_to(site: Site) -> Send:
 
 @contextmanager
 def client_of(at: Site | str) -> Iterator[Client]:
-    """Give a client of a Site in memory, or of a registry at HOST:PORT over plain HTTP."""
+    """Yield a client of a Site in memory, or of a registry at HOST:PORT over plain HTTP."""
     if not isinstance(at, str):
         yield Client("http://registry.test", sending_to(at))
         return
@@ -71,7 +73,10 @@ def client_of(at: Site | str) -> Iterator[Client]:
 
 
 def walk(at: Site | str, repository: str, roots: Iterable[str]) -> Graph:
-    """Read everything that is reached from some digests; AssertionError where something is wrong."""
+    """Read all content that is reachable from some digests.
+
+    Raises AssertionError if content is missing or wrong.
+    """
     with client_of(at) as client:
         return _walk(client, repository, roots)
 
@@ -113,7 +118,10 @@ def _walk(client: Client, repository: str, roots: Iterable[str]) -> Graph:
 def list_referrers(
     client: Client, repository: str, digest: str
 ) -> tuple[list[Entry], dict[str, str]]:
-    """Return the referrers of a digest, each judged, and the fallback index that was read, by tag."""
+    """Return the verified referrers of a digest, and the digest of the fallback index by its tag.
+
+    The second result is empty if the API was used.
+    """
     pages = list(client.pages(f"/v2/{repository}/referrers/{digest}", {"Accept": OCI_INDEX}))
     lists: dict[str, str] = {}
     if pages[0].status == 200 and pages[0].header("Content-Type") == OCI_INDEX:
@@ -144,12 +152,12 @@ def list_referrers(
     digests = [entry["digest"] for entry in entries]
     assert len(digests) == len(set(digests)), f"{where}: one of them is listed twice: {digests}"
     for entry in entries:
-        _judge(client, repository, digest, entry, where)
+        _check_entry(client, repository, digest, entry, where)
     return sorted(entries, key=lambda entry: str(entry["digest"])), lists
 
 
-def _judge(client: Client, repository: str, subject: str, entry: Entry, where: str) -> None:
-    """Compare an entry of a list with the manifest that it names."""
+def _check_entry(client: Client, repository: str, subject: str, entry: Entry, where: str) -> None:
+    """Assert that an entry of a list describes its manifest correctly. `where` is for messages."""
     kind, body, _ = _manifest(client, repository, entry["digest"])
     stored = read_manifest(body, kind, entry["digest"], any_type=True)
     assert stored.subject == subject, f"{where}: {entry['digest']} refers to {stored.subject}"
@@ -181,7 +189,7 @@ def _blob(client: Client, repository: str, part: Mapping[str, Any], graph: Graph
 
 
 def equal(source: Graph, target: Graph) -> bool:
-    """Compare two walks in both directions; AssertionError says what differs."""
+    """Assert that two walks are equal. Returns True."""
     assert identical(source.contents, target.contents)
     for subject in source.referrers.keys() | target.referrers.keys():
         here = source.referrers.get(subject, {})

@@ -1,10 +1,10 @@
-"""An HTTP client of one registry, for the checks: plain, slow and easy to believe.
+"""An HTTP client of one registry, for the checks. It is simple rather than fast.
 
-Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to.
-May not know: what an answer should be.
-Invariants: an answer is returned as it came, whatever its status, except a 401 or 429 that can be
-met. Credentials go only to the registry's origin and to the realm that it names. Only http.client
-is used.
+Owns: connections, redirects of downloads, Basic and the token service, waits that a registry asks for.
+May not know: which answer is right.
+Invariants: an answer is returned unchanged with any status, except a 401 or 429 that the client can handle.
+Credentials are sent only to the registry's origin and to the realm that it names. Only http.client is
+used.
 Follows: RFC 9110 and the distribution project's token specification (docs/protocol-facts.md section
 2).
 """
@@ -24,25 +24,26 @@ from urllib.parse import parse_qsl, quote, urlencode, urljoin, urlsplit
 
 __all__ = ["Client", "Connections", "NoAnswer", "Reply", "Send", "next_page", "with_query"]
 
+# A parameter of a challenge: its name, and its value with or without quotes.
 _PARAMETER = re.compile(r"([A-Za-z_]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s,\"]+))")
 _REPOSITORY = re.compile(r"/v2/(.+)/(?:blobs|manifests|tags|referrers)/")
 _NEXT = re.compile(r"<([^>]*)>\s*;(?:[^,]*;)?\s*rel=\"?next\"?", re.IGNORECASE)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TIMEOUT = 60.0  # seconds for one read or write
-_PATIENCE = 60  # seconds that a Retry-After may say
+_PATIENCE = 60  # maximum seconds of Retry-After that the client waits
 
 
 class NoAnswer(Exception):
-    """Nothing that is HTTP came back; the text says from where and why."""
+    """A request got no HTTP answer."""
 
 
 class Reply(NamedTuple):
-    """An answer: names of headers are in lower case, several lines of one are joined by commas."""
+    """An answer."""
 
-    method: str
-    url: str
+    method: str  # of the request
+    url: str  # of the request
     status: int
-    headers: Mapping[str, str]
+    headers: Mapping[str, str]  # names in lower case; repeated headers are joined by commas
     body: bytes
 
     def header(self, name: str) -> str:
@@ -50,23 +51,25 @@ class Reply(NamedTuple):
 
     def __str__(self) -> str:
         parts = urlsplit(self.url)
-        query = re.sub(r"=([^&]{24})[^&]+", r"=\1...", parts.query)  # states of sessions are long
+        query = re.sub(
+            r"=([^&]{24})[^&]+", r"=\1...", parts.query
+        )  # states of upload sessions are long
         return f"{self.method} {parts.path}{f'?{query}' if query else ''} answered {self.status}"
 
 
-# How a client sends one request: (method, URL, headers, body).
+# Sends one request. The arguments are method, URL, headers and body.
 Send: TypeAlias = "Callable[[str, str, Mapping[str, str], bytes | None], Reply]"
 
 
 class _Origin(NamedTuple):
-    """Whom a connection is kept for."""
+    """The key of a kept connection."""
 
     scheme: str
     netloc: str
 
 
 class Connections:
-    """A way to send that keeps one connection for each origin."""
+    """A `Send` that keeps one connection for each origin."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self._context = context
@@ -87,7 +90,7 @@ class Connections:
             try:
                 return self._exchange(origin, method, url, target, headers, body)
             except NoAnswer:
-                pass  # a kept connection may have been closed meanwhile: once more on a new one
+                pass  # the server may have closed the kept connection: retry on a new connection
         return self._exchange(origin, method, url, target, headers, body)
 
     def _connection(self, origin: _Origin) -> http.client.HTTPConnection:
@@ -113,7 +116,7 @@ class Connections:
     ) -> Reply:
         connection = self._connection(origin)
         try:
-            # A refusal may come, and the connection end, while the body is still being sent.
+            # The registry may refuse the request and close while the body is still being sent.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, target, body, dict(headers))
             answer = connection.getresponse()
@@ -143,11 +146,11 @@ class Connections:
 
 
 class _Scope(NamedTuple):
-    """What a request needs a permission for; `source` is the repository that is mounted from."""
+    """The permissions that a request needs, as the key of an authorization."""
 
-    reads: bool
+    is_read: bool
     repository: str
-    source: str
+    source: str  # the repository of a mount; empty otherwise
 
 
 class Client:
@@ -166,7 +169,8 @@ class Client:
         self._basic = None
         if credentials is not None:
             self._basic = "Basic " + base64.b64encode(":".join(credentials).encode()).decode()
-        self._authorizations: dict[_Scope, str] = {}  # those that worked
+        # Values of Authorization that were obtained for a challenge.
+        self._authorizations: dict[_Scope, str] = {}
 
     def ask(
         self,
@@ -177,16 +181,16 @@ class Client:
         *,
         follow: bool = True,
     ) -> Reply:
-        """Carry out one request; `target` is a path or a URL. NoAnswer when nothing comes back."""
+        """Send one request. `target` is a path or a URL. Raises NoAnswer if there is no answer."""
         url = urljoin(self.origin, target)
         scope = _scope(method, url)
-        own = url.startswith(self.origin + "/")
+        is_own_origin = url.startswith(self.origin + "/")
         sent = {"User-Agent": "conformance-check", **(headers or {})}
-        if own and scope in self._authorizations:
+        if is_own_origin and scope in self._authorizations:
             sent["Authorization"] = self._authorizations[scope]
 
         reply = self._send(method, url, sent, body)
-        if reply.status == 401 and own:
+        if reply.status == 401 and is_own_origin:
             authorization = self._authorize(reply)
             if authorization is not None:
                 sent["Authorization"] = authorization
@@ -198,7 +202,7 @@ class Client:
         return reply
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
-        """Send, and send again after a 429 that asks to wait, for a minute at most."""
+        """Send a request, and repeat it after a 429 with a Retry-After of at most a minute."""
         for _ in range(5):
             reply = self._deliver(method, url, headers, body)
             seconds = reply.header("Retry-After")
@@ -208,7 +212,7 @@ class Client:
         return reply
 
     def _follow(self, reply: Reply, headers: Mapping[str, str]) -> Reply:
-        """Follow the redirects of a download, without credentials on other hosts."""
+        """Follow the redirects of a download. Credentials are not sent to other origins."""
         for _ in range(5):
             if reply.status not in _REDIRECTS or not reply.header("Location"):
                 break
@@ -220,7 +224,7 @@ class Client:
         return reply
 
     def _authorize(self, refusal: Reply) -> str | None:
-        """Answer a challenge: the value of Authorization, None when nothing can be answered."""
+        """Return the value of Authorization for a challenge, or None if there is no usable one."""
         header = refusal.header("WWW-Authenticate")
         start = re.search(r"\bbearer\s", header, re.IGNORECASE)
         if start is None:
@@ -247,7 +251,7 @@ class Client:
         return f"Bearer {token}" if isinstance(token, str) and token else None
 
     def pages(self, target: str, headers: Mapping[str, str] | None = None) -> Iterator[Reply]:
-        """Give the pages of a list by Link, at most 1,000, so that no circle goes on for ever."""
+        """Yield the pages of a list by Link. At most 1,000, in case a Link leads back."""
         for _ in range(1000):
             reply = self.ask("GET", target, headers)
             yield reply
@@ -261,19 +265,19 @@ def _scope(method: str, url: str) -> _Scope:
     parts = urlsplit(url)
     match = _REPOSITORY.match(parts.path)
     return _Scope(
-        reads=method in ("GET", "HEAD"),
+        is_read=method in ("GET", "HEAD"),
         repository=match[1] if match else "",
         source=dict(parse_qsl(parts.query)).get("from", ""),
     )
 
 
 def next_page(reply: Reply) -> str | None:
-    """Return the URL of the next page, as Link with rel=next says it."""
+    """Return the URL of the next page from a Link with rel=next, or None."""
     match = _NEXT.search(reply.header("Link"))
     return urljoin(reply.url, match[1]) if match else None
 
 
 def with_query(target: str, **parameters: str) -> str:
-    """Add query parameters to a Location, which may have some already and keeps them as they are."""
+    """Return a Location with further query parameters. Its own query stays unchanged."""
     added = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
     return target + ("&" if "?" in target else "?") + added
