@@ -550,7 +550,9 @@ async def test_the_rate_is_that_of_the_last_seconds() -> None:
 async def test_what_a_run_does_is_named(known: int, names: list[str], doing: str) -> None:
     screen = Screen(shows_progress=True, terminal=True)
     with anyio.move_on_after(0.4):
-        await show_progress(screen.console, work(images_known=known, under_way=lambda: names))
+        await show_progress(
+            screen.console, work(images_known=known, images_under_way=lambda: names)
+        )
     assert screen.record[0][1].splitlines()[-1][7:] == doing
 
 

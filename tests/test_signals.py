@@ -302,12 +302,12 @@ async def test_the_display_says_that_a_run_stops():
         def clear_display(self) -> None:
             pass
 
-    progress = work(under_way=list)
+    progress = work(images_under_way=list)
     throttle(progress, "registry.test", 100)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(show_progress, Terminal(), progress)
         await anyio.sleep(1.1)
-        progress.drain_ends = anyio.current_time() + DRAIN_SECONDS
+        progress.drain_deadline = anyio.current_time() + DRAIN_SECONDS
         await anyio.sleep(5)
         tasks.cancel_scope.cancel()
     assert "throttled" in shown[0].registries[0]

@@ -30,9 +30,9 @@ def work(**fields: Any) -> Any:
         "bytes_moved": 60_000_000,
         "traffic": traffic,
         "failures": Counter(),
-        "drain_ends": None,
+        "drain_deadline": None,
         "verb": "copying",
-        "under_way": lambda: ["s/app:1", "s/app:2"],
+        "images_under_way": lambda: ["s/app:1", "s/app:2"],
     }
     return SimpleNamespace(**{**usual, **fields})
 

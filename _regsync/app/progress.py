@@ -61,14 +61,14 @@ class Work(Protocol):
         """The number of failed images by host."""
 
     @property
-    def drain_ends(self) -> float | None:
+    def drain_deadline(self) -> float | None:
         """When unfinished copies will be cancelled after a signal. None before a signal."""
 
     @property
     def verb(self) -> str:
         """The verb for an image in progress, such as "copying"."""
 
-    def under_way(self) -> list[str]:
+    def images_under_way(self) -> list[str]:
         """Return the references of the images in progress."""
 
 
@@ -199,9 +199,9 @@ class Silences:
 
 def describe_work(work: Work, now: float) -> str:
     """Describe the current work in a few words, such as "copying REFERENCE" or "listing tags"."""
-    images = work.under_way()
-    if work.drain_ends is not None:
-        remaining = duration_text(max(0.0, work.drain_ends - now))
+    images = work.images_under_way()
+    if work.drain_deadline is not None:
+        remaining = duration_text(max(0.0, work.drain_deadline - now))
         return f"stopping in {remaining} at most, {len(images)} under way"
     if not images:
         # If all known images are done, the run is waiting for the tag list of another repository.

@@ -159,7 +159,7 @@ class Audit:
     # The verb for an image in the progress display.
     verb = "looking at"
     # When a drain after a signal ends. Always None, because a signal ends an audit at once.
-    drain_ends = None
+    drain_deadline = None
     # The number of failures by host, for the progress display. Always empty, because an audit prints
     # each failure at once.
     failures: Mapping[str, int] = MappingProxyType({})
@@ -232,7 +232,7 @@ class Audit:
     def bytes_moved(self) -> int:
         return self.transport.blob_bytes
 
-    def under_way(self) -> list[str]:
+    def images_under_way(self) -> list[str]:
         """Return the target references of the images that are being checked."""
         return list(self._under_way)
 

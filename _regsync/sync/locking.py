@@ -102,7 +102,7 @@ class Locking:
     bytes_moved = 0
     traffic = Traffic()
     failures: Mapping[str, int] = MappingProxyType({})
-    drain_ends = None
+    drain_deadline = None
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Locking:
         # By source and digest, the request for the content of an image. All tags of a digest share it.
         self._contents: dict[tuple[SourceKey, str], Once[_Content]] = defaultdict(Once)
 
-    def under_way(self) -> list[str]:
+    def images_under_way(self) -> list[str]:
         """Return the references of the images that are being resolved."""
         return list(self._under_way)
 

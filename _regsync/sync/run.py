@@ -300,7 +300,7 @@ class Run:
             scope.cancel()  # images that are looked up from now on would not be copied
 
         deadline = anyio.current_time() + DRAIN_SECONDS
-        self.scheduler.drain_ends = deadline
+        self.scheduler.drain_deadline = deadline
         work.deadline = deadline
 
         # How many requests the run had sent at the last check. None if a request was under way then.

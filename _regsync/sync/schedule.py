@@ -206,7 +206,7 @@ class Scheduler:
         # Whether the run is about to end, so that no further image is promoted.
         self.is_draining = False
         # When the drain cancels the remaining copies, on the clock of the event loop. None before.
-        self.drain_ends: float | None = None
+        self.drain_deadline: float | None = None
 
         # By blob digest, how many manifests of the images looked up so far name the blob.
         self.manifests_by_blob = Counter[str]()
@@ -237,7 +237,7 @@ class Scheduler:
         """Return the images that were promoted and have not ended, oldest first."""
         return {claims: promoted.image for claims, promoted in self._promoted.items()}
 
-    def under_way(self) -> list[str]:
+    def images_under_way(self) -> list[str]:
         """Return the source references of the images at work."""
         return [
             promoted.image.source.name_of(promoted.image.reference)
