@@ -194,7 +194,7 @@ class Run:
         # The tags that have been selected.
         self._selected = list[_SelectedImage]()
         # When the run began, on the clock of the event loop.
-        self._began = 0.0
+        self._run_began = 0.0
         # The look-ups and copies. None before and after them.
         self._tasks: anyio.abc.TaskGroup | None = None
         # The copies into layouts that wait until a power cut can no longer lose them.
@@ -228,13 +228,17 @@ class Run:
         await self._run_lookups_and_copies(stop)
 
     async def _run_lookups_and_copies(self, stop: anyio.Event) -> None:
-        """Run the queued look-ups and everything that they start, then complete the report."""
-        self._began = anyio.current_time()
+        """Run the queued look-ups and everything that they start, then save the state.
+
+        The report is complete afterwards.
+        """
+        self._run_began = anyio.current_time()
         for registry in self._config.registries_in_use:
             # An unusable file must raise its error before the first request.
             self._transport.prepare(registry)
             self._layouts.prepare(registry)
 
+        # The look-ups and copies. A drain cancels them when its time is over.
         work = anyio.CancelScope()
         try:
             async with anyio.create_task_group() as watchers:
@@ -519,7 +523,7 @@ class Run:
 
     async def _look_up(self, wanted: WantedTag, tags: Sequence[TargetTag]) -> None:
         """Look up a tag at its source and its targets, and start the copies that are needed."""
-        began = anyio.current_time()
+        lookup_began = anyio.current_time()
         mapping = wanted.mapping
         source_name = self._discovery.source_of(mapping).name_of(wanted.tag)
 
@@ -532,7 +536,7 @@ class Run:
                     tag.target.name_of(tag.reference),
                     "skipped",
                     reason="immutable_tag",
-                    started=began - self._began,
+                    started=lookup_began - self._run_began,
                 )
                 self._report_outcome(outcome)
             else:
@@ -552,14 +556,14 @@ class Run:
                     tag.target.name_of(tag.reference),
                     "failed",
                     error=error,
-                    started=began - self._began,
+                    started=lookup_began - self._run_began,
                 )
                 self._report_outcome(outcome)
             return
 
-        self._report_held_tags(wanted, lookup, source_name, began)
+        self._report_held_tags(wanted, lookup, source_name, lookup_began)
         if lookup.targets:
-            copies = _copies_of(lookup, source_name, began)
+            copies = _copies_of(lookup, source_name, lookup_began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
             self._start_copies(mapping, lookup, copies, artifacts)
 
@@ -571,11 +575,11 @@ class Run:
         return key in self._aged_repositories
 
     def _report_held_tags(
-        self, wanted: WantedTag, lookup: TagLookup, source_name: str, began: float
+        self, wanted: WantedTag, lookup: TagLookup, source_name: str, lookup_began: float
     ) -> None:
         """Report an image as skipped at the targets that do not get it yet because of `min_age`.
 
-        `began` is when the look-up began, on the clock of the event loop.
+        `lookup_began` is on the clock of the event loop.
         """
         until = lookup.held_until
         if until is None or not lookup.held_tags:
@@ -591,8 +595,8 @@ class Run:
                 source_digest=lookup.source_digest,
                 reason="min_age",
                 until=until,
-                started=began - self._began,
-                duration=anyio.current_time() - began,
+                started=lookup_began - self._run_began,
+                duration=anyio.current_time() - lookup_began,
             )
             self._report_outcome(outcome)
         if len(lookup.held_tags) == len(wanted.targets):
@@ -692,8 +696,8 @@ class Run:
         """Hand an image and its artifacts to the scheduler, for the targets that lack them."""
         lookups = [lookup]
         lookups += [artifact.lookup for artifact in artifacts.copied if artifact.lookup is not None]
-        for found in lookups:
-            self._count_blobs(found)
+        for each in lookups:
+            self._count_blobs(each)
 
         for copy, tag in zip(copies, lookup.targets, strict=True):
             if self.dry_run is not None:
@@ -715,28 +719,29 @@ class Run:
             snapshot = Snapshot(key_of(copy.source_digest), key_of(copy.digest))
             self._knowledge.record_snapshot(tag.snapshot_key, snapshot, tag.snapshot_entry)
 
-        missing = list[Image]()
+        artifact_images = list[Image]()
         if artifacts and copy.error is None:
-            missing = self._missing_artifacts(copy, artifacts)
-        if missing:
-            # If this run is killed before the artifacts are copied, the next run must search again.
+            artifact_images = self._plan_artifacts(copy, artifacts)
+        if artifact_images:
+            # If this run is killed before the artifacts are copied, the next run must search again. So
+            # the check is recorded without COMPLETE, and without a hash of the source's listing.
             search = copy.artifact_search
             self._knowledge.record_artifact_check(
                 search.key,
-                search.last_check.flags & COPIED,
-                bytes(8),
+                flags=search.last_check.flags & COPIED,
+                listing_hash=bytes(8),
                 first=search.last_check.first,
             )
 
         tree = None if copy.already_at_target else lookup.tree
         if tree is not None and copy.error is None:
             # The artifacts refer to the image, so they are put after it (I2).
-            image = Image(copy, tree, copy.reference, tag.snapshot_key, missing)
+            image = Image(copy, tree, copy.reference, tag.snapshot_key, artifact_images)
             self.scheduler.add_image(image)
         else:
             # The image is at the target already, or has failed.
             copy.unfinished_images -= 1
-            self.scheduler.add_artifacts(missing)
+            self.scheduler.add_artifacts(artifact_images)
             self.scheduler.end_if_complete(copy)
 
     def _count_blobs(self, lookup: TagLookup) -> None:
@@ -755,14 +760,15 @@ class Run:
             if is_host_shared and manifest.digest in lookup.digests_at_source:
                 self.scheduler.commit(source.pool, manifest)
 
-    def _missing_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
-        """Return the artifacts that the target of a copy lacks, and count all artifacts in the copy.
+    def _plan_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
+        """Return an Image for each artifact that the target lacks, and count all artifacts in `copy`.
 
-        A missing artifact of a missing artifact is not returned, but added to the dependents of its
-        subject, so that it is put after its subject (I2).
+        Each artifact follows its subject in `artifacts`. A missing artifact of a missing artifact is
+        not returned, but added to the dependents of its subject, so that it is put after its subject
+        (I2).
         """
         missing = list[Image]()
-        # By digest, the missing artifact that a manifest belongs to.
+        # By digest of a manifest, the missing artifact that the manifest belongs to.
         image_of_digest = dict[str, Image]()
         # References of the artifacts that could not be looked up at the target.
         failed = set[str]()
@@ -777,10 +783,10 @@ class Run:
             if error is not None or artifact.subject in failed:
                 copy.error = copy.error or error
                 copy.artifacts_failed += 1
-                failed.add(artifact.reference)  # an artifact that refers to it fails too
+                failed.add(artifact.reference)  # its own artifacts fail too
                 continue
 
-            image = _missing_artifact(copy, artifact, tag) if tag is not None else None
+            image = _image_of_artifact(copy, artifact, tag) if tag is not None else None
             if image is None:
                 copy.artifacts_skipped += 1
                 self.scheduler.record_artifact(copy.target, artifact.reference)
@@ -826,7 +832,7 @@ class Run:
                 search.key, flags_after(copy), search.listing_hash, first=search.last_check.first
             )
         outcome = copy.outcome(
-            started=copy.began - self._began,
+            started=copy.began - self._run_began,
             duration=anyio.current_time() - copy.began,
             is_dry_run=self.dry_run is not None,
         )
@@ -839,7 +845,7 @@ class Run:
             for target in self._targets(reported):
                 self.scheduler.images_known += 1
                 target_name = target.name_of(reported.tag)
-                started = anyio.current_time() - self._began
+                started = anyio.current_time() - self._run_began
                 outcome = Outcome(source_name, target_name, "failed", error=error, started=started)
                 self._report_outcome(outcome)
 
@@ -869,7 +875,7 @@ def _types_of_discovery(
     return partial(LockedDiscovery, lock), LockedReferrers
 
 
-def _missing_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Image | None:
+def _image_of_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Image | None:
     """Return an artifact as an image to copy. Returns None if its target has the artifact."""
     lookup = artifact.lookup
     if lookup is None or lookup.tree is None or tag.digest == lookup.digest:
@@ -879,7 +885,7 @@ def _missing_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Im
     return Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
 
 
-def _copies_of(lookup: TagLookup, source_name: str, began: float) -> list[ImageCopy]:
+def _copies_of(lookup: TagLookup, source_name: str, lookup_began: float) -> list[ImageCopy]:
     """Create the copies of an image, one for each target that was looked up."""
     copies = []
     for tag in lookup.targets:
@@ -895,7 +901,7 @@ def _copies_of(lookup: TagLookup, source_name: str, began: float) -> list[ImageC
                 reference=reference,
                 digest=lookup.digest,
                 source_digest=lookup.source_digest,
-                began=began,
+                began=lookup_began,
                 already_at_target=tag.digest == lookup.digest,
                 error=tag.error,
             )
