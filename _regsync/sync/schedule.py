@@ -140,11 +140,8 @@ class _Promoted:
             return True
         return self.phase is Phase.AT_WORK and self.claims.is_ready()
 
-    def is_idle(self) -> bool:
-        """Report whether the image can do nothing but wait for other images.
-
-        A failed image does not wait.
-        """
+    def can_only_wait(self) -> bool:
+        """Report whether the image must wait for other images, so that it needs no slot."""
         if self.running or self.steps:
             return False
         return self.image.error is None and not self.claims.is_ready()
@@ -248,9 +245,8 @@ class Scheduler:
     async def wait_for_room(self) -> None:
         """Wait until fewer images are pending than the limit, or a drain begins."""
         while self.pending.is_full() and not self.is_draining:
-            if (
-                self._room_event.is_set()
-            ):  # it was set for an earlier wait, and events cannot be reset
+            # An event cannot be reset, so a new event replaces one that was set for an earlier wait.
+            if self._room_event.is_set():
                 self._room_event = anyio.Event()
             await self._room_event.wait()
 
@@ -312,9 +308,9 @@ class Scheduler:
                 break
 
         if not self._at_work:
-            # No image is at work, so nothing would wake the images that still wait. Outside a drain
-            # there are none, because an image waits only for older images (rule 9). If that rule is
-            # ever broken, the run must still end, and report these images.
+            # No image is at work, so nothing would wake the images that still wait. They are abandoned,
+            # so that the run ends and reports them. Without a drain no image waits here, because an
+            # image waits only for older images (rule 9).
             for promoted in self._promoted.values():
                 self._abandon(promoted)
 
@@ -531,7 +527,7 @@ class Scheduler:
     def _finish_step(self, promoted: _Promoted) -> None:
         """Record that a step has ended. If the image can only wait now, its slot is released (I8)."""
         promoted.running -= 1
-        if promoted.is_idle():
+        if promoted.can_only_wait():
             promoted.phase = Phase.WAITING
             self._at_work.remove(promoted)
         promoted.wake()
