@@ -323,7 +323,9 @@ def windowed(cap: int, *paces: Pace) -> tuple[Gate, dict[str, Demand]]:
     gate = Gate()
     limit = gate.limits["a"] = RegistryLimits(cap, paces)
     actions = [action for pace in paces for action in pace.actions.split()]
-    return gate, {action: Demand("a", meters=limit.meters_of("app", action)) for action in actions}
+    return gate, {
+        action: Demand("a", meters=limit.meter_names("app", action)) for action in actions
+    }
 
 
 async def request(
@@ -405,7 +407,7 @@ async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
     for host in "ab":
         gate.limits[host] = RegistryLimits(8, (Pace("blob_get upload_body", start=2),))
     window = {
-        host: Demand(host, meters=gate.limits[host].meters_of("app", "blob_get")) for host in "ab"
+        host: Demand(host, meters=gate.limits[host].meter_names("app", "blob_get")) for host in "ab"
     }
 
     async def copy(source: str, target: str) -> None:
@@ -477,7 +479,7 @@ async def test_time_that_passes_between_two_looks_at_the_clock_loses_nobody(
     gate, now, looks, entered = Gate(), anyio.current_time, count(), list[int]()
     limit = gate.limits["a"] = RegistryLimits(50, (Pace("upload_start", rate=9),))
     monkeypatch.setattr(anyio, "current_time", lambda: now() + next(looks) * step)
-    want = Demand("a", meters=limit.meters_of("repository", "upload_start"))
+    want = Demand("a", meters=limit.meter_names("repository", "upload_start"))
     with anyio.fail_after(60):
         for number in range(20):
             async with gate.admitted((want,)):
@@ -496,7 +498,7 @@ async def test_who_waits_for_a_moment_goes_before_who_asks_when_it_has_come(
     late = 0.0
     limit = gate.limits["a"] = RegistryLimits(50, (Pace("upload_start", rate=1),))
     monkeypatch.setattr(anyio, "current_time", lambda: now + late)
-    want = Demand("a", meters=limit.meters_of("repository", "upload_start"))
+    want = Demand("a", meters=limit.meter_names("repository", "upload_start"))
     async with anyio.create_task_group() as group:
         crowd = Crowd(gate, group)
         await crowd.ask("first", want)
@@ -555,7 +557,7 @@ async def test_who_begins_to_wait_is_the_only_one_looked_at(
 async def test_an_answer_lets_in_who_has_permits_and_waits_for_a_window() -> None:
     gate = Gate()
     limit = gate.limits["a"] = RegistryLimits(50, (Pace("upload_start", start=1),))
-    want = Demand("a", meters=limit.meters_of("repository", "upload_start"))
+    want = Demand("a", meters=limit.meter_names("repository", "upload_start"))
     first = await gate.begin_request(want, None, None)
     entered: list[Turn] = []
 

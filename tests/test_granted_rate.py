@@ -157,7 +157,7 @@ def test_a_limit_that_was_met_again_is_measured_again() -> None:
 
 def test_what_was_never_sent_counts_for_nothing() -> None:
     limits = RegistryLimits(50, (Pace("x"),))
-    limits.meters_of("app", "x")
+    limits.meter_names("app", "x")
     meter = limits.meters["x"]
     for moment, status in ((0.0, 429), (1.0, 200), (1.0, 200), (1.0, 429), (3.0, 200)):
         meter.end(meter.enter(moment), status, moment)

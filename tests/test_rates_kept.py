@@ -308,7 +308,7 @@ def gate_of(**paces: Pace) -> Gate:
 
 
 def drawing(gate: Gate, host: str) -> Demand:
-    return Demand(host, meters=gate.limits[host].meters_of("app", "x"))
+    return Demand(host, meters=gate.limits[host].meter_names("app", "x"))
 
 
 @pytest.mark.virtual_time

@@ -225,7 +225,7 @@ BUCKETS = sorted(
 def metered(pace: Pace, cap: int = 50) -> tuple[dict[str, RegistryLimits], Demand]:
     held = {"a": RegistryLimits(cap, (pace,))}
     return held, Demand(
-        "a", meters=held["a"].meters_of("app", pace.actions.split()[0]), has_permit=True
+        "a", meters=held["a"].meter_names("app", pace.actions.split()[0]), has_permit=True
     )
 
 
@@ -299,7 +299,7 @@ def test_handshakes_that_delay_requests_leave_ecrs_caps_alone(
 
 def test_a_request_draws_a_token_of_every_step_it_does() -> None:
     held = {"a": RegistryLimits(50, PRODUCTS["ecr"].paces)}
-    whole = Demand("a", meters=held["a"].meters_of("app", "upload_finish", "upload_body"))
+    whole = Demand("a", meters=held["a"].meter_names("app", "upload_finish", "upload_body"))
     for meter in held["a"].meters.values():
         meter.window.width = 50.0
     assert [admit(held, (whole,), 1e-5 * (number == 17)) for number in range(19)] == [True] * 18 + [
@@ -307,7 +307,7 @@ def test_a_request_draws_a_token_of_every_step_it_does() -> None:
     ]
     assert held["a"].in_use == 18, "nothing was taken for the one that lacks a token"
     assert refresh_next_opening(held, (whole,), 0.0) == pytest.approx(1 / 80, abs=1e-5)
-    body = Demand("a", meters=held["a"].meters_of("app", "upload_body"))
+    body = Demand("a", meters=held["a"].meter_names("app", "upload_body"))
     assert refresh_next_opening(held, (body,), 0.0) <= 0.0, "the other bucket has more"
 
 
@@ -452,7 +452,7 @@ def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
     GET's answer.
     """
     held = {"a": RegistryLimits(2, PRODUCTS["gar"].paces, per_project=True)}
-    meters = held["a"].meters_of("p/app", "blob_get")
+    meters = held["a"].meter_names("p/app", "blob_get")
     held["a"].meters[meters[0]].window.width = 1.0
     get, put = Demand("a", "read", meters=meters), Demand("a", "write", meters=meters)
     assert admit(held, (get, put), 0.0)
@@ -461,12 +461,12 @@ def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
 def test_projects_of_a_google_host_have_windows_of_their_own() -> None:
     held = RegistryLimits(50, PRODUCTS["gar"].paces, per_project=True)
     assert (
-        held.meters_of("p/a", "blob_get")
-        == held.meters_of("p/b", "manifest_put")
-        != held.meters_of("q/a", "blob_get")
+        held.meter_names("p/a", "blob_get")
+        == held.meter_names("p/b", "manifest_put")
+        != held.meter_names("q/a", "blob_get")
     )
     other = RegistryLimits(50, PRODUCTS["ghcr"].paces)
-    assert other.meters_of("p/a", "blob_get") == other.meters_of("q/a", "blob_get")
+    assert other.meter_names("p/a", "blob_get") == other.meter_names("q/a", "blob_get")
 
 
 # Quotas.
@@ -579,7 +579,7 @@ def test_a_window_of_one_request_is_not_narrowed_further() -> None:
 
 def test_a_request_with_two_meters_takes_a_token_of_each() -> None:
     limit = RegistryLimits(50, (Pace("upload_finish", rate=100), Pace("upload_body", rate=1)))
-    want = Demand("a", meters=limit.meters_of("repository", "upload_finish", "upload_body"))
+    want = Demand("a", meters=limit.meter_names("repository", "upload_finish", "upload_body"))
     assert admit({"a": limit}, (want,), 10.0)
     assert refresh_next_opening({"a": limit}, (want,), 10.0) == pytest.approx(11.0, abs=0.001)
 

@@ -82,7 +82,7 @@ class LayoutHost:
         limits = RegistryLimits(_CONCURRENCY, _LAYOUT.paces)
         transport.gate.limits[self.key] = limits
         # What one blob on its way to or from the layout takes of these limits.
-        self.demand = Demand(self.key, meters=limits.meters_of("", "blob_get", "upload_body"))
+        self.demand = Demand(self.key, meters=limits.meter_names("", "blob_get", "upload_body"))
 
         # A disk has no outages and asks for no pause.
         self.peer = self.layout

@@ -108,7 +108,7 @@ class Stream(Protocol):
 def _connection_error(error: OSError) -> WireError:
     """Convert the error of a socket operation into the error of the connection."""
     # In TLS 1.3 the client's handshake is complete before the peer has checked the client
-    # certificate. The refusal arrives as an alert on a later read.
+    # certificate. A later operation receives the refusal as an alert.
     is_alert = isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
     if is_alert:
         refusal = _tls_failure(error, "the registry")
@@ -368,7 +368,7 @@ async def _resolve(host: str, port: int) -> list[_Address]:
 
 
 async def _look_up(host: str, port: int, family: int = socket.AF_UNSPEC) -> list[Any]:
-    """Call getaddrinfo() in a thread. Raises OSError or ValueError if it finds no address."""
+    """Return the rows of getaddrinfo(). Raises OSError or ValueError if it finds no address."""
     # Each look-up has its own thread. With a shared pool, names whose servers do not answer would
     # delay all others.
     look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)

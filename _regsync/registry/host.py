@@ -255,6 +255,8 @@ class Dialer:
         another registry has named the origin: no client certificate is shown then, not even to
         `known`.
         """
+        # The registry whose proxy and authorities are used: the one that led to the origin, or, for
+        # a foreign origin, the registry of this run at that origin.
         registry: Registry | None = known if known is not None and is_foreign else origin.via
         override = registry.proxy if registry else None
         # `reason` names the setting that decided.

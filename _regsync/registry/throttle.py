@@ -255,9 +255,9 @@ class GrantedRate:
         self._has_refused = False
         self._entries = deque[_Entry](maxlen=_MOST_SEEN)
 
-        # Whether no request that was admitted after the last refusal has been granted yet. The
-        # first such request is the probe: its answer shows whether the registry grants requests
-        # again.
+        # From a refusal until a request is granted that was admitted after it. The first request
+        # admitted after the refusal is the probe: its answer shows whether the registry grants
+        # requests again.
         self._awaits_grant = False
         self._probe: _Entry | None = None
 
@@ -303,7 +303,7 @@ class GrantedRate:
             self._probe = None
 
     def record_grant(self, number: int) -> None:
-        """Record any answer other than a 429."""
+        """Record an answer other than a 429 or a server error."""
         if self._probe is not None and number >= self._probe.number:
             self._learn(self._probe.time)
             self._awaits_grant = False
@@ -521,23 +521,23 @@ class RegistryLimits:
         # The pace of each action that has one.
         self._paces = {action: pace for pace in paces for action in pace.actions.split()}
 
-        # The results of `meters_of`, by project and actions.
-        self._meter_names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        # The results of `meter_names`, by project and actions.
+        self._name_cache: dict[tuple[str, ...], tuple[str, ...]] = {}
 
-    def meters_of(self, repository: str, *actions: str) -> tuple[str, ...]:
+    def meter_names(self, repository: str, *actions: str) -> tuple[str, ...]:
         """Return the names of the meters for a request that performs all of `actions`. Meters are
         created on first use.
         """
         project = f"{repository.partition('/')[0]}: " if self._per_project else ""
         key = (project, *actions)
-        if key not in self._meter_names:
+        if key not in self._name_cache:
             paces = {
                 project + self._paces[action].actions: self._paces[action] for action in actions
             }
             for name, pace in paces.items():
                 self.meters.setdefault(name, Meter(pace, self))
-            self._meter_names[key] = tuple(paces)
-        return self._meter_names[key]
+            self._name_cache[key] = tuple(paces)
+        return self._name_cache[key]
 
     def narrow_windows(self) -> None:
         """Narrow all windows to a quarter, because the registry has just returned from an outage."""

@@ -670,7 +670,7 @@ class Transport:
         """Return the limits that a request counts against. A PUT with the body counts as two actions."""
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
         steps = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
-        meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
+        meters = self.gate.limits[host.key].meter_names(call.repository, *steps)
         return Demand(host.key, meters=meters, is_discovery=call.action in DISCOVERY)
 
     def _watch_body(self, call: Call, turn: Turn, body: Body, authorization: str | None) -> None:
