@@ -1,9 +1,9 @@
-"""What the far side of a layout holds already, so that the layout is made without it.
+"""Read which blobs the far side of a layout already holds, so that they can be left out.
 
-Owns: the reading of receipts, and of the layouts that were carried there before.
-May not know: what is copied, what is left out in the end.
-Invariants: what cannot be read is an error. A layout that leaves out a blob which the far side lacks
-    is found out there, where nobody can mend it.
+Owns: how receipts are read, and layouts that were carried to the far side before.
+May not know: which images are copied, which blobs are left out.
+Invariants: an input that cannot be read is an error. If a blob were left out by mistake, that would
+    be noticed only at the far side, where the blob cannot be obtained.
 Follows: docs/design.md section 13 ("Thin").
 """
 
@@ -24,23 +24,25 @@ _MANIFEST_LIMIT = 4 * 1024 * 1024
 
 
 def read_assumed(paths: Iterable[str], log: Callable[..., None]) -> dict[str, str]:
-    """Read receipts, and directories with layouts. Return the digests that they name, each with a
-    repository that holds it; ConfigError where one of the paths cannot be read.
+    """Read the blobs that receipts and layouts name. Returns a repository for each digest.
+
+    A path is that of a receipt or of the directory of a layout. Raises ConfigError if a path cannot be
+    read.
     """
     repositories = dict[str, str]()
     for path in paths:
         try:
             if os.path.isdir(path):
-                held = _blobs_of(Layout(path, log))
+                assumed = _blobs_of(Layout(path, log))
             else:
-                held = _read_receipt_file(path)
+                assumed = _read_receipt_file(path)
         except OSError as error:
             why = reason_of(error)
             raise ConfigError(f"assume: {printable(path)} cannot be read: {why}") from error
         except SyncError as error:
             raise ConfigError(f"assume: {printable(path)}: {error.message}") from error
-        # Of two paths that name a digest the first one counts.
-        repositories = {**held, **repositories}
+        # If two paths name a digest, the first path counts.
+        repositories = {**assumed, **repositories}
     return repositories
 
 
@@ -53,34 +55,33 @@ def _read_receipt_file(path: str) -> dict[str, str]:
 
 
 def read_receipt(text: str) -> dict[str, str]:
-    """Read lines `DIGEST HOST/REPO`, as an audit writes them, or `DIGEST REPO`; return the repository
-    of each digest. ContentError names a line that is neither.
+    """Parse the lines of a receipt. Returns the repository of each digest.
 
-    The host is dropped, because it may have another name where the layout is read.
+    A line is `DIGEST HOST/REPO`, as an audit writes it, or `DIGEST REPO`. The host is removed, because
+    the registry may have another name at the far side. Raises ContentError, which names the line, if a
+    line is invalid.
     """
     return read_lines(text, _without_host)
 
 
-def _without_host(place: str) -> str:
-    """Return the repository of `HOST/REPO`, `oci-layout:PATH//REPO` or `REPO`."""
-    if place.startswith(f"{LAYOUT_SCHEME}:"):
-        return place.rpartition("//")[2]
-    first, slash, rest = place.partition("/")
+def _without_host(name: str) -> str:
+    """Return the repository in `HOST/REPO`, `oci-layout:PATH//REPO` or `REPO`."""
+    if name.startswith(f"{LAYOUT_SCHEME}:"):
+        return name.rpartition("//")[2]
+    first, slash, rest = name.partition("/")
     is_host = slash and ("." in first or ":" in first or first == "localhost")
-    return rest if is_host else place
+    return rest if is_host else name
 
 
 def _blobs_of(layout: Layout) -> dict[str, str]:
-    """Return the blobs that the far side holds by a layout which was carried there, each with a
-    repository: those of its images and artifacts, and those that were left out of it.
-    """
+    """Return a repository for each blob of a layout, and for each blob that was left out of it."""
     index = layout.index()
     repositories = dict(index.left_out)
-    # By digest of an image or artifact.
+    # The repository of each image or artifact, by its digest.
     repository_of = {
         entry.descriptor.digest: entry.repository for entry in index if entry.repository
     }
-    # An artifact is in the repository of its subject, so subjects come first.
+    # Entries without a subject are read first, because an artifact has the repository of its subject.
     for entry in sorted(index, key=lambda entry: bool(entry.subject)):
         repository = entry.repository or repository_of.get(entry.subject)
         if repository is None:
@@ -94,7 +95,7 @@ def _blobs_of(layout: Layout) -> dict[str, str]:
 
 
 def _manifests_below(layout: Layout, entry: Entry) -> list[Manifest]:
-    """Return the manifests of an entry that are in the layout: its own, and at any depth below."""
+    """Return the manifest of an entry and the manifests below it that the layout holds."""
     manifests = list[Manifest]()
     pending = [entry.descriptor]
     seen = {entry.descriptor.digest}

@@ -1,9 +1,9 @@
-"""What `index.json` of an image layout names, and how it is written.
+"""Parse and write the `index.json` of an image layout.
 
-Owns: the names of images in layouts of this program and of others, the entries of artifacts, the
-    lines of blobs that were left out, the order of it all.
+Owns: the names of images in layouts of this program and of other tools, the entries of artifacts, the
+    lines of blobs that were left out, the order of entries and lines.
 May not know: files, what is copied.
-Invariants: equal content gives equal bytes; what another tool wrote into an entry stays as it is.
+Invariants: equal content gives equal bytes. Fields that another tool wrote to an entry are kept.
 Follows: OCI image-spec 1.1 image-layout.md, docs/design.md section 13.
 """
 
@@ -31,22 +31,23 @@ from _regsync.oci.reference import (
 # Bytes of an `index.json`, written or read.
 LARGEST_INDEX = 64 * 1024 * 1024
 
-# JSON values in it: 100,000 entries of ours.
+# JSON values in an `index.json`. The limit allows 100,000 entries of this program.
 _MOST_VALUES = 1_000_000
 
 _INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
 # Annotations of an entry.
-_NAME = "org.opencontainers.image.ref.name"  # `REPO:TAG`; other tools write something else
-_FULL_NAME = "io.containerd.image.name"  # what the image is called at its source, with the host
-_SUBJECT = "dev.regsync.subject"  # of an artifact: the digest that it refers to
-_REPOSITORY = "dev.regsync.repository"  # of an image without a tag
+_NAME = "org.opencontainers.image.ref.name"  # `REPO:TAG`; other tools use other forms
+_FULL_NAME = "io.containerd.image.name"  # the image's reference at its source, with the host
+_SUBJECT = "dev.regsync.subject"  # the digest of an artifact's subject
+_REPOSITORY = "dev.regsync.repository"  # the repository of an image without a tag
+# The annotations that this module gives a meaning to.
 _OWN_KEYS = (_NAME, _FULL_NAME, _SUBJECT, _REPOSITORY)
 
-# What the fallback tag of a list of referrers begins with: `sha256-` and so on.
+# The beginnings of fallback tags: `sha256-` and `sha512-`.
 _LIST_TAG_PREFIXES = tuple(f"{algorithm}-" for algorithm in DIGEST_HEX_LENGTHS)
 
-# An annotation of the index: a line `DIGEST REPO` for each blob that was left out.
+# An annotation of the index, with a line `DIGEST REPO` for each blob that was left out.
 _LEFT_OUT = "dev.regsync.left-out"
 
 
@@ -55,12 +56,12 @@ class Entry:
     """One entry of `index.json`."""
 
     descriptor: Descriptor
-    # The JSON object that is written, with what other tools wrote into it.
+    # The JSON object of the entry, including fields of other tools.
     document: Mapping[str, Any]
 
     @cached_property
     def text(self) -> str:
-        """The object as it is written. Half a character (a lone surrogate) stays escaped."""
+        """The entry as JSON. Non-ASCII characters are escaped, so a lone surrogate can be encoded."""
         return json.dumps(self.document, separators=(",", ":"))
 
     @property
@@ -73,10 +74,10 @@ class Entry:
 
     @property
     def repository(self) -> str:
-        """The repository of an image by a name of ours, or of one without a tag."""
-        named = _split_name(self.name)
-        if named is not None:
-            return named.repository
+        """The repository of an image that this program wrote. Empty for other entries."""
+        name = _split_name(self.name)
+        if name is not None:
+            return name.repository
         return self.descriptor.annotations.get(_REPOSITORY, "")
 
     @property
@@ -84,19 +85,22 @@ class Entry:
         return self.descriptor.annotations.get(_SUBJECT, "")
 
     @property
-    def is_named(self) -> bool:
-        """Whether it is an image with some name, of this program or another: artifacts have none."""
+    def has_name(self) -> bool:
+        """Whether the entry is an image with a name of this program or another tool.
+
+        Artifacts have no names.
+        """
         annotations = self.descriptor.annotations
         return any(key in annotations for key in (_NAME, _FULL_NAME, _REPOSITORY))
 
     @property
     def referrer(self) -> Descriptor:
-        """The artifact's entry in a list of referrers, without annotations that only a layout has."""
+        """The artifact's entry in a referrers list, without the annotations of a layout."""
         return self.descriptor._replace(annotations=_without_own(self.descriptor.annotations))
 
 
 def image_entry(manifest: Manifest, repository: str, tag: str, full_name: str) -> Entry:
-    """Return the entry of an image under a tag; `full_name` is what it is called at its source."""
+    """Return the entry of an image with a tag. `full_name` is its reference at its source, or ""."""
     annotations = {_NAME: f"{repository}:{tag}"}
     if full_name:
         annotations[_FULL_NAME] = full_name
@@ -104,7 +108,7 @@ def image_entry(manifest: Manifest, repository: str, tag: str, full_name: str) -
 
 
 def unnamed_entry(manifest: Manifest, repository: str) -> Entry:
-    """Return the entry of an artifact, or of an image that was copied by its digest alone."""
+    """Return the entry of an artifact, or of an image without a tag."""
     if manifest.subject is None:
         return _entry(manifest, {_REPOSITORY: repository})
     annotations = _without_own(manifest.annotations)
@@ -123,13 +127,14 @@ def _entry(
     if artifact_type:
         document["artifactType"] = artifact_type
     document["annotations"] = dict(sorted(annotations.items()))
-    # Read as any entry of an index is, so that its descriptor agrees with what is written.
+    # The descriptor is parsed from the document, so that the two agree.
     return _read_entry(document, "manifests")
 
 
 def _without_own(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return annotations without those that a layout reads. An artifact's manifest may have some of
-    its own, which would name its entry.
+    """Return the annotations that have no meaning to this module.
+
+    The manifest of an artifact may have annotations that would give its entry a name.
     """
     return {key: value for key, value in annotations.items() if key not in _OWN_KEYS}
 
@@ -139,30 +144,42 @@ def _read_entry(document: Any, where: str) -> Entry:
 
 
 class Index:
-    """The entries of one layout, found by the names that images have in it.
+    """The entries of one layout.
 
-    Tools write names in three forms: `REPO:TAG` (this program), a full name with the host, a tag
-    alone. Where one image is called the same in two forms, the earlier form counts. Tags alone count
-    only in a layout without longer names: it is one repository, of whatever name is asked for.
+    Tools write the names of images in three forms:
+
+        own    `REPO:TAG`, written by this program
+        full   `HOST/REPO:TAG`
+        bare   `TAG`
+
+    If two entries have the same repository and tag, the own form takes precedence over the full form.
+    Bare names count only in a layout without other names. Such a layout is one repository that answers
+    to every name.
     """
 
     def __init__(self, annotations: Mapping[str, str] | None = None) -> None:
-        # Images by repository and tag, in the first two forms of names; by tag, in the third.
-        self._named = defaultdict[str, dict[str, Entry]](dict)
-        self._full_named = defaultdict[str, dict[str, Entry]](dict)
-        self._bare = dict[str, Entry]()
+        # Entries with own names, by repository and tag.
+        self._own_names = defaultdict[str, dict[str, Entry]](dict)
+        # Entries with full names, by repository and tag. The repository is with and without the host.
+        self._full_names = defaultdict[str, dict[str, Entry]](dict)
+        # Entries with bare names, by tag.
+        self._bare_names = dict[str, Entry]()
 
+        # All entries, by digest.
         self._by_digest = defaultdict[str, list[Entry]](list)
-        # Artifacts by the digest that they refer to.
+        # Artifacts, by the digest of their subject.
         self._by_subject = defaultdict[str, list[Entry]](list)
-        # Whether the artifacts of other tools are among these, whose entries do not name the subject.
+        # Whether `_by_subject` includes the artifacts of other tools. Their entries do not have the
+        # subject, so their manifests must be read (`add_subject`).
         self.knows_all_subjects = False
-        # Lists of referrers by their fallback tag, of all repositories.
+        # Referrers lists, by their fallback tag, of all repositories.
         self._lists = defaultdict[str, list[Entry]](list)
 
         annotations = dict(annotations or {})
-        # Blobs that the layout lacks because the far side has them: a repository there, by digest.
+        # The blobs that were left out of the layout because the far side has them. By digest, a
+        # repository at the far side.
         self.left_out = read_lines(annotations.pop(_LEFT_OUT, ""))
+        # The annotations of other tools.
         self._annotations = annotations
 
     def __len__(self) -> int:
@@ -171,85 +188,86 @@ class Index:
     def __iter__(self) -> Iterator[Entry]:
         return chain.from_iterable(self._by_digest.values())
 
-    # What there is.
+    # Queries.
 
     def find(self, repository: str, tag: str) -> Entry | None:
-        """Return what a tag names in a repository; None where it names nothing."""
-        # In the order in which the forms of names count.
-        for names in (self._named, self._full_named):
+        """Return the entry of a tag in a repository. Returns None if there is no such tag."""
+        for names in (self._own_names, self._full_names):
             if tag in names.get(repository, {}):
                 return names[repository][tag]
-        return self._bare_if_alone().get(tag)
+        return self._valid_bare_names().get(tag)
 
     def tags(self, repository: str) -> dict[str, str]:
         """Return the tags of a repository, each with its digest."""
-        # A form of names that counts more replaces the entries of the others.
+        # Later items take precedence.
         entries = {
-            **self._bare_if_alone(),
-            **self._full_named.get(repository, {}),
-            **self._named.get(repository, {}),
+            **self._valid_bare_names(),
+            **self._full_names.get(repository, {}),
+            **self._own_names.get(repository, {}),
         }
         return {tag: entry.descriptor.digest for tag, entry in entries.items()}
 
     def repositories(self) -> list[str]:
-        """Return the repositories that have a name."""
-        return sorted({*self._named, *self._full_named})
+        """Return the names of all repositories."""
+        return sorted({*self._own_names, *self._full_names})
 
     def entries_of(self, digest: str) -> list[Entry]:
         return self._by_digest.get(digest, [])
 
     def referrers(self, digest: str) -> list[Entry]:
-        """Return the entries of artifacts that refer to a digest, as far as that is known."""
+        """Return the entries of artifacts whose subject is known to be this digest."""
         return self._by_subject.get(digest, [])
 
     def unnamed_entries(self) -> list[Entry]:
-        """Return the entries with neither a name nor a subject: other tools write artifacts so."""
-        return [entry for entry in self if not (entry.is_named or entry.subject)]
+        """Return the entries without a name and a subject. They may be artifacts of other tools."""
+        return [entry for entry in self if not (entry.has_name or entry.subject)]
 
     def add_subject(self, entry: Entry, digest: str) -> None:
-        """Note what an artifact refers to, which only its manifest says."""
+        """Record the subject of an artifact of another tool."""
         self._by_subject[digest].append(entry)
 
     def fallback_lists(self, digest: str) -> list[Entry]:
-        """Return what the fallback tag of a digest names in each repository."""
+        """Return the entries under the fallback tag of a digest, in all repositories."""
         return self._lists.get(referrers_tag(digest), [])
 
-    def _bare_if_alone(self) -> Mapping[str, Entry]:
-        return {} if self._named or self._full_named else self._bare
+    def _valid_bare_names(self) -> Mapping[str, Entry]:
+        return {} if self._own_names or self._full_names else self._bare_names
 
     # Changes.
 
     def put(self, entry: Entry) -> None:
-        """Add an entry; a tag that named something else is moved."""
+        """Add an entry. If its own name belongs to another entry, the other entry is removed."""
         name = _split_name(entry.name)
         if name is not None:
-            old = self._named.get(name.repository, {}).get(name.tag)
+            old = self._own_names.get(name.repository, {}).get(name.tag)
             if old is not None:
-                self._drop(old)
-        # The same entry twice would be listed twice by other tools.
-        is_there = any(entry.text == same.text for same in self.entries_of(entry.descriptor.digest))
-        if not is_there:
+                self._remove(old)
+        # Other tools would list an equal entry twice.
+        is_present = any(
+            entry.text == other.text for other in self.entries_of(entry.descriptor.digest)
+        )
+        if not is_present:
             self.add(entry)
 
     def add(self, entry: Entry) -> None:
-        """Add an entry as it was read. Of two with one name the later one is found by it."""
+        """Add an entry and keep all others. A name that was used before finds the new entry."""
         self._by_digest[entry.descriptor.digest].append(entry)
         if entry.subject:
             self._by_subject[entry.subject].append(entry)
 
         names = _names_of(entry)
         if names.own is not None:
-            self._named[names.own.repository][names.own.tag] = entry
+            self._own_names[names.own.repository][names.own.tag] = entry
         for name in names.full:
-            self._full_named[name.repository][name.tag] = entry
+            self._full_names[name.repository][name.tag] = entry
         if names.bare:
-            self._bare[names.bare] = entry
+            self._bare_names[names.bare] = entry
         for tag in names.tags():
             if tag.startswith(_LIST_TAG_PREFIXES):
                 self._lists[tag].append(entry)
 
-    def _drop(self, entry: Entry) -> None:
-        """Remove an entry, and those of its names that no later entry has taken."""
+    def _remove(self, entry: Entry) -> None:
+        """Remove an entry and its names, except names that find a later entry."""
         self._by_digest[entry.descriptor.digest].remove(entry)
         names = _names_of(entry)
         for tag in names.tags():
@@ -257,13 +275,16 @@ class Index:
                 self._lists[tag].remove(entry)
 
         if names.own is not None:
-            _remove_name(self._named, names.own, entry)
+            _remove_name(self._own_names, names.own, entry)
         for name in names.full:
-            _remove_name(self._full_named, name, entry)
+            _remove_name(self._full_names, name, entry)
 
     def dump(self) -> bytes:
-        """Return the bytes of `index.json`, an entry a line; ContentError where they are too many."""
-        # Equal entries are written once: another tool may have written one twice.
+        """Return the bytes of `index.json`, with one entry in each line.
+
+        Raises ContentError if they exceed LARGEST_INDEX.
+        """
+        # Equal entries of another tool are written once.
         entries = {entry.text: entry for entry in self}.values()
         ordered = sorted(
             entries, key=lambda entry: (entry.name, entry.descriptor.digest, entry.text)
@@ -289,7 +310,7 @@ class Index:
 
 
 def parse_index(body: bytes) -> Index:
-    """Read an `index.json`; ContentError says what is wrong with it."""
+    """Parse the bytes of an `index.json`. Raises ContentError if they are invalid."""
     document = load_json(body, "index.json of the layout", most_values=_MOST_VALUES)
     entries = document.get("manifests")
     annotations = document.get("annotations")
@@ -313,14 +334,14 @@ class _Name(NamedTuple):
 
 
 def _remove_name(images: Mapping[str, dict[str, Entry]], name: _Name, entry: Entry) -> None:
-    """Remove a name from a table by repository and tag, where it is still this entry's."""
+    """Remove a name from `images` unless it finds another entry."""
     tags = images.get(name.repository, {})
     if tags.get(name.tag) is entry:
         del tags[name.tag]
 
 
 def _split_name(name: str) -> _Name | None:
-    """Read `REPO:TAG`; None for anything else."""
+    """Split `REPO:TAG`. Returns None if the name has another form."""
     repository, colon, tag = name.rpartition(":")
     if colon and is_repository(repository) and is_tag(tag):
         return _Name(repository, tag)
@@ -328,13 +349,12 @@ def _split_name(name: str) -> _Name | None:
 
 
 class _Names(NamedTuple):
-    """What an entry is called, in each of the three forms that `Index` describes."""
+    """The names of an entry in each of the three forms that `Index` describes."""
 
-    # `REPO:TAG`, as this program writes it.
     own: _Name | None
-    # A full name, `HOST/REPO:TAG`: once with the host as a part of the repository, once without it.
+    # The full name without the host and, if that is valid, with the host as part of the repository.
     full: list[_Name]
-    # A tag alone; "" where the entry has another name, or none.
+    # The bare tag. Empty if the entry has no name, or a name of another form.
     bare: str
 
     def tags(self) -> set[str]:
@@ -347,20 +367,19 @@ class _Names(NamedTuple):
 
 
 def _names_of(entry: Entry) -> _Names:
-    """Return the names of an entry in each form."""
     own = _split_name(entry.name)
     if own is not None and not _begins_with_host(own.repository):
         return _Names(own, full=[], bare="")
 
-    # Some tools write the full name where this program writes `REPO:TAG`. `ghcr.io/app:v1` may be
-    # either, and is found by both.
+    # Some tools write the full name to the annotation in which this program writes `REPO:TAG`. A name
+    # like `ghcr.io/app:v1` may be of either form, so it counts as both.
     full = _full_names(entry.name if ":" in entry.name else entry.full_name)
     is_bare_tag = is_tag(entry.name) and not entry.full_name
     return _Names(own, full, bare=entry.name if is_bare_tag else "")
 
 
 def _full_names(text: str) -> list[_Name]:
-    """Read a full name: once with its host in the repository, and once without."""
+    """Parse a full name. Returns it without the host and, if that is valid, with the host."""
     if not text:
         return []
     try:
@@ -385,19 +404,19 @@ def _begins_with_host(repository: str) -> bool:
 
 
 def read_lines(
-    text: str, repository_of: Callable[[str], str] = lambda place: place
+    text: str, repository_of: Callable[[str], str] = lambda name: name
 ) -> dict[str, str]:
-    """Read lines `DIGEST REPO`, as `dump_lines` writes them; return the repository of each digest.
+    """Parse lines of the form `DIGEST REPO`. Returns the repository of each digest.
 
-    `repository_of` turns what stands behind the digest into a repository. Empty lines and comments
-    (`#`) are skipped; ContentError names any other line that is wrong.
+    `repository_of` converts the second field to the name of a repository. Empty lines and comments (`#`)
+    are skipped. Raises ContentError, which names the line, if a line is invalid.
     """
     repositories = dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        digest, _, place = line.strip().partition(" ")
-        repository = repository_of(place)
+        digest, _, second_field = line.strip().partition(" ")
+        repository = repository_of(second_field)
         try:
             check_digest(digest)
         except ContentError as error:

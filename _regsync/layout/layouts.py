@@ -1,8 +1,8 @@
-"""The image layouts of a run, each opened once.
+"""Open the image layouts of a run, and commit to them regularly.
 
-Owns: which layouts are in use, when what was put into them is made safe.
-May not know: how a layout is read and written. The modules that do are imported for the first
-    layout: most runs have none.
+Owns: which layouts are in use, when additions to them are committed.
+May not know: how a layout is read and written. The modules for that are imported with the first
+    layout, because most runs have no layout.
 Follows: docs/design.md section 13.
 """
 
@@ -20,30 +20,35 @@ from _regsync.registry.transport import Transport
 if TYPE_CHECKING:
     from _regsync.layout.repository import LayoutHost, LayoutRepository
 
-# Seconds between two replacements of `index.json`, which wear a disk out and take their time.
+# Seconds between two commits. Each commit replaces `index.json`, which is slow and wears the disk out.
 _COMMIT_SECONDS = 10.0
 
 
 class Layouts:
-    """The layouts of a run. With `recheck` an image counts as there only with all that it names."""
+    """The layouts of a run."""
 
     def __init__(self, transport: Transport, *, recheck: bool = False) -> None:
+        """Prepare for layouts. None of them is read yet.
+
+        With `recheck` a target holds an image only if it holds all parts of the image.
+        """
         self._transport = transport
         self._recheck = recheck
-        # By path.
+        # The layouts by their path.
         self._hosts: dict[str, LayoutHost] = {}
-        # Set when something was put that is not safe yet.
-        self._has_put = anyio.Event()
+        # Set if there are additions that have not been committed.
+        self._has_additions = anyio.Event()
 
     def prepare(self, registry: Registry) -> None:
-        """Read what the far side of a layout is assumed to hold; ConfigError where that cannot be
-        read.
+        """If a registry is a layout, read which blobs its far side is assumed to hold.
+
+        Raises ConfigError if the files that `assume` names cannot be read.
         """
         if registry.is_layout:
             self._host(registry).assume(registry.assume, self._transport.machine.log)
 
     def repository(self, registry: Registry, name: str, side: Side) -> LayoutRepository:
-        """Return a repository of the layout that a registry of the configuration is."""
+        """Return a repository of a registry that is a layout."""
         return self._host(registry).repository(name, side)
 
     def _host(self, registry: Registry) -> LayoutHost:
@@ -57,28 +62,27 @@ class Layouts:
         return self._hosts[path]
 
     def _on_put(self) -> None:
-        self._has_put.set()
+        self._has_additions.set()
 
-    def written_to(self, registries: Iterable[Registry]) -> list[LayoutHost]:
-        """Return the layouts among these registries, each once."""
+    def layouts_among(self, registries: Iterable[Registry]) -> list[LayoutHost]:
+        """Return the layouts among these registries, without duplicates."""
         paths = dict.fromkeys(registry.host for registry in registries if registry.is_layout)
         return [self._hosts[path] for path in paths if path in self._hosts]
 
     async def commit_regularly(self) -> None:
-        """Make what was put safe now and then, until cancelled."""
+        """Commit additions at most every _COMMIT_SECONDS. Runs until it is cancelled."""
         while True:
-            await self._has_put.wait()
-            with anyio.move_on_after(_COMMIT_SECONDS):
-                await anyio.sleep_forever()
-            self._has_put = anyio.Event()
+            await self._has_additions.wait()
+            await anyio.sleep(_COMMIT_SECONDS)
+            self._has_additions = anyio.Event()
             await self.commit()
 
     async def commit(self) -> None:
-        """Make what was put safe."""
+        """Commit the additions to all layouts."""
         for host in self._hosts.values():
             await host.layout.commit()
 
     def close(self, *, remove_partials: bool) -> None:
-        """Give the locks back; with `remove_partials` remove what killed runs have left."""
+        """Unlock the layouts. With `remove_partials`, remove the partial files of blobs."""
         for host in self._hosts.values():
             host.layout.close(remove_partials=remove_partials)

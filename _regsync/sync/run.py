@@ -380,7 +380,7 @@ class Run:
                 left_out=sum(host.saved.values()),
                 free=host.layout.free_bytes(),
             )
-            for host in self._layouts.written_to(targets)
+            for host in self._layouts.layouts_among(targets)
         ]
 
     def _fail_lost_images(self) -> None:
