@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from _regsync.app.watch import Health, changes
+from _regsync.app.watch import Health, describe_changes
 from tests.ends import run_regsync
 
 
@@ -31,8 +31,8 @@ def test_what_changed_is_said_without_values():
         + "- {from: y, source: a, targets: [b], tags: {glob: v*}}\n"
         + rule
     )
-    assert list(changes(old, old)) == []
-    assert list(changes(old, new)) == [
+    assert list(describe_changes(old, old)) == []
+    assert list(describe_changes(old, new)) == [
         "registry a changed",
         "mapping a/y -> y changed",
         "mapping a/y -> z removed",
@@ -65,7 +65,7 @@ def test_each_field_that_changes_is_told(change, told):
             config_reader.ConfigFile(text.encode(), name="x", environ={}, base_dir="/", home=None)
         )
 
-    assert list(changes(load(""), load(change))) == [told]
+    assert list(describe_changes(load(""), load(change))) == [told]
 
 
 def test_states_follow_cycles():

@@ -48,7 +48,9 @@ async def check_access(config: Config, console: Console) -> int:
         for registry, _ in places:
             transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
-        repositories = [discovery.open_remote(*place, side) for place, side in places.items()]
+        repositories = [
+            discovery.open_remote(registry, name, side) for (registry, name), side in places.items()
+        ]
         access_check = AccessCheck(transport)
 
         async def check_one(repository: RemoteRepository) -> Access:
@@ -139,10 +141,10 @@ def print_access(access: Access, console: Console) -> None:
     if console.writes_json:
         return
     rights = ",".join(access.rights) or "-"
-    console.print_line(f"ok  {access.repository}  {rights}  ({', '.join(remarks_on(access))})")
+    console.print_line(f"ok  {access.repository}  {rights}  ({', '.join(list_remarks(access))})")
 
 
-def remarks_on(access: Access) -> list[str]:
+def list_remarks(access: Access) -> list[str]:
     """Return the remarks of a line: the credential, its expiry, and why no push was tried."""
     login = access.repository.host.authenticator
     remarks = [access.source or "anonymous"]
@@ -158,11 +160,11 @@ def remarks_on(access: Access) -> list[str]:
         template = account.template_for(access.repository.name)
         if access.upload == "absent" and template is not None:
             remarks.append(f"the creation template {printable(template)!r} lets a push create it")
-        remarks.append(mounting_remark(account))
+        remarks.append(describe_mounting(account))
     return remarks
 
 
-def mounting_remark(account: EcrAccount) -> str:
+def describe_mounting(account: EcrAccount) -> str:
     """Describe whether an ECR account mounts blobs between its repositories."""
     if account.mounts is None:
         return f"cannot tell whether blobs are mounted between repositories: {account.reason}"
@@ -176,9 +178,9 @@ class AccessCheck:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        # For each registry whose requests all succeeded without the credential: one check of the
-        # credential, with the result whether the registry ever asks for a login.
-        self._asks_for_login = dict[RegistryClient, Once[bool]]()
+        # The check of the credential, for each registry that has not asked for it yet. The result is
+        # whether the registry ever asks for a login.
+        self._credential_checks = dict[RegistryClient, Once[bool]]()
 
         self._accounts: dict[RegistryClient, EcrAccount] = {}  # settings, for each registry in ECR
         # For each registry in ECR, held while its settings are requested.
@@ -284,13 +286,13 @@ class AccessCheck:
         made once per registry, because a push may need the credential later. If the registry refuses
         the credential, RegistryError is raised for each of its repositories.
         """
-        if host not in self._asks_for_login:
+        if host not in self._credential_checks:
             if host.authenticator.is_proven:
                 return True
-            self._asks_for_login[host] = Once()
+            self._credential_checks[host] = Once()
         try:
             send = partial(self._send_credential, host, repository)
-            return await self._asks_for_login[host].get(send)
+            return await self._credential_checks[host].get(send)
         except SyncError as error:
             # The error may be that of a check for another repository, and names it.
             raise error.without_place() from error.__cause__
@@ -314,9 +316,9 @@ class AccessCheck:
         if login.is_proven:
             return True
 
-        # The registry has answered without asking for the credential. zot sends its challenges even
-        # then. Send the credential now: without challenges, a second 200 does not prove that it is
-        # valid, because the registry may ignore it.
+        # The registry has answered without asking for a login, so offer the credential in a second
+        # request. If the first answer had challenges, as zot's has, a second 200 means that the
+        # credential is valid. Without challenges the registry may have ignored it.
         challenges = answer.headers.all("www-authenticate")
         if not await login.offer(challenges, repository.api_name, repository.rights):
             return False

@@ -99,6 +99,7 @@ def open_listeners(bind: str, port: int) -> list[socket.socket]:
             bind.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for family, _, _, _, address in addresses:
+            # A listener at `::` alone accepts IPv4 clients too, if the system supports that.
             is_only_ipv6 = family == socket.AF_INET6 and len(addresses) == 1
             listeners.append(
                 socket.create_server(

@@ -91,7 +91,7 @@ def replace_lock(file: LockFile, lock: Lock) -> None:
 
     Raises RegsyncError if the file cannot be written or has changed since it was read.
     """
-    shown = printable(file.path)
+    shown_path = printable(file.path)
     path = os.path.realpath(file.path)  # replace the target of a symbolic link, not the link
     try:
         stamp: Stamp | None = None
@@ -100,7 +100,7 @@ def replace_lock(file: LockFile, lock: Lock) -> None:
             stamp = stamp_of(path)
             mode = os.stat(path).st_mode & 0o777
         if stamp != file.stamp:
-            text = f"{shown} was not written: something else changed it in the meantime"
+            text = f"{shown_path} was not written: something else changed it in the meantime"
             raise RegsyncError(text, hint="run `regsync lock` again")
 
         with replacing(path, mode) as descriptor, open(descriptor, "wb") as stream:
@@ -109,7 +109,7 @@ def replace_lock(file: LockFile, lock: Lock) -> None:
             os.fsync(stream.fileno())
     except OSError as error:
         reason = reason_of(error)
-        raise RegsyncError(f"{shown} was not written and is unchanged: {reason}") from error
+        raise RegsyncError(f"{shown_path} was not written and is unchanged: {reason}") from error
 
 
 # The new lock.
@@ -257,12 +257,14 @@ def exit_status(new: NewLock) -> int:
 
 def change_line(change: Change) -> str:
     """Format a change: its kind, the image, and the digests or the differences."""
-    what = f"{change.kind} {change.image}"
+    subject = f"{change.kind} {change.image}"
     if change.before is None or change.after is None:
-        return f"{what} {change.image.digest}"
+        return f"{subject} {change.image.digest}"
     if change.kind == "moved":
-        return f"{what} {change.before.digest} -> {change.after.digest}"
-    return f"{what} {change.after.digest} ({', '.join(differences(change.before, change.after))})"
+        return f"{subject} {change.before.digest} -> {change.after.digest}"
+    return (
+        f"{subject} {change.after.digest} ({', '.join(differences(change.before, change.after))})"
+    )
 
 
 def differences(before: LockedImage, after: LockedImage) -> Iterator[str]:

@@ -65,25 +65,25 @@ class Health(NamedTuple):
         `last_progress` is the last time at which a registry answered or bytes of a blob were moved.
         """
         if path == "/healthz":
-            is_well = now - max(self.due, last_progress) < STANDSTILL_SECONDS
+            is_healthy = now - max(self.due, last_progress) < STANDSTILL_SECONDS
         else:
-            is_well = self.status == "ready"
+            is_healthy = self.status == "ready"
         document: dict[str, object] = {
             "status": self.status,
             "version": __version__,
             "cycle": self.cycle,
             "reload_error": self.reload_error,
         }
-        return 200 if is_well else 503, document
+        return 200 if is_healthy else 503, document
 
 
-def changes(old: Config, new: Config) -> Iterator[str]:
+def describe_changes(old: Config, new: Config) -> Iterator[str]:
     """Yield a line for each registry, mapping and setting that was added, removed or changed.
 
     The lines contain names but no values, because a value may be a secret.
     """
-    before = named_parts(old)
-    after = named_parts(new)
+    before = parts_by_name(old)
+    after = parts_by_name(new)
     for name in dict.fromkeys((*before, *after)):
         if name not in after:
             yield f"{name} removed"
@@ -93,8 +93,8 @@ def changes(old: Config, new: Config) -> Iterator[str]:
             yield f"{name} changed"
 
 
-def named_parts(config: Config) -> dict[str, object]:
-    """Return the registries, mappings and settings of a configuration by their names for `changes`."""
+def parts_by_name(config: Config) -> dict[str, object]:
+    """Return the registries, mappings and settings of a configuration, to be compared by name."""
     mappings = defaultdict[str, list[object]](list)  # several mappings may have one name
     for rule in config.mappings:
         name = f"mapping {rule.source.alias}/{rule.source_repository} -> {rule.target_repository}"
@@ -145,7 +145,10 @@ class CycleLog:
             self._console.log(level, event, message, **fields)
 
     def show_outcome(self, outcome: Outcome) -> None:
-        """Show an image that was synced, or whose failure differs from that of the previous cycle."""
+        """Record the result of an image, and show it if it is news.
+
+        News are a synced image, and a failure that differs from the image's in the previous cycle.
+        """
         key = (outcome.source, outcome.target)
         if outcome.error is not None:
             self.failures[key] = (outcome.error.code, getattr(outcome.error, "status", None))
@@ -271,7 +274,7 @@ class Watch:
             self._console.log("info", "lock_changed", text)
             self._lock = lock
         if has_new_config:
-            lines = list(changes(self._config, config))
+            lines = list(describe_changes(self._config, config))
             for line in (*lines, f"configuration changes: {len(lines)}"):
                 self._console.log("info", "reloaded", line)
             self._config_text = file.text
