@@ -210,7 +210,13 @@ class RemoteRepository:
     ) -> Call:
         """Describe a request to `path`, relative to `/v2/NAME/`. Nothing is sent."""
         return Call(
-            action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body
+            action,
+            method,
+            f"{self._base}/{path}",
+            repository=self.api_name,
+            rights=self.rights,
+            headers=headers,
+            body=body,
         )
 
     def demand_of_reading(self) -> Demand:

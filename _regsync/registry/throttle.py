@@ -122,7 +122,7 @@ def permit_needs(demands: tuple[Demand, ...]) -> tuple[PermitNeed, ...]:
         large = tuple(
             demand.body for demand in group if demand.body is not None and demand.is_large
         )
-        needs.append(PermitNeed(host, len(group), len(bodies), large))
+        needs.append(PermitNeed(host, permits=len(group), bodies=len(bodies), large_bodies=large))
     return tuple(needs)
 
 
@@ -341,7 +341,7 @@ def densest_stretch(times: Sequence[float], until: float) -> Stretch:
 
     `times` are the admission times of the requests, in order. A stretch lasts from the admission of
     its first request until `until`. It may leave out the beginning, when a run may have had little
-    to request. It holds at least half the requests, because the last few alone say nothing.
+    to request. It holds at least half the requests, because the last few alone show no rate.
     """
     fewest = (len(times) + 1) // 2
     counts = range(fewest, len(times) + 1)
