@@ -16,8 +16,8 @@ DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 # RFC 6052 section 2.1: the IPv4 address is in the last 32 bits.
 _NAT64 = IPv6Network("64:ff9b::/96")
 
-# Matches unusual IPv4 addresses such as `127.1`, `2130706433` and `0x7f.1`. The last label of a host name
-# is never a number.
+# Matches unusual IPv4 addresses such as `127.1`, `2130706433` and `0x7f.1`. The last label of a
+# host name is never a number.
 _NUMBER_LAST = r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)"
 _LOCAL_NAMES = r"(?:.*\.)?localhost|metadata\.google\.internal"
 
@@ -28,8 +28,8 @@ class Origin(NamedTuple):
     scheme: str
     host: str  # lower case, without brackets
     port: int
-    # The Registry of config.model with the settings of the connection: trust, client certificate, proxy.
-    # Its type is Any because this module may not import config.model.
+    # The Registry of config.model with the settings of the connection: trust, client certificate,
+    # proxy. Its type is Any because this module may not import config.model.
     via: Any = None
 
     @property
@@ -47,7 +47,10 @@ class Origin(NamedTuple):
 
 
 def format_authority(scheme: str, host: str, port: int) -> str:
-    """Return `host`, or `host:port` if the port is not the scheme's default. Put IPv6 in brackets."""
+    """Return `host`, or `host:port` if the port is not the scheme's default.
+
+    Put IPv6 in brackets.
+    """
     bracketed = f"[{host}]" if ":" in host else host
     # An empty scheme counts as http.
     default = DEFAULT_PORTS.get(scheme, DEFAULT_PORTS["http"])

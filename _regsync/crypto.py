@@ -44,12 +44,18 @@ def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Has
 
 
 def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:
-    """Return the hexadecimal digest of `data`. Raises ValueError in the same cases as `new_hash`."""
+    """Return the hexadecimal digest of `data`.
+
+    Raises ValueError in the same cases as `new_hash`.
+    """
     return new_hash(algorithm, data).hexdigest()
 
 
 def name_hash(text: str) -> str:
-    """Return the SHA-1 of a text, which the AWS CLI uses for file names. No security depends on it."""
+    """Return the SHA-1 of a text, which the AWS CLI uses for file names.
+
+    No security depends on it.
+    """
     return _new("sha1", text.encode()).hexdigest()
 
 
@@ -96,7 +102,8 @@ def _sign_by_ctypes(pem: bytes, message: bytes) -> bytes:
     context = pointer(crypto, "EVP_MD_CTX_new")
     private_key = c_void_p()
     try:
-        # The last argument is the pass phrase. If it were NULL, OpenSSL would prompt on the terminal.
+        # The last argument is the pass phrase. If it were NULL, OpenSSL would prompt on the
+        # terminal.
         private_key = pointer(crypto, "PEM_read_bio_PrivateKey", pem_source, None, None, b"")
         if not private_key:
             raise ValueError("does not parse")

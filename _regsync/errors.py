@@ -3,8 +3,8 @@
 Owns: the exception tree, the codes and exit statuses of docs/design.md section 2, `Side`, the
 remedies for error statuses of registries.
 May not know: any other module but `text`, so that all modules can import this module.
-Invariants: a message never contains a credential, a signed URL or a whole body. Text from a registry
-has been made printable by `text.printable`.
+Invariants: a message never contains a credential, a signed URL or a whole body. Text from a
+registry has been made printable by `text.printable`.
 Follows: docs/protocol-facts.md section 9.2, R10 and R18.
 """
 
@@ -85,7 +85,8 @@ class ConfigError(RegsyncError):
 class SyncError(RegsyncError):
     """An operation at a registry failed.
 
-    Most errors are raised without side, operation and reference. A caller adds them by `with_place`.
+    Most errors are raised without side, operation and reference. A caller adds them by
+    `with_place`.
     """
 
     retryable = False  # whether the same request may succeed if it is repeated
@@ -94,8 +95,8 @@ class SyncError(RegsyncError):
     reference: str | None = None  # the operand: HOST/REPOSITORY[:TAG][@DIGEST]
     retries = 0  # attempts after the first
 
-    # The peer that was unreachable when the request failed. `registry.recovery` waits for the end of
-    # the outage.
+    # The peer that was unreachable when the request failed. `registry.recovery` waits for the end
+    # of the outage.
     unreachable_peer: object | None = None
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
@@ -111,7 +112,8 @@ class SyncError(RegsyncError):
     def without_place(self) -> SyncError:
         """Return a copy without side, operation and reference.
 
-        One failed login may fail requests of many images. Each needs its own copy with its own place.
+        One failed login may fail requests of many images. Each needs its own copy with its own
+        place.
         """
         # `__init__` is not called, because the subclasses have different parameters.
         clone = type(self).__new__(type(self), *self.args)
@@ -158,10 +160,10 @@ class Disconnected(WireError):
 
 
 class LoginExpired(SyncError):
-    """The login of a request was refused, and the whole operation must start again with a new login.
+    """A login was refused, and the whole operation must start again with a new login.
 
-    Either the registry refused a request with a body, which cannot be repeated, or it refused the same
-    login to another request while this request was waiting.
+    Either the registry refused a request with a body, which cannot be repeated, or it refused the
+    same login to another request while this request was waiting.
     """
 
     code = "AUTH_ERROR"
@@ -191,7 +193,8 @@ class AuthError(SyncError):
 class RegistryError(SyncError):
     """A registry answered with an error status."""
 
-    # Whether the next attempt waits only for the registry's request window, without a further pause.
+    # Whether the next attempt waits only for the registry's request window, without a further
+    # pause.
     is_paced_by_window = False
     is_final = False  # whether the request must not be repeated, whatever its status
 

@@ -1,10 +1,10 @@
 """Access to files in directories that other users or programs may write to.
 
-Owns: opening, locking, hashing, replacing and removing files; the detection of changed files; the use
-    of worker threads for slow disks.
+Owns: opening, locking, hashing, replacing and removing files; the detection of changed files; the
+    use of worker threads for slow disks.
 May not know: the content of files.
-Invariants: no symbolic link is followed, and opening a named pipe does not block. A new file appears
-    at its path with its whole content, or does not appear.
+Invariants: no symbolic link is followed, and opening a named pipe does not block. A new file
+    appears at its path with its whole content, or does not appear.
 Follows: docs/protocol-facts.md section 9.2 (R16).
 """
 
@@ -30,8 +30,8 @@ SAFE_FLAGS = (
     getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 )
 
-# Seconds after which a worker thread that copies or hashes bytes must return. It cannot be interrupted
-# earlier, so that a cancelled task waits this long (docs/bodies.md section 9).
+# Seconds after which a worker thread that copies or hashes bytes must return. It cannot be
+# interrupted earlier, so that a cancelled task waits this long (docs/bodies.md section 9).
 LONGEST_THREAD_CALL = 0.05
 
 # Seconds. A disk that needs longer for one piece is treated as slow (`DiskPace`).
@@ -44,7 +44,10 @@ WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | SAFE_FLAGS
 
 
 def open_safely(path: str, flags: int) -> int:
-    """Open a file without following a symbolic link. It can be the `opener` of `open` and `FileIO`."""
+    """Open a file without following a symbolic link.
+
+    It can be the `opener` of `open` and `FileIO`.
+    """
     return os.open(path, flags | SAFE_FLAGS)
 
 
@@ -106,7 +109,8 @@ class DiskPace:
     """Chooses where the next piece of a file is read or written: in the event loop or in a thread.
 
     After a slow piece a worker thread is used, so that the event loop does not block. Otherwise the
-    event loop is used. The data is usually in the page cache, and a thread switch would take longer.
+    event loop is used. The data is usually in the page cache, and a thread switch would take
+    longer.
     """
 
     def __init__(self) -> None:
@@ -122,7 +126,10 @@ class DiskPace:
         self.is_slow = anyio.current_time() - began > _SLOW_PIECE
 
     async def run(self, act: Callable[[memoryview], _T], piece: memoryview) -> _T:
-        """Call `act`, which reads or writes a piece. Call it in a worker thread after a slow piece."""
+        """Call `act`, which reads or writes a piece.
+
+        Call it in a worker thread after a slow piece.
+        """
         import anyio.to_thread
 
         began = anyio.current_time()
@@ -180,9 +187,9 @@ def lock(descriptor: int) -> None:
 def replacing(path: str, mode: int = 0o600) -> Iterator[int]:
     """Create a temporary file that replaces the file at `path` if the block succeeds.
 
-    Yields the descriptor of the temporary file. The block must write the file and close the descriptor.
-    If the block raises an exception, the file at `path` is unchanged. `mode` is the file's permissions,
-    regardless of the umask.
+    Yields the descriptor of the temporary file. The block must write the file and close the
+    descriptor. If the block raises an exception, the file at `path` is unchanged. `mode` is the
+    file's permissions, regardless of the umask.
     """
     # The name is random, because two runs may write the same file. O_EXCL does not follow links.
     partial = f"{path}.{os.urandom(6).hex()}{PARTIAL_SUFFIX}"

@@ -1,10 +1,10 @@
-"""The FIPS gate: the default build uses the host's FIPS provider for all cryptography, or does not run.
+"""The FIPS gate: the default build uses only the host's FIPS provider for cryptography.
 
-Owns: finding and activating the provider, checking that no other provider is used, access to libcrypto.
+Owns: finding and activating the provider, checks that no other provider is used, libcrypto.
 May not know: any other module. Neither OpenSSL nor ctypes is imported before a function is called.
-Invariants: the gate opens only if every check succeeds. There is no fallback. The checks call OpenSSL
-itself, because Python also works without a provider: hashlib has its own implementations, and FIPS
-mode is only a setting of Python.
+Invariants: the gate opens only if every check succeeds. There is no fallback. The checks call
+OpenSSL itself, because Python also works without a provider: hashlib has its own implementations,
+and FIPS mode is only a setting.
 Follows: docs/design.md sections 1 and 11, docs/protocol-facts.md section 8.3.
 """
 
@@ -32,12 +32,13 @@ _OLDEST_OPENSSL = 0x30000000
 _INFO_CONFIG_DIR = 1001
 _INFO_MODULES_DIR = 1003
 
-# Directories in which distributions install modules and settings, besides the directories that OpenSSL
-# reports.
+# Directories in which distributions install modules and settings, besides the directories that
+# OpenSSL reports.
 _MORE_MODULE_DIRS = ("/usr/lib64/ossl-modules",)
 _MORE_SETTINGS_DIRS = ("/etc/ssl", "/etc/pki/tls")
 
-# Appended to the settings from `openssl fipsinstall`. If a key occurs twice, OpenSSL uses the last value.
+# Appended to the settings from `openssl fipsinstall`. If a key occurs twice, OpenSSL uses the last
+# value.
 _ACTIVATION = b"""
 [fips_sect]
 activate = 1
@@ -54,10 +55,10 @@ _PARAMETER_UTF8_POINTER = 6
 
 
 def open_gate() -> str:
-    """Activate the host's FIPS provider for this process, and check that only this provider is used.
+    """Activate the host's FIPS provider, and check that no other provider is used.
 
-    Returns "" if the gate is open, or the reason why it stays closed. A build without the gate always
-    returns "".
+    Returns "" if the gate is open, or the reason why it stays closed. A build without the gate
+    always returns "".
     """
     if not FIPS_BUILD:
         return ""
@@ -94,8 +95,8 @@ def provider() -> dict[str, str]:
     ]
     crypto = libcrypto()
     fips = pointer(crypto, "OSSL_PROVIDER_load", None, b"fips")
-    # The third, empty element marks the end of the array. The provider writes its answers into `values`,
-    # at the addresses in `parameters`.
+    # The third, empty element marks the end of the array. The provider writes its answers into
+    # `values`, at the addresses in `parameters`.
     crypto.OSSL_PROVIDER_get_params(fips, (Parameter * 3)(*parameters))
     return {key: (value.value or b"?").decode("ascii", "replace") for key, value in values.items()}
 
@@ -114,8 +115,8 @@ class _Module(NamedTuple):
 def _activate() -> CDLL:
     """Return libcrypto with the FIPS provider active. Raises ValueError if it cannot be activated.
 
-    On a host in FIPS mode nothing is changed. On other hosts, the provider is activated in addition to
-    the configuration in OPENSSL_CONF or of the system.
+    On a host in FIPS mode nothing is changed. On other hosts, the provider is activated in addition
+    to the configuration in OPENSSL_CONF or of the system.
     """
     # If OpenSSL has been loaded already, its configuration can no longer be changed.
     was_loaded_before = not sys.modules.keys().isdisjoint({"_hashlib", "_ssl"})
@@ -136,7 +137,10 @@ def _activate() -> CDLL:
 
 
 def _check_loads(crypto: CDLL, own_settings_path: str) -> None:
-    """Raise ValueError if the file in OPENSSL_CONF is broken. OpenSSL itself would silently ignore it."""
+    """Raise ValueError if the file in OPENSSL_CONF is broken.
+
+    OpenSSL itself would silently ignore it.
+    """
     config = pointer(crypto, "NCONF_new", None)
     if crypto.NCONF_load(config, os.fsencode(own_settings_path), None) != 1:
         reason = _reported_errors(crypto)
@@ -308,7 +312,8 @@ def libcrypto() -> CDLL:
             crypto = CDLL(place)
         except (OSError, TypeError):
             continue
-        # If the version differs, this is a second copy of the library, which Python's TLS does not use.
+        # If the version differs, this is a second copy of the library, which Python's TLS does not
+        # use.
         version = getattr(crypto, "OpenSSL_version_num", None)
         if version is not None and version() == _ssl.OPENSSL_VERSION_NUMBER:
             return crypto
@@ -321,7 +326,8 @@ def pointer(crypto: CDLL, function: str, *arguments: object) -> c_void_p:
     """Call a function of libcrypto that returns a pointer. A null pointer is false."""
     from ctypes import c_void_p
 
-    # `crypto[name]` creates a new function object. `crypto.name` would be shared, with its `restype`.
+    # `crypto[name]` creates a new function object. `crypto.name` would be shared, with its
+    # `restype`.
     foreign_function = crypto[function]
     foreign_function.restype = c_void_p  # the default, int, would truncate the pointer to 32 bits
     return c_void_p(foreign_function(*arguments))

@@ -39,7 +39,8 @@ _PRINTABLE = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys(_SPACES, " ")  # for 
 _MASK = "***"
 
 # The number of characters of a text that are searched for secrets; the text after them is dropped.
-# Callers read more bytes of an error body than this, so that only a dropped secret can be incomplete.
+# Callers read more bytes of an error body than this, so that only a dropped secret can be
+# incomplete.
 _MOST_SEARCHED = 16 * 1024 - 1
 
 # The last time that RFC 3339 can represent, in seconds since 1970.
@@ -62,7 +63,7 @@ def one_line(text: str, limit: int = 500) -> str:
 
 
 def printable(text: str, limit: int = 500) -> str:
-    """Return an untrusted text like `one_line`, with the secrets of the enclosing `redacting` masked."""
+    """Return an untrusted text like `one_line`, with the secrets of `redacting` masked."""
     secrets = [secret for secrets_of in _SECRETS_IN_USE.get() for secret in secrets_of()]
     if any(secrets):
         text = redact(text, secrets)
@@ -70,7 +71,7 @@ def printable(text: str, limit: int = 500) -> str:
 
 
 def clean_beginning(body: bytes, limit: int) -> str:
-    """Return the beginning of an untrusted body like `printable`, without decoding the whole body."""
+    """Return an untrusted body like `printable`, without decoding the whole body."""
     # A character has at most four bytes in UTF-8. So more characters remain than `redact` searches.
     most = 4 * (_MOST_SEARCHED + 1)
     return printable(body[:most].decode("utf-8", "replace"), limit)
@@ -79,8 +80,8 @@ def clean_beginning(body: bytes, limit: int) -> str:
 class redacting:  # lower case, like the context managers of contextlib
     """A context manager that makes `printable` mask these secrets inside its block.
 
-    Text is made printable where it is parsed, deep inside the code that sends a request. The secrets
-    are only known to the caller of that code.
+    Text is made printable where it is parsed, deep inside the code that sends a request. The
+    secrets are only known to the caller of that code.
     """
 
     def __init__(self, secrets: Secrets) -> None:
@@ -105,8 +106,8 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     """Return a text on one line, with each secret replaced by `***`.
 
     Secrets are found literally, in lower case, JSON-escaped, and percent-encoded once or twice. The
-    result is percent-decoded, and has at most `_MOST_SEARCHED` characters. A caller that shortens the
-    text must do so after this call.
+    result is percent-decoded, and has at most `_MOST_SEARCHED` characters. A caller that shortens
+    the text must do so after this call.
     """
     if not text:
         return text
@@ -120,14 +121,15 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     for form in longest_first:
         text = text.replace(form, _MASK)
     if is_cut:
-        # The text may end with the beginning of a secret. Drop as many characters as the longest has.
+        # The text may end with the beginning of a secret. Drop as many characters as the longest
+        # has.
         longest = max(map(len, longest_first), default=0)
         text = f"{text[: max(0, len(text) - longest)]}…"
     return text
 
 
-# Cached, because every text of a run is searched for the same secrets. The cache has room for twice the
-# number of secrets that one login keeps.
+# Cached, because every text of a run is searched for the same secrets. The cache has room for twice
+# the number of secrets that one login keeps.
 @lru_cache(maxsize=1024)
 def _written_forms(secret: str) -> frozenset[str]:
     """Return the forms in which a secret can appear in a text that was percent-decoded twice.
@@ -212,7 +214,10 @@ def time_text(seconds: float) -> str:
 
 @lru_cache(maxsize=1024)
 def parse_time(text: str) -> int:
-    """Parse the output of `time_text` into seconds since 1970. Raises ValueError for another format."""
+    """Parse the output of `time_text` into seconds since 1970.
+
+    Raises ValueError for another format.
+    """
     if not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", text):
         raise ValueError(f"{text!r} is not a time like 2026-11-22T12:00:00Z")
     return int(datetime.fromisoformat(f"{text[:-1]}+00:00").timestamp())

@@ -835,7 +835,7 @@ async def test_an_identity_token_in_use_is_hidden_whatever_else_was_to_be_hidden
     at = await challenged(tokens, IDENTITY)
     assert await at.authorization("team/app", "pull") == "Bearer a1"
     for number in range(1000):
-        at.treat_as_secret(f"/blob?signature={number:08}")
+        at.mask_query_values(f"/blob?signature={number:08}")
     assert (
         at.redact("you sent refresh_token=the-successor and a1")
         == "you sent refresh_token=*** and ***"
@@ -856,12 +856,12 @@ async def test_an_identity_token_that_was_renewed_stays_hidden() -> None:
 
 async def test_of_what_signs_a_url_no_more_is_kept_than_a_line_shows() -> None:
     at = await challenged(Tokens())
-    at.treat_as_secret("/blob?signature=0123456789abcdef&token=" + "y" * 2000)
+    at.mask_query_values("/blob?signature=0123456789abcdef&token=" + "y" * 2000)
     assert at.redact(f"0123456789abcdef, {'y' * 2000}") == "***, ***"
     tracemalloc.start()
     try:
         for number in range(512):
-            at.treat_as_secret(f"/blob?signature={number}" + "%41" * 20_000)
+            at.mask_query_values(f"/blob?signature={number}" + "%41" * 20_000)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

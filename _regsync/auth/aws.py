@@ -123,8 +123,8 @@ async def log_in(
 ) -> Login | None:
     """Request a password for ECR or ECR Public with this machine's AWS keys (section 4.3).
 
-    Raises AuthError if there are no keys. If `probing_metadata` is true, keys are only requested from
-    EC2's metadata service, and the function returns None if it has none.
+    Raises AuthError if there are no keys. If `probing_metadata` is true, keys are only requested
+    from EC2's metadata service, and the function returns None if it has none.
     """
     api = await _find_api(machine, registry, probing_metadata=probing_metadata)
     if api is None:
@@ -137,7 +137,8 @@ async def log_in(
         answer = await api.call("GetAuthorizationToken", {}, more_rights)
     except AuthError:
         if probing_metadata and is_public:
-            # The configuration does not require a login here, and ECR Public allows anonymous reads.
+            # The configuration does not require a login here, and ECR Public allows anonymous
+            # reads.
             return Login(Credential(), math.inf)
         raise
     return _read_login(_parse_fields(answer), api.service, api.keys.found_at)
@@ -178,8 +179,8 @@ async def _find_api(
 ) -> _Api | None:
     """Find this machine's AWS keys, and return the API of a registry to be called with them.
 
-    Raises AuthError if there are no keys. If `probing_metadata` is true, keys are only requested from
-    EC2's metadata service, and the function returns None if it has none.
+    Raises AuthError if there are no keys. If `probing_metadata` is true, keys are only requested
+    from EC2's metadata service, and the function returns None if it has none.
     """
     settings = _Settings(machine, registry.cloud_profile)
     ecr_host = re.match(_ECR_HOST, registry.host)
@@ -188,7 +189,8 @@ async def _find_api(
     elif ecr_host:
         region = ecr_host["region"]
     else:
-        # The host is configured as ECR by `auth_type`, but may be a proxy without a region in its name.
+        # The host is configured as ECR by `auth_type`, but may be a proxy without a region in its
+        # name.
         region = settings.default_region
 
     # The user's settings select the endpoints of the services that issue keys (STS, SSO).
@@ -205,7 +207,8 @@ async def _find_api(
             "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
         )
 
-    # If the registry's host is a FIPS or dual-stack endpoint, its API is used at such an endpoint too.
+    # If the registry's host is a FIPS or dual-stack endpoint, its API is used at such an endpoint
+    # too.
     if ecr_host:
         use_fips = use_fips or ecr_host["fips"] is not None
         use_dualstack = use_dualstack or ecr_host["dualstack"] is not None
@@ -226,9 +229,9 @@ class EcrAccount(NamedTuple):
     reason: str = ""
 
     def template_for(self, repository: str) -> str | None:
-        """Return the prefix of the creation template with which ECR would create a repository on push.
+        """Return the prefix of the template by which a push would create a repository.
 
-        Returns None if there is no such template.
+        Returns None if no template applies.
         """
         for prefix in self.created_on_push or ():
             if prefix == "ROOT" or repository.startswith(f"{prefix}/"):
@@ -297,9 +300,10 @@ def _error(message: str, hint: str | None = None, code: str = AuthError.code) ->
 
 
 def _parse_fields(text: str) -> dict[str, object]:
-    """Parse an answer in JSON, or in the XML of STS, into one flat dict. XML entities are not decoded.
+    """Parse an answer in JSON, or in the XML of STS, into one flat dict.
 
-    AWS services nest the same field at different depths, but no field name has two meanings.
+    XML entities are not decoded. AWS services nest the same field at different depths, but no field
+    name has two meanings.
     """
     fields: dict[str, object] = {}
     try:
@@ -313,8 +317,8 @@ def _parse_fields(text: str) -> dict[str, object]:
 def _read_keys(document: Mapping[str, object], label: str, *secrets: str) -> Credential:
     """Read AWS keys from environment variables, from a profile or from an answer.
 
-    Raises AuthError if there are no usable keys. `label` names the source of the keys. `secrets` are
-    masked in the error, because an answer may repeat the secrets of its request.
+    Raises AuthError if there are no usable keys. `label` names the source of the keys. `secrets`
+    are masked in the error, because an answer may repeat the secrets of its request.
     """
     # The same field is named `aws_access_key_id`, `access_key_id` or `AccessKeyId`.
     fields = {
@@ -357,7 +361,8 @@ class _Settings:
 
         # The profile in regsync's own configuration, or None. It is the only source of keys.
         self.required_profile = cloud_profile
-        # The profile in regsync's configuration or in an environment variable, or None. It must exist.
+        # The profile in regsync's configuration or in an environment variable, or None. It must
+        # exist.
         names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
         self.selected_profile = next(filter(None, names), None)
         self.profile_name = self.selected_profile or "default"
@@ -376,7 +381,8 @@ class _Settings:
     def _read_sections(self, path: str, *, is_config: bool) -> None:
         """Add the sections of a file to `_sections`.
 
-        A profile is named `[profile NAME]` in the config file, and `[NAME]` in the credentials file.
+        A profile is named `[profile NAME]` in the config file, and `[NAME]` in the credentials
+        file.
         """
         parser = configparser.RawConfigParser(default_section="")
         try:
@@ -392,7 +398,7 @@ class _Settings:
             self._sections.setdefault(key, {}).update(parser.items(name))
 
     def section(self, name: str) -> dict[str, str] | None:
-        """Return the fields of section `profile NAME` or `sso-session NAME`, or None if it is missing."""
+        """Return the fields of section `profile NAME` or `sso-session NAME`, or None."""
         return self._sections.get(name)
 
     def is_set(self, name: str) -> bool:
@@ -454,10 +460,11 @@ class _Client(NamedTuple):
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
     ) -> str:
-        """Send a request, and return the text of the answer. The answer contains at least one field.
+        """Send a request, and return the text of the answer.
 
-        Raises AuthError if every attempt fails, with `hint` if the service refuses the request. If `keys`
-        are given, they sign the request. `secrets` are further secrets in the request.
+        The answer contains at least one field. Raises AuthError if every attempt fails, with `hint`
+        if the service refuses the request. If `keys` are given, they sign the request. `secrets`
+        are further secrets in the request.
         """
         all_secrets = secrets if keys is None else (*secrets, *keys.secrets)
         attempts_left = _ATTEMPTS
@@ -512,7 +519,8 @@ def _failure_of(request: Request, answer: Answer, fields: dict[str, object], hin
     # A container's credential service may not have started yet.
     is_container = not request.service
     is_server_error = answer.status >= 500
-    # A 200 only arrives here if its body is unreadable. The next attempt may return a complete body.
+    # A 200 only arrives here if its body is unreadable. The next attempt may return a complete
+    # body.
     has_temporary_status = is_server_error or answer.status in (200, 429)
     has_temporary_name = re.search(_TEMPORARY_ERRORS, error_name) is not None
     is_temporary = is_container or has_temporary_status or has_temporary_name
@@ -564,7 +572,7 @@ class _KeyChain:
         return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
 
     async def _assume_by_token(self, fields: dict[str, str], label: str) -> Credential:
-        """Assume a role with the token file of another identity provider, and return the role's keys.
+        """Assume a role with a token file of another identity provider, and return its keys.
 
         A pod in EKS has such a file. `fields` are the fields of a profile.
         """
@@ -589,7 +597,10 @@ class _KeyChain:
         return await self._assume(form, fields, label, keys=keys)
 
     def _role_fields(self, fields: dict[str, str], label: str) -> list[Pair]:
-        """Return the form fields that both AssumeRole actions need. Raises AuthError if there is no role."""
+        """Return the form fields that both AssumeRole actions need.
+
+        Raises AuthError if there is no role.
+        """
         role = fields.get("role_arn", "")
         session = fields.get("role_session_name") or f"regsync-{self._machine.wall():.0f}"
         if not role or not (role + session).isprintable():
@@ -624,10 +635,11 @@ class _KeyChain:
     async def _from_profile(self, name: str, referrers: tuple[str, ...] = ()) -> Credential | None:
         """Return the keys that a profile holds or leads to.
 
-        Returns None if the profile has no keys and another source may be tried. Raises AuthError if an
-        explicitly selected profile is missing or has no keys.
+        Returns None if the profile has no keys and another source may be tried. Raises AuthError if
+        an explicitly selected profile is missing or has no keys.
 
-        `referrers` are the profiles that led here: each is the `source_profile` of the profile before it.
+        `referrers` are the profiles that led here: each is the `source_profile` of the profile
+        before it.
         """
         settings = self._settings
         profile = settings.section(f"profile {name}")
@@ -672,8 +684,8 @@ class _KeyChain:
     ) -> Credential:
         """Return the keys with which to assume a profile's role, from the source in the profile.
 
-        Raises AuthError if there are no keys. `name` is the profile's name. `referrers` has the same
-        meaning as in `_from_profile`.
+        Raises AuthError if there are no keys. `name` is the profile's name. `referrers` has the
+        same meaning as in `_from_profile`.
         """
         if name in referrers:
             cycle = " -> ".join((*referrers, name))
@@ -744,8 +756,8 @@ class _KeyChain:
     ) -> str:
         """Return the access token that `aws sso login` has stored in a file.
 
-        An expired token is renewed, but the renewed token is not written to the file. Raises AuthError
-        if there is no usable token.
+        An expired token is renewed, but the renewed token is not written to the file. Raises
+        AuthError if there is no usable token.
         """
         file_name = f"{name_hash(session_name or fields['sso_start_url'])}.json"
         text = self._settings.read_required(f"~/.aws/sso/cache/{file_name}", label, hint)
@@ -822,8 +834,8 @@ class _KeyChain:
     async def _fetch_instance_keys(self, base: str) -> tuple[str, str]:
         """Fetch the keys of this machine's role from the metadata service below the URL `base`.
 
-        Returns the session token, which is a secret, and the text of the answer with the keys. Raises
-        WireError if the service does not answer with status 200.
+        Returns the session token, which is a secret, and the text of the answer with the keys.
+        Raises WireError if the service does not answer with status 200.
         """
 
         async def fetch(method: str, path: str, header: Pair) -> bytes:

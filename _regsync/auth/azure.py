@@ -5,7 +5,7 @@ metadata services, the exchange of an Entra token for the registry's refresh tok
 May not know: sockets, challenges, retries.
 Invariants: a secret is only sent to its authority, to a metadata service or to the registry, and
 appears in no message. A broken source of an identity is an error.
-Follows: docs/specification.md section 5.2, docs/protocol-facts.md section 6 (cited below by number).
+Follows: docs/specification.md section 5.2, docs/protocol-facts.md section 6 (cited by number).
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ def is_configured(machine: CloudEnvironment) -> bool:
 async def log_in(
     machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> Login | None:
-    """Exchange a token of this machine's identity for a refresh token of the registry (section 6.1).
+    """Exchange a token of this machine's identity for a registry refresh token (section 6.1).
 
-    Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata service is
-    used, and the function returns None if it issues no token.
+    Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata
+    service is used, and the function returns None if it issues no token.
     """
     suffix = registry.host.rpartition(".azurecr.")[2]
     cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
@@ -192,8 +192,8 @@ async def _obtain_directory_token(
 ) -> _DirectoryToken | None:
     """Return a directory token for the first identity that is available on this machine.
 
-    Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata service is
-    used, and the function returns None if it issues no token.
+    Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata
+    service is used, and the function returns None if it issues no token.
     """
     if not probing_metadata:
         request = _request_from_environment(machine, cloud.authority)
@@ -242,8 +242,8 @@ def _request_from_environment(machine: CloudEnvironment, authority: str) -> _Tok
 def _client_request(machine: CloudEnvironment, authority: str, variable: str) -> _TokenRequest:
     """Build a token request for the client AZURE_CLIENT_ID.
 
-    `variable` is the environment variable that holds the client's secret, or the path of its federated
-    token. Raises AuthError if a further variable or the file is missing.
+    `variable` is the environment variable that holds the client's secret, or the path of its
+    federated token. Raises AuthError if a further variable or the file is missing.
     """
     environ = machine.environ
     _require_variables(environ, variable, "AZURE_CLIENT_ID", "AZURE_TENANT_ID")
@@ -265,7 +265,7 @@ def _client_request(machine: CloudEnvironment, authority: str, variable: str) ->
 
 
 def _require_variables(environ: Mapping[str, str], name: str, *required: str) -> None:
-    """Raise AuthError if a variable that is required together with the variable `name` is not set."""
+    """Raise AuthError unless all variables that the variable `name` requires are set."""
     missing = [variable for variable in required if not environ.get(variable)]
     if missing:
         message = f"{name} is set without {' and '.join(missing)}"
@@ -323,8 +323,8 @@ async def _request_metadata_token(
 
     Returns None if there is no such service. Raises AuthError or WireError if it issues no token.
     """
-    # The service refuses a request without the header `Metadata` at once, with status 400. This check
-    # is faster than a token request, which may take seconds.
+    # The service refuses a request without the header `Metadata` at once, with status 400. This
+    # check is faster than a token request, which may take seconds.
     url = f"{_METADATA_URL}?api-version={_METADATA_API_VERSION}"
     answer = await machine.fetch("GET", url, [], b"", _PROBE_SECONDS)
     if answer.status in (401, 403, 404):
@@ -379,8 +379,8 @@ async def _obtain_cli_token(
     return _DirectoryToken(request.found_at, value)
 
 
-# The next five functions read JSON of unknown structure. `_obtain_cli_token` catches the exceptions that
-# result from an unexpected structure.
+# The next five functions read JSON of unknown structure. `_obtain_cli_token` catches the exceptions
+# that result from an unexpected structure.
 
 
 def _find_subscription(profile: Any, cloud: _Cloud) -> Any | None:
@@ -486,8 +486,8 @@ async def _request_token_for(
 async def _send(machine: CloudEnvironment, request: _TokenRequest, *, answer_field: str) -> str:
     """Send a token request, and return the text in one field of its JSON answer.
 
-    Raises RegistryError if a later attempt may succeed, and AuthError with the reason (section 6.2) if
-    the request was refused.
+    Raises RegistryError if a later attempt may succeed, and AuthError with the reason (section 6.2)
+    if the request was refused.
     """
     fields = [(name, value) for name, value in request.fields if value]
     encoded_fields = urlencode(fields, errors="replace")
@@ -514,6 +514,9 @@ async def _send(machine: CloudEnvironment, request: _TokenRequest, *, answer_fie
 
 
 def _reason(text: str) -> str:
-    """Return the code and the first line of an error body. Later lines contain tenants and users."""
+    """Return the code and the first line of an error body.
+
+    Later lines contain tenants and users.
+    """
     words = r'"(?:error|code|error_description|message)" *: *"([^"\\]*)'
     return ": ".join(re.findall(words, text)[:2]).partition(" Trace ID")[0]

@@ -2,8 +2,8 @@
 
 Owns: the grammar of WWW-Authenticate, the rules for realms, the formats of error bodies.
 May not know: credentials, tokens, sockets.
-Invariants: no request is sent to a realm that `check_realm` refuses. Otherwise a registry could have
-credentials sent to another party (R2, R9).
+Invariants: no request is sent to a realm that `check_realm` refuses. Otherwise a registry could
+have credentials sent to another party (R2, R9).
 Follows: docs/protocol-facts.md sections 1.12, 2.1 and 2.7.
 """
 
@@ -30,7 +30,10 @@ class Challenge(NamedTuple):
 
     @classmethod
     def from_json(cls, fields: object) -> Challenge | None:
-        """Build a challenge from the list of its five fields. Returns None if the list is malformed."""
+        """Build a challenge from the list of its five fields.
+
+        Returns None if the list is malformed.
+        """
         match fields:
             case [str(scheme), str(realm), str(service), str(scope), str(error)]:
                 return cls(scheme, realm, service, scope, error)
@@ -38,7 +41,8 @@ class Challenge(NamedTuple):
                 return None
 
 
-# A word with its value if `=` follows. The value is quoted (the closing quote may be missing) or bare.
+# A word with its value if `=` follows. The value is quoted (the closing quote may be missing) or
+# bare.
 _WORD = re.compile(
     r"""(?sx)
     (?P<name> [!#$%&'*+.^_`|~0-9A-Za-z-]+ )
@@ -73,8 +77,8 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
 
 
 # Domains under which different parties can register names, and the end of an IPv4 address
-# (docs/protocol-facts.md section 2.7). A few common domains are enough. The full public suffix list is
-# not needed, because a hostile registry could collect the credentials itself.
+# (docs/protocol-facts.md section 2.7). A few common domains are enough. The full public suffix list
+# is not needed, because a hostile registry could collect the credentials itself.
 _SHARED_DOMAINS = r"""(?x)(?:.*\.)?(?:
     amazonaws\.(?:com(?:\.cn)?|eu) | on\.aws | awsapprunner\.com | cloudfront\.net | azurecr\.(?:io|cn|us) | azure\.com
     | azurewebsites\.net | windows\.net | cloudapp\.net | (?:pkg|pages|workers|r2|fly)\.dev | googleapis\.com
@@ -166,12 +170,16 @@ def _has_same_owner(host: str, registry: str) -> bool:
     parent = registry.partition(".")[2]
     if not re.fullmatch(_SHARED_DOMAINS, parent):
         domains.append(parent)
-    # A domain without a dot, such as `com` or a host name of the local network, has no single owner.
+    # A domain without a dot, such as `com` or a host name of the local network, has no single
+    # owner.
     return any("." in domain and f".{host}".endswith(f".{domain}") for domain in domains)
 
 
 class _ErrorEntry(NamedTuple):
-    """One element of `errors` in an error body. A field that is missing or not a string is empty."""
+    """One element of `errors` in an error body.
+
+    A field that is missing or not a string is empty.
+    """
 
     code: str = ""
     message: str = ""
@@ -180,8 +188,8 @@ class _ErrorEntry(NamedTuple):
 def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
     """Parse an error body of any format in docs/protocol-facts.md section 1.12.
 
-    Returns the error codes and the message. Both are empty if the body is an HTML page. The message is
-    untrusted text of any length. The caller must redact secrets in it before shortening it.
+    Returns the error codes and the message. Both are empty if the body is an HTML page. The message
+    is untrusted text of any length. The caller must redact secrets in it before shortening it.
     """
     document = json_object(body)
     if document is None:

@@ -1,7 +1,7 @@
 """Registry logins with this machine's cloud identity, and their renewal.
 
 Owns: the choice of a cloud for a registry, the sharing of logins, the time of renewal.
-May not know: the login procedures of the clouds (see aws, google, azure), challenges, tokens, sockets.
+May not know: the login procedures of the clouds (see aws, google, azure), challenges, sockets.
 Invariants: a cloud is first contacted when a registry needs a login, and once for all registries
 that share the login. If a configured identity is broken, no other identity is used instead (R8).
 Follows: docs/design.md section 3, docs/protocol-facts.md section 4.3.
@@ -37,9 +37,9 @@ class Answer(NamedTuple):
 class Fetch(Protocol):
     """A function that sends one request to a login service and returns the answer.
 
-    It follows no redirects, and limits the size of the answer's body. `seconds` limits the time of the
-    whole exchange. `confirm` is called after each wait, before the request is sent. If `confirm` raises
-    a SyncError, the request is not sent. Raises WireError if there is no answer.
+    It follows no redirects, and limits the size of the answer's body. `seconds` limits the time of
+    the whole exchange. `confirm` is called after each wait, before the request is sent. If
+    `confirm` raises a SyncError, the request is not sent. Raises WireError if there is no answer.
     """
 
     def __call__(
@@ -87,9 +87,9 @@ class CloudModule(Protocol):
     ) -> Login | None:
         """Log in to a registry with the first identity that is available on this machine.
 
-        Raises AuthError if there is no identity, or if the login is refused. If `probing_metadata` is
-        true, only the cloud's metadata service is used, and the method returns None if the service
-        does not answer. This is the case if nothing on this machine configures an identity.
+        Raises AuthError if there is no identity, or if the login is refused. If `probing_metadata`
+        is true, only the cloud's metadata service is used, and the method returns None if the
+        service does not answer. This is the case if nothing on this machine configures an identity.
         """
 
 
@@ -100,7 +100,8 @@ def jwt_lifetime(token: str, now: float) -> float | None:
     missing, `now` is used instead.
     """
     try:
-        # The claims are the second of three parts. They have no padding; surplus padding is ignored.
+        # The claims are the second of three parts. They have no padding; surplus padding is
+        # ignored.
         claims = json.loads(b64decode(token.split(".")[1] + "==", "-_"))
         return float(claims["exp"]) - float(claims.get("iat", now))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
@@ -116,8 +117,8 @@ _CLOUD_OF_KIND = {
     "acr": "azure",
 }
 
-# A login is renewed this long before it expires: the larger of a fraction of its lifetime and a number
-# of seconds.
+# A login is renewed this long before it expires: the larger of a fraction of its lifetime and a
+# number of seconds.
 _EARLY_SHARE = 0.1
 _EARLY_SECONDS = 60.0
 
@@ -128,8 +129,9 @@ _RETRY_SECONDS = 60.0
 class CloudLogin:
     """A registry login with a cloud identity. It is renewed before it expires.
 
-    `probing_metadata` is true if nothing on this machine configures an identity. In this case only the
-    metadata service is used, and the absence of a login is no error until the service has issued one.
+    `probing_metadata` is true if nothing on this machine configures an identity. In this case only
+    the metadata service is used, and the absence of a login is no error until the service has
+    issued one.
     """
 
     def __init__(
@@ -161,8 +163,8 @@ class CloudLogin:
         Returns None if the cloud does not answer and no login is required. Raises SyncError if the
         renewal failed and the old credential has expired. Concurrent callers share one renewal.
 
-        `refused` is a credential that a registry has refused. If it is the current credential, it is
-        renewed immediately.
+        `refused` is a credential that a registry has refused. If it is the current credential, it
+        is renewed immediately.
         """
         renewals_before = self._renewals
         if refused and refused == self._credential:
@@ -208,7 +210,10 @@ class CloudLogin:
         self._renewals += 1
 
     async def _log_in(self) -> Login | None:
-        """Request a login from the cloud. Returns None if a probed metadata service does not answer."""
+        """Request a login from the cloud.
+
+        Returns None if a probed metadata service does not answer.
+        """
         # Once the metadata service has issued a login, a missing answer is an error.
         is_probe = self._probing_metadata and self._credential is None
         if is_probe and self._cloud in self._clouds.absent:
@@ -217,7 +222,7 @@ class CloudLogin:
         return await module.log_in(self.machine, self._registry, probing_metadata=is_probe)
 
     def _set_login(self, login: Login, began: float) -> None:
-        """Use a login from now on, and set the time of its renewal. `began` is when it was requested."""
+        """Store a login that was requested at time `began`, and set its renewal time."""
         self._credential = login.credential
         self.expires = login.expires
         life = login.expires - self.machine.wall()
@@ -243,7 +248,7 @@ class Clouds:
         self._logins: dict[tuple[object, ...], CloudLogin] = {}
 
     def reload(self) -> None:
-        """Search for cloud identities again, because files or metadata services may have appeared."""
+        """Search for identities again, because a file or a metadata service may have appeared."""
         self.absent.clear()
         self._configured.clear()
 
@@ -256,8 +261,9 @@ class Clouds:
     ) -> Credential | CloudLogin | None:
         """Return the credential or the cloud login for a registry, without sending a request.
 
-        The sources are searched in the order of docs/design.md section 3. Returns None if no source has
-        a credential; then requests are sent anonymously. Raises AuthError if a source is unusable.
+        The sources are searched in the order of docs/design.md section 3. Returns None if no source
+        has a credential; then requests are sent anonymously. Raises AuthError if a source is
+        unusable.
         """
         cloud = _cloud_for(registry)
         if cloud is None:
@@ -293,8 +299,8 @@ class Clouds:
 def _cloud_for(registry: Registry) -> str | None:
     """Return the cloud ("aws", "google" or "azure") whose login a registry accepts.
 
-    Returns None if it is not a cloud's registry, or if it is reached over plain HTTP. Raises AuthError
-    if the configuration requires a cloud login over plain HTTP.
+    Returns None if it is not a cloud's registry, or if it is reached over plain HTTP. Raises
+    AuthError if the configuration requires a cloud login over plain HTTP.
     """
     cloud = _CLOUD_OF_KIND.get(registry.auth_type or registry.kind)
     is_safe = registry.scheme == "https" or is_loopback(registry.host)

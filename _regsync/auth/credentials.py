@@ -32,8 +32,9 @@ Pair = tuple[str, str]
 # The key of Docker Hub in docker's configuration file.
 _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 
-# Matches `KIND PROGRAM` if PROGRAM is the credential helper of the cloud with registries of this KIND.
-# regsync replaces such a helper by its own login to the cloud (docs/protocol-facts.md section 3.4).
+# Matches `KIND PROGRAM` if PROGRAM is the credential helper of the cloud with registries of this
+# KIND. regsync replaces such a helper by its own login to the cloud (docs/protocol-facts.md section
+# 3.4).
 _CLOUD_HELPERS = "ecr(_public)? ecr-login|g[ac]r (gcloud|gcr)|acr acr-(env|linux)"
 
 
@@ -62,7 +63,10 @@ class Credential(NamedTuple):
 
     @property
     def _basic_pair(self) -> str:
-        """The base64 of USERNAME:SECRET, as the Basic scheme sends it. Empty if a part is missing."""
+        """The base64 of USERNAME:SECRET, as the Basic scheme sends it.
+
+        Empty if a part is missing.
+        """
         secret = self.password or self.identity_token
         if not (self.username and secret):
             return ""
@@ -79,8 +83,9 @@ def find_credential(
 ) -> Credential | None:
     """Find the credential for a registry. Returns None if no source has a credential.
 
-    `repository` selects among entries of a credential file that apply to single repositories. Raises
-    AuthError if a source is unusable, or if `auth_type` requires a credential and there is none.
+    `repository` selects among entries of a credential file that apply to single repositories.
+    Raises AuthError if a source is unusable, or if `auth_type` requires a credential and there is
+    none.
     """
     auth_type = registry.auth_type
     if auth_type == "anonymous":
@@ -190,7 +195,10 @@ class _CredentialFile(NamedTuple):
 
 
 def _parse_file(place: str, text: bytes) -> _CredentialFile:
-    """Parse a credential file (docs/protocol-facts.md section 3.2). Raises AuthError if it is malformed."""
+    """Parse a credential file (docs/protocol-facts.md section 3.2).
+
+    Raises AuthError if it is malformed.
+    """
     broken = AuthError(
         f"{place} is not a credential file of docker or podman",
         hint="correct it, or remove it and log in again",
@@ -231,8 +239,9 @@ def _look_up(
         credential = _read_entry(place, file.auths[key], registry)
         if credential is not None:
             return credential
-    # `docker login` writes an empty entry for each login that it puts in the store (nativeStore.Store of
-    # docker/cli). Without such an entry, only an `auth_type` suggests that the store has a login.
+    # `docker login` writes an empty entry for each login that it puts in the store
+    # (nativeStore.Store of docker/cli). Without such an entry, only an `auth_type` suggests that
+    # the store has a login.
     may_be_in_store = keys or registry.auth_type is not None
     if file.store and may_be_in_store:
         _refuse_credential_program(place, file.store, "credsStore", registry)
@@ -249,15 +258,15 @@ def _names_in_files(registry: Registry) -> list[str]:
 def _keys_of_entries(file: _CredentialFile, names: list[str], repository: str | None) -> list[str]:
     """Return the keys of `auths` that apply to a repository, most specific first.
 
-    The order is: the repository, its parent paths, the registry itself, URLs of the registry. `names`
-    are the names of the registry.
+    The order is: the repository, its parent paths, the registry itself, URLs of the registry.
+    `names` are the names of the registry.
     """
     parts = (repository or "").split("/")
     paths = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]  # `a/b`, then `a`
     names_with_path = [f"{name}/{path}" for path in paths for name in names]
     keys = [key for key in (*names_with_path, *names) if key in file.auths]
-    # Older keys are URLs, of which only the host is compared. In the legacy file the scheme is optional.
-    # In other files, a key without a scheme may be a repository.
+    # Older keys are URLs, of which only the host is compared. In the legacy file the scheme is
+    # optional. In other files, a key without a scheme may be a repository.
     url = r"(?:https?://)?([^/]*).*" if file.is_legacy else r"https?://([^/]*).*"
     for key in file.auths:
         host = re.sub(url, r"\1", key.lower(), count=1)
@@ -288,8 +297,8 @@ def _refuse_credential_program(
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
     """Return the credential in an entry of `auths` (docs/protocol-facts.md section 3.2).
 
-    Returns None if the entry has no secret, because docker has put the secret in a credential store.
-    Raises AuthError if the entry is malformed.
+    Returns None if the entry has no secret, because docker has put the secret in a credential
+    store. Raises AuthError if the entry is malformed.
     """
     broken = AuthError(f"{place}: the entry for {registry.authority} cannot be read", fatal=True)
     if not isinstance(entry, dict):

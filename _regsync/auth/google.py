@@ -33,7 +33,8 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _URN = "urn:ietf:params:oauth:"
 _TOKENS_URL = "https://oauth2.googleapis.com/token"
 
-# The field of a credential file with the URL that issues tokens of a service account to impersonate.
+# The field of a credential file with the URL that issues tokens of a service account to
+# impersonate.
 _IMPERSONATION = "service_account_impersonation_url"
 
 _LOGIN_HINT = "run `gcloud auth application-default login`"
@@ -46,8 +47,8 @@ _GRANT_HINT = (
 _LIFE = 3600  # the lifetime of the tokens to request, in seconds
 _PAUSES = (1.0, 2.0)  # seconds before the second and third attempt
 
-# Seconds. Timeouts for the metadata server, for all attempts but the last, and for the last. The last
-# timeout is short because it is also used for a probe, when there may be no metadata server.
+# Seconds. Timeouts for the metadata server, for all attempts but the last, and for the last. The
+# last timeout is short because it is also used for a probe, when there may be no metadata server.
 _METADATA_SECONDS = 3.0
 _LAST_METADATA_SECONDS = 1.0
 
@@ -125,8 +126,8 @@ async def log_in(
 ) -> Login | None:
     """Request an access token for the first identity that is available on this machine.
 
-    Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata server is
-    used, and the function returns None if it issues no token.
+    Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata
+    server is used, and the function returns None if it issues no token.
     """
     if probing_metadata:
         try:
@@ -153,8 +154,8 @@ async def log_in(
 def _find_credential_file(machine: CloudEnvironment) -> _CredentialFile | None:
     """Read the credential file: the path in GOOGLE_APPLICATION_CREDENTIALS, or gcloud's own file.
 
-    Returns None if the variable is not set and gcloud's file does not exist. Raises AuthError if the
-    variable is set and its file does not exist.
+    Returns None if the variable is not set and gcloud's file does not exist. Raises AuthError if
+    the variable is set and its file does not exist.
     """
     configured_path = machine.environ.get(_FILE_VARIABLE)
     if configured_path:
@@ -214,9 +215,9 @@ class _Source(NamedTuple):
     ) -> Answer:
         """Send a request, and return the answer. Its status may be an error.
 
-        If the connection fails or the status is temporary, the request is repeated after each of the
-        `pauses`. Raises AuthError if the last attempt has no answer. `secrets` are the secrets in the
-        request; they are masked in messages.
+        If the connection fails or the status is temporary, the request is repeated after each of
+        the `pauses`. Raises AuthError if the last attempt has no answer. `secrets` are the secrets
+        in the request; they are masked in messages.
         """
         # Metadata servers use plain http. They may refuse requests shortly after a pod's start
         # (section 5.4).
@@ -245,9 +246,9 @@ class _Source(NamedTuple):
     ) -> Login:
         """Return a registry login with the access token in an answer.
 
-        Raises AuthError if the answer contains no token. `life` is the token's lifetime in seconds, used
-        if the answer has no `expires_in`. `secrets` are the secrets of the request. They are masked in
-        the error, because the answer may repeat them.
+        Raises AuthError if the answer contains no token. `life` is the token's lifetime in seconds,
+        used if the answer has no `expires_in`. `secrets` are the secrets of the request. They are
+        masked in the error, because the answer may repeat them.
         """
         document = json_object(answer.body) or {}
         token = document.get("access_token") or document.get("accessToken")
@@ -277,8 +278,8 @@ class _CredentialFile(NamedTuple):
     def text(self, name: str, default: str = "", pattern: str = "(?s).+") -> str:
         """Return a text field, or `default` if the field is missing or empty.
 
-        Raises AuthError if there is no value, or if the value does not match `pattern`. Only URLs are
-        read with a `pattern`.
+        Raises AuthError if there is no value, or if the value does not match `pattern`. Only URLs
+        are read with a `pattern`.
         """
         value = self.fields.get(name) or default
         if isinstance(value, str) and re.fullmatch(pattern, value):
@@ -289,8 +290,8 @@ class _CredentialFile(NamedTuple):
     def google_url(self, name: str, default: str = "") -> str:
         """Return a field with a URL that secrets are sent to.
 
-        Raises AuthError unless the URL's host belongs to Google, to the file's `universe_domain`, or to
-        this machine (section 5.3).
+        Raises AuthError unless the URL's host belongs to Google, to the file's `universe_domain`,
+        or to this machine (section 5.3).
         """
         url = self.text(name, default, _SAFE_URL)
         host = re.split("[/?:]+", url)[1].lower()
@@ -318,7 +319,10 @@ class _CredentialFile(NamedTuple):
     # Types of credential files.
 
     async def log_in(self) -> Login:
-        """Request an access token with this credential file. Raises AuthError if there is no token."""
+        """Request an access token with this credential file.
+
+        Raises AuthError if there is no token.
+        """
         file_type = str(self.fields.get("type"))
         if file_type == "impersonated_service_account":
             # The file contains the credential file of another identity, which may impersonate the
@@ -337,7 +341,10 @@ class _CredentialFile(NamedTuple):
         return login
 
     async def _request_token(self, file_type: str) -> Login:
-        """Request an access token with the fields of this file. Raises AuthError if there is no token."""
+        """Request an access token with the fields of this file.
+
+        Raises AuthError if there is no token.
+        """
         grant = _GRANTS[file_type]
         form = await self._token_form(file_type)
         url = self.google_url(grant.url_field, grant.default_url)
@@ -358,7 +365,7 @@ class _CredentialFile(NamedTuple):
         return service.read_token(answer, grant.hint, secrets=secrets)
 
     async def _token_form(self, file_type: str) -> dict[str, str]:
-        """Build the form of a token request, which includes the proof of the identity (section 5.3)."""
+        """Build the form of a token request, including the proof of identity (section 5.3)."""
         grant = _GRANTS[file_type]
         form = {"grant_type": grant.grant_type}
         form |= {name: self.text(name) for name in grant.form_fields}
@@ -395,7 +402,10 @@ class _CredentialFile(NamedTuple):
         return service.read_token(answer, _GRANT_HINT, secrets=secrets, life=life)
 
     def _assertion(self) -> str:
-        """Build a JWT signed with the service account's key. Raises AuthError if the key is unusable."""
+        """Build a JWT signed with the service account's key.
+
+        Raises AuthError if the key is unusable.
+        """
         from _regsync.crypto import sign_rs256
 
         now = int(self.source.machine.wall())

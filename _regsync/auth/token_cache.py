@@ -17,12 +17,12 @@ import anyio
 from _regsync.auth.credentials import Pair
 from _regsync.errors import SyncError
 
-# Repository -> actions ("pull" or "pull,push"), in the order of the scope parameters. The repository of
-# the request that needs the token comes first.
+# Repository -> actions ("pull" or "pull,push"), in the order of the scope parameters. The
+# repository of the request that needs the token comes first.
 Scopes = Mapping[str, str]
 
-# Seconds. The largest age at which a token of unknown lifetime is sent with a body, because the body
-# could not be sent again after a 401.
+# Seconds. The largest age at which a token of unknown lifetime is sent with a body, because the
+# body could not be sent again after a 401.
 _UNKNOWN_LIFE_BEFORE_BODY = 60.0
 
 # The number of dropped tokens that are kept to recognize them in the answers to earlier requests.
@@ -74,8 +74,8 @@ class TokenCache:
         self._dropped = deque[Token](maxlen=_MOST_DROPPED)
         self.pending: list[Token] = []  # tokens whose request to the token service has not ended
 
-        # Whether a request may only carry a token whose scopes are exactly the scopes that the request
-        # needs. Set if the registry has refused a token that covers more.
+        # Whether a request may only carry a token whose scopes are exactly the scopes that the
+        # request needs. Set if the registry has refused a token that covers more.
         self.needs_exact_scopes = False
         # The scope that the registry uses for every repository (ECR Public: `aws`). Usually empty.
         self.scope_for_all = ""
@@ -95,7 +95,7 @@ class TokenCache:
             return token
         return next((token for token in self._dropped if token.value == value), None)
 
-    def is_in_use(self, token: Token) -> bool:
+    def is_cached(self, token: Token) -> bool:
         """Report whether a token is in the cache, that is, has not been dropped."""
         return self._by_value.get(token.value) is token
 
@@ -109,7 +109,7 @@ class TokenCache:
         # The token's lifetime is unknown. A request without a body can be repeated after a 401.
         return not before_body or self._now() - token.requested_at < _UNKNOWN_LIFE_BEFORE_BODY
 
-    def has_rights(self, token: Token, needed: Scopes) -> bool:
+    def is_sufficient(self, token: Token, needed: Scopes) -> bool:
         """Report whether a token's scopes allow a request that needs the scopes `needed`."""
         if self.needs_exact_scopes:
             return token.scopes == needed
@@ -123,8 +123,8 @@ class TokenCache:
     def find(self, needed: Scopes, before_body: bool) -> Token | None:
         """Return the newest live token whose scopes allow a request.
 
-        Returns a pending token only if no issued token is suitable. Returns None if a new token must be
-        requested. `before_body` has the same meaning as in `is_live`.
+        Returns a pending token only if no issued token is suitable. Returns None if a new token
+        must be requested. `before_body` has the same meaning as in `is_live`.
         """
         if self.needs_exact_scopes:
             # At most one token is suitable. There may be thousands of tokens, so look it up.
@@ -136,7 +136,7 @@ class TokenCache:
             suitable = [
                 token
                 for token in tokens
-                if self.has_rights(token, needed) and self.is_live(token, before_body)
+                if self.is_sufficient(token, needed) and self.is_live(token, before_body)
             ]
             if suitable:
                 return max(suitable, key=lambda token: token.requested_at)
@@ -175,14 +175,14 @@ class TokenCache:
         def would_be_refused(token: Token) -> bool:
             # A token that was issued before the refused token has probably ended too.
             is_older = token.requested_at <= refused.requested_at
-            return token.value == refused.value or (is_older and self.has_rights(token, needed))
+            return token.value == refused.value or (is_older and self.is_sufficient(token, needed))
 
         keys = [key for key, token in self._tokens.items() if would_be_refused(token)]
         return [self._drop(key).value for key in keys]
 
     def _drop(self, key: frozenset[Pair]) -> Token:
         token = self._tokens.pop(key)
-        if self.is_in_use(token):
+        if self.is_cached(token):
             del self._by_value[token.value]
         self._dropped.append(token)
         return token
@@ -195,6 +195,7 @@ def _actions_in(text: str) -> set[str]:
 def union_of(first: str, second: str) -> str:
     """Combine two lists of actions: `push` and `pull` become `pull,push`.
 
-    The actions are sorted, because registries compare the text (docs/protocol-facts.md section 2.2).
+    The actions are sorted, because registries compare the text (docs/protocol-facts.md section
+    2.2).
     """
     return ",".join(sorted(_actions_in(first) | _actions_in(second)))

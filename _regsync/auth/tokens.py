@@ -27,27 +27,29 @@ from _regsync.errors import AuthError, LoginExpired, RegistryError, SyncError
 from _regsync.net.http1 import parse_retry_after
 from _regsync.text import json_object, one_line, printable, redact
 
-# The largest number of repositories that one token request names (docs/design.md section 6, rule 2).
-# Even with the longest names, the URL stays below the limits of all known servers.
+# The largest number of repositories that one token request names (docs/design.md section 6, rule
+# 2). Even with the longest names, the URL stays below the limits of all known servers.
 _MOST_REPOSITORIES = 8
 
 # The fraction of a token's lifetime after which the token is renewed.
 _REFRESH_AT = 0.9
 
-# Seconds. The token specification requires at least this lifetime. A shorter `expires_in` is treated as
-# this value (docs/protocol-facts.md section 2.5).
+# Seconds. The token specification requires at least this lifetime. A shorter `expires_in` is
+# treated as this value (docs/protocol-facts.md section 2.5).
 _SHORTEST_LIFE = 60.0
 
 # Statuses that a token service returns to a POST if it supports only GET, or only some of the POST
 # grants (Artifactory: 401, ACR: 400).
 _STATUSES_WITHOUT_POST = (400, 401, 404, 405)
 
-# Statuses with which a token service may refuse a request for several repositories although it would
-# issue a token for one of them: it refuses another repository, or the number of scopes (ghcr: 403).
+# Statuses with which a token service may refuse a request for several repositories although it
+# would issue a token for one of them: it refuses another repository, or the number of scopes (ghcr:
+# 403).
 _STATUSES_FOR_TOO_MUCH = (400, 403, 404, 413, 414, 431)
 
-# Matches each value in a URL's query, because any value may be the URL's signature. Values shorter than
-# 8 characters would mask unrelated text. Values longer than 2048 exceed the length of a printed line.
+# Matches each value in a URL's query, because any value may be the URL's signature. Values shorter
+# than 8 characters would mask unrelated text. Values longer than 2048 exceed the length of a
+# printed line.
 _QUERY_VALUES = "=([^&]{8,2048})"
 
 # The number of refused logins that are kept, so that queued requests do not send them again.
@@ -66,10 +68,12 @@ class Refusal(Enum):
     # The request had no login, or a login that has not yet been accepted for this kind of request.
     UNPROVEN = auto()
 
-    # The request's token had been accepted before. It was revoked, or its number of uses is limited.
+    # The request's token had been accepted before. It was revoked, or its number of uses is
+    # limited.
     ENDED = auto()
 
-    # The request's token had been accepted before, and another request's 401 has already removed it.
+    # The request's token had been accepted before, and another request's 401 has already removed
+    # it.
     REPLACED = auto()
 
 
@@ -104,12 +108,6 @@ class Authenticator:
 
     Several tasks may call its methods concurrently. Each call may be cancelled.
 
-    Public attributes:
-    `credential`: the credential in use. Its fields are empty if `is_anonymous` is true.
-    `is_proven`: whether the registry has accepted a request with this credential.
-    `refused`: the logins (Authorization headers and refresh tokens) that were refused recently. A task
-    checks this list after each wait, before it sends a login.
-    `cloud_login`: the cloud login that provides the credential, or None.
     """
 
     def __init__(
@@ -128,9 +126,12 @@ class Authenticator:
         self._now = now  # the event loop's clock, in seconds
         self._wall = wall  # seconds since 1970
 
+        # The logins (Authorization headers and refresh tokens) that were refused recently. A task
+        # checks this list after each wait, before it sends a login.
         self.refused = deque[str](maxlen=_MOST_REFUSED)
         # Current and former secrets, and signatures in URLs. They are masked in every text.
         self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
+        # The cloud login that provides the credential, or None.
         self.cloud_login = credential if isinstance(credential, CloudLogin) else None
         # A cloud login provides its credential later, in `_renew_cloud_login`.
         self._set_credential(credential if isinstance(credential, Credential) else None)
@@ -149,8 +150,8 @@ class Authenticator:
     def _set_credential(self, credential: Credential | None) -> None:
         """Use a credential from now on. None means anonymous requests."""
         self.is_anonymous = credential is None
-        self.credential = credential or Credential()
-        self.is_proven = False
+        self.credential = credential or Credential()  # its fields are empty if `is_anonymous`
+        self.is_proven = False  # whether the registry has accepted a request with this credential
         self._secrets_seen.extend(filter(None, self.credential.secrets))
         # The OAuth2 refresh token to send to the token service, or "". The service may replace it.
         self._refresh_token = self.credential.identity_token
@@ -179,8 +180,8 @@ class Authenticator:
     async def _renew_cloud_login(self, refused: Credential | None = None) -> None:
         """Update `credential` from the cloud login, if there is a cloud login.
 
-        The cloud login renews an expiring credential. It also renews the credential that the registry
-        has `refused`.
+        The cloud login renews an expiring credential. It also renews the credential that the
+        registry has `refused`.
         """
         if self.cloud_login is None:
             return
@@ -190,12 +191,13 @@ class Authenticator:
             self._set_credential(credential)
 
     async def _obtain_other_login(self, refused: Credential) -> bool:
-        """Try to replace a credential that the registry has refused. Report whether it was replaced.
+        """Try to replace a refused credential, and report whether it was replaced.
 
         Only a cloud login can provide another credential. If another task has already replaced
         `refused`, the cloud is not asked again.
         """
-        has_worked = self.is_proven or refused != self.credential
+        is_replaced_already = refused != self.credential
+        has_worked = self.is_proven or is_replaced_already
         if not has_worked:
             return False  # a new login of the same cloud identity would be refused too
         await self._renew_cloud_login(refused)
@@ -219,16 +221,19 @@ class Authenticator:
 
     @property
     def service(self) -> str:
-        """The `service` of the registry's challenge. Empty if the registry sent no challenge yet."""
+        """The `service` of the registry's challenge.
+
+        Empty if the registry sent no challenge yet.
+        """
         return self._challenge.service if self._challenge is not None else ""
 
     @property
     def snapshot(self) -> list[list[str] | bool | None]:
         """The JSON value that `restore` accepts in the next run: a list of two elements.
 
-        The first element is the list of the challenge's fields, or None if there is no challenge or if
-        the challenge may contain a secret. The second element reports whether this registry needs
-        tokens with exact scopes (`TokenCache.needs_exact_scopes`).
+        The first element is the list of the challenge's fields, or None if there is no challenge or
+        if the challenge may contain a secret. The second element reports whether this registry
+        needs tokens with exact scopes (`TokenCache.needs_exact_scopes`).
         """
         fields: list[str] | None = None
         if self._challenge is not None:
@@ -252,8 +257,8 @@ class Authenticator:
         self._tokens.needs_exact_scopes |= needs_exact_scopes
         if challenge is None or self._challenge is not None:
             return
-        # With the Basic scheme the password itself would be sent. Over plain http it is only sent if
-        # the registry has asked for it in this run (docs/protocol-facts.md section 2.6).
+        # With the Basic scheme the password itself would be sent. Over plain http it is only sent
+        # if the registry has asked for it in this run (docs/protocol-facts.md section 2.6).
         if challenge.scheme == "bearer" or self._is_https:
             self._challenge = challenge
 
@@ -271,8 +276,8 @@ class Authenticator:
         """
         return redact(text, self.secrets())
 
-    def treat_as_secret(self, url: str) -> None:
-        """Mask the query values of a redirect's URL in all later texts: they may be a signature."""
+    def mask_query_values(self, url: str) -> None:
+        """Mask the values in a URL's query in all later texts, because they may be a signature."""
         self._secrets_seen.extend(re.findall(_QUERY_VALUES, url))
 
     # Requests and refusals.
@@ -282,15 +287,16 @@ class Authenticator:
     ) -> str | None:
         """Return the Authorization header for a request.
 
-        Returns None if the request is sent without a login, because the registry has not asked for a
-        login. Raises SyncError if no token can be obtained.
+        Returns None if the request is sent without a login, because the registry has not asked for
+        a login. Raises SyncError if no token can be obtained.
 
-        `extra` lists further repositories that the request uses, each with its actions. `before_body`
-        is set for a request whose body cannot be sent again after a 401.
+        `extra` lists further repositories that the request uses, each with its actions.
+        `before_body` is set for a request whose body cannot be sent again after a 401.
         """
         challenge = self._challenge
         static_token = self.credential.registry_token
-        # Plain http can be overheard. There the token is only sent if the registry asks for a login.
+        # Plain http can be overheard. There the token is only sent if the registry asks for a
+        # login.
         may_send_unasked = self._is_https
         if static_token and (challenge is not None or may_send_unasked):
             return f"Bearer {static_token}"
@@ -328,8 +334,8 @@ class Authenticator:
         self.is_proven = True
         token = self._tokens.sent_in(header)
         if token is not None:
-            # After this, a 401 to the same kind of request means that the token has ended. Otherwise
-            # it could mean that the token does not grant the action.
+            # After this, a 401 to the same kind of request means that the token has ended.
+            # Otherwise it could mean that the token does not grant the action.
             token.worked_for.add(use_of(repository, method))
 
     async def on_unauthorized(
@@ -371,7 +377,7 @@ class Authenticator:
             token = self._tokens.sent_in(refused_header)
             refusal = self._why_refused(chosen, token, use_of(repository, method))
             self._learn_scopes(chosen, refused_header, repository, actions)
-            if token is not None and self._tokens.is_in_use(token):
+            if token is not None and self._tokens.is_cached(token):
                 self._drop_refused_token(chosen, token, refusal, {repository: actions})
         # The scope and the error apply only to the refused request.
         self._challenge = chosen._replace(scope="", error="")
@@ -387,10 +393,10 @@ class Authenticator:
         )
 
     def _why_refused(self, offered: Challenge, token: Token | None, use: Use) -> Refusal:
-        """Decide whether the 401 means that the request's token has ended, or that it lacks a right.
+        """Decide whether a 401 means that the token has ended, or that it lacks a right.
 
-        `token` is the refused token, or None if the request carried no bearer token. `use` is the kind
-        of request that was refused. Returns UNPROVEN if the token may lack the right.
+        `token` is the refused token, or None if the request carried no bearer token. `use` is the
+        kind of request that was refused. Returns UNPROVEN if the token may lack the right.
         """
         if token is None or not token.worked_for:
             return Refusal.UNPROVEN
@@ -401,15 +407,15 @@ class Authenticator:
         may_lack_right = says_too_narrow or use not in token.worked_for
         if may_lack_right and not says_invalid:
             return Refusal.UNPROVEN
-        return Refusal.ENDED if self._tokens.is_in_use(token) else Refusal.REPLACED
+        return Refusal.ENDED if self._tokens.is_cached(token) else Refusal.REPLACED
 
     async def offer(self, challenges: Iterable[str], repository: str, actions: str) -> bool:
-        """Send the credential with all further requests, although the registry allows anonymous access.
+        """Send the credential with all further requests, although none is required.
 
         Returns False if there is no credential that can be sent.
 
-        `challenges` are the WWW-Authenticate headers of a successful answer. If there are no challenges,
-        the credential is sent to the registry itself by the Basic scheme.
+        `challenges` are the WWW-Authenticate headers of a successful answer. If there are no
+        challenges, the credential is sent to the registry itself by the Basic scheme.
         """
         await self._renew_cloud_login()
         if self.is_anonymous:
@@ -447,7 +453,7 @@ class Authenticator:
         return next((challenge for challenge in offered if challenge.scheme == "basic"), previous)
 
     async def _require_other_password(self, refused_header: str | None) -> None:
-        """Raise AuthError unless there is a password other than the password in `refused_header`."""
+        """Raise AuthError unless there is a password other than that in `refused_header`."""
         if refused_header is not None and refused_header == self.credential.basic:
             self._record_refused(refused_header)
         await self._renew_cloud_login()
@@ -465,15 +471,15 @@ class Authenticator:
     def on_forbidden(self, refused_header: str | None) -> Refusal | None:
         """Report whether another token may help after the 403 answer to a request.
 
-        `refused_header` is the request's Authorization header. Returns Refusal.UNPROVEN if the request
-        may be sent again, and None if no other token would help.
+        `refused_header` is the request's Authorization header. Returns Refusal.UNPROVEN if the
+        request may be sent again, and None if no other token would help.
         """
         has_static_token = bool(self.credential.registry_token)
         is_bearer = refused_header is not None and refused_header.startswith("Bearer ")
         if has_static_token or not is_bearer:
             return None
         token = self._tokens.sent_in(refused_header)
-        if token is None or not self._tokens.is_in_use(token):
+        if token is None or not self._tokens.is_cached(token):
             return Refusal.UNPROVEN  # another request has already replaced the token
         if not token.covers_more:
             return None  # a new token would have the same scopes
@@ -519,8 +525,8 @@ class Authenticator:
     ) -> None:
         """Drop a token that the registry refused with a 401.
 
-        If the token may have been refused because it covers several repositories, every further token
-        is requested with exact scopes.
+        If the token may have been refused because it covers several repositories, every further
+        token is requested with exact scopes.
         """
         # Some registries read only the first scope of a token. They refuse a valid token for an
         # unproven use, without the error `invalid_token`.
@@ -545,9 +551,9 @@ class Authenticator:
     async def _obtain_token(self, needed: Scopes, before_body: bool) -> str:
         """Return a token that covers the needed scopes, from the cache or from the token service.
 
-        Concurrent requests that can use the same token share one token request. If the task that made
-        the token request was cancelled, or its request named too many scopes, the first waiting task
-        makes another token request. Raises SyncError if no token can be obtained.
+        Concurrent requests that can use the same token share one token request. If the task that
+        made the token request was cancelled, or its request named too many scopes, the first
+        waiting task makes another token request. Raises SyncError if no token can be obtained.
         """
         while True:
             token = self._tokens.find(needed, before_body)
@@ -555,13 +561,13 @@ class Authenticator:
                 token = await self._request_token(needed, before_body)
             if token.value:
                 return token.value
-            if (
-                not token.done.is_set()
-            ):  # `wait` would yield to other tasks even if the event is set
+            # `wait` yields to other tasks even if the event is set, so call it only if it is not
+            # set.
+            if not token.done.is_set():
                 await token.done.wait()
-            # If exact scopes have become necessary while this task waited, the token request was for
-            # other scopes, and its error does not concern this task.
-            if token.error is not None and self._tokens.has_rights(token, needed):
+            # If exact scopes have become necessary while this task waited, the token request was
+            # for other scopes, and its error does not concern this task.
+            if token.error is not None and self._tokens.is_sufficient(token, needed):
                 raise token.error.without_place() from token.error
 
     async def _request_token(self, needed: Scopes, before_body: bool) -> Token:
@@ -591,7 +597,10 @@ class Authenticator:
         return token
 
     async def _exchange_with_new_login(self, scopes: Scopes) -> Answer:
-        """Ask the token service for a token. Ask again if it refused the login and a cloud renews it."""
+        """Ask the token service for a token.
+
+        Ask again if it refused the login and a cloud renews it.
+        """
         await self._renew_cloud_login()
         credential = self.credential
         answer = await self._exchange(scopes)
@@ -600,7 +609,7 @@ class Authenticator:
         return answer
 
     def _may_be_too_much(self, answer: Answer) -> bool:
-        """Report whether the token service may have refused the request because of its many scopes."""
+        """Report whether the token service may have refused a request for its many scopes."""
         if answer.status == 401:
             # A refused password is not sent again, not even for fewer scopes: accounts get locked.
             return self.is_anonymous
@@ -626,13 +635,12 @@ class Authenticator:
     async def _exchange(self, scopes: Scopes) -> Answer:
         """Ask the token service for a token, with the refresh token if there is a refresh token.
 
-        Returns the service's answer, which may have an error status. Raises SyncError if there is no
-        answer, or if the realm must not be contacted.
+        Returns the service's answer, which may have an error status. Raises SyncError if there is
+        no answer, or if the realm must not be contacted.
         """
         challenge = self._challenge
-        if (
-            challenge is None
-        ):  # another task dropped the challenge while this task waited for a cloud
+        # Another task may have dropped the challenge while this task waited for a cloud's login.
+        if challenge is None:
             raise AuthError(
                 "another request to this host has found that the challenge is out of date"
             )
@@ -675,7 +683,10 @@ class Authenticator:
         )
 
     async def _get(self, challenge: Challenge, scope: str) -> Answer:
-        """Request a token by GET, with the password or anonymously (docs/protocol-facts.md section 2.3)."""
+        """Request a token by GET, with the password or anonymously.
+
+        See docs/protocol-facts.md section 2.3.
+        """
         query = _service_of(challenge)
         query += [("scope", word) for word in dict.fromkeys(scope.split())]
         headers: list[Pair] = []
@@ -692,9 +703,9 @@ class Authenticator:
     ) -> Answer:
         """Send one request to the token service, and return its answer.
 
-        `login` is the secret in the request, or "". If the service has already refused this login, it
-        is not sent: the method returns a 401, as the service would. `fetch` calls `check_login` again
-        after each wait, because another request may have been refused in the meantime.
+        `login` is the secret in the request, or "". If the service has already refused this login,
+        it is not sent: the method returns a 401, as the service would. `fetch` calls `check_login`
+        again after each wait, because another request may have been refused in the meantime.
         """
 
         def check_login() -> None:

@@ -586,7 +586,7 @@ class Transport:
             raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
         origin, path = resolve_location(hop.origin, hop.call.path, location)
         check_foreign(hop.origin, origin)  # each origin is as safe as the one before it
-        host.authenticator.treat_as_secret(path)
+        host.authenticator.mask_query_values(path)
 
         # After a redirect to another origin no credential is sent, not even to the registry again.
         call = hop.call._replace(path=path)

@@ -317,4 +317,4 @@ class Upload:
         self.session = path
         self.broken_session = ""
         self.offset = offset
-        self.repository.host.authenticator.treat_as_secret(path)
+        self.repository.host.authenticator.mask_query_values(path)
