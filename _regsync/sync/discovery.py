@@ -248,7 +248,11 @@ class _ManifestCache:
 
 
 class Discovery:
-    """The requests of one run that find out what has to be copied."""
+    """The requests of one run that find out what has to be copied.
+
+    `select_tags` lists a source and selects tags. `look_up` resolves one of these tags at its source
+    and at its targets, and fetches the manifests that a target lacks. Both share and cache requests.
+    """
 
     def __init__(
         self,
@@ -564,7 +568,7 @@ class Discovery:
         """
         if is_digest(reference):
             return reference
-        ask = self._head_tag if by_head else self._get_tag
+        ask = self._resolve_by_head if by_head else self._resolve_by_get
         return await self._source_tag(source, reference).get(partial(ask, source, reference))
 
     def _source_tag(self, source: Repository, tag: str) -> Once[str]:
@@ -575,15 +579,15 @@ class Discovery:
             self._source_tags[key] = Once(listed_digest) if listed_digest else Once()
         return self._source_tags[key]
 
-    async def _head_tag(self, source: Repository, tag: str) -> str:
+    async def _resolve_by_head(self, source: Repository, tag: str) -> str:
         digest = await source.head_manifest(tag)
         if digest is None:
             error = RegistryError("no such tag or manifest", status=404)
             raise error.with_place(Side.SOURCE, "look up", source.name_of(tag))
         # The digest is empty if the registry sends none in the answer to a HEAD.
-        return digest or await self._get_tag(source, tag)
+        return digest or await self._resolve_by_get(source, tag)
 
-    async def _get_tag(self, source: Repository, tag: str) -> str:
+    async def _resolve_by_get(self, source: Repository, tag: str) -> str:
         return (await self.manifest_of_tag(source, tag)).digest
 
     async def top_manifest(
@@ -591,8 +595,8 @@ class Discovery:
     ) -> Manifest:
         """Fetch the manifest of `digest`, to which `reference` was resolved before.
 
-        If the manifest is gone, the tag was moved: the tag is resolved again, for all mappings (rule
-        4), and the manifest that it names now is returned. Raises SyncError if the request fails.
+        If the manifest is gone, the tag was moved. Then the tag is resolved again, for all mappings (rule
+        4), and the manifest of the new digest is returned. Raises SyncError if the request fails.
         """
         try:
             return await self.manifest(source, digest, expected)
@@ -604,8 +608,8 @@ class Discovery:
         is_outdated = self._source_tag(source, reference).answer == (digest,)
         if is_outdated:
             self._source_tags[source.host, source.api_name, reference] = Once()
-        digest = await self.resolve_digest(source, reference, by_head=False)
-        return await self.manifest(source, digest)
+        new_digest = await self.resolve_digest(source, reference, by_head=False)
+        return await self.manifest(source, new_digest)
 
     async def _look_up_at_target(self, tag: TargetTag) -> None:
         """Set the digest or the error of a tag, with a request to its target if necessary.
@@ -614,11 +618,11 @@ class Discovery:
         """
         target = tag.target
         reference = tag.reference
-        ask = partial(self._target_digest, target, reference)
+        ask = partial(self._resolve_at_target, target, reference)
         try:
             if is_referrer_tag(reference):  # several images may have this tag
-                once = self._target_signatures.setdefault((target.key, reference), Once())
-                tag.digest = await once.get(ask)
+                request = self._target_signatures.setdefault((target.key, reference), Once())
+                tag.digest = await request.get(ask)
             else:
                 tag.digest = await ask()
         except SyncError as error:
@@ -640,7 +644,7 @@ class Discovery:
             # According to the state the target has this manifest.
             self._knowledge.forget(target.pool, reference)
 
-    async def _target_digest(self, target: Repository, reference: str) -> str | None:
+    async def _resolve_at_target(self, target: Repository, reference: str) -> str | None:
         """Resolve a reference at a target, from the target's listing or by a HEAD.
 
         Returns None if the reference is absent, or if the registry answers 401 or 403.
@@ -684,7 +688,7 @@ class Discovery:
             tag.target.pool for tag in tags if tag.digest != root.digest and tag.error is None
         ]
         if lacking:
-            await self._wait_for_answers({host for host, _ in lacking})
+            await self._wait_for_answers({repository.host for repository in lacking})
         tree = await self._fetch_tree_to_copy(source, top, root, trimmed, lacking)
 
         manifests = (tree.root, *tree.children) if tree is not None else (root,)

@@ -438,22 +438,22 @@ class Scheduler:
         has committed the blob in a repository from which it can now be mounted.
         """
         image = promoted.image
-        with ExitStack() as room:
+        with ExitStack() as reserved_space:
             async with anyio.create_task_group() as blobs:
                 while step := await promoted.next_step():
                     if not promoted.is_prepared:
-                        await self._prepare(promoted, room)
+                        await self._prepare(promoted, reserved_space)
                     if image.error is None:
                         blobs.start_soon(self._copy_blob, promoted, step)
                     else:
                         self._finish_step(promoted)
 
-    async def _prepare(self, promoted: _Promoted, room: ExitStack) -> None:
+    async def _prepare(self, promoted: _Promoted, reserved_space: ExitStack) -> None:
         """Find the blobs that the source of an image lacks, and reserve space at its target.
 
-        This happens before the first upload of the image. The space is reserved until `room` is closed.
-        If a blob is found nowhere, or if there is too little space, the error is set in the image. For
-        registries this does nothing: only a layout can lack blobs or has limited space.
+        This happens before the first upload of the image. The space is released when `reserved_space`
+        is closed. If a blob is found nowhere, or if there is too little space, the error is set in the
+        image. For registries this does nothing: only a layout can lack blobs or have limited space.
         """
         image = promoted.image
         claims = promoted.claims
@@ -468,7 +468,7 @@ class Scheduler:
             other_holders = await gather(
                 partial(self._find_other_holder, image, blob) for blob in lacking
             )
-            room.enter_context(self._transfer.reserving(image, claims.blobs.values()))
+            reserved_space.enter_context(self._transfer.reserving(image, claims.blobs.values()))
         except SyncError as error:
             image.error = error
             return
@@ -551,11 +551,10 @@ class Scheduler:
         holder = promoted.other_holders.get(step.blob.digest)
         if holder is not None and holder is not promoted.image.target:
             return step._replace(mount_from=holder.api_name)
-        if step.mount_from is not None or not self._knowledge.supports_mounts(
-            step.claims.where.host
-        ):
+        where = step.claims.where
+        if step.mount_from is not None or not self._knowledge.supports_mounts(where.host):
             return step
-        source = self._knowledge.mount_source(step.claims.where, step.blob.digest)
+        source = self._knowledge.mount_source(where, step.blob.digest)
         return step._replace(mount_from=source)
 
     def _where_to_stage(self, image: Image, blob: Descriptor) -> StageIn:
