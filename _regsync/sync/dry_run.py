@@ -1,9 +1,10 @@
-"""Forecast what a run would do: it takes the place of the blob transfer in a dry run.
+"""Forecast the requests and bytes of a run, in place of the blob transfer.
 
-Owns: what a run would find and move, by GET and HEAD alone; what `analyze` shows.
+Owns: the forecast of what a run would copy, made with GET and HEAD requests alone; the figures of
+    `analyze`.
 May not know: how an analysis is printed.
-Invariants: nothing is written anywhere; the forecast has the requests and bytes of a run that gets
-    the same answers.
+Invariants: nothing is written anywhere; the forecast has the same requests and bytes as a run that
+    gets the same answers.
 Follows: docs/design.md sections 6 and 10 ("Dry run").
 """
 
@@ -25,27 +26,30 @@ from _regsync.sync.discovery import TagLookup
 from _regsync.sync.image import BlobResult, Image, ImageCopy, Tree
 from _regsync.sync.transfer import StageIn, known_body
 
-# Images and layers of which an analysis names the largest.
+# How many of the largest images and of the largest layers an analysis names.
 _MOST_NAMED = 10
 
 
 @dataclass
 class _Forecast:
-    """What a run sends to one host and a dry run does not."""
+    """How the requests of a run to one host differ from those of a dry run."""
 
-    # Requests.
+    # Numbers of requests that only a run sends.
     blob_gets: int = 0
     upload_starts: int = 0
     upload_bodies: int = 0
     manifest_puts: int = 0
-    # HEADs that only a dry run sends: in a run the start of the upload tells the same (rule 11).
+    # The number of HEADs that only a dry run sends. A run sends a probing POST instead (rule 11).
     saved_heads: int = 0
-    # Bytes.
+    # Bytes of blobs and of manifests that only a run sends.
     bytes_to_move: int = 0
     manifest_bytes: int = 0
 
     def requests(self, sent: Mapping[str, int]) -> dict[str, int]:
-        """Return the requests of a run by action; `sent` are those of this dry run."""
+        """Return the number of requests of a run by action.
+
+        `sent` has the number of requests of this dry run by action.
+        """
         total = Counter(sent)
         total["blob_head"] -= self.saved_heads
         total["blob_get"] += self.blob_gets
@@ -56,21 +60,23 @@ class _Forecast:
 
 
 class _SourceBlob(NamedTuple):
-    """A blob at the source's host from which it is read."""
+    """A blob at the host from which it is read."""
 
     host: str
     digest: str
 
 
 class _Sized(NamedTuple):
-    """An image by its name, or a layer by its digest."""
+    """The size of an image or of a layer."""
 
+    # The reference of an image, or the digest of a layer. Empty for an artifact.
     name: str
-    size: int  # bytes
+    # Bytes.
+    size: int
 
 
 class DryRun:
-    """Takes the place of `BlobTransfer`: it asks and counts, and writes nothing."""
+    """A replacement for `BlobTransfer` that sends no write requests and counts what a run would send."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
         self._transport = transport
@@ -80,20 +86,21 @@ class DryRun:
         # The blobs that a run would have read from their source by now.
         self._blobs_read = set[_SourceBlob]()
 
-        # The rest is what an analysis shows: of all images, whether targets hold them or not.
-        # By the root's digest, each image or artifact and the bytes of its blobs.
+        # The fields below are for an analysis. They include images that the targets have already.
+        # By the digest of the root, each image or artifact with the bytes of its blobs.
         self._images = dict[str, _Sized]()
-        # Of each blob, by digest: its size in bytes, how many images name it, and which target
-        # repositories need it.
+        # By the digest of a blob: its size in bytes, how many images name it, and the target
+        # repositories that need it.
         self._sizes = dict[str, int]()
         self._uses = Counter[str]()
-        self._places = defaultdict[str, set[RepositoryKey]](set)
-        # The bytes of all copies, for each target, if none shared a blob with another.
+        self._repositories = defaultdict[str, set[RepositoryKey]](set)
+        # The bytes of all copies to all targets, if no image shared a blob with another image.
         self._bytes_image_by_image = 0
 
     def count_copy(self, copy: ImageCopy, lookups: Sequence[TagLookup]) -> None:
-        """Count the blobs of an image and its artifacts, even if the target holds them already;
-        `lookups` begins with the image's own.
+        """Count the blobs of an image and its artifacts, even if the target has them already.
+
+        The first of `lookups` is that of the image, the others are those of its artifacts.
         """
         image, *artifacts = lookups
         if image.tree is not None:
@@ -103,8 +110,9 @@ class DryRun:
                 self._count_tree("", artifact.tree, copy.target.pool)
 
     def _count_tree(self, name: str, tree: Tree, where: RepositoryKey) -> None:
-        """Count the blobs of an image for one target; artifacts have no name, so that an analysis does
-        not list them as images.
+        """Count the blobs of an image or artifact for one target.
+
+        `name` is empty for an artifact, so that an analysis does not list it as an image.
         """
         manifests = (tree.root, *tree.children)
         sizes = {blob.digest: blob.size for manifest in manifests for blob in manifest.blobs}
@@ -116,26 +124,28 @@ class DryRun:
         self._sizes.update(sizes)
         self._bytes_image_by_image += size
         for digest in sizes:
-            self._places[digest].add(where)
+            self._repositories[digest].add(where)
 
     async def copy_blob(
         self, step: Step, source: Repository, target: Repository, stage_in: StageIn
     ) -> BlobResult:
-        """Say how a run would copy a blob, and count what it would send. A repository that may hold
-        the blob is asked by HEAD.
+        """Return how a run would copy a blob, and count what the run would send.
+
+        Asks the target repository by HEAD if it may have the blob.
         """
         blob = step.blob
         host = target.host.key
         forecast = self._forecasts[host]
         if step.mount_from is not None:
-            # A mount is a POST that starts no upload. The forecast is that the host accepts it.
+            # A mount is one POST, and no upload follows. The forecast assumes that the host accepts
+            # the mount.
             self._knowledge.record_mount(host)
             forecast.upload_starts += 1
             return BlobResult.MOUNTED
 
         if not self._knowledge.is_empty(target.pool):
             is_present = await target.has_blob(blob, with_retries=True)
-            # A run may ask by the start of the upload instead of a HEAD (rule 11).
+            # A run may send a probing POST instead of a HEAD (rule 11).
             may_ask_by_post = target.probe_from is not None
             if may_ask_by_post and not self._knowledge.needs_head(target.pool, blob.digest):
                 forecast.saved_heads += 1
@@ -151,20 +161,20 @@ class DryRun:
         return BlobResult.UPLOADED
 
     def _forecast_read(self, read: _SourceBlob, step: Step, stage_in: StageIn) -> None:
-        """Count the GET of a blob, unless its body is known or was kept when it was read before."""
-        is_kept = stage_in is not None and read in self._blobs_read
-        if known_body(step.blob) is None and not is_kept:
+        """Count the GET of a blob, unless its body is known or would be staged already."""
+        is_staged = stage_in is not None and read in self._blobs_read
+        if known_body(step.blob) is None and not is_staged:
             self._forecasts[read.host].blob_gets += 1
         self._blobs_read.add(read)
 
     def reserving(self, image: Image, blobs: Iterable[Descriptor]) -> AbstractContextManager[None]:
-        """Keep no room: what all images would need is compared in the end."""
+        """Reserve nothing. The bytes of all images are compared with the free space at the end."""
         return nullcontext()
 
     async def put_manifests(
         self, image: Image, own_children: frozenset[str], on_put: Callable[[Manifest], None]
     ) -> None:
-        """Count the manifests that a run would put; `on_put` is called with each child."""
+        """Count the manifests that a run would put, and call `on_put` with each child."""
         children = [child for child in image.tree.children if child.digest in own_children]
         forecast = self._forecasts[image.target.host.key]
         forecast.manifest_puts += len(children) + 1
@@ -173,12 +183,12 @@ class DryRun:
             on_put(child)
 
     def bytes_to_write(self, host: str) -> int:
-        """Return the bytes of all blobs and manifests that a run would bring to a host."""
+        """Return the bytes of all blobs and manifests that a run would send to a host."""
         forecast = self._forecasts[host]
         return forecast.bytes_to_move + forecast.manifest_bytes
 
     def analysis(self) -> dict[str, Any]:
-        """Return what `analyze --json` shows (docs/design.md section 10), sizes in bytes."""
+        """Return the document of `analyze --json` (docs/design.md section 10). Sizes are in bytes."""
         shared = [digest for digest, uses in self._uses.items() if uses > 1]
         images = [image for image in self._images.values() if image.name]
         layers = [_Sized(digest, size) for digest, size in self._sizes.items()]
@@ -208,14 +218,16 @@ class DryRun:
         }
 
     def _targets(self) -> dict[str, dict[str, int]]:
-        """Return for each target's host the bytes that it needs, each blob once, how many blobs can
-        be mounted, and the bytes that a run would move.
+        """Return the figures for each target host, by host.
+
+        They are the bytes of its images with each blob counted once, the number of possible mounts,
+        and the bytes that a run would send.
         """
         sizes = Counter[str]()
         mounts = Counter[str]()
-        for digest, places in self._places.items():
-            repositories = Counter(host for host, _ in places)
-            for host, count in repositories.items():
+        for digest, repositories in self._repositories.items():
+            counts = Counter(repository.host for repository in repositories)
+            for host, count in counts.items():
                 sizes[host] += self._sizes[digest]
                 mounts[host] += count - 1  # the first repository gets an upload
         return {
@@ -228,12 +240,12 @@ class DryRun:
         }
 
     def _requests(self) -> dict[str, dict[str, int]]:
-        """Return the requests of a run by host and action."""
-        asked = self._transport.requests
-        hosts = sorted({*asked, *self._forecasts})
-        return {host: self._forecasts[host].requests(asked.get(host, {})) for host in hosts}
+        """Return the number of requests of a run by host and action."""
+        sent = self._transport.requests
+        hosts = sorted({*sent, *self._forecasts})
+        return {host: self._forecasts[host].requests(sent.get(host, {})) for host in hosts}
 
 
 def _largest(things: list[_Sized]) -> list[_Sized]:
-    """Return the largest, in the same order for the same things."""
+    """Return the largest things, largest first. Things of the same size are sorted by name."""
     return sorted(things, key=lambda thing: (-thing.size, thing.name))[:_MOST_NAMED]
