@@ -162,12 +162,12 @@ class Console:
         The summary is not printed with `--json`, nor for a run without changes if standard output is
         not a terminal. `elapsed` is in seconds.
         """
-        for count, cause in report.causes():
-            text = f"Failed: {count} x {cause}"
-            self._log_line("error", "failed_alike", text, count=count, cause=cause)
+        for cause in report.causes():
+            text = f"Failed: {cause.failures} x {cause.text}"
+            self._log_line("error", "failed_alike", text, count=cause.failures, cause=cause.text)
         if self.writes_json:
             return
-        if report.did_something or self._out.isatty():
+        if report.has_something_to_report or self._out.isatty():
             self.print_lines(report.summary(elapsed))
 
     def print_document(self, value: Mapping[str, object]) -> None:

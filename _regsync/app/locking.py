@@ -38,7 +38,7 @@ from _regsync.sync.lockfile import (
 )
 from _regsync.sync.locking import Locking, NewLock
 from _regsync.sync.referrers import Referrers
-from _regsync.sync.report import error_json, status_of
+from _regsync.sync.report import error_json, exit_status_for
 from _regsync.text import printable, reason_of
 
 # Rows of the Markdown table. With more of them a comment on GitHub could exceed 65,536 characters.
@@ -252,7 +252,7 @@ def lock_document(
 
 def exit_status(new: NewLock) -> int:
     codes = [failure.error.code for failure in new.failures]
-    return status_of(codes, all_failed=not new.resolved_count)
+    return exit_status_for(codes, has_all_failed=not new.resolved_count)
 
 
 def change_line(change: Change) -> str:

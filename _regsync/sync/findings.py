@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import full_name
 from _regsync.state.archive import RepositoryKey
-from _regsync.sync.report import Outcome, error_json, shared_causes, sorted_requests
+from _regsync.sync.report import Outcome, SharedCause, error_json, shared_causes, sorted_requests
 from _regsync.text import duration_text, size_text
 
 Kind = Literal["missing", "differs", "incomplete", "artifact_missing", "corrupt"]
@@ -120,12 +120,12 @@ class AuditReport:
         return 1 if self.findings else 0
 
     @property
-    def did_something(self) -> bool:
+    def has_something_to_report(self) -> bool:
         """Whether there is anything to report."""
         return bool(self.findings or self.failures)
 
-    def causes(self) -> list[tuple[int, str]]:
-        """Return (count, cause) for each cause that several failures have in common."""
+    def causes(self) -> list[SharedCause]:
+        """Return the causes that several failures share, the most frequent first."""
         return shared_causes(self.failures)
 
     def undone_text(self) -> str:

@@ -1,9 +1,9 @@
-"""What happened in a run: outcomes, totals and the exit status.
+"""Record the outcomes of a run, and derive its report, totals and exit status.
 
 Owns: the report of docs/design.md section 10, the JSON Schema of all documents on standard output, the
 exit statuses of docs/design.md section 2.
 May not know: terminals, files, clocks.
-Invariants: every image that was selected has exactly one outcome.
+Invariants: every selected image has exactly one outcome.
 Follows: docs/specification.md sections 3, 6 and 7.
 """
 
@@ -20,49 +20,52 @@ from _regsync.errors import AuthError, RegsyncError
 from _regsync.oci.reference import split_full_name
 from _regsync.text import duration_text, size_text, time_text
 
+# How many artifacts ended in which way.
 _NO_ARTIFACTS: Mapping[str, int] = dict.fromkeys(("synced", "skipped", "failed", "stripped"), 0)
 
-# What `--json` writes, as a JSON Schema; it lies beside this module.
+# The JSON Schema of all documents that `--json` writes. The file is in this module's directory.
 _SCHEMA_FILE = "report.schema.json"
 
 
 class Outcome(NamedTuple):
-    """How one image ended on one target."""
+    """How one image ended at one target."""
 
-    # full references with host
+    # Full references, with hosts.
     source: str
     target: str
-    # synced, skipped or failed; in a dry run would_sync in place of synced
+    # synced, skipped or failed. In a dry run it is would_sync instead of synced.
     status: str
-    # what the target holds
+    # The digest that the target has. None if the image has failed.
     digest: str | None = None
-    # what the source holds
+    # The digest that the source has.
     source_digest: str | None = None
-    # why it was skipped
+    # Why the image was skipped.
     reason: str | None = None
-    # when it is no longer held back (reason `min_age`), in seconds since 1970
+    # Until when the image is held (reason `min_age`), in seconds since 1970.
     until: int | None = None
     error: RegsyncError | None = None
-    # sent to the target for the image and its artifacts
+    # Bytes that were sent to the target for the image and its artifacts.
     bytes: int = 0
-    # seconds since the run's start
+    # When the copy began, in seconds since the run's start.
     started: float = 0.0
-    # seconds
+    # Seconds.
     duration: float = 0.0
-    # digests of the blobs that were uploaded
+    # The digests of the blobs that were uploaded.
     transferred: tuple[str, ...] = ()
-    # how many blobs were mounted
+    # How many blobs were mounted.
     mounted: int = 0
-    # how many blobs were at the target already
+    # How many blobs were at the target already.
     skipped: int = 0
-    # how many artifacts ended in which way
+    # How many artifacts ended in which way.
     artifacts: Mapping[str, int] = _NO_ARTIFACTS
-    # what a dry run says of artifacts
+    # The artifacts that a run would copy, as a dry run describes them.
     planned: tuple[str, ...] = ()
 
     def line(self, *, with_hosts: bool = True) -> str:
-        """Return the line that a user sees for an image that was copied or has failed
-        (docs/specification.md section 6). `with_hosts`: without it, repositories and tags alone.
+        """Format the line for an image that was copied or has failed (docs/specification.md section
+        6).
+
+        Without `with_hosts`, the line of a copied image has no hosts.
         """
         if self.error is not None:
             return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
@@ -76,9 +79,9 @@ class Outcome(NamedTuple):
         return f"synced {source} -> {target} ({cost})"
 
     def plan_lines(self) -> list[str]:
-        """Return what a dry run says: of the image, unless it failed, then of its artifacts.
+        """Format the lines of a dry run about the image and its artifacts.
 
-        A failure has been told already.
+        A failed image has no line here, because its error has been logged already.
         """
         what = f"{self.source} -> {self.target}"
         artifact_lines = [f"- would {text}" for text in self.planned]
@@ -94,7 +97,7 @@ class Outcome(NamedTuple):
         return [f"would sync {what} ({detail})", *artifact_lines]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the image's entry in `images` of the report."""
+        """Return the image's entry in the field `images` of the report."""
         differs_at_target = self.source_digest not in (None, self.digest)
         return {
             "source": self.source,
@@ -118,7 +121,7 @@ class Outcome(NamedTuple):
 
 
 def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
-    """Return an error as the report has it, its status None where no registry has answered."""
+    """Return an error as the report has it. Its `status` is None if no registry has answered."""
     if error is None:
         return None
     side = getattr(error, "side", None)
@@ -132,49 +135,56 @@ def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
     }
 
 
-def status_of(codes: Collection[str], *, all_failed: bool) -> int:
-    """Return the exit status after errors with these codes (docs/design.md section 2): 4 where all
-    failed for their logins, 2 where all failed, 1 where some did. `all_failed`: nothing went well.
+def exit_status_for(codes: Collection[str], *, has_all_failed: bool) -> int:
+    """Return the exit status of a command with errors of these codes (docs/design.md section 2).
+
+    The status is 0 without errors, 4 if all parts of the command failed because of their logins, 2 if
+    all failed for any other reason or there was an internal error, and 1 if some parts failed.
     """
     if not codes:
         return 0
-    if all_failed:
+    if has_all_failed:
         return 4 if set(codes) == {AuthError.code} else 2
-    has_defect = RegsyncError.code in codes  # INTERNAL_ERROR: not the registries' fault, but ours
-    return 2 if has_defect else 1
+    has_internal_error = RegsyncError.code in codes
+    return 2 if has_internal_error else 1
 
 
 class Undone(NamedTuple):
-    """An image that an interrupted run left undone; `REPO:*` stands for a mapping that was not listed."""
+    """An image that an interrupted run has not finished.
 
-    # full references with host
+    The references `REPO:*` stand for all images of a mapping whose tags were not listed.
+    """
+
+    # Full references, with hosts.
     source: str
     target: str
 
     def as_json(self) -> dict[str, str]:
-        """Return the entry in `undone` of the report."""
+        """Return the image's entry in the field `undone` of the report."""
         return {"source": self.source, "target": self.target, "status": "undone"}
 
 
 class MappingSelection(NamedTuple):
     """How many tags a mapping selected, and how many it dropped for which reason."""
 
+    # Repositories, with hosts.
     source: str
     target: str
+    # The number of selected tags.
     selected: int = 0
-    # by reason
+    # The number of dropped tags by reason.
     dropped: Mapping[str, int] = MappingProxyType({})
-    # why the source's tags are not known
+    # Why the tags of the source could not be listed.
     error: RegsyncError | None = None
 
     def line(self) -> str:
-        """Return what a dry run says of the mapping, if there is no error."""
+        """Format the line of a dry run about the mapping. The mapping must have no error."""
         line = f"select {self.source} -> {self.target}: {self.selected} tags"
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
         return f"{line} (dropped: {dropped})" if dropped else line
 
     def as_json(self) -> dict[str, Any]:
-        """Return the mapping's entry in `mappings` of the report."""
+        """Return the mapping's entry in the field `mappings` of the report."""
         return {
             "from": self.source,
             "to": self.target,
@@ -185,13 +195,14 @@ class MappingSelection(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a dry run says of an image layout as target, in bytes."""
+    """The disk space that a run needs at a target that is an image layout."""
 
     target: str
+    # Bytes that the run would write.
     to_write: int
-    # Of blobs that the far side is assumed to hold.
+    # Bytes of blobs that are not written, because the far side is assumed to have them.
     left_out: int
-    # On the layout's device.
+    # Free bytes on the layout's device.
     free: int
 
     @property
@@ -199,10 +210,19 @@ class Room(NamedTuple):
         return self.to_write <= self.free
 
     def line(self) -> str:
-        """Return what a dry run says."""
+        """Format the line of a dry run about the layout."""
         text = f"{size_text(self.to_write)} to write, {size_text(self.left_out)} left out"
         lack = "" if self.is_enough else ": too little"
         return f"Layout {self.target}: {text}, {size_text(self.free)} free{lack}"
+
+
+class SharedCause(NamedTuple):
+    """A cause of failure that several images share."""
+
+    # How many images have failed for this cause.
+    failures: int
+    # The error's code, host and message, without repositories, tags and digests.
+    text: str
 
 
 class Report:
@@ -210,54 +230,58 @@ class Report:
 
     def __init__(self) -> None:
         self.outcomes = list[Outcome]()
-        # Bytes that were not sent, because the target had the blob or could mount it. A blob counts once
-        # for each target repository.
+        # Bytes that were not sent, because the target repository had the blob or could mount it. A blob
+        # counts once for each target repository.
         self.saved = {"present": 0, "mounted": 0}
         self.is_dry_run = False
-        # Of a dry run, for each image layout that is a target.
+        # In a dry run, one for each image layout that is a target.
         self.rooms = list[Room]()
         # By the mapping's index in the configuration.
         self.selections = dict[int, MappingSelection]()
 
-        # True until the run has come to its end.
+        # Whether the run has not ended by itself. It is True while the run is under way.
         self.interrupted = True
-        # Selected images of an interrupted run that have no outcome, and mappings that were not listed.
+        # Images of an interrupted run without an outcome, and an entry `REPO:*` for each mapping whose
+        # tags were not listed.
         self.undone = list[Undone]()
-        # Mappings of an interrupted run that were not listed.
+        # How many mappings of an interrupted run were not listed.
         self.mappings_undone = 0
 
     @property
     def images_undone(self) -> int:
-        """How many selected images an interrupted run left undone."""
+        """How many selected images an interrupted run has not finished."""
         return sum(1 for undone in self.undone if not undone.source.endswith(":*"))
 
     @property
-    def did_something(self) -> bool:
-        """Whether any image was not skipped."""
+    def has_something_to_report(self) -> bool:
+        """Whether any image was copied or has failed."""
         return any(outcome.status != "skipped" for outcome in self.outcomes)
 
-    def _held_until(self) -> list[int]:
-        """Return for each image that `min_age` holds back until when, in seconds since 1970."""
+    def _hold_ends(self) -> list[int]:
+        """Return when each held image is no longer held, in seconds since 1970."""
         return [outcome.until for outcome in self.outcomes if outcome.until is not None]
 
     def _held_lines(self) -> list[str]:
-        held = self._held_until()
-        return [f"Held: {len(held)} (next {time_text(min(held))})"] if held else []
+        hold_ends = self._hold_ends()
+        if not hold_ends:
+            return []
+        return [f"Held: {len(hold_ends)} (next {time_text(min(hold_ends))})"]
 
     def totals(self) -> dict[str, Any]:
-        """Return how images ended, what became of their blobs (`layers`), the bytes that were sent to
-        targets and those that were saved. A plan tells the image layouts that are targets, too.
+        """Return the field `totals` of the report.
 
-        Of the blobs that were transferred, `unique` counts the distinct digests. The skipped ones were
-        at their target.
+        `images` counts images by status. `layers` counts blobs: `transferred` counts uploads,
+        `unique` counts their distinct digests, and `skipped` counts blobs that were at their target
+        already. `bytes` were sent to targets, and `saved` bytes were not. The field `layouts` is only
+        there in a dry run.
         """
         statuses = Counter(outcome.status for outcome in self.outcomes)
         images = {status: statuses[status] for status in ("synced", "skipped", "failed")}
         if self.is_dry_run:
             images["would_sync"] = statuses["would_sync"]
-        held_times = self._held_until()
-        if held_times:
-            images["held"] = len(held_times)
+        hold_ends = self._hold_ends()
+        if hold_ends:
+            images["held"] = len(hold_ends)
         if self.images_undone:
             images["undone"] = self.images_undone
 
@@ -276,26 +300,29 @@ class Report:
         }
 
     def exit_status(self) -> int:
-        """Return 0, 1, 2 or 4 by docs/design.md section 2. The caller decides on 3, and on signals."""
+        """Return 0, 1, 2 or 4 (docs/design.md section 2). The caller handles 3 and signals."""
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
         lacks_room = any(not room.is_enough for room in self.rooms)
         if not codes and lacks_room:
             return 1
-        return status_of(codes, all_failed=len(codes) == len(self.outcomes))
+        return exit_status_for(codes, has_all_failed=len(codes) == len(self.outcomes))
 
-    def causes(self) -> list[tuple[int, str]]:
-        """Return (count, cause) of each cause that several images share, the most frequent first."""
+    def causes(self) -> list[SharedCause]:
+        """Return the causes that several failed images share, the most frequent first."""
         return shared_causes(self.outcomes)
 
     def undone_text(self) -> str:
-        """Return what a user reads of an interrupted run."""
+        """Format the message for an interrupted run."""
         text = f"interrupted, images left undone: {self.images_undone}"
         if self.mappings_undone:
             text += f"; mappings not listed: {self.mappings_undone}"
         return text
 
     def summary(self, elapsed: float) -> list[str]:
-        """Return the summary block of docs/specification.md section 6; `elapsed` in seconds."""
+        """Return the lines of the summary (docs/specification.md section 6).
+
+        `elapsed` is the duration of the run in seconds.
+        """
         totals = self.totals()
         images = totals["images"]
         layers = totals["layers"]
@@ -309,7 +336,7 @@ class Report:
         ]
 
     def plan(self) -> list[str]:
-        """Return what a dry run says: the selection of each mapping, each image, the totals."""
+        """Return the lines of a dry run: the selection of each mapping, each image, the totals."""
         lines = [
             selection.line()
             for _, selection in sorted(self.selections.items())
@@ -340,9 +367,9 @@ class Report:
     ) -> dict[str, Any]:
         """Return the JSON report, schema 1 of docs/design.md section 10.
 
-        `elapsed` is in seconds; `requests` counts by host and action, `throttled` by host. In what is
-        returned `images` is an iterator: as a list, the entries would take three times the memory of
-        the outcomes.
+        `elapsed` is in seconds. `requests` has the number of requests by host and action, `throttled`
+        the number of throttled requests by host. The field `images` of the report is an iterator,
+        because a list of entries would take three times the memory of the outcomes.
         """
         return {
             "schema": 1,
@@ -363,18 +390,18 @@ class Report:
 
 
 def sorted_requests(requests: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Return counts of requests with hosts and actions in order."""
+    """Return numbers of requests, sorted by host and then by action."""
     return {host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())}
 
 
-def shared_causes(outcomes: Iterable[Outcome]) -> list[tuple[int, str]]:
-    """Return (count, cause) of each cause that several outcomes share, the most frequent first."""
+def shared_causes(outcomes: Iterable[Outcome]) -> list[SharedCause]:
+    """Return the causes that several outcomes share, the most frequent first."""
     counts = Counter(_cause_of(outcome.error) for outcome in outcomes if outcome.error is not None)
-    return [(count, cause) for cause, count in counts.most_common() if count > 1]
+    return [SharedCause(count, cause) for cause, count in counts.most_common() if count > 1]
 
 
 def _cause_of(error: RegsyncError) -> str:
-    """Return code, host and message of an error, the same for all images that it has met."""
+    """Return the code, host and message of an error, without the names of a single image."""
     reference = getattr(error, "reference", None) or ""
     host, _ = split_full_name(reference)
     cause = general_message(error.message, reference)
@@ -382,8 +409,9 @@ def _cause_of(error: RegsyncError) -> str:
 
 
 def general_message(message: str, *references: str) -> str:
-    """Return an error's message with `...` in place of the repositories, tags and digests of these
-    references, so that one cause gives the same text for all images. Hosts stay.
+    """Replace the repositories, tags and digests of these references in an error's message by `...`.
+
+    So one cause has the same text for all images. Hosts are not replaced.
     """
     message = re.sub(r"sha(?:256|512):[0-9a-f]{12,}", "sha256:...", message)
     for reference in references:
@@ -391,8 +419,8 @@ def general_message(message: str, *references: str) -> str:
         repository = re.split("[@:]", name)[0]
         if not repository:
             continue
-        # The name may stand behind its host, which stays, and before its tag or digest, which goes
-        # too. A longer name that contains it is another one.
+        # The name may follow its host, which is not replaced, and may precede its tag or digest, which
+        # is replaced too. A longer name that contains this name is not replaced.
         before = rf"(?<![\w/.-])({re.escape(host)}/+)?"
         after = r"(?:[:@][\w.:-]*[\w.])?(?![\w/-])"
         message = re.sub(f"{before}{re.escape(repository)}{after}", r"\1...", message)
@@ -400,9 +428,9 @@ def general_message(message: str, *references: str) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of what `--json` writes.
+    """Return the JSON Schema of the documents that `--json` writes.
 
-    Fields may be added within schema 1; none changes its meaning.
+    Schema 1 may get more fields. Existing fields do not change their meaning.
     """
     import pkgutil  # no other command needs it
 
@@ -413,7 +441,7 @@ def schema() -> dict[str, Any]:
 
 
 def analysis_lines(analysis: Mapping[str, Any]) -> list[str]:
-    """Return the text of `analyze` for what `analyze --json` writes (`DryRun.analysis`)."""
+    """Format the document of `analyze --json` (`DryRun.analysis`) as the text of `analyze`."""
     blobs = analysis["blobs"]
     one_by_one = analysis["bytes"]["image_by_image"]
     once = analysis["bytes"]["each_blob_once"]
