@@ -57,7 +57,7 @@ class Layouts:
             from _regsync.layout.repository import LayoutHost
 
             self._hosts[path] = LayoutHost(
-                registry, self._transport, self._on_put, is_rechecked=self._recheck
+                registry, self._transport, self._on_put, requires_all_parts=self._recheck
             )
         return self._hosts[path]
 

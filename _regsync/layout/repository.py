@@ -1,9 +1,9 @@
-"""The repositories of image layouts, as copies see them (`registry.repository.Repository`).
+"""Repositories in image layouts, with the interface `registry.repository.Repository`.
 
-Owns: what a tag or digest names in a layout, how blobs are read from it and written to it.
+Owns: which manifest a tag or digest names in a layout, how blobs are read from and written to it.
 May not know: requests, which image is copied when.
-Invariants: a manifest that is returned has the digest that was asked for (I3); one is taken only
-    when all that it names is there or is known to be at the far side (I1).
+Invariants: a manifest that is returned has the requested digest (I3). A manifest is accepted only if
+    its blobs and children are in the layout or are known to be at the far side (I1).
 Follows: docs/design.md section 13.
 """
 
@@ -39,13 +39,13 @@ from _regsync.text import Secrets
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# Bytes of a manifest, as registries take it.
+# Bytes of a manifest. Registries have the same limit.
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 
-# Blobs on their way to or from one layout at the same time.
+# Blobs that are read from or written to one layout at the same time.
 _CONCURRENCY = 64
 
-# A directory is no kind of registry: blobs are looked for by name, and written whole.
+# The properties of a layout, in the form in which a registry product has them.
 _LAYOUT = Product(
     None,
     "docs/design.md section 13",
@@ -57,9 +57,7 @@ _LAYOUT = Product(
 
 
 class LayoutHost:
-    """The layout that a registry of the configuration is. Copies see it as they see another registry's
-    host (`registry.host.Host`).
-    """
+    """A registry of the configuration that is a layout. Has the interface `registry.host.Host`."""
 
     def __init__(
         self,
@@ -67,37 +65,39 @@ class LayoutHost:
         transport: Transport,
         on_put: Callable[[], None],
         *,
-        is_rechecked: bool,
+        requires_all_parts: bool,
     ) -> None:
-        """`on_put` is called when something was put that is not safe yet."""
+        """Prepare a layout. No file is read or written yet.
+
+        `on_put` is called after each addition that has to be committed. With `requires_all_parts` a
+        target holds an image only if it holds all blobs and manifests of the image.
+        """
         self.registry = registry
         self.layout = Layout(registry.host, transport.machine.log, on_put)
-        # Called with how many bytes of a blob were written.
+        # Must be called with the number of bytes after each write.
         self.count_sent = transport.count_sent
-        # Whether a target's images count as there only with all that they name.
-        self.is_rechecked = is_rechecked
+        self.requires_all_parts = requires_all_parts
 
         self.key = registry.authority
         self.origin = Origin(registry.scheme, registry.host, registry.port)
         limits = RegistryLimits(_CONCURRENCY, _LAYOUT.paces)
         transport.gate.limits[self.key] = limits
-        # What one blob on its way to or from the layout takes of these limits.
+        # What reading or writing one blob takes from these limits.
         self.demand = Demand(self.key, meters=limits.meter_names("", "blob_get", "upload_body"))
 
-        # A disk has no outages and asks for no pause.
+        # The fields of `registry.host.Host`. A layout has no outages.
         self.peer = self.layout
         self.stop_error: SyncError | None = None
         self.can_resume = True
 
-        # By digest, a repository at the far side that holds the blob.
+        # The blobs that the far side is assumed to hold. By digest, a repository there.
         self.assumed = dict[str, str]()
-        # By digest, the bytes of blobs that were not written because the far side has them.
-        self.saved = dict[str, int]()
+        # The sizes of the blobs that this run has left out because the far side holds them, by digest.
+        self.left_out_sizes = dict[str, int]()
 
     @property
     def secrets(self) -> Secrets:
-        """A directory has none."""
-        return tuple
+        return tuple  # returns no secrets
 
     def redact(self, text: str) -> str:
         return text
@@ -106,8 +106,9 @@ class LayoutHost:
         self.stop_error = error.without_place()
 
     def assume(self, paths: Iterable[str], log: Callable[..., None]) -> None:
-        """Read what the far side holds from receipts and layouts; ConfigError where one of them
-        cannot be read.
+        """Read receipts and layouts that name the blobs at the far side.
+
+        Raises ConfigError if a path cannot be read.
         """
         self.assumed.update(read_assumed(paths, log))
 
@@ -116,7 +117,7 @@ class LayoutHost:
 
 
 class LayoutRepository:
-    """One repository of a layout, seen from one side of a copy."""
+    """One repository of a layout, as the source or target of a copy."""
 
     product = _LAYOUT
     probe_from = None
@@ -128,7 +129,7 @@ class LayoutRepository:
         self.api_name = name
         self.side = side
         self.key = RepositoryKey(host.key, name)
-        # All repositories of a layout have their blobs and manifests in one folder.
+        # All repositories of a layout share their blobs and manifests.
         self.pool = RepositoryKey(host.key, "")
         self._layout = host.layout
 
@@ -136,11 +137,14 @@ class LayoutRepository:
         return f"{self.host.key}//{self.name}"
 
     def name_of(self, reference: str) -> str:
-        """Return how an error names a tag or digest of this repository."""
+        """Return the name of a tag or digest in error messages."""
         return image_name(str(self), reference)
 
     def full_name(self, reference: str) -> str:
-        """Return what an image was called where it was copied from; else its name here."""
+        """Return an image's reference at the registry from which it was copied.
+
+        If that is unknown, returns its name in the layout.
+        """
         entry = self._find(reference)
         if entry is not None and entry.full_name:
             return entry.full_name
@@ -148,7 +152,7 @@ class LayoutRepository:
 
     @contextmanager
     def adding_place(self, operation: str, reference: str) -> Iterator[None]:
-        """Add side, operation and reference to every error that the block raises."""
+        """Add side, operation and reference to each SyncError that is raised in the block."""
         try:
             yield
         except SyncError as error:
@@ -166,7 +170,7 @@ class LayoutRepository:
     # Tags.
 
     async def list_tags(self) -> dict[str, str | None] | None:
-        """Return every tag whose manifest is there, with its digest; None where there is no tag."""
+        """Return each tag whose manifest is present, with its digest. Returns None without tags."""
         with self.adding_place("list tags of", str(self)):
             present = dict[str, str | None]()
             for tag, digest in self._index().tags(self.name).items():
@@ -175,11 +179,11 @@ class LayoutRepository:
             return present or None
 
     def _index(self) -> Index:
-        # A target need not be a layout yet: the first write makes it one.
+        # The directory of a target becomes a layout with the first write.
         return self._layout.index(may_be_new=self.side is Side.TARGET)
 
     def _find(self, reference: str) -> Entry | None:
-        """Return the entry of a tag or digest, None where `index.json` has none."""
+        """Return the entry of a tag or digest in `index.json`. Returns None if there is no entry."""
         index = self._index()
         if not is_digest(reference):
             return index.find(self.name, reference)
@@ -187,24 +191,24 @@ class LayoutRepository:
         return entries[0] if entries else None
 
     def _find_present(self, reference: str) -> Entry | None:
-        """Return the entry of an image whose manifest is in the layout, None where it is not.
+        """Return the entry of a tag or digest. Returns None if its manifest is not present.
 
-        At a target that is rechecked, all that the manifest names has to be there too: the disk may
+        With `requires_all_parts` a target must also hold all parts of the image, because the disk may
         have lost files.
         """
         entry = self._find(reference)
         if entry is None or not self._holds(entry.descriptor):
             return None
-        is_rechecked = self.side is Side.TARGET and self.host.is_rechecked
-        if is_rechecked and not self._has_all_of(entry.descriptor):
+        must_have_all_parts = self.side is Side.TARGET and self.host.requires_all_parts
+        if must_have_all_parts and not self._has_all_parts_of(entry.descriptor):
             return None
         return entry
 
-    def _has_all_of(self, image: Descriptor) -> bool:
-        """Say whether all that an image names is here, but for blobs that this run leaves out.
+    def _has_all_parts_of(self, image: Descriptor) -> bool:
+        """Report whether the layout holds all parts of an image, except blobs that are left out.
 
-        A blob that an earlier run left out is lacking, unless `assume` still names it: it may be gone at
-        the far side.
+        If an earlier run left a blob out and `assume` does not name it any more, the blob counts as
+        missing, because the far side may have removed it.
         """
         manifests = [image]
         seen = {image.digest}
@@ -222,28 +226,28 @@ class LayoutRepository:
     # Manifests.
 
     async def head_manifest(self, reference: str) -> str | None:
-        """Return the digest of the manifest that a tag or digest names, None where there is none."""
+        """Return the digest of the manifest of a tag or digest. Returns None if it is not present."""
         with self.adding_place("look up", self.name_of(reference)):
             entry = self._find_present(reference)
             if entry is not None:
                 return entry.descriptor.digest
-            # `index.json` does not name it, but another index may. At a target such a manifest counts as
-            # absent: a killed run may have written it without that index.
+            # A manifest that is not in `index.json` may be the child of an index. At a target it counts
+            # as absent, because a run may have been killed before it wrote that index.
             if self.side is Side.SOURCE and is_digest(reference):
                 is_on_disk = self._layout.size_of(check_digest(reference)) is not None
                 return reference if is_on_disk else None
             return None
 
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
-        """Return the manifest of a tag or digest, whose bytes have that digest (I3).
+        """Return the manifest of a tag or digest. Its bytes are verified (I3).
 
-        RegistryError with status 404 where there is none.
+        Raises RegistryError with status 404 if it is not present.
         """
         with self.adding_place("fetch manifest", self.name_of(reference)):
             entry = self._find(reference)
             if entry is not None:
                 return self._read_manifest(entry.descriptor.digest, expected or entry.descriptor)
-            # `index.json` does not name it, but another index may.
+            # A manifest that is not in `index.json` may be the child of an index.
             if is_digest(reference):
                 return self._read_manifest(reference, expected)
             raise RegistryError("no such tag or manifest", status=404)
@@ -255,13 +259,17 @@ class LayoutRepository:
         return parse_manifest(body, content_type=None, digest=digest, expected=expected)
 
     async def put_child(self, manifest: Manifest) -> None:
-        """Put a manifest of which `index.json` gets no entry, because an index will name it."""
+        """Write a manifest without an entry in `index.json`. The index that names it is put later."""
         await self._put(manifest.digest, manifest, None)
 
     async def put_manifest(
         self, reference: str, manifest: Manifest, *, full_name: str = ""
     ) -> None:
-        """Put a manifest under a tag or digest; `full_name` is what it is called at its source."""
+        """Write a manifest under a tag or digest.
+
+        `full_name` is its reference at its source. Raises RegistryError if one of its blobs or children
+        is missing (I1).
+        """
         if is_digest(reference):
             entry = unnamed_entry(manifest, self.name)
         else:
@@ -269,20 +277,20 @@ class LayoutRepository:
         await self._put(reference, manifest, entry)
 
     async def _put(self, reference: str, manifest: Manifest, entry: Entry | None) -> None:
-        """Put a manifest under `entry`.
+        """Write a manifest, with an entry in `index.json` if `entry` is not None.
 
-        RegistryError where a blob or child of it is neither here nor at the far side (I1).
+        Raises RegistryError if a blob or child is neither in the layout nor at the far side (I1).
         """
         with self.adding_place("write manifest", self.name_of(reference)):
             absent_blobs = [blob for blob in manifest.blobs if not self._holds(blob)]
             left_out = [blob for blob in absent_blobs if self._is_assumed(blob)]
-            lacking = [blob for blob in absent_blobs if not self._is_assumed(blob)]
-            lacking += [child for child in manifest.children if not self._holds(child)]
-            if lacking:
-                # The answer that a registry gives makes the copy look for these parts again.
-                text = f"{lacking[0].digest}, which it names, is not there"
+            missing = [blob for blob in absent_blobs if not self._is_assumed(blob)]
+            missing += [child for child in manifest.children if not self._holds(child)]
+            if missing:
+                # A registry answers with the same error. It makes the copy move these parts again.
+                text = f"{missing[0].digest}, which it names, is not there"
                 error = RegistryError(text, status=404, codes=("MANIFEST_BLOB_UNKNOWN",))
-                error.digests = frozenset(part.digest for part in lacking)
+                error.digests = frozenset(part.digest for part in missing)
                 raise error
 
             self._layout.add_manifest(manifest.digest, manifest.body, entry)
@@ -290,18 +298,18 @@ class LayoutRepository:
                 self._layout.add_left_out(blob.digest, self.host.assumed[blob.digest])
 
     def _holds(self, part: Descriptor) -> bool:
-        """Say whether the layout has a blob or manifest, with its size. Its bytes are not read."""
+        """Report whether the layout has a blob or manifest of the right size. It is not read."""
         return self._layout.size_of(part.digest) == part.size
 
     async def missing_parts_of(
         self, root: Manifest, children: tuple[Manifest, ...]
     ) -> frozenset[str]:
-        """Return the digests of the blobs and children that an image names and the layout lacks."""
+        """Return the digests of an image's blobs and children that the layout lacks."""
         parts = [part for manifest in (root, *children) for part in manifest.dependencies]
         return frozenset(part.digest for part in parts if not self._holds(part))
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
-        """Return what refers to a digest, in all repositories of the layout: their blobs are one pool."""
+        """Return the referrers of a digest, in all repositories of the layout."""
         with self.adding_place("list referrers of", self.name_of(digest)):
             index = self._index()
             if not index.knows_all_subjects:
@@ -311,7 +319,7 @@ class LayoutRepository:
                 entry.descriptor.digest: entry.referrer for entry in index.referrers(digest)
             }
 
-            # Other tools may have written fallback tags. Two of them may name the same list.
+            # Other tools may have written fallback tags. Several of these may name the same list.
             lists = {entry.descriptor.digest: entry for entry in index.fallback_lists(digest)}
             for list_digest, entry in lists.items():
                 referrers_list = self._read_manifest(list_digest, entry.descriptor)
@@ -320,12 +328,12 @@ class LayoutRepository:
             return tuple(referrers.values())
 
     def _read_subjects(self, index: Index) -> None:
-        """Tell `index` what the artifacts of other tools refer to, which only their manifests say.
+        """Read the manifests of other tools' artifacts, and add their subjects to `index`.
 
-        An entry that cannot be read may refer to any image. It only gives a warning: an error would
-        fail every image, also those that the entry does not refer to.
+        A manifest that cannot be read is only a warning, because it may refer to any image, and an
+        error would fail all images.
         """
-        # By digest, because a hostile index may name one manifest many times.
+        # By digest, because a hostile index may have many entries for one manifest.
         entries = {entry.descriptor.digest: entry for entry in index.unnamed_entries()}
         unreadable = dict[str, str]()
         for digest, entry in entries.items():
@@ -339,28 +347,28 @@ class LayoutRepository:
         self._layout.warn_of_unreadable(unreadable)
 
     def has_unsaved(self) -> bool:
-        """Say whether something was put that is not on the disk yet."""
+        """Report whether there are additions that are not on the disk yet."""
         return self._layout.has_unsaved()
 
     async def wait_until_saved(self) -> None:
-        """Wait until what was put is on the disk; LayoutError where that failed."""
+        """Wait until all earlier additions are on the disk. Raises LayoutError if that failed."""
         with self.adding_place("write", str(self)):
             await self._layout.wait_until_saved()
 
     # Blobs.
 
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
-        """Say whether a blob need not be copied: it is here with its size, or left out."""
+        """Report whether a blob need not be written, because it is present or left out."""
         with self.adding_place("look up blob", self.name_of(blob.digest)):
             if self._holds(blob):
                 return True
             if self._is_assumed(blob):
-                self.host.saved[blob.digest] = blob.size
+                self.host.left_out_sizes[blob.digest] = blob.size
                 return True
             return False
 
     async def blob_size(self, digest: str) -> int | None:
-        """Return the bytes of a blob. RegistryError with status 404 where there is no such blob."""
+        """Return the size of a blob. Raises RegistryError with status 404 if it is not present."""
         with self.adding_place("look up blob", self.name_of(digest)):
             size = self._layout.size_of(digest)
             if size is None:
@@ -368,19 +376,22 @@ class LayoutRepository:
             return size
 
     def _is_assumed(self, blob: Descriptor) -> bool:
-        """Say whether a blob is left out of the layout, because the far side is assumed to hold it."""
-        # Configs are always written. They are known by their JSON type, which few layers have.
+        """Report whether a blob is left out of a target because the far side is assumed to hold it."""
+        # Configs are always written. They are recognized by their JSON type, which few layers have.
         if self.side is Side.SOURCE or blob.media_type.endswith("json"):
             return False
         return blob.digest in self.host.assumed
 
     def known_read_error(self, blob: Descriptor) -> SyncError | None:
-        """Return the error of a blob that is not here, or has another size; None where it is here."""
+        """Return the error with which reading a blob would fail.
+
+        Returns None if the blob is present and has the right size.
+        """
         try:
             with self.adding_place("read blob", self.name_of(blob.digest)):
                 size = self._layout.size_of(blob.digest)
                 if size is None:
-                    raise self._absence_of(blob)
+                    raise self._absence_error(blob.digest)
                 if size != blob.size:
                     text = f"the blob has {size} bytes, its descriptor says {blob.size}"
                     raise WrongBytes(text)
@@ -388,9 +399,9 @@ class LayoutRepository:
             return error
         return None
 
-    def _absence_of(self, blob: Descriptor) -> LayoutError:
-        """Return the error of a blob that the target does not hold either."""
-        if self.far_repository(blob.digest) is None:
+    def _absence_error(self, digest: str) -> LayoutError:
+        """Return the error for a blob that neither the layout nor the target holds."""
+        if self.far_repository(digest) is None:
             error = LayoutError("neither the layout nor the target holds it")
             error.hint = "make the layout again, because a part of it is lost"
             return error
@@ -399,7 +410,10 @@ class LayoutRepository:
         return error
 
     def far_repository(self, digest: str) -> str | None:
-        """Return a repository at a target that is said to hold a blob which was left out here."""
+        """Return a repository at the far side for a blob that was left out of the layout.
+
+        Returns None if the blob was not left out.
+        """
         return self._layout.index().left_out.get(digest)
 
     async def open_blob(
@@ -415,7 +429,10 @@ class LayoutRepository:
     def reserving(
         self, reference: str, blobs: Iterable[Descriptor], manifests: Iterable[Manifest]
     ) -> Iterator[None]:
-        """Keep room on the disk for an image; LayoutError where there is too little."""
+        """Reserve disk space for an image until the end of the block.
+
+        Raises LayoutError if the disk has too little space.
+        """
         sizes = {blob.digest: blob.size for blob in blobs if not self._is_assumed(blob)}
         sizes.update((manifest.digest, manifest.size) for manifest in manifests)
         with self.adding_place("write", self.name_of(reference)):
@@ -425,13 +442,13 @@ class LayoutRepository:
         finally:
             self._layout.reservations.remove(reserved)
 
-    def begin_upload(self, blob: Descriptor, lease: Lease) -> _BlobWriting:
-        """Return the writing of a blob, which has not begun."""
-        return _BlobWriting(self, self._layout, lease, blob)
+    def begin_upload(self, blob: Descriptor, lease: Lease) -> _BlobWriter:
+        """Return an upload of a blob. No file is created yet."""
+        return _BlobWriter(self, self._layout, lease, blob)
 
 
 class _FileBody:
-    """The bytes of a blob on their way from a layout."""
+    """The bytes of a blob that is read from a layout."""
 
     def __init__(self, layout: Layout, stream: FileIO) -> None:
         self._layout = layout
@@ -445,29 +462,29 @@ class _FileBody:
         self._stream.close()
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Fill `buffer` and return how many bytes it got, 0 at the end of the blob."""
-        # A read that needs no thread waits for nothing: without this no other task would run.
+        """Read bytes into `buffer`. Returns how many bytes were read, or 0 at the end of the blob."""
+        # A read without a worker thread never waits, so other tasks would not run without this line.
         await anyio.lowlevel.checkpoint()
         with self._layout.disk_errors():
             return await self._disk.run(self._stream.readinto, buffer)
 
     def read_now(self, buffer: memoryview) -> int:
-        """Fill `buffer` at once, however long that takes: for worker threads."""
+        """Read bytes into `buffer`. Blocks until they are read, for use in worker threads."""
         with self._layout.disk_errors():
             return self._stream.readinto(buffer)
 
 
-class _BlobWriting:
-    """One blob on its way into a layout, in the form of an upload (`registry.repository.BlobUpload`).
+class _BlobWriter:
+    """A blob that is written to a layout, with the interface `registry.repository.BlobUpload`.
 
-    The upload's session is the file beside the blob's place. When a body breaks, the file keeps what
-    came of it, and `resume` goes on behind that.
+    The session of the upload is the partial file. If a body breaks, the file keeps the bytes that were
+    written, and `resume` continues after them.
     """
 
     def __init__(
         self, repository: LayoutRepository, layout: Layout, lease: Lease, blob: Descriptor
     ) -> None:
-        # What a transfer reads of any upload.
+        # The fields of `BlobUpload`. A session is named by the blob's digest.
         self.lease = lease
         self.session = ""
         self.broken_session = ""
@@ -480,6 +497,7 @@ class _BlobWriting:
         self._repository = repository
         self._layout = layout
         self._blob = blob
+        # The partial file. None before `start`, and after the blob was finished or given up.
         self._file: BlobFile | None = None
 
     def _place(self) -> AbstractContextManager[None]:
@@ -487,8 +505,10 @@ class _BlobWriting:
         return self._repository.adding_place("write blob", reference)
 
     async def start(self, mount_from: str | None = None) -> bool:
-        """Begin the file, again if one was begun. Return whether no body is needed: the layout holds
-        the blob, or a killed run had written all of it.
+        """Open the partial file. A file of an earlier `start` is removed first.
+
+        Returns True if no body is needed, because the layout holds the blob, or because a killed run
+        has written all of it.
         """
         if self._repository._holds(self._blob):
             return True
@@ -509,16 +529,16 @@ class _BlobWriting:
         return False
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
-        """Never called: only a registry is asked for a blob by the start of an upload (rule 11)."""
+        """Not supported. Only registries are asked for blobs by the start of an upload (rule 11)."""
         raise ContentError("a layout is asked for a blob by its name alone")
 
     async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool:
-        """Write the rest of the blob, whose bytes were verified; return True.
+        """Write the remaining bytes of the blob. `pieces` must verify them. Returns True.
 
-        Raises what `pieces` raises, and LayoutError.
+        Raises LayoutError if a write fails, and the errors of `pieces`.
         """
         assert self._file is not None
-        # A session waits for a body. From here on this one either ends, or becomes the broken session.
+        # The session is no longer open. It either ends, or becomes the broken session.
         self.session = ""
         self.has_begun = True
         count_sent = self._repository.host.count_sent
@@ -527,16 +547,16 @@ class _BlobWriting:
                 with self._place():
                     await self._file.write(piece)
                 count_sent(len(piece))
-                # What follows without a wait for the source goes to the disk by a worker thread.
+                # A worker thread writes the pieces that the source has already received.
                 count_sent(await pieces.pour(self._append))
         except BaseException as error:
-            # The source may be a layout too, whose errors have the other side.
-            is_disk_broken = isinstance(error, LayoutError) and error.side is Side.TARGET
-            if is_disk_broken:
+            # A LayoutError of the other side is from a source that is a layout too.
+            has_write_failed = isinstance(error, LayoutError) and error.side is Side.TARGET
+            if has_write_failed:
                 self._file.remove()
                 self._file = None
             else:
-                # The source broke, or the run ends: the bytes so far are good.
+                # The source failed or the run was cancelled. The bytes in the file are good.
                 self._file.pause()
                 self.broken_session = self._blob.digest
             raise
@@ -551,7 +571,7 @@ class _BlobWriting:
             self._file.append(piece)
 
     async def resume(self) -> None:
-        """Open the file again, to send what follows the bytes that it has."""
+        """Reopen the broken session, to write after the bytes that the file has."""
         assert self._file is not None
         with self._place():
             self._file.resume()
@@ -560,7 +580,7 @@ class _BlobWriting:
         self.offset = self._file.offset
 
     async def cancel_upload(self) -> None:
-        """Give the upload up: nothing of it stays."""
+        """Remove the partial file."""
         if self._file is not None:
             self._file.remove()
         self._file = None

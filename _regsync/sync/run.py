@@ -377,7 +377,7 @@ class Run:
             Room(
                 host.key,
                 to_write=self.dry_run.bytes_to_write(host.key),
-                left_out=sum(host.saved.values()),
+                left_out=sum(host.left_out_sizes.values()),
                 free=host.layout.free_bytes(),
             )
             for host in self._layouts.layouts_among(targets)
