@@ -116,7 +116,7 @@ class Pace:
         self._rate_time = start  # when this rate was computed
         # The samples of the last FORECAST_SECONDS and one older sample, oldest first.
         self._samples = deque([_Sample(start, 0)])
-        self._expected = 0  # the bytes that the run will have moved at its end, as far as known
+        self._expected = 0  # the bytes to move in total, as far as known
         self._expected_growth_time = start  # when `_expected` last grew
         # The displayed forecast of when all bytes will have been moved. None if it is unknown.
         self._forecast: float | None = None
@@ -214,6 +214,7 @@ def describe_work(work: Work, now: float) -> str:
 
 def describe_registries(work: Work, silences: Silences, now: float) -> dict[str, str]:
     """Return a line for each registry that is unreachable, throttled, slow or failing, by host."""
+    # A host that has several troubles is shown with the first of them and its failures.
     lines = work.transport.recovery.describe(now)
     for host, meter in work.transport.throttled_meters.items():
         if meter.paused_until > now:
