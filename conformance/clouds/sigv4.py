@@ -1,7 +1,7 @@
-"""SigV4 as a server checks it: who claims to have signed, what is signed, which signature is right.
+"""The server's side of SigV4: parse a signature and compute the right one.
 
 Owns: the Authorization header, the canonical request, the signature.
-May not know: who holds which key, any service.
+May not know: the keys of users, any service.
 Follows: docs/protocol-facts.md section 4.4.
 """
 
@@ -25,10 +25,10 @@ _AUTHORIZATION = re.compile(
 
 
 class Claim(NamedTuple):
-    """What an Authorization header of SigV4 says."""
+    """The fields of a SigV4 Authorization header."""
 
     access: str  # the access key
-    day: str
+    day: str  # YYYYMMDD
     region: str
     service: str
     names: str  # the signed headers, separated by semicolons
@@ -36,13 +36,13 @@ class Claim(NamedTuple):
 
 
 def read_claim(header: str) -> Claim | None:
-    """Read an Authorization header; None when it is not SigV4's."""
+    """Parse an Authorization header. Returns None if it is not valid for SigV4."""
     match = _AUTHORIZATION.match(header)
     return None if match is None else Claim(*match.groups())
 
 
 def canonical_request(request: Request, body: bytes, signed: Sequence[str]) -> str:
-    """Write the canonical request; `signed` are the names of the signed headers."""
+    """Return the canonical request. `signed` has the names of the signed headers."""
     query = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in request.query)
     parts = [
         request.method,
@@ -57,7 +57,7 @@ def canonical_request(request: Request, body: bytes, signed: Sequence[str]) -> s
 
 
 def signature_of(secret: str, claim: Claim, date: str, canonical: str) -> str:
-    """Return the signature that a canonical request has to have."""
+    """Return the right signature for a canonical request."""
     steps = (claim.day, claim.region, claim.service, "aws4_request")
     hashed = hashlib.sha256(canonical.encode()).hexdigest()
     text = f"AWS4-HMAC-SHA256\n{date}\n{'/'.join(steps)}\n{hashed}"

@@ -1,10 +1,9 @@
-"""Many images that share layers, as those of one organisation do, to measure copying with.
+"""Many images that share layers, as in one organisation, for measurements of copying.
 
 Owns: which images share which layers.
-May not know: how they are copied.
-Invariants: a fleet is a function of its numbers. Two fleets that differ only in `left_out` or
-`moved` have all other tags in common, byte for byte, so that one can be an older state of the
-other.
+May not know: how images are copied.
+Invariants: a fleet depends only on its parameters. If two fleets differ only in `left_out` or `moved`, all
+other tags are equal byte for byte, so that one fleet can be an older state of the other.
 """
 
 from __future__ import annotations
@@ -21,34 +20,31 @@ from .streams import Stream
 __all__ = ["FLEETS", "LARGE", "PLATFORMS", "Fleet"]
 
 PLATFORMS = ("linux/amd64", "linux/arm64/v8", "linux/arm/v7", "linux/s390x")
-LARGE = 4 << 20  # bytes; layers of this size and above are made when they are read
+LARGE = 4 << 20  # bytes; layers of at least this size are generated when they are read
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """`repositories` x `tags` images, each with `shared` layers of a base and `own` layers.
-
-    A layer has `size` bytes. Repository n is built on base n % `bases`. With `platforms` each tag
-    is an index with an image for each, and every platform has a base of its own. `left_out`: so
-    many of the newest tags are not there yet; `moved`: so many percent of the tags name another
-    image (same base, other own layers).
-    """
+    """Images in several repositories. Each image has layers of a base and layers of its own."""
 
     seed: int = 0
     repositories: int = 10
-    tags: int = 10
-    shared: int = 5
-    own: int = 3
-    size: int = 2000
-    bases: int = 1
+    tags: int = 10  # of each repository
+    shared: int = 5  # number of layers of a base
+    own: int = 3  # number of layers that an image does not share
+    size: int = 2000  # bytes of a layer
+    bases: int = 1  # number of bases; repository n is built on base n % bases
+    # If not empty, each tag is an index with an image for each platform, and each platform has its own
+    # bases.
     platforms: tuple[str, ...] = ()
-    left_out: int = 0
+    left_out: int = 0  # how many of the newest tags are missing
+    # Percentage of tags that name another image, with the same base and other layers of its own.
     moved: int = 0
 
     def images(self) -> dict[str, dict[str, Image]]:
-        """Return repository -> tag -> image."""
+        """Return the images, by repository and tag."""
         places = [(repo, tag) for tag in range(self.tags) for repo in range(self.repositories)]
-        # The tags that have moved are spread evenly.
+        # The moved tags are distributed evenly.
         count = len(places) * self.moved // 100
         changed = {places[number * len(places) // count] for number in range(count)}
         bases = {base: self._base(base) for base in range(min(self.bases, self.repositories))}
@@ -61,14 +57,14 @@ class Fleet:
         return images
 
     def load_into(self, app: App) -> Fleet:
-        """Hold the fleet in a registry of this harness; return self."""
+        """Store the fleet in a registry of the harness. Returns self."""
         for repository, tagged in self.images().items():
             for tag, image in tagged.items():
                 image.load_into(app, repository, tag)
         return self
 
     def weights(self) -> Mapping[str, int]:
-        """Return the bytes of all blobs, counted once, once a repository, and once a tag."""
+        """Return the bytes of all blobs, counted once, once for each repository, and once for each tag."""
         once: dict[str, int] = {}
         repository: dict[tuple[str, str], int] = {}
         every = 0
@@ -90,7 +86,7 @@ class Fleet:
         return [Stream(self.seed, zlib.crc32(seed.blob(8)), self.size) for _ in range(count)]
 
     def _base(self, base: int) -> list[list[bytes | Stream]]:
-        """Make the layers of a base, for each platform."""
+        """Return the layers of a base for each platform."""
         kinds = self.platforms or ("",)
         return [self._layers(self._seed("base", base, platform), self.shared) for platform in kinds]
 
@@ -111,7 +107,7 @@ class Fleet:
         return seed.index(children)
 
 
-# The situations of docs/specification.md section 1.1, with tags that are new or moved by
+# The situations of docs/specification.md section 1.1. Tests make new or moved tags with
 # `dataclasses.replace`.
 FLEETS: Mapping[str, Fleet] = MappingProxyType(
     {

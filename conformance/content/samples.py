@@ -1,9 +1,8 @@
-"""One shape of content: how it is built, what it is, whether a copier may take it.
+"""The form of the entries of the catalogue of content in shapes.py.
 
-Owns: the frame of the catalogue in shapes.py.
-May not know: any one shape.
-Invariants: a shape is built from its own name alone, so that its bytes change only with its own
-builder.
+Owns: samples of content, and shapes, which build samples.
+May not know: any particular shape.
+Invariants: the bytes of a shape depend only on its name and its builder.
 """
 
 from __future__ import annotations
@@ -22,23 +21,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Sample", "Shape"]
 
-# Where it shows that a shape cannot be copied: in the documents, before anything is sent; in the
-# bytes of blobs, so that blobs may arrive but no manifest; or only at a strict target.
+# When a copier can detect that a shape cannot be copied: from its documents, before it sends anything; from
+# the bytes of its blobs, so that blobs may have been pushed, but no manifest; or only from the refusal of
+# a strict target.
 Found = Literal["document", "content", "target"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The content of a repository: an image, its referrers, and tags that belong to it."""
+    """An image with its referrers and the tags that are derived from its digest."""
 
     image: Image
-    # In an order in which they can be pushed; held by digest, named by their subjects.
+    # Referrers, in an order in which they can be pushed. They have no tags.
     attached: tuple[Image, ...] = ()
-    # Tags that are derived from the image's digest: cosign's, and the referrers fallback tag.
+    # Images by tag: cosign's tags and the fallback tag of referrers.
     tagged: Mapping[str, Image] = field(default_factory=dict)
 
     def load_into(self, app: App, repository: str, tag: str) -> Sample:
-        """Hold everything in a registry of this harness; return self."""
+        """Store the sample in a registry of the harness. Returns self."""
         self.image.load_into(app, repository, tag)
         for image in self.attached:
             image.load_into(app, repository)
@@ -47,11 +47,11 @@ class Sample:
         return self
 
     def parts(self) -> dict[str, Image]:
-        """Return the image as "", attached ones under their digests, tagged ones under their tags."""
+        """Return all images of the sample: the image by "", referrers by digest, tagged images by tag."""
         return {"": self.image, **{image.top: image for image in self.attached}, **self.tagged}
 
     def fingerprint(self) -> str:
-        """Return one digest of every byte and name in the sample."""
+        """Return a hash of all bytes and names of the sample."""
         lines = []
         for name, image in self.parts().items():
             lines.append(f"{name} {image.top} {image.media_type}")
@@ -64,18 +64,18 @@ class Sample:
 
 
 class Shape(NamedTuple):
-    """An entry of the catalogue; `refused` says why a copy has to fail, "" that it has to succeed."""
+    """An entry of the catalogue."""
 
     name: str
-    sentence: str
-    reference: str
+    sentence: str  # description
+    reference: str  # the document that defines or mentions the shape
     builder: Callable[[Seed], Image | Sample]
-    refused: str = ""
+    refused: str = ""  # why a copy must fail; empty if it must succeed
     found: Found = "document"
-    # The options of App that a registry needs in order to take it.
+    # The options of App that a registry needs to accept the shape.
     options: Mapping[str, bool] = {}
 
     def build(self) -> Sample:
-        """Build the sample; equal on every run and Python."""
+        """Build the sample. It is the same in every run and with every version of Python."""
         built = self.builder(Seed(zlib.crc32(self.name.encode())))
         return built if isinstance(built, Sample) else Sample(built)

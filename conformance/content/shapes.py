@@ -1,9 +1,9 @@
-"""The catalogue of content: every shape in the specifications and in the field, by name.
+"""The catalogue of content: all shapes from specifications and practice, by name.
 
 Owns: the whole list.
-May not know: how any shape is built.
-Invariants: names are unique and stay, since tests have the digest of each. The shapes that must be
-copied come first, then those that must be refused.
+May not know: how a shape is built.
+Invariants: names are unique and do not change, because tests contain the digest of each shape. Shapes that
+must be copied come first, then shapes that must be refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Sample", "Shape", "shapes"]
 
 
 def shapes() -> Mapping[str, Shape]:
-    """Return the catalogue; build a shape's bytes with its `build`."""
+    """Return the catalogue by name. `Shape.build` builds the content of a shape."""
     listed = (*IMAGES, *ARTIFACTS, *REFUSED)
     by_name = {shape.name: shape for shape in listed}
     if len(by_name) != len(listed):

@@ -1,9 +1,10 @@
-"""Contents that are too large to be held: they are made when they are read.
+"""Content that is too large to be stored, and is generated when it is read.
 
-Owns: `Stream`, seeded bytes of any length that cost no memory.
+Owns: `Stream`, seeded bytes of any length that need almost no memory.
 May not know: HTTP, images.
-Invariants: a Stream is a function of its seed, number and size, on every run and Python. No two of
-its pieces are equal, so that a missing, repeated or exchanged piece changes the digest.
+Invariants: the bytes of a Stream depend only on its seed, number and size, in every run and with every
+version of Python. All its pieces differ, so that a missing, repeated or exchanged piece changes the
+digest.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from ..messages import Content
 __all__ = ["Stream"]
 
 _PIECE = 1 << 20
-_STAMP = 32  # bytes at the head of each piece that say which one it is
+_STAMP = 32  # bytes at the start of each piece that identify it
 
 
 @functools.lru_cache(maxsize=4)
 def _filling(seed: int) -> bytes:
-    """Make the bytes behind every stamp of a seed's streams; shared, so that memory is bounded."""
+    """Return the bytes after each stamp in all streams of a seed. They are shared to save memory."""
     return hashlib.shake_128(b"stream %d" % seed).digest(_PIECE - _STAMP)
 
 
 class Stream(Content):
-    """`size` seeded bytes: views of one shared piece with a stamp before each, never joined."""
+    """`size` seeded bytes. Each piece is a stamp and a view of shared bytes."""
 
     def __init__(self, seed: int, number: int, size: int) -> None:
         super().__init__()
@@ -36,15 +37,15 @@ class Stream(Content):
         self._digests: dict[str, str] = {}
 
     def room(self, expected: int) -> memoryview:
-        """Refuse: a stream does not change."""
+        """Raise TypeError, because a stream does not change."""
         raise TypeError("nothing can be put into a Stream")
 
     def feed(self, data: bytes) -> None:
-        """Refuse: a stream does not change."""
+        """Raise TypeError, because a stream does not change."""
         raise TypeError("nothing can be put into a Stream")
 
     def digest(self, algorithm: str = "sha256") -> str:
-        """Return the digest; the whole stream is made and hashed once for each algorithm."""
+        """Return the digest. The stream is generated and hashed once for each algorithm."""
         if algorithm not in self._digests:
             hasher = hashlib.new(algorithm)
             for piece in self.pieces():
@@ -53,7 +54,7 @@ class Stream(Content):
         return self._digests[algorithm]
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[memoryview]:
-        """Return the bytes from `start` to `stop`: about 600 bytes of memory for each MiB."""
+        """Return views of the bytes from `start` to `stop`. They take about 600 bytes for each MiB."""
         stop = self.size if stop is None else min(stop, self.size)
         filling = memoryview(_filling(self._seed))
         views: list[memoryview] = []

@@ -1,7 +1,7 @@
-"""Azure's registries: how long a body may be, how chunks have to look, one registry in each cloud.
+"""Azure's registries: limits of bodies, the form of chunks, a registry in each cloud.
 
 Owns: refusals of uploads, rates.
-May not know: sockets, how somebody logs in (`clouds.azure`), any client.
+May not know: sockets, logins (`clouds.azure`), any client.
 Invariants: all other behaviour is the strict registry's.
 Follows: docs/protocol-facts.md sections 6.1, 6.2 and 6.5.
 """
@@ -22,7 +22,7 @@ _BODY_LIMIT = 20_000_000  # bytes; "above about 20 MB" (section 6.5)
 
 
 def _uploads(provider: Provider, request: Request) -> Response | None:
-    """Refuse bodies that are too long, and chunks without a range or in a transfer coding."""
+    """Refuse bodies that are too long, chunked coding, and the unit `bytes` in Content-Range."""
     is_upload = request.kind == "upload" and request.method in ("PUT", "PATCH")
     if not is_upload or not request.has_body:
         return None
@@ -40,12 +40,12 @@ def _uploads(provider: Provider, request: Request) -> Response | None:
 
 
 def _caps(provider: Provider) -> tuple[Cap, ...]:
-    """Count reads and writes of a minute: Premium's."""
+    """Return the caps of Premium registries on reads and writes per minute."""
     return (Cap(10_000, 60.0, READS), Cap(2000, 60.0, WRITES))
 
 
 def _in_cloud(cloud: Cloud) -> Persona:
-    """Describe a registry with its cloud's directory; who logs in may do all, nobody else anything."""
+    """Return the row of a registry with its cloud's directory. Every user has all permissions."""
 
     def directory(provider: Provider) -> Mapping[Role, Site]:
         assert isinstance(provider.tokens, Exchange)

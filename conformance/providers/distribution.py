@@ -1,10 +1,10 @@
-"""Distribution, which most private registries run: what it does otherwise than a strict one.
+"""Distribution, which most private registries run: its differences from the strict registry.
 
-Owns: its leniences and its error answers.
+Owns: its leniencies and its error answers.
 May not know: sockets, other providers.
-Invariants: each function answers as Debian's docker-registry (2.8.2) did to the same request;
-conformance/tests/test_docker_registry.py asks both and has the table of what still differs. The
-behaviour of 3 was read in its code.
+Invariants: the persona `distribution` answers as Debian's docker-registry 2.8.2.
+conformance/tests/test_docker_registry.py compares both, and has the table of the remaining differences.
+The behaviour of version 3 was taken from its source code.
 Follows: docs/protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
 """
 
@@ -33,9 +33,11 @@ from .provider import Persona, Provider
 
 __all__ = ["PERSONAS"]
 
+# Headers of the error pages of Go's router.
 _PLAIN = ("Content-Type", "text/plain; charset=utf-8")
 _NOSNIFF = ("X-Content-Type-Options", "nosniff")
 _PAGE = [_PLAIN, _NOSNIFF]
+# The values of Allow, by kind of path.
 _ALLOWED = {
     "ping": "GET, HEAD, OPTIONS",
     "catalog": "GET",
@@ -55,17 +57,20 @@ def _changed(
     headers: Headers | None = None,
     **query: str,
 ) -> Request:
-    """Return the request without some parameters and with others."""
+    """Return a request with a changed query.
+
+    The parameters `without` are removed, and those of `query` are added. `headers` replaces all headers.
+    """
     parameters = [(key, value) for key, value in request.query if key not in without | set(query)]
     target = f"{request.path}?{urlencode([*parameters, *query.items()])}"
     return replace(request, target=target, headers=request.headers if headers is None else headers)
 
 
-def _without(request: Request, name: str) -> Headers:
+def _headers_without(request: Request, name: str) -> Headers:
     return [(key, value) for key, value in request.headers if key != name]
 
 
-# Rewrites: what it makes of a request.
+# Rewrites of requests.
 
 
 def _start_with_anything(provider: Provider, request: Request) -> Request:
@@ -77,7 +82,7 @@ def _start_with_anything(provider: Provider, request: Request) -> Request:
     can_mount = is_digest(mount or "") and is_name(source or "")
     headers = None
     if request.has_body:
-        headers = [*_without(request, "content-length"), ("content-length", "0")]
+        headers = [*_headers_without(request, "content-length"), ("content-length", "0")]
     ignored = {"digest"} if can_mount else {"digest", "mount", "from"}
     return _changed(request, without=frozenset(ignored), headers=headers)
 
@@ -85,12 +90,12 @@ def _start_with_anything(provider: Provider, request: Request) -> Request:
 def _chunks_anywhere(provider: Provider, request: Request) -> Request:
     """Ignore Content-Range: bytes are appended (section 1.7)."""
     if request.kind == "upload" and request.header("content-range"):
-        return replace(request, headers=_without(request, "content-range"))
+        return replace(request, headers=_headers_without(request, "content-range"))
     return request
 
 
 def _any_last_chunk(provider: Provider, request: Request) -> Request:
-    """Ignore the Content-Range of a PUT, as 3 does, but not of a PATCH: 416 (section 1.7)."""
+    """Ignore Content-Range of a PUT, as version 3. Of a PATCH it counts: 416 (section 1.7)."""
     return _chunks_anywhere(provider, request) if request.method == "PUT" else request
 
 
@@ -100,7 +105,7 @@ def _upload(provider: Provider, request: Request) -> Upload | None:
 
 
 def _state_is_an_offset(provider: Provider, request: Request) -> Request:
-    """A Location is good as long as its offset is: asking for the status spoils none (section 1.9)."""
+    """Accept an old Location while its offset is still right, as after a status request (section 1.9)."""
     state = request.parameter("_state")
     upload = _upload(provider, request) if request.kind == "upload" and state is not None else None
     if upload is None or provider.notes.get((request.reference, state)) != upload.content.size:
@@ -115,18 +120,21 @@ def _whole_lists(provider: Provider, request: Request) -> Request:
     return _changed(request, without=frozenset({"n", "last"}))
 
 
-# Answers before the strict registry is asked.
+# Answers instead of the strict registry.
 
 
 def _any_ping(provider: Provider, request: Request) -> Response | None:
-    """/v2/ answers 200 to every method."""
+    """Answer 200 to every method on /v2/."""
     if request.kind != "ping" or request.method in ("GET", "HEAD"):
         return None
     return Response(200, [("Content-Type", "application/json")], b"{}")
 
 
 def _lost_session(provider: Provider, request: Request) -> Response | None:
-    """Know a session only by its newest state; a wrong digest or a broken body ends it (1.9)."""
+    """Answer 404 unless the state is the session's newest.
+
+    A wrong digest or a body that breaks off ends a session (section 1.9).
+    """
     if request.kind != "upload":
         return None
     upload = _upload(provider, request)
@@ -143,7 +151,7 @@ def _lost_session(provider: Provider, request: Request) -> Response | None:
 
 
 def _no_page(provider: Provider, request: Request) -> Response | None:
-    """Answer paths without a rule, malformed tags among them, with the page of Go's router."""
+    """Answer unknown paths and malformed tags with the page of Go's router."""
     if request.path == "/":
         return Response(200, [("Cache-Control", "no-cache")])
     if request.path == "/v2":
@@ -159,7 +167,7 @@ def _no_page(provider: Provider, request: Request) -> Response | None:
 
 
 def _manifests_by_sha256(provider: Provider, request: Request) -> Response | None:
-    """A manifest's digest is sha256 (section 1.7), well formed; only by its digest is it deleted."""
+    """Refuse digests of manifests that are malformed or sha512, and the deletion of tags (section 1.7)."""
     if request.kind != "manifest":
         return None
     is_by_digest = ":" in request.reference
@@ -172,13 +180,14 @@ def _manifests_by_sha256(provider: Provider, request: Request) -> Response | Non
     return None
 
 
-# Judgements of a manifest.
+# Answers to received manifests.
 
 
 def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Response | None:
-    """Refuse a layer with `urls` threefold, whatever its type, present or not: nothing is fetched.
+    """Refuse layers with `urls` by three errors, and absent layers by one.
 
-    Tested, as section 1.12 is; a layer without `urls` has to be there, whatever its type.
+    The type of a layer does not matter, and neither does the presence of a layer with `urls`. This was
+    observed, as in section 1.12.
     """
     try:
         stored = read_manifest(body, request.header("content-type").partition(";")[0].strip(), "")
@@ -197,7 +206,7 @@ def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Resp
     if not problems:
         return None
 
-    # The first of several errors gives the status.
+    # The first error determines the status.
     code, _, _ = problems[0]
     return errors(500 if code == "UNKNOWN" else 400, problems)
 
@@ -206,7 +215,7 @@ def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Resp
 
 
 def _uploads(provider: Provider, request: Request, answer: Response) -> Response:
-    """Answer uploads with its own errors, and note which offset a Location's state stands for (1.9)."""
+    """Answer uploads with distribution's errors, and record the offset of each Location (section 1.9)."""
     if request.kind == "upload" and answer.status == 416:
         return error(404, "BLOB_UPLOAD_INVALID", "blob upload invalid")
     if request.kind == "upload" and answer.status == 201:
@@ -223,7 +232,7 @@ def _uploads(provider: Provider, request: Request, answer: Response) -> Response
 
     digest = request.parameter("digest") or ""
     if answer.status == 201 and request.kind == "upload" and digest.startswith("sha512:"):
-        # Stored under both, answered with the one that it counts with (section 1.12, "tested").
+        # The blob is stored under both digests. The answer has the sha256 (section 1.12, "tested").
         blobs = provider.repositories[request.repository].blobs
         canonical = blobs[digest].digest()
         blobs[canonical] = blobs[digest]
@@ -235,7 +244,7 @@ def _uploads(provider: Provider, request: Request, answer: Response) -> Response
 
 
 def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
-    """Answer as Go's http.ServeContent: conditions, malformed ranges, a year in caches."""
+    """Answer as Go's http.ServeContent: conditions, malformed ranges, caching for a year."""
     if request.kind != "blob" or answer.status not in (200, 206, 416) or request.method == "DELETE":
         return answer
     cached = ("Cache-Control", "max-age=31536000")
@@ -255,7 +264,7 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
 
 
 def _tags(provider: Provider, request: Request, answer: Response) -> Response:
-    """List tags in the order of a directory, which is none."""
+    """List tags in an arbitrary order, as in a directory."""
     if request.kind != "tag_list" or answer.status != 200:
         return answer
     document = answer.json()
@@ -264,19 +273,19 @@ def _tags(provider: Provider, request: Request, answer: Response) -> Response:
 
 
 def _errors(provider: Provider, request: Request, answer: Response) -> Response:
-    """Answer 405 with Go's page, 400 for a manifest that is too large, 304 without headers."""
+    """Answer 405 with Go's page, 400 instead of 413 for a large manifest, and 304 without headers."""
     if answer.status == 405:
         allowed = _ALLOWED.get(request.kind, "GET")
         return Response(405, [_NOSNIFF, ("Allow", allowed), _PLAIN], b"Method Not Allowed\n")
     if request.kind == "manifest" and answer.status == 413:
-        return error(400, "MANIFEST_INVALID", "manifest invalid")  # section 1.4: 400, never 413
+        return error(400, "MANIFEST_INVALID", "manifest invalid")  # section 1.4
     if request.kind == "manifest" and answer.status == 304:
         answer.headers = []
     return answer
 
 
 def _version(provider: Provider, request: Request, answer: Response) -> Response:
-    """Tell the version of the API on every path but `/`."""
+    """Add the API version to the answers to all paths except `/`."""
     name = "Docker-Distribution-Api-Version"
     if request.path == "/":
         answer.headers = [(key, value) for key, value in answer.headers if key != name]
@@ -287,7 +296,7 @@ def _version(provider: Provider, request: Request, answer: Response) -> Response
 
 PERSONAS: Mapping[str, Persona] = {
     "distribution": Persona(
-        # As Debian's docker-registry 2.8.2; tests ask both the same.
+        # Debian's docker-registry 2.8.2. Tests compare both.
         source="docs/protocol-facts.md sections 1.2, 1.7 to 1.12",
         hosts={"registry": "distribution.test"},
         options={"referrers_api": False, "single_post": False, "resumable": False, "sha512": True},
@@ -297,8 +306,8 @@ PERSONAS: Mapping[str, Persona] = {
         after=(_uploads, _blobs, _tags, _errors, _version),
     ),
     "distribution3": Persona(
-        # It keeps the bytes of a broken body: a GET on the old Location says how many, a PUT
-        # brings the rest.
+        # Keeps the bytes of a body that breaks off. A GET on the old Location returns their number, and a
+        # PUT can send the other bytes.
         source="docs/protocol-facts.md sections 1.7 (Content-Range), 1.9 (resuming), 7.7 (no referrers)",
         hosts={"registry": "distribution3.test"},
         options={"referrers_api": False, "single_post": False, "resumable": True},

@@ -1,6 +1,6 @@
-"""Docker Hub: its token service, its names, its pulls in six hours.
+"""Docker Hub: its token service, its names, its limit of pulls in six hours.
 
-Owns: what it counts and tells in headers, who may do what.
+Owns: its counters and their headers, its permissions.
 May not know: sockets, any client.
 Invariants: all other behaviour is the strict registry's.
 Follows: docs/protocol-facts.md sections 2.1 and 7.2.
@@ -21,7 +21,10 @@ _WINDOW = 21600.0  # seconds
 
 
 def _caps(provider: Provider) -> tuple[Cap, Cap]:
-    """100 manifests in six hours for the anonymous, 200 for each account; HEADs are free."""
+    """Return the caps in six hours: 100 manifests without a login, 200 for each account.
+
+    A HEAD does not count.
+    """
 
     def anonymous(request: Request) -> str | None:
         return "" if provider.user(request) is None else None
@@ -30,16 +33,16 @@ def _caps(provider: Provider) -> tuple[Cap, Cap]:
     return (Cap(100, _WINDOW, gets, per=anonymous), Cap(200, _WINDOW, gets, per=provider.user))
 
 
-def _tell_quota(provider: Provider, request: Request, answer: Response) -> Response:
-    """Tell on GET and HEAD of a manifest how many more there may be, and whose they are."""
+def _add_quota_headers(provider: Provider, request: Request, answer: Response) -> Response:
+    """Add the headers with the remaining quota to answers to GET and HEAD of a manifest."""
     is_read = request.kind == "manifest" and request.method in ("GET", "HEAD")
     if not is_read or answer.status in (401, 403):
         return answer
 
     user = provider.user(request)
-    of_the_anonymous, of_accounts = provider.rates.caps
-    cap = of_the_anonymous if user is None else of_accounts
-    as_get = Request("GET", request.target, request.headers)  # HEADs are not counted
+    anonymous_cap, account_cap = provider.rates.caps
+    cap = anonymous_cap if user is None else account_cap
+    as_get = Request("GET", request.target, request.headers)  # a HEAD would not be counted
     window = f"w={cap.seconds:.0f}"
     answer.headers += [
         ("ratelimit-limit", f"{cap.requests};{window}"),
@@ -50,12 +53,15 @@ def _tell_quota(provider: Provider, request: Request, answer: Response) -> Respo
 
 
 def _grants(user: str | None, access: Access) -> bool:
-    """One-component names are clients' shorthand: the registry knows them with `library/` only."""
+    """Report whether a user has a permission.
+
+    Names of one component have none: clients abbreviate names that begin with `library/` at the registry.
+    """
     return "/" in access.name and (access.action == "pull" or user is not None)
 
 
-def _hold_preview(provider: Provider) -> None:
-    """Hold the image whose HEAD shows the counters."""
+def _store_preview(provider: Provider) -> None:
+    """Store the image whose HEAD clients use to read the counters."""
     Seed(0).image(sizes=(1,)).load_into(provider, "ratelimitpreview/test", tag="latest")
 
 
@@ -67,7 +73,7 @@ PERSONAS: Mapping[str, Persona] = {
         caps=_caps,
         retry_after=None,
         throttled="You have reached your pull rate limit. You may increase the limit by authenticating.",
-        seed=_hold_preview,
-        after=(_tell_quota,),
+        seed=_store_preview,
+        after=(_add_quota_headers,),
     )
 }

@@ -1,6 +1,6 @@
-"""Amazon ECR and ECR Public: which content they take and give, and how fast.
+"""Amazon ECR and ECR Public: differences in content, messages and rates.
 
-Owns: repositories that have to be made first, blobs that are seen late, ECR's words, its rates.
+Owns: repositories that must be created first; blobs that are visible late; ECR's messages; its rates.
 May not know: sockets, logins (`clouds.aws`), any client.
 Invariants: all other behaviour is the strict registry's.
 Follows: docs/protocol-facts.md sections 4.7 to 4.9.
@@ -17,12 +17,12 @@ from .rates import Cap
 
 __all__ = ["LAG", "PERSONAS"]
 
-# Under this key of `Provider.notes` a test says for how many seconds a fresh blob is not seen.
+# Key of `Provider.notes` under which tests set the seconds for which a new blob is not visible.
 LAG = "lag"
 
 
 def _absent_repository(provider: Provider, request: Request) -> Response | None:
-    """Know only repositories that were created (tests do it): a push creates none."""
+    """Refuse unknown repositories. Tests create repositories; a push does not."""
     name = request.repository
     if not name or name in provider.repositories:
         return None
@@ -32,7 +32,7 @@ def _absent_repository(provider: Provider, request: Request) -> Response | None:
 
 
 def _unreferenced(provider: Provider, request: Request) -> Response | None:
-    """Give no blob that no manifest names: download URLs are for layers of images."""
+    """Refuse to serve a blob that no manifest names. ECR has download URLs only for layers of images."""
     repository = provider.repositories.get(request.repository)
     if request.kind != "blob" or request.method != "GET" or repository is None:
         return None
@@ -46,7 +46,7 @@ def _unreferenced(provider: Provider, request: Request) -> Response | None:
 
 
 def _seen_late(provider: Provider, request: Request, answer: Response) -> Response:
-    """Refuse a manifest that names a blob which arrived less than `LAG` seconds ago."""
+    """Refuse a manifest that names a blob which was uploaded less than LAG seconds ago."""
     lag = provider.notes.get(LAG, 0.0)
     now = provider.now()
     digest = request.parameter("digest")
@@ -77,7 +77,7 @@ def _seen_late(provider: Provider, request: Request, answer: Response) -> Respon
 
 
 def _worded_as_ecr(provider: Provider, request: Request, answer: Response) -> Response:
-    """Say of an immutable tag what ECR says, and answer some PATCHes with 201."""
+    """Use ECR's message for an immutable tag, and answer a PATCH with 201."""
     if answer.status == 400 and request.kind == "manifest" and answer.codes == ["TAG_INVALID"]:
         name = request.repository
         tag = request.reference
@@ -89,14 +89,14 @@ def _worded_as_ecr(provider: Provider, request: Request, answer: Response) -> Re
 
 
 def _caps(provider: Provider) -> tuple[Cap, ...]:
-    """Count each API for itself (section 4.8); the numbers are requests a second."""
+    """Return a cap for each API, in requests per second (section 4.8)."""
     counts = {"blob_head": 1000, "manifest_head": 2000, "manifest_get": 2000, "blob_get": 3000}
     counts |= {"upload_start": 100, "upload_body": 500, "upload_finish": 100, "manifest_put": 10}
     return tuple(Cap(count, actions=frozenset({action})) for action, count in counts.items())
 
 
 def _public_caps(provider: Provider) -> tuple[Cap, ...]:
-    """Count as ECR Public does for clients that have logged in (section 4.8)."""
+    """Return ECR Public's caps for clients with a login (section 4.8)."""
     counts = {
         "blob_head": 200,
         "upload_start": 10,
@@ -109,7 +109,7 @@ def _public_caps(provider: Provider) -> tuple[Cap, ...]:
 
 
 def _private(account: str, mount: Mount) -> Persona:
-    """Describe a registry of an account; BLOB_MOUNTING is a setting of the account."""
+    """Return the row of an account's registry. `mount` is the account's setting BLOB_MOUNTING."""
     return Persona(
         source="docs/protocol-facts.md sections 4.7 to 4.9",
         hosts={"registry": f"{account}.dkr.ecr.eu-west-1.amazonaws.com"},

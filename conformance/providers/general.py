@@ -1,8 +1,8 @@
-"""Registries of no one in particular: strict, old, and with blobs that come from elsewhere.
+"""Registries of no particular provider: strict, old, and one that redirects to object storage.
 
-Owns: what registries before OCI 1.1 do otherwise.
+Owns: differences of registries before OCI 1.1.
 May not know: sockets, any client.
-Invariants: what a row leaves out is strict.
+Invariants: behaviour that a row does not change is strict.
 Follows: docs/protocol-facts.md sections 1.8, 1.10, 1.11 and 1.13.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["PERSONAS"]
 
 
 def _no_large_pages(provider: Provider, request: Request) -> Response | None:
-    """Section 1.11: more than the configured maximum was an error before it was clamped."""
+    """Refuse a large `n`. Later registries use their maximum instead (section 1.11)."""
     size = request.parameter("n")
     if request.kind == "tag_list" and size is not None and size.isdecimal() and int(size) > 100:
         return error(

@@ -1,6 +1,6 @@
-"""GitHub's registry: how it takes chunks and whole blobs.
+"""GitHub's registry: differences in uploads.
 
-Owns: its upload quirks, its rate.
+Owns: its quirks of uploads, its rate.
 May not know: sockets, logins, any client.
 Invariants: all other behaviour is the strict registry's.
 Follows: docs/protocol-facts.md sections 7.1 and 7.9.
@@ -17,11 +17,11 @@ from .rates import Cap
 
 __all__ = ["PERSONAS"]
 
-_CHUNK_LIMIT = 4 << 20  # section 7.1
+_CHUNK_LIMIT = 4 << 20  # bytes (section 7.1)
 
 
 def _chunks(provider: Provider, request: Request) -> Response | None:
-    """Refuse a large chunk that says its range; of several PATCHes keep the last one only."""
+    """Refuse a large chunk with Content-Range. Keep only the last of several chunks."""
     if request.kind != "upload" or request.method != "PATCH":
         return None
     if request.header("content-range") and (request.length() or 0) > _CHUNK_LIMIT:
@@ -35,7 +35,7 @@ def _chunks(provider: Provider, request: Request) -> Response | None:
 
 
 def _no_whole_put(status: int, code: str = "UNSUPPORTED") -> Before:
-    """Refuse a PUT that has a body, as section 7.9 says that some do."""
+    """Return a function that refuses a PUT with a body (section 7.9)."""
 
     def answer(provider: Provider, request: Request) -> Response | None:
         if request.kind != "upload" or request.method != "PUT" or not request.has_body:

@@ -1,8 +1,8 @@
-"""Google's registries: Artifact Registry and what was Container Registry.
+"""Google's registries: Artifact Registry and the former Container Registry.
 
-Owns: uploads without PATCH, long Locations outside of `/v2/`, mounts without `from`, rates by
-project; their token service.
-May not know: sockets, who has an access token (`clouds.google`), any client.
+Owns: uploads without PATCH; long Locations outside of `/v2/`; mounts without `from`; rates by project;
+the permissions of their token service.
+May not know: sockets, access tokens (`clouds.google`), any client.
 Invariants: all other behaviour is the strict registry's.
 Follows: docs/protocol-facts.md sections 1.8, 5.1, 5.2 and 5.5.
 """
@@ -19,12 +19,13 @@ from .rates import WRITES, Cap
 
 __all__ = ["PERSONAS"]
 
+# The path of an upload's Location, without its last part.
 _LOCATION = "/artifacts-uploads/namespaces/{project}/repositories/{rest}/uploads/"
-_LONG = "A" * 1500  # a Location has more than 1,500 characters
+_LONG = "A" * 1500  # part of a Location, which has more than 1,500 characters
 
 
 def _no_chunks(provider: Provider, request: Request) -> Response | None:
-    """Refuse PATCH: uploads are whole."""
+    """Refuse PATCH."""
     if request.kind != "upload" or request.method != "PATCH":
         return None
     provider.journal.violations.append(f"PATCH {request.target}: chunked uploads are not supported")
@@ -32,12 +33,12 @@ def _no_chunks(provider: Provider, request: Request) -> Response | None:
 
 
 def _move_locations(provider: Provider, request: Request, answer: Response) -> Response:
-    """Give Locations outside of `/v2/`, longer than most; they have no query."""
+    """Replace the Location of an upload by a long one outside of `/v2/`, without a query."""
     if answer.status != 202 or request.kind != "upload_start":
         return answer
     project, _, rest = request.repository.partition("/")
     location = _LOCATION.format(project=project, rest=rest or "-") + _LONG
-    location += str(len(provider.notes))  # no two are equal
+    location += str(len(provider.notes))  # makes each Location unique
     provider.notes[location] = answer.header("Location")
     headers = [
         (name, value)
@@ -48,7 +49,7 @@ def _move_locations(provider: Provider, request: Request, answer: Response) -> R
 
 
 def _follow_locations(provider: Provider, request: Request) -> Request:
-    """Take a request for such a Location to its upload session."""
+    """Return a request for such a Location as a request for its upload session."""
     location = provider.notes.get(request.path)
     if location is None:
         return request
@@ -62,7 +63,7 @@ def _follow_locations(provider: Provider, request: Request) -> Request:
 
 
 def _bare_mount(provider: Provider, request: Request) -> Response | None:
-    """Answer a mount without `from` by whether this repository has the blob (section 1.8, GCR)."""
+    """Answer a mount without `from` with 201 if the repository has the blob (section 1.8, GCR)."""
     digest = request.parameter("mount")
     repository = provider.repositories.get(request.repository)
     if (
@@ -78,7 +79,7 @@ def _bare_mount(provider: Provider, request: Request) -> Response | None:
 
 
 def _caps(provider: Provider) -> tuple[Cap, ...]:
-    """Count all requests, and writes, of a minute by project."""
+    """Return the caps on all requests and on writes, per minute and project."""
 
     def project(request: Request) -> str:
         return request.repository.partition("/")[0]
@@ -87,12 +88,12 @@ def _caps(provider: Provider) -> tuple[Cap, ...]:
 
 
 def _grants(user: str | None, access: Access) -> bool:
-    """Let everybody pull from the project `public`, and who has logged in do all."""
+    """Report whether a user has a permission: all with a login, pulls from `public` without."""
     return user is not None or (access.action == "pull" and access.name.startswith("public/"))
 
 
 def _with_logins(host: str) -> Persona:
-    """Describe a registry to log in to; a test sets its `tokens.google`, who gives access tokens."""
+    """Return the row of a registry with logins. Tests set its `tokens.google`, which issues tokens."""
     return Persona(
         source="docs/protocol-facts.md sections 5.1, 5.2, 5.5",
         hosts={"registry": host},

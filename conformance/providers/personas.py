@@ -1,13 +1,13 @@
-"""Registries that behave as providers do, by name, and servers made of them.
+"""The registries that behave as providers, by name, and servers for them.
 
 Owns: the table of all rows.
-May not know: what any row says (the modules of the providers).
-Invariants: a row holds behaviour that docs/protocol-facts.md says, by section; what a row leaves
-out is strict.
+May not know: the content of any row (the modules of the providers).
+Invariants: the behaviour of a row is documented in docs/protocol-facts.md, by section. Behaviour that a row
+does not change is strict.
 
-A new provider is a row in a module of its own and, where options do not say it, a few functions of
-the kinds that a row takes: `rewrites` (what the registry makes of a request), `before` (an answer
-instead), `judges` (an answer to a manifest that has been read), `after` (another answer).
+A new provider is a row in a module of its own. Behaviour for which there is no option is added by
+functions: `rewrites` change a request, `before` answers instead of the registry, `judges` answer to a
+received manifest, `after` changes an answer.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Running:
-    """A provider that is being served; `url` and `address` are its registry's."""
+    """A provider that is being served."""
 
     provider: Provider
-    url: str
+    url: str  # of the registry
     servers: Mapping[Role, Server]
 
     @property
@@ -61,15 +61,15 @@ class Running:
         return self.provider.journal
 
     def check(self) -> None:
-        """Raise AssertionError when any part was sent what no correct client sends."""
+        """Raise AssertionError if any part got a request that no correct client sends."""
         for site in self.provider.sites.values():
             site.journal.check()
 
 
 def imitate(name: str, **options: Any) -> Provider:
-    """Make a provider without serving it, to be asked in memory or to listen in a `Network`.
+    """Return a provider that is not served. It can answer in memory or listen in a `Network`.
 
-    `users`, `now` and `wall` are Provider's; other options are App's and come before the row's.
+    `users`, `now` and `wall` are options of Provider. Other options are App's, and override the row's.
     """
     return Provider(PERSONAS[name], **options)
 
@@ -80,9 +80,9 @@ def persona(
 ) -> Iterator[Running]:
     """Serve a provider while the block runs, each part in a thread of its own.
 
-    Without `names` each part is at a port of 127.0.0.1, over plain HTTP. With `names` it answers
-    under the row's host names, over TLS, for clients that use `names.environ`. `port` is the
-    registry's own.
+    Without `names`, each part is at a port of 127.0.0.1, over plain HTTP. With `names`, each part is at its
+    host name, over TLS, for clients that use `names.environ`. `port` is the port of the registry; 0 means
+    any free port.
     """
     provider = imitate(name, **options)
     hosts = provider.row.hosts

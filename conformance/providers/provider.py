@@ -1,9 +1,9 @@
-"""A provider's row, and a registry that behaves as its row says.
+"""A registry that behaves as a certain provider, according to the provider's row.
 
-Owns: what a row can say (`Persona`), the registry made of it (`Provider`), the object storage
+Owns: the fields of a row (`Persona`); the registry made from a row (`Provider`); the object storage
 behind a registry (`Storage`).
-May not know: sockets, any client, which providers there are (see `personas`).
-Invariants: what a row leaves out is strict. The functions of a row are called in the order
+May not know: sockets, any client, the rows of the providers (see `personas`).
+Invariants: behaviour that a row does not change is strict. The functions of a row are called in the order
 `rewrites`, `before`, `judges`, `after`.
 Follows: docs/protocol-facts.md sections 1.13 and 4.9.
 """
@@ -36,44 +36,48 @@ __all__ = [
     "Storage",
 ]
 
-# The parts of a provider: the registry itself, its token service, the storage from which blobs
-# come, the directory of identities that it believes.
+# The parts of a provider: the registry itself, its token service, the object storage that serves its
+# blobs, and the directory of identities that it trusts.
 Role: TypeAlias = Literal["registry", "token", "storage", "authority"]
+# Which blobs are mounted: all, only blobs that a manifest of the source repository names, or none.
 Mount: TypeAlias = Literal["any", "committed", "never"]
+
+# Functions of a row. A Rewrite returns the request that the registry processes. A Before answers instead of
+# the registry, a Judge instead of storing a manifest with these bytes, unless they return None. An After
+# returns the answer that is sent.
 Rewrite: TypeAlias = "Callable[[Provider, Request], Request]"
 Before: TypeAlias = "Callable[[Provider, Request], Response | None]"
 Judge: TypeAlias = "Callable[[Provider, Request, bytes], Response | None]"
 After: TypeAlias = "Callable[[Provider, Request, Response], Response]"
 
 
-# Of the clouds none documents a POST with the whole blob; the bytes of a broken body are lost.
+# No cloud documents a POST with the whole blob. They lose the bytes of a body that breaks off.
 CLOUD_OPTIONS: Mapping[str, Any] = {"single_post": False, "resumable": False}
 
 
 @dataclass(frozen=True)
 class Persona:
-    """The row of one provider.
+    """The row of one provider."""
 
-    `options` are App's, `tokens` TokenService's; without `tokens` everybody may do everything.
-    `service` makes the token service, `parts` other parts with a role and a host of their own.
-    `mount` "committed" mounts only blobs that a manifest of the source repository names. `caps` are
-    made for a provider, so that they can ask it who a caller is. URLs to the storage are good for
-    `signed_for` seconds; `redirects` are the methods on blobs that are sent there. `seed` puts
-    content into a new registry.
-    """
-
-    source: str
-    hosts: Mapping[Role, str]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    source: str  # the documentation of the behaviour
+    hosts: Mapping[Role, str]  # host names
+    options: Mapping[str, Any] = field(default_factory=dict)  # of App
+    # Options of the token service. None: no logins, everybody may do everything.
     tokens: Mapping[str, Any] | None = None
+    # Makes the token service.
     service: Callable[..., TokenService] = TokenService
+    # Makes further parts, which have hosts of their own.
     parts: Callable[[Provider], Mapping[Role, Site]] = lambda provider: {}
     mount: Mount = "any"
+    # Makes the caps. The argument is the provider, which can tell the user of a request.
     caps: Callable[[Provider], Sequence[Cap]] = lambda provider: ()
     retry_after: RetryAfter = "seconds"
-    throttled: str = "too many requests"
+    throttled: str = "too many requests"  # the message of a 429
+    # The methods on blobs that are redirected to the storage, if there is one.
     redirects: frozenset[str] = frozenset({"GET"})
+    # How long a URL of the storage is valid, in seconds.
     signed_for: float = 300.0
+    # Puts content into a new registry.
     seed: Callable[[Provider], None] = lambda provider: None
     rewrites: Sequence[Rewrite] = ()
     before: Sequence[Before] = ()
@@ -82,9 +86,10 @@ class Persona:
 
 
 class Provider(App):
-    """A registry that behaves as a row says; `sites` are all parts of it, by role.
+    """A registry that behaves according to a row. `sites` has all its parts by role.
 
-    `auth`: who may ask, where that is more than the row's own token service (`aws`).
+    `auth` replaces the row's own token service (see `conformance/clouds/aws.py`). `now` is the clock of
+    rates and tokens, `wall` the clock of dates. Other options are App's.
     """
 
     def __init__(
@@ -118,27 +123,27 @@ class Provider(App):
             self.storage = self.sites["storage"] = Storage(self, row.signed_for, wall)
 
         self.sites.update(row.parts(self))
-        # The memory of the row's functions between requests, under their own keys.
+        # State that the row's functions keep between requests. They choose the keys.
         self.notes: dict[Any, Any] = {}
         self.place({role: f"https://{host}" for role, host in row.hosts.items()})
         row.seed(self)
         self.journal.clear()
 
     def place(self, origins: Mapping[Role, str]) -> None:
-        """Say where the parts answer, as `SCHEME://HOST[:PORT]`."""
+        """Set the origins of the parts, as `SCHEME://HOST[:PORT]`."""
         if self.tokens is not None and "token" in origins:
             self.tokens.realm = origins["token"] + self.tokens.path
         if self.storage is not None:
             self.storage.origin = origins["storage"]
 
     def kind_of(self, request: Request) -> str:
-        """Name a request's kind of path, whatever path a Location has."""
+        """Return the kind of a request's path. Rewrites may set the kind of other paths."""
         for rewrite in self.row.rewrites:
             rewrite(self, request)
         return request.kind
 
     def start(self, request: Request) -> Answer | Reception:
-        """Decide as the strict registry, on the rewritten request, and amend the answer."""
+        """Decide on a request with the row's functions before and after the strict registry's decision."""
         for rewrite in self.row.rewrites:
             request = rewrite(self, request)
         if self.row.mount == "committed":
@@ -151,21 +156,21 @@ class Provider(App):
         if isinstance(decision, Response):
             return self._after(request, decision)
         if isinstance(decision, Reception):
-            return self._with_judges(request, decision)
+            return self._add_judges(request, decision)
         return decision
 
-    def _with_judges(self, request: Request, reception: Reception) -> Reception:
-        """Let the row's judges see a manifest before it is stored, and amend the answer."""
+    def _add_judges(self, request: Request, reception: Reception) -> Reception:
+        """Return a Reception that calls the row's judges before a manifest is stored."""
 
         def finish(received: int) -> Response:
-            answer = self._judgement(request, reception) or reception.finish(received)
+            answer = self._ask_judges(request, reception) or reception.finish(received)
             assert isinstance(answer, Response), "a registry in memory has its answer at once"
             return self._after(request, answer)
 
         return replace(reception, finish=finish)
 
-    def _judgement(self, request: Request, reception: Reception) -> Response | None:
-        """Return the first answer of a judge to a manifest that was received."""
+    def _ask_judges(self, request: Request, reception: Reception) -> Response | None:
+        """Return the first answer of a judge to a received manifest, or None."""
         if request.kind != "manifest" or not isinstance(reception.content, Content):
             return None
         body = bytes(reception.content)
@@ -178,17 +183,18 @@ class Provider(App):
         return None
 
     def _after(self, request: Request, answer: Response) -> Response:
+        """Return the answer to send: perhaps a redirect to the storage, changed by the row's functions."""
         is_served = request.kind == "blob" and answer.status in (200, 206)
         if self.storage is not None and is_served and request.method in self.row.redirects:
             where = self.storage.sign(request.method, request.repository, request.reference)
-            # Section 1.13: usually 307, to object storage.
+            # The usual status is 307 (section 1.13).
             answer = Response(307, [("Location", where)])
         for last in self.row.after:
             answer = last(self, request, answer)
         return answer
 
     def _without_from(self, request: Request) -> Request:
-        """Leave `from` out where no manifest of that repository names the blob (section 4.9)."""
+        """Return the request without the mount if no manifest of the source names the blob (section 4.9)."""
         mount = request.parameter("mount")
         source = request.parameter("from")
         if request.kind != "upload_start" or mount is None or source is None:
@@ -203,15 +209,15 @@ class Provider(App):
         return replace(request, target=f"{request.path}?{query}")
 
     def user(self, request: Request) -> str | None:
-        """Return who asks; None for the anonymous and where there are no logins."""
+        """Return the user of a request. Returns None if it is anonymous or if there are no logins."""
         return None if self.tokens is None else self.tokens.user(request)
 
 
 class Storage(Site):
-    """Object storage behind a registry: signed URLs that expire, and no other login.
+    """Object storage behind a registry, with signed URLs that expire (section 1.13).
 
-    Section 1.13; R1 of section 9.2: a client that sends the registry's credential here has leaked
-    it, which is noted.
+    A client that sends the registry's credential to the storage leaks it, which is recorded as a
+    violation (section 9.2, R1).
     """
 
     def __init__(self, registry: App, seconds: float, wall: Callable[[], float]) -> None:
@@ -220,12 +226,12 @@ class Storage(Site):
         self._seconds = seconds
         self._wall = wall
         self._secret = b"nobody signs for us"
-        # What it serves, without the registry's logins, caps and quirks.
+        # Serves the registry's content without its logins, caps and quirks.
         self._vault = App()
         self._vault.repositories = registry.repositories
 
     def sign(self, method: str, repository: str, digest: str) -> str:
-        """Return a URL for one method on one blob, good for a while."""
+        """Return a URL for one method on one blob. It is valid for the configured seconds."""
         expires = str(int(self._wall() + self._seconds))
         path = f"/{quote(repository)}/{quote(digest)}"
         return f"{self.origin}{path}?" + urlencode(
@@ -236,7 +242,7 @@ class Storage(Site):
         return hmac.new(self._secret, f"{method} {path} {expires}".encode(), "sha256").hexdigest()
 
     def start(self, request: Request) -> Answer | Reception:
-        """Give a blob for a good signature; refuse everything else as storage does, in XML."""
+        """Answer with a blob if the signature is valid. Refusals are in XML, as at real storages."""
         request.kind = "storage"
         for name in ("authorization", "cookie", "proxy-authorization"):
             if request.header(name):

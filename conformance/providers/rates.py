@@ -1,10 +1,10 @@
-"""How many requests a registry takes: caps over any stretch of time, and the 429 for one more.
+"""Rate limits of registries: caps on requests in a sliding window, and the 429 beyond them.
 
-Owns: what each request counts as, sliding windows, quotas that headers tell, the refusal.
+Owns: the actions as which a request counts; sliding windows; the remaining quota; the refusal.
 May not know: what a registry holds, sockets, a clock (`now` is an argument).
-Invariants: in no stretch of a cap's length, wherever it begins, the registry admits more requests
-than the cap. A refused request counts for nothing. So a client whose rate plus burst is above the
-cap is caught at its burst, as the clouds catch it.
+Invariants: in every window of a cap's length, at most as many requests are admitted as the cap allows. A
+refused request does not count. So a client whose rate plus burst exceeds the cap is refused at its burst, as
+in the clouds.
 Follows: docs/protocol-facts.md sections 1.12 (429, TOOMANYREQUESTS, Retry-After), 4.8, 5.5, 6.5 and
 7.2 (what is counted); the actions are those of docs/design.md section 9.
 """
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ACTIONS", "READS", "WRITES", "Cap", "Metered", "Rates", "RetryAfter", "actions_of"]
 
+# The form of Retry-After. None: no such header.
 RetryAfter: TypeAlias = "Literal['seconds', 'date'] | None"
 
 READS = frozenset({"tag_list", "manifest_head", "manifest_get", "blob_head", "blob_get"})
@@ -35,7 +36,7 @@ ACTIONS = READS | WRITES
 
 
 def actions_of(request: Request) -> tuple[str, ...]:
-    """Return the actions of a request: none for a ping, two for a PUT that brings the body."""
+    """Return the actions of a request: none for a ping, two for a PUT with a body."""
     method = request.method
     kind = request.kind
     if kind in ("tag_list", "catalog"):
@@ -43,10 +44,10 @@ def actions_of(request: Request) -> tuple[str, ...]:
     if kind == "referrers":
         return ("manifest_get",)
     if kind in ("manifest", "blob"):
-        named = f"{kind}_{method.lower()}"
-        return (named,) if named in ACTIONS else ()
+        action = f"{kind}_{method.lower()}"
+        return (action,) if action in ACTIONS else ()
     if kind == "upload_start":
-        # One POST with the whole blob is all three steps.
+        # A POST with the whole blob counts as all three steps.
         whole = request.has_body and request.parameter("digest") is not None
         return ("upload_start", "upload_body", "upload_finish") if whole else ("upload_start",)
     if kind == "upload" and method == "PATCH":
@@ -58,26 +59,20 @@ def actions_of(request: Request) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Cap:
-    """At most `requests` of `actions` in any `seconds`.
-
-    `apart`: each action has a count of its own, as AWS counts by API; otherwise one for all.
-    `per` gives the key of a request's count, for one count by caller, repository or the like; None
-    where the cap does not hold for the request.
-    """
+    """A limit of `requests` requests with one of `actions` in any `seconds`."""
 
     requests: int
     seconds: float = 1.0
     actions: frozenset[str] = ACTIONS
+    # Whether each action is counted separately, as AWS does by API.
     apart: bool = False
+    # Returns the key of the count for a request, such as its user or repository. None: the cap does not
+    # apply to the request.
     per: Callable[[Request], str | None] = lambda request: ""
 
 
 class Rates:
-    """Caps that are kept: `refuse` counts a request or says no.
-
-    `retry_after`: None leaves the header out, "seconds" and "date" say when the next one is taken.
-    `refused` counts by action.
-    """
+    """The counts of some caps. `refused` has the number of refused requests by action."""
 
     def __init__(
         self,
@@ -93,10 +88,11 @@ class Rates:
         self.retry_after = retry_after
         self.message = message
         self.refused: Counter[str] = Counter()
+        # Times of the admitted requests. Keys: the cap, the action if counted apart, the result of `per`.
         self._times: defaultdict[tuple[Cap, str, str], deque[float]] = defaultdict(deque)
 
     def refuse(self, request: Request) -> Response | None:
-        """Count a request that is admitted; return the 429 for one that is not."""
+        """Count a request if it is admitted. Returns the 429 otherwise."""
         now = self.now()
         counts = list(self._counts(request))
         waits = [
@@ -110,14 +106,14 @@ class Rates:
         return None
 
     def remaining(self, cap: Cap, request: Request) -> int:
-        """Return how many more such requests the cap has room for now."""
+        """Return how many more requests like `request` the cap admits now."""
         return min(
             (cap.requests - len(times) for _, times in self._counts(request, cap)),
             default=cap.requests,
         )
 
     def _counts(self, request: Request, *only: Cap) -> Iterable[tuple[Cap, deque[float]]]:
-        """Give each cap that holds for a request, with the times of its admitted requests."""
+        """Yield each cap that applies to a request, with the times of the admitted requests."""
         now = self.now()
         for cap in only or self.caps:
             key = cap.per(request)
@@ -131,7 +127,7 @@ class Rates:
                     times.popleft()
                 yield cap, times
                 if not cap.apart:
-                    break  # a request is one request, whatever it is made of
+                    break  # a request with several actions counts once
 
     def _too_many(self, wait: float) -> Response:
         headers = []
@@ -143,8 +139,9 @@ class Rates:
 
 
 class Metered:
-    """`App(auth=Metered(rates, auth))`: logins first, then caps; what a login refuses is not
-    counted.
+    """An `Auth` that checks logins, then caps. A request whose login is refused is not counted.
+
+    It is used as `App(auth=Metered(rates, auth))`.
     """
 
     def __init__(self, rates: Rates, auth: Auth | None = None) -> None:
@@ -152,10 +149,10 @@ class Metered:
         self._auth = auth
 
     def answer(self, request: Request) -> Answer | Reception | None:
-        """Serve the token service's own path where it lives at the registry."""
+        """Answer the token path if the token service is at the registry's origin."""
         return None if self._auth is None else self._auth.answer(request)
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse by login, then by caps."""
+        """Return the refusal of the login or of the caps, or None."""
         refusal = None if self._auth is None else self._auth.check(request, needs)
         return refusal or self._rates.refuse(request)

@@ -1,9 +1,9 @@
-"""Registries that are strict but for referrers.
+"""Registries that are strict except for referrers.
 
-Owns: answers where there is no referrers API, and answers about a subject.
+Owns: answers of registries without the referrers API, and answers about a subject.
 May not know: sockets, other quirks of a provider.
-Invariants: manifests, blobs and tags are the strict registry's. Only unknown paths, `OCI-Subject`
-and lists of referrers are answered otherwise.
+Invariants: answers about manifests, blobs and tags are the strict registry's. Only unknown paths,
+`OCI-Subject` and lists of referrers differ.
 Follows: docs/protocol-facts.md sections 1.10 and 7.9, and rule 15 of docs/design.md section 6.
 """
 
@@ -20,13 +20,13 @@ from .provider import Before, Persona, Provider
 
 __all__ = ["LATE", "PERSONAS"]
 
-LATE = 60.0  # seconds until a referrer that was put is listed
+LATE = 60.0  # seconds until a new referrer is listed
 _LOGIN = "/login"
-_UNKNOWN = ("referrers", "other")  # kinds of paths that a registry without the API does not know
+_UNKNOWN = ("referrers", "other")  # kinds of paths that are unknown to a registry without the API
 
 
 def _page(status: int, media_type: str = "text/html; charset=utf-8") -> Before:
-    """Answer every path that is not known with a page."""
+    """Return a function that answers unknown paths with a page."""
     text = (
         "404 page not found\n"
         if media_type.startswith("text/plain")
@@ -42,7 +42,7 @@ def _page(status: int, media_type: str = "text/html; charset=utf-8") -> Before:
 
 
 def _refusal(status: int) -> Before:
-    """Answer every path that is not known with an error body."""
+    """Return a function that answers unknown paths with an error body."""
 
     def answer(provider: Provider, request: Request) -> Response | None:
         if request.kind not in _UNKNOWN:
@@ -52,8 +52,8 @@ def _refusal(status: int) -> Before:
     return answer
 
 
-def _led_to_a_page(provider: Provider, request: Request) -> Response | None:
-    """Send whoever asks for a path that is not known to a page where people log in."""
+def _redirect_to_page(provider: Provider, request: Request) -> Response | None:
+    """Redirect unknown paths to a login page."""
     if request.path == _LOGIN:
         return Response(
             200,
@@ -66,21 +66,21 @@ def _led_to_a_page(provider: Provider, request: Request) -> Response | None:
 
 
 def _no_api(provider: Provider, request: Request) -> Response | None:
-    """Have no referrers API although subjects are announced, as ECR in June 2024."""
+    """Refuse the referrers API although subjects are announced, as ECR did in June 2024."""
     if request.kind != "referrers":
         return None
     return error(404, "UNSUPPORTED", "the referrers API is not here")
 
 
 def _none_is_unknown(provider: Provider, request: Request, answer: Response) -> Response:
-    """Say of a manifest without referrers that it is not known; those that have some are listed."""
+    """Answer 404 instead of an empty list of referrers."""
     if request.kind == "referrers" and answer.status == 200 and not answer.json()["manifests"]:
         return error(404, "MANIFEST_UNKNOWN", "manifest unknown", {"digest": request.reference})
     return answer
 
 
 def _unannounced(provider: Provider, request: Request, answer: Response) -> Response:
-    """Have the API and say nothing of it when a manifest with a subject is put."""
+    """Remove OCI-Subject from answers, although there is a referrers API."""
     answer.headers = [
         (name, value) for name, value in answer.headers if name.lower() != "oci-subject"
     ]
@@ -88,7 +88,7 @@ def _unannounced(provider: Provider, request: Request, answer: Response) -> Resp
 
 
 def _late(provider: Provider, request: Request, answer: Response) -> Response:
-    """List a referrer that was put (what tests load is older) when `LATE` seconds have passed."""
+    """List a referrer only LATE seconds after it was put. Content loaded by tests counts as older."""
     if request.kind == "manifest" and request.method == "PUT" and answer.status == 201:
         provider.notes.setdefault(("put", answer.header("Docker-Content-Digest")), provider.now())
     if request.kind == "referrers" and answer.status == 200:
@@ -104,7 +104,7 @@ def _late(provider: Provider, request: Request, answer: Response) -> Response:
     return answer
 
 
-# Those that begin with `unknown` have no API.
+# Rows whose names begin with `unknown` have no referrers API.
 _NO_API = {"referrers_api": False}
 _ROWS: Mapping[str, Mapping[str, Any]] = {
     "referrers-in-pages": {"options": {"referrers_page": 2}},
@@ -122,7 +122,7 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
         "before": (_page(404, "text/plain; charset=utf-8"),),
     },
     "unknown-200-in-html": {"options": _NO_API, "before": (_page(200),)},
-    "unknown-redirected": {"options": _NO_API, "before": (_led_to_a_page,)},
+    "unknown-redirected": {"options": _NO_API, "before": (_redirect_to_page,)},
 }
 
 PERSONAS: Mapping[str, Persona] = {
