@@ -360,9 +360,9 @@ async def test_a_refused_token_that_is_given_again_serves() -> None:
     assert used == "Bearer same"
     at.record_success(used, "team/app", "GET")
     assert await at.on_unauthorized([BEARER], used, "team/app", "pull") is Refusal.ENDED
-    assert [*at.refused] == [used]
+    assert [*at.refused_logins] == [used]
     assert await at.authorization("team/app", "pull") == used
-    assert not at.refused
+    assert not at.refused_logins
 
 
 async def test_one_token_for_two_uses_is_refused_for_both() -> None:
@@ -373,7 +373,7 @@ async def test_one_token_for_two_uses_is_refused_for_both() -> None:
     assert await at.authorization("team/other", "pull") == used
     await at.on_unauthorized([BEARER], used, "team/other", "pull")
     assert await at.authorization("team/app", "pull") == "Bearer t3"
-    assert [*at.refused] == [used]
+    assert [*at.refused_logins] == [used]
 
 
 # Scopes.

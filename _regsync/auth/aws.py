@@ -530,7 +530,11 @@ def _failure_of(request: Request, answer: Answer, fields: dict[str, object], hin
 
 
 class _KeyChain:
-    """Searches the sources of AWS keys, in the order of section 4.5."""
+    """Searches the sources of AWS keys, in the order of section 4.5.
+
+    In all methods, `label` names a source in messages, and `fields` are the fields of a profile, or
+    the environment variables of the same names. Keys are Credentials as described in `sigv4`.
+    """
 
     def __init__(
         self, machine: CloudEnvironment, settings: _Settings, client: _Client, region: str
@@ -574,7 +578,7 @@ class _KeyChain:
     async def _assume_by_token(self, fields: dict[str, str], label: str) -> Credential:
         """Assume a role with a token file of another identity provider, and return its keys.
 
-        A pod in EKS has such a file. `fields` are the fields of a profile.
+        A pod in EKS has such a file.
         """
         token = self._settings.read_required(fields[_TOKEN_FILE], label).strip()
         form = [
@@ -587,7 +591,7 @@ class _KeyChain:
     async def _assume_by_keys(
         self, fields: dict[str, str], label: str, keys: Credential
     ) -> Credential:
-        """Assume a role with other `keys`, and return the role's keys. `fields` are a profile's."""
+        """Assume a role with other `keys`, and return the role's keys."""
         form = [
             ("Action", "AssumeRole"),
             *self._role_fields(fields, label),
@@ -658,6 +662,7 @@ class _KeyChain:
         if _TOKEN_FILE in profile:
             return await self._assume_by_token(profile, label)
         has_keys = "aws_access_key_id" in profile
+        # If a profile is the source of another profile, its keys take precedence over its role.
         is_source_with_keys = referrers and has_keys
         if "role_arn" in profile and not is_source_with_keys:
             keys = await self._keys_to_assume(profile, name, label, referrers)

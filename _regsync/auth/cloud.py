@@ -195,7 +195,7 @@ class CloudLogin:
                 self._set_login(login, began)
             else:
                 # Further logins that would only probe this cloud's metadata service need not try.
-                self._clouds.absent.add(self._cloud)
+                self._clouds.without_metadata.add(self._cloud)
         except (ConfigError, SyncError) as error:
             is_still_valid = began < self._valid_until
             if is_still_valid:
@@ -216,9 +216,9 @@ class CloudLogin:
         """
         # Once the metadata service has issued a login, a missing answer is an error.
         is_probe = self._probing_metadata and self._credential is None
-        if is_probe and self._cloud in self._clouds.absent:
+        if is_probe and self._cloud in self._clouds.without_metadata:
             return None
-        module = self._clouds.module(self._cloud)
+        module = self._clouds.load_module(self._cloud)
         return await module.log_in(self.machine, self._registry, probing_metadata=is_probe)
 
     def _set_login(self, login: Login, began: float) -> None:
@@ -240,8 +240,8 @@ class Clouds:
 
     def __init__(self, machine: CloudEnvironment, module: Callable[[str], CloudModule]) -> None:
         self.machine = machine
-        self.module = module  # returns the module of a cloud: "aws", "google" or "azure"
-        self.absent: set[str] = set()  # clouds whose metadata service did not answer
+        self.load_module = module  # returns the module of a cloud: "aws", "google" or "azure"
+        self.without_metadata: set[str] = set()  # clouds whose metadata service did not answer
         self._configured: dict[str, bool] = {}  # cloud -> whether its identity is configured here
         self._probe_locks: dict[str, anyio.Lock] = {}  # see `probe_lock`
         # Keys: (cloud, _login_key(...), cloud_profile, probing_metadata).
@@ -249,7 +249,7 @@ class Clouds:
 
     def reload(self) -> None:
         """Search for identities again, because a file or a metadata service may have appeared."""
-        self.absent.clear()
+        self.without_metadata.clear()
         self._configured.clear()
 
     def probe_lock(self, cloud: str) -> anyio.Lock:
@@ -284,7 +284,7 @@ class Clouds:
     def _is_configured(self, cloud: str) -> bool:
         if cloud not in self._configured:
             try:
-                self._configured[cloud] = self.module(cloud).is_configured(self.machine)
+                self._configured[cloud] = self.load_module(cloud).is_configured(self.machine)
             except (AuthError, ConfigError):
                 # A broken file counts as an identity. The login will then report what is wrong.
                 self._configured[cloud] = True

@@ -128,7 +128,7 @@ class Authenticator:
 
         # The logins (Authorization headers and refresh tokens) that were refused recently. A task
         # checks this list after each wait, before it sends a login.
-        self.refused = deque[str](maxlen=_MOST_REFUSED)
+        self.refused_logins = deque[str](maxlen=_MOST_REFUSED)
         # Current and former secrets, and signatures in URLs. They are masked in every text.
         self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
         # The cloud login that provides the credential, or None.
@@ -209,7 +209,7 @@ class Authenticator:
         """Start another run: discard the planned scopes, and treat the challenge as out of date."""
         self._planned_scopes = {}
         self._challenged_in_this_run = False
-        self.refused.clear()  # the account may have been unlocked since the last run
+        self.refused_logins.clear()  # the account may have been unlocked since the last run
 
     def plan_scope(self, repository: str, actions: str) -> None:
         """Declare that this run will use a repository, so that the next token request names it too.
@@ -305,7 +305,7 @@ class Authenticator:
         if challenge.scheme == "basic":
             await self._renew_cloud_login()
             basic = self.credential.basic
-            if basic in self.refused:  # the cloud has returned the refused password again
+            if basic in self.refused_logins:  # the cloud has returned the refused password again
                 raise self._refused_error(self._authority)
             return basic
 
@@ -409,7 +409,9 @@ class Authenticator:
             return Refusal.UNPROVEN
         return Refusal.ENDED if self._tokens.is_cached(token) else Refusal.REPLACED
 
-    async def offer(self, challenges: Iterable[str], repository: str, actions: str) -> bool:
+    async def log_in_unasked(
+        self, challenges: Iterable[str], repository: str, actions: str
+    ) -> bool:
         """Send the credential with all further requests, although none is required.
 
         Returns False if there is no credential that can be sent.
@@ -488,8 +490,8 @@ class Authenticator:
         return Refusal.UNPROVEN
 
     def _record_refused(self, login: str) -> None:
-        if login not in self.refused:
-            self.refused.append(login)
+        if login not in self.refused_logins:
+            self.refused_logins.append(login)
 
     def _refused_error(self, who: str, *, fatal: bool = True) -> AuthError:
         hint = "check the user name, and whether the password or token has expired or lacks rights"
@@ -587,7 +589,7 @@ class Authenticator:
                 self._read_token(answer, token)
                 self._tokens.add(token)
                 with suppress(ValueError):  # the service may have issued a refused token again
-                    self.refused.remove(f"Bearer {token.value}")
+                    self.refused_logins.remove(f"Bearer {token.value}")
         except SyncError as error:
             token.error = error
         finally:
@@ -709,7 +711,7 @@ class Authenticator:
         """
 
         def check_login() -> None:
-            if login in self.refused:
+            if login in self.refused_logins:
                 raise LoginExpired("the login was refused to another request")
 
         try:

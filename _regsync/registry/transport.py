@@ -687,7 +687,7 @@ class Transport:
         to another request in the meantime, or the registry has been stopped.
         """
         self._check_not_stopped(host, want)
-        if authorization in host.authenticator.refused:
+        if authorization in host.authenticator.refused_logins:
             raise LoginExpired("the login was refused to another request")
 
     async def login(
