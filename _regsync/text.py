@@ -39,8 +39,8 @@ _PRINTABLE = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys(_SPACES, " ")  # for 
 _MASK = "***"
 
 # The number of characters of a text that are searched for secrets; the text after them is dropped.
-# Callers read more bytes of an error body than this, so that only a dropped secret can be
-# incomplete.
+# Callers read more bytes of an error body than this. So a secret that was truncated by the read is
+# in the dropped part.
 _MOST_SEARCHED = 16 * 1024 - 1
 
 # The last time that RFC 3339 can represent, in seconds since 1970.
@@ -121,8 +121,7 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     for form in longest_first:
         text = text.replace(form, _MASK)
     if is_cut:
-        # The text may end with the beginning of a secret. Drop as many characters as the longest
-        # has.
+        # The text may end with the beginning of a secret, so drop the length of the longest form.
         longest = max(map(len, longest_first), default=0)
         text = f"{text[: max(0, len(text) - longest)]}…"
     return text

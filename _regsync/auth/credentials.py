@@ -234,7 +234,7 @@ def _look_up(
         _refuse_credential_program(place, helper, "credHelpers", registry)
         return None
 
-    keys = _keys_of_entries(file, names, repository)
+    keys = _matching_keys(file, names, repository)
     for key in keys:
         credential = _read_entry(place, file.auths[key], registry)
         if credential is not None:
@@ -249,13 +249,14 @@ def _look_up(
 
 
 def _names_in_files(registry: Registry) -> list[str]:
+    """Return the names under which credential files may list a registry."""
     names = [registry.authority, f"{registry.host}:{registry.port}"]
     if registry.host == "docker.io":
         return list(dict.fromkeys((_DOCKER_HUB_KEY, *names, *DOCKER_HUB_HOSTS)))
     return names
 
 
-def _keys_of_entries(file: _CredentialFile, names: list[str], repository: str | None) -> list[str]:
+def _matching_keys(file: _CredentialFile, names: list[str], repository: str | None) -> list[str]:
     """Return the keys of `auths` that apply to a repository, most specific first.
 
     The order is: the repository, its parent paths, the registry itself, URLs of the registry.
