@@ -469,8 +469,8 @@ class Discovery:
         for tag in tags:
             self._unsettled_tags[tag.target.host.key][tag] = None
         try:
-            submitted = [tag for tag in tags if tag.target not in known_to_lack]
-            for tag in submitted:
+            submitted_tags = [tag for tag in tags if tag.target not in known_to_lack]
+            for tag in submitted_tags:
                 self.target_workers.submit(tag)
             # An image that is held back needs no manifest in this run.
             may_be_held = first_seen is not None and mapping.min_age > 0
@@ -479,7 +479,7 @@ class Discovery:
             source_image = await _result_or_error(
                 self.resolve_at_source(mapping, reference, by_head=by_head)
             )
-            for tag in submitted:
+            for tag in submitted_tags:
                 await tag.answered_event.wait()
             if isinstance(source_image, SyncError):
                 raise source_image
@@ -507,13 +507,15 @@ class Discovery:
         They are not needed if all targets are up to date or if the digest is younger than `min_age`,
         unless `wants_all_trees` is set.
         """
-        lacking = tuple(tag for tag in tags if tag.needs_copy(source_image))
+        lacking_tags = tuple(tag for tag in tags if tag.needs_copy(source_image))
         held_until = None
         if first_seen is not None:
             held_until = first_seen.held_until(source.key, source_image.digest, mapping.min_age)
-        is_to_be_copied = bool(lacking) and held_until is None
+        is_to_be_copied = bool(lacking_tags) and held_until is None
         if not is_to_be_copied and not self._wants_all_trees:
-            return _lookup_without_tree(source, reference, source_image, tags, lacking, held_until)
+            return _lookup_without_tree(
+                source, reference, source_image, tags, lacking_tags, held_until
+            )
 
         top = source_image.manifest
         if top is None:
@@ -523,9 +525,11 @@ class Discovery:
 
         # The tag was moved after it had been resolved. The new image has an age of its own.
         digest_at_target = None if mapping.platforms else top.digest
-        moved = SourceImage(digest=top.digest, digest_at_target=digest_at_target, manifest=top)
+        moved_image = SourceImage(
+            digest=top.digest, digest_at_target=digest_at_target, manifest=top
+        )
         return await self._compare_digests(
-            mapping, source, reference, moved, tags, expected, first_seen
+            mapping, source, reference, moved_image, tags, expected, first_seen
         )
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
@@ -683,13 +687,15 @@ class Discovery:
         tags: tuple[TargetTag, ...],
     ) -> TagLookup:
         """Filter the platforms of the index `top`, and fetch the manifests that some target lacks."""
-        root, trimmed = await self._filter_platforms(mapping, source, reference, top)
-        lacking = [
+        root, trimmed_indexes = await self._filter_platforms(mapping, source, reference, top)
+        lacking_repositories = [
             tag.target.pool for tag in tags if tag.digest != root.digest and tag.error is None
         ]
-        if lacking:
-            await self._wait_for_answers({repository.host for repository in lacking})
-        tree = await self._fetch_tree_to_copy(source, top, root, trimmed, lacking)
+        if lacking_repositories:
+            await self._wait_for_answers({repository.host for repository in lacking_repositories})
+        tree = await self._fetch_tree_to_copy(
+            source, top, root, trimmed_indexes, lacking_repositories
+        )
 
         manifests = (tree.root, *tree.children) if tree is not None else (root,)
         for tag in tags:
@@ -716,8 +722,8 @@ class Discovery:
         source: Repository,
         top: Manifest,
         root: Manifest,
-        trimmed: dict[str, Manifest],
-        lacking: Sequence[RepositoryKey],
+        trimmed_indexes: dict[str, Manifest],
+        lacking_repositories: Sequence[RepositoryKey],
     ) -> Tree | None:
         """Fetch the manifests of an image that some of the repositories `lacking` do not have.
 
@@ -729,13 +735,14 @@ class Discovery:
             if self._wants_all_trees:
                 return False
             return all(
-                self._knowledge.is_manifest_believed(where, manifest.digest) for where in lacking
+                self._knowledge.is_manifest_believed(where, manifest.digest)
+                for where in lacking_repositories
             )
 
         if not is_everywhere(root):
-            return await self._fetch_tree(source, top.digest, root, trimmed, is_everywhere)
+            return await self._fetch_tree(source, top.digest, root, trimmed_indexes, is_everywhere)
         # The repositories have the root, but not under this tag.
-        return Tree(root, (), top.digest) if lacking else None
+        return Tree(root, (), top.digest) if lacking_repositories else None
 
     # Learning from the answers of targets (rule 4).
 
@@ -768,12 +775,14 @@ class Discovery:
         look-up that takes longer is settled too, so that no other look-up waits for it again.
         """
         # On a host that never mounts, other repositories do not matter.
-        mounting = [host for host in hosts if self._knowledge.supports_mounts(host) is not False]
-        under_way = [tag for host in mounting for tag in self._unsettled_tags[host]]
+        mounting_hosts = [
+            host for host in hosts if self._knowledge.supports_mounts(host) is not False
+        ]
+        unsettled_tags = [tag for host in mounting_hosts for tag in self._unsettled_tags[host]]
         with anyio.move_on_after(_ANSWER_PATIENCE):
-            for tag in under_way:
+            for tag in unsettled_tags:
                 await tag.settled_event.wait()
-        for tag in under_way:
+        for tag in unsettled_tags:
             self._settle(tag)
 
     # Manifests.
@@ -812,7 +821,7 @@ class Discovery:
         source = lookup.source
         tree = lookup.tree or await self._indexes_of(mapping, lookup)
         # Trimmed indexes were created by the platform filter. All other manifests are in the cache.
-        trimmed = {
+        trimmed_digests = {
             child.digest
             for child in tree.children
             if not self._manifests.has(source.pool, child.digest)
@@ -821,18 +830,20 @@ class Discovery:
             entry.digest
             for manifest in (tree.root, *tree.children)
             for entry in manifest.children
-            if not entry.attested_digest and entry.digest not in trimmed
+            if not entry.attested_digest and entry.digest not in trimmed_digests
         ]
 
     async def _indexes_of(self, mapping: MappingRule, lookup: TagLookup) -> Tree:
         """Return the filtered tree of an image with its indexes only, without platform manifests."""
         source = lookup.source
         top = await self.manifest(source, lookup.source_digest)
-        root, trimmed = await self._filter_platforms(mapping, source, lookup.reference, top)
-        nested = {entry.digest for entry in root.children if entry.is_index}
-        return await self._fetch_tree(
-            source, top.digest, root, trimmed, lambda entry: entry.digest not in nested
-        )
+        root, trimmed_indexes = await self._filter_platforms(mapping, source, lookup.reference, top)
+        nested_digests = {entry.digest for entry in root.children if entry.is_index}
+
+        def is_left_out(entry: Descriptor) -> bool:
+            return entry.digest not in nested_digests
+
+        return await self._fetch_tree(source, top.digest, root, trimmed_indexes, is_left_out)
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source only. `digest` is the digest to which the tag was resolved.
@@ -866,35 +877,35 @@ class Discovery:
             return top, {}
 
         # `_fetch_tree` adds the indexes below `top` to `nested`. Image manifests are not needed yet.
-        nested = dict[str, Manifest]()
-        await self._fetch_tree(source, top.digest, top, nested, lambda entry: not entry.is_index)
-        with source.adding_place("filter platforms of", source.name_of(top.digest)):
-            trimmed = trim_index(top, platforms, nested)
-            if not trimmed.matched:
-                raise _no_platform_matches(platforms, trimmed.available)
-
-        absent = ", ".join(
-            str(platform) for platform in platforms if platform not in trimmed.matched
+        nested_indexes = dict[str, Manifest]()
+        await self._fetch_tree(
+            source, top.digest, top, nested_indexes, lambda entry: not entry.is_index
         )
-        if absent:
-            self._missing_platforms[str(source), absent].add(reference)
-        if trimmed.manifest is not top:
-            digest = trimmed.manifest.digest
+        with source.adding_place("filter platforms of", source.name_of(top.digest)):
+            trim_result = trim_index(top, platforms, nested_indexes)
+            if not trim_result.matched:
+                raise _no_platform_matches(platforms, trim_result.available)
+
+        missing_platforms = ", ".join(
+            str(platform) for platform in platforms if platform not in trim_result.matched
+        )
+        if missing_platforms:
+            self._missing_platforms[str(source), missing_platforms].add(reference)
+        if trim_result.manifest is not top:
+            digest = trim_result.manifest.digest
             text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {digest}"
             self.log_once("info", "index_trimmed", text)
-        indexes = [index.manifest for index in trimmed.nested.values()]
-        return trimmed.manifest, {index.digest: index for index in indexes}
+        indexes = [index.manifest for index in trim_result.nested.values()]
+        return trim_result.manifest, {index.digest: index for index in indexes}
 
     def warn_of_missing_platforms(self) -> None:
         """Log the platforms that indexes lack, in one warning for all tags of a repository."""
-        for (source, absent), references in sorted(self._missing_platforms.items()):
+        for (source, platforms), references in sorted(self._missing_platforms.items()):
             names = sorted(references)
             tags = ", ".join(names[:_MOST_LISTED_TAGS])
             if len(names) > _MOST_LISTED_TAGS:
                 tags += f" and {len(names) - _MOST_LISTED_TAGS} more"
-            text = (
-                f"{source}: the index has {tags}, but not {absent}; the other platforms are copied"
-            )
+            text = f"{source}: the index has {tags}, but not {platforms}; the other platforms are copied"
             self.log_once("warning", "platform_missing", text)
 
     async def _fetch_tree(
@@ -902,7 +913,7 @@ class Discovery:
         source: Repository,
         top_digest: str,
         root: Manifest,
-        known: dict[str, Manifest],
+        known_manifests: dict[str, Manifest],
         is_left_out: Callable[[Descriptor], bool],
     ) -> Tree:
         """Fetch the manifests below `root`, level by level, and return the tree.
@@ -913,26 +924,27 @@ class Discovery:
 
         Raises ContentError if the tree is too large or too deep.
         """
-        parents = [root, *known.values()]
+        parents = [root, *known_manifests.values()]
         with source.adding_place("read", source.name_of(top_digest)):
             # One level more than allowed is read, because `build_tree` refuses a tree that is too deep.
             for _ in range(MAX_INDEX_DEPTH + 1):
                 entries = {entry.digest: entry for parent in parents for entry in parent.children}
-                unknown = [
+                entries_to_fetch = [
                     entry
                     for entry in entries.values()
-                    if entry.digest not in known and not is_left_out(entry)
+                    if entry.digest not in known_manifests and not is_left_out(entry)
                 ]
-                check_tree_size([*known.values(), *unknown])
-                if not unknown:
+                check_tree_size([*known_manifests.values(), *entries_to_fetch])
+                if not entries_to_fetch:
                     break
 
                 parents = await gather(
-                    partial(self.manifest, source, entry.digest, entry) for entry in unknown
+                    partial(self.manifest, source, entry.digest, entry)
+                    for entry in entries_to_fetch
                 )
-                for entry, manifest in zip(unknown, parents, strict=True):
-                    known[entry.digest] = manifest
-            return build_tree(root, known, top_digest)
+                for entry, manifest in zip(entries_to_fetch, parents, strict=True):
+                    known_manifests[entry.digest] = manifest
+            return build_tree(root, known_manifests, top_digest)
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:

@@ -135,12 +135,13 @@ class AuditReport:
     def totals(self) -> dict[str, Any]:
         """Return the counts for `totals` of the JSON document."""
         # An image with findings and an error counts as failed only.
-        failed = {(outcome.source, outcome.target) for outcome in self.failures}
-        flawed = {(finding.source, finding.target) for finding in self.findings} - failed
+        failed_images = {(outcome.source, outcome.target) for outcome in self.failures}
+        images_with_findings = {(finding.source, finding.target) for finding in self.findings}
+        flawed_images = images_with_findings - failed_images
         images = {
-            "whole": self.images_done - len(flawed) - len(failed),
-            "flawed": len(flawed),
-            "failed": len(failed),
+            "whole": self.images_done - len(flawed_images) - len(failed_images),
+            "flawed": len(flawed_images),
+            "failed": len(failed_images),
         }
         if self.images_undone:
             images["undone"] = self.images_undone

@@ -288,13 +288,13 @@ def _filtered(
     With `keeps_unknown` artifacts without a type in the lock pass the filters.
     """
     # Digests of artifacts that do not pass.
-    refused = set[str]()
-    wanted = list[LockedArtifact]()
+    refused_digests = set[str]()
+    filtered = list[LockedArtifact]()
     for artifact in artifacts:  # each artifact follows its subject
         has_no_types = len(artifact.types) == 0
         passes = search.wants(frozenset(artifact.types)) or (has_no_types and keeps_unknown)
-        if passes and artifact.subject not in refused:
-            wanted.append(artifact)
+        if passes and artifact.subject not in refused_digests:
+            filtered.append(artifact)
         else:
-            refused.add(artifact.digest)
-    return wanted
+            refused_digests.add(artifact.digest)
+    return filtered

@@ -72,32 +72,34 @@ class Retry:
         of the tags from another source is kept whole, so that the conflict is detected again.
         """
         # By index, the mappings of the result.
-        kept = dict[int, MappingRule]()
+        needed_mappings = dict[int, MappingRule]()
         for mapping in config.mappings:
             narrowed = self._narrow_mapping(mapping)
             if narrowed is not None:
-                kept[mapping.index] = narrowed
+                needed_mappings[mapping.index] = narrowed
 
         mappings_of_target = defaultdict[object, list[MappingRule]](list)
         for mapping in config.mappings:
             for target_key in mapping.target_keys:
                 mappings_of_target[target_key].append(mapping)
-        for narrowed in list(kept.values()):
+        for narrowed in list(needed_mappings.values()):
             for target_key in narrowed.target_keys:
                 for rival in mappings_of_target[target_key]:
                     if _may_win(rival, narrowed):
-                        kept[rival.index] = rival
+                        needed_mappings[rival.index] = rival
 
-        return config._replace(mappings=tuple(kept[index] for index in sorted(kept)))
+        return config._replace(
+            mappings=tuple(needed_mappings[index] for index in sorted(needed_mappings))
+        )
 
     def _narrow_mapping(self, mapping: MappingRule) -> MappingRule | None:
         """Return a mapping with only the tags and targets to retry. Returns None if it has none."""
         tags = set[str]()
         targets = list[Registry]()
         for target in mapping.targets:
-            selected = self._selected(mapping, target)
-            tags |= selected
-            if selected:
+            target_tags = self._selectable_tags(mapping, target)
+            tags |= target_tags
+            if target_tags:
                 targets.append(target)
 
         if not targets:
@@ -107,7 +109,7 @@ class Retry:
             rule = TagRule(glob=tuple(sorted(tags)), immutable_tags=rule.immutable_tags)
         return mapping._replace(targets=tuple(targets), tags=rule)
 
-    def _selected(self, mapping: MappingRule, target: Registry) -> set[str]:
+    def _selectable_tags(self, mapping: MappingRule, target: Registry) -> set[str]:
         """Return the tags to retry at a target that the mapping can select.
 
         If ALL_TAGS is among the tags to retry, all of them are returned.
@@ -117,17 +119,19 @@ class Retry:
 
     def find_unselected(self, config: Config) -> list[str]:
         """Return `SOURCE -> TARGET` for each image to retry that no mapping can select any more."""
-        selected = defaultdict[tuple[str, str], set[str]](set)
+        selectable_tags = defaultdict[tuple[str, str], set[str]](set)
         for mapping in config.mappings:
             for target in mapping.targets:
-                selected[_names_of(mapping, target)] |= self._selected(mapping, target)
+                selectable_tags[_names_of(mapping, target)] |= self._selectable_tags(
+                    mapping, target
+                )
 
-        lost = [f"{source} -> {target}" for source, target in self._outside_mappings]
+        unselected = [f"{source} -> {target}" for source, target in self._outside_mappings]
         for names, tags in self._tags.items():
             source_repository, target_repository = names
-            for tag in sorted(tags - selected[names]):
-                lost.append(f"{source_repository}:{tag} -> {target_repository}:{tag}")
-        return lost
+            for tag in sorted(tags - selectable_tags[names]):
+                unselected.append(f"{source_repository}:{tag} -> {target_repository}:{tag}")
+        return unselected
 
 
 def _split_tag(reference: str) -> tuple[str, str]:

@@ -350,21 +350,21 @@ class Run:
         if not self._unlisted and self.scheduler.images_done == self.scheduler.images_known:
             return []
 
-        selected = list(self._selected)
+        selected_images = list(self._selected)
         for mapping in self._unlisted.values():
             tags = [ALL_TAGS] if self._retry is None else self._retry.tags_of(mapping)
             all_wanted = self._filter_by_retry(
                 [WantedTag(mapping, tag, mapping.targets) for tag in tags]
             )
-            selected += [_SelectedImage(wanted, wanted.tag) for wanted in all_wanted]
+            selected_images += [_SelectedImage(wanted, wanted.tag) for wanted in all_wanted]
 
-        ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
+        ended_names = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
         undone = list[Undone]()
-        for wanted, target_reference in selected:
+        for wanted, target_reference in selected_images:
             source_name = self._discovery.source_of(wanted.mapping).name_of(wanted.tag)
             for target in self._targets(wanted):
                 name = Undone(source_name, target.name_of(target_reference))
-                if name not in ended:
+                if name not in ended_names:
                     undone.append(name)
         return undone
 
@@ -767,11 +767,11 @@ class Run:
         not returned, but added to the dependents of its subject, so that it is put after its subject
         (I2).
         """
-        missing = list[Image]()
+        missing_images = list[Image]()
         # By digest of a manifest, the missing artifact that the manifest belongs to.
         image_of_digest = dict[str, Image]()
         # References of the artifacts that could not be looked up at the target.
-        failed = set[str]()
+        failed_references = set[str]()
 
         for artifact in artifacts:
             if artifact.entry is not None:
@@ -780,10 +780,10 @@ class Run:
             # None if no look-up was made, because the target is known to have the artifact.
             tag = artifact.lookup.tag_at(copy.target) if artifact.lookup is not None else None
             error = tag.error if tag is not None else None
-            if error is not None or artifact.subject in failed:
+            if error is not None or artifact.subject in failed_references:
                 copy.error = copy.error or error
                 copy.artifacts_failed += 1
-                failed.add(artifact.reference)  # its own artifacts fail too
+                failed_references.add(artifact.reference)  # its own artifacts fail too
                 continue
 
             image = _image_of_artifact(copy, artifact, tag) if tag is not None else None
@@ -796,12 +796,12 @@ class Run:
             if artifact.subject in image_of_digest:
                 image_of_digest[artifact.subject].dependents.append(image)
             else:
-                missing.append(image)
+                missing_images.append(image)
             # The subject of a later artifact may be this artifact, or a child of it.
             children = (child.digest for child in image.tree.children)
             for digest in (image.tree.source_digest, *children):
                 image_of_digest.setdefault(digest, image)
-        return missing
+        return missing_images
 
     # Outcomes.
 

@@ -261,9 +261,11 @@ class Scheduler:
         }
         # Only blobs that no image has copied to this host, or is about to copy, have to be uploaded.
         # All other blobs can be mounted, so they do not count in the election.
-        uncovered = [digest for digest in sizes if not self._claims.is_covered(host, digest)]
-        self.pending.add(image, [(host, digest) for digest in uncovered])
-        for digest in uncovered:
+        uncovered_digests = [
+            digest for digest in sizes if not self._claims.is_covered(host, digest)
+        ]
+        self.pending.add(image, [(host, digest) for digest in uncovered_digests])
+        for digest in uncovered_digests:
             self.traffic.expect(host, digest, sizes[digest])
 
     def record_artifact(self, target: Repository, reference: str, *, copied: bool = False) -> None:
@@ -458,7 +460,7 @@ class Scheduler:
         image = promoted.image
         claims = promoted.claims
         promoted.is_prepared = True
-        lacking = [
+        lacking_blobs = [
             blob
             for blob in claims.blobs.values()
             if image.source.known_read_error(blob) is not None
@@ -466,13 +468,13 @@ class Scheduler:
         ]
         try:
             other_holders = await gather(
-                partial(self._find_other_holder, image, blob) for blob in lacking
+                partial(self._find_other_holder, image, blob) for blob in lacking_blobs
             )
             reserved_space.enter_context(self._transfer.reserving(image, claims.blobs.values()))
         except SyncError as error:
             image.error = error
             return
-        for blob, holder in zip(lacking, other_holders, strict=True):
+        for blob, holder in zip(lacking_blobs, other_holders, strict=True):
             promoted.other_holders[blob.digest] = holder
 
     async def _find_other_holder(self, image: Image, blob: Descriptor) -> Repository:
@@ -669,13 +671,13 @@ class Scheduler:
         complete.
         """
         where = image.target.pool
-        unconfirmed = frozenset(
+        unconfirmed_digests = frozenset(
             digest
             for digest in image.tree.required_digests
             if not self._knowledge.is_confirmed(where, digest)
         )
-        named = unconfirmed & refusal.digests
-        return named if named and image.healings == 0 else unconfirmed
+        named_digests = unconfirmed_digests & refusal.digests
+        return named_digests if named_digests and image.healings == 0 else unconfirmed_digests
 
     async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
         """Remove the digests that the target may lack from the state, and the manifests that name them.
@@ -683,15 +685,15 @@ class Scheduler:
         If this run has confirmed all parts of the image, the target is asked for each part. Raises the
         refusal if the target has all parts.
         """
-        lost = self._unconfirmed(image, refusal)
-        if not lost and _denies_existence(refusal):
+        lost_digests = self._unconfirmed(image, refusal)
+        if not lost_digests and _denies_existence(refusal):
             # The target has lost a part that this run has confirmed, or its answer was wrong.
-            lost = await image.target.missing_parts_of(image.tree.root, image.tree.children)
-        if not lost:
+            lost_digests = await image.target.missing_parts_of(image.tree.root, image.tree.children)
+        if not lost_digests:
             raise refusal
         text = f"{refusal}; the blobs and manifests it names are checked again"
         self._discovery.log_once("debug", "healing", text)
-        for digest in image.tree.with_ancestors(lost):
+        for digest in image.tree.with_ancestors(lost_digests):
             self._knowledge.forget(image.target.pool, digest)
         image.healings += 1
 
