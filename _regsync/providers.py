@@ -47,8 +47,8 @@ class Product(NamedTuple):
     source: str  # where these facts are documented
     paces: tuple[Pace, ...]  # every action is in exactly one of them
 
-    upload: UploadStyle = "put"
-    fallback: UploadStyle | None = None  # used if `upload` is refused or the connection is reset
+    upload_style: UploadStyle = "put"
+    fallback_style: UploadStyle | None = None  # used if the usual style is refused or reset
     put_limit: int | None = None  # bytes; a larger body is sent by `chunks` of at most this size
     allows_foreign_uploads: bool = True  # whether the Location of an upload may be on another host
 
@@ -179,7 +179,7 @@ _GHCR = Product(
     # Reports about PATCH with Content-Range contradict each other. All reports agree that a PATCH
     # with the whole body and without Content-Range works.
     # cirruslabs/tart#179, https://github.com/ocx-sh/ocx/pull/237
-    fallback="patch",
+    fallback_style="patch",
     # 2,000 requests per minute according to users. GitHub does not document the limit.
     # https://github.com/clowdhaus/ocync/blob/7d433c5caee1b1cf8e2420c62086c528bb111064/docs/src/content/registries/ghcr.md
     paces=(Pace(f"{_READS} {_WRITES}", rate=20, burst=10),),
@@ -207,7 +207,7 @@ _ACR = Product(
 _UNKNOWN = Product(
     None,
     "docs/protocol-facts.md sections 7.9 (upload), 1.8 (mounts)",
-    fallback="patch",
+    fallback_style="patch",
     paces=(
         Pace(f"tag_list {_HEADS}", 8),
         Pace("manifest_get"),

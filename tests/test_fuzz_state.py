@@ -94,7 +94,7 @@ def use(archive: Archive, ttl: float) -> None:
         known.supports_mounts(where[0])
         known.needs_head(where, DIGESTS[0])
         known.has_referrers_api(where)
-        assert isinstance(known.host(where[0]).smallest_patch, int | None)
+        assert isinstance(known.host(where[0]).fallback_size, int | None)
         origin = Origin("https", "registry.test", 443)
         login = Authenticator(
             origin=origin, credential=Credential("u", "p"), fetch=pytest.fail, now=float, wall=float

@@ -167,7 +167,7 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
     morning = known(archive, NOW)
     morning.learn_login(HOST, login)
     morning.learn_referrers_api(B, False)
-    morning.learn_smallest_patch(HOST, 5)
+    morning.record_fallback_size(HOST, 5)
     noon = known(archive, NOW + DAY // 2)
     noon.record_mount(HOST)
     noon.record_probe_answer(B, absent=True)
@@ -175,13 +175,13 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
 
     evening = known(archive, NOW + DAY)
     assert evening.host(HOST).login == login
-    assert evening.host(HOST).smallest_patch == 5
+    assert evening.host(HOST).fallback_size == 5
     assert evening.has_referrers_api(B) is False
     assert evening.has_referrers_api(A) is None
 
     next_day = known(archive, NOW + DAY + 1)
     assert next_day.host(HOST).login is None
-    assert next_day.host(HOST).smallest_patch is None
+    assert next_day.host(HOST).fallback_size is None
     assert next_day.has_referrers_api(B) is None
     assert next_day.supports_mounts(HOST) is True
     assert next_day.probe_answers(RepositoryKey(HOST, "b/two")) == ProbeAnswers(
@@ -218,7 +218,7 @@ def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     knowledge = known(archive)
     for _ in range(3):
         knowledge.record_mount(HOST)
-        knowledge.learn_smallest_patch(HOST, None)
+        knowledge.record_fallback_size(HOST, None)
         knowledge.record_probe_answer(B, absent=True)
         knowledge.learn_referrers_api(B, True)
     assert written == [

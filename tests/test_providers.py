@@ -125,8 +125,8 @@ def test_rows_say_what_the_design_says() -> None:
     assert [kind for kind in rows if rows[kind].page_size == 10000] == ["gar", "gcr"]
     assert [kind for kind in rows if rows[kind].put_limit] == ["acr"]
     assert rows["ghcr"].fallback == "patch"
-    assert rows["gar"].fallback is None, "Google refuses PATCH"
-    assert {product.upload for product in rows.values()} == {"put"}
+    assert rows["gar"].fallback_style is None, "Google refuses PATCH"
+    assert {product.upload_style for product in rows.values()} == {"put"}
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ _LAYOUT = Product(
     None,
     "docs/design.md section 13",
     paces=(Pace("blob_get upload_body", _CONCURRENCY),),
-    fallback=None,
+    fallback_style=None,
     probe=None,
     listing_has_digests=True,
 )

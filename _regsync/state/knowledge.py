@@ -90,9 +90,9 @@ class HostFacts:
     supports_mounts: bool | None = None
     # Whether the host accepts manifests that name absent blobs.
     is_lenient: bool | None = None
-    # Bodies of at least this many bytes are sent in the kind's other dialect
-    # (docs/protocol-facts.md section 7.9). None means that no body is.
-    smallest_patch: int | None = None
+    # Blobs of at least this many bytes are sent in the kind's fallback style
+    # (docs/protocol-facts.md section 7.9). None means that no blob is.
+    fallback_size: int | None = None
     # The saved challenge, in the form of `Authenticator.snapshot`.
     login: object = None
     # Keys: first path segments of repository names.
@@ -108,7 +108,7 @@ class HostFacts:
             case "is_lenient", bool(value):
                 self.is_lenient = value
             case "smallest_patch", int(value) if not isinstance(value, bool):
-                self.smallest_patch = value
+                self.fallback_size = value
             case "login", value:
                 self.login = value
             case "probe_answers", [bool() | None as absent, bool() | None as present]:
@@ -621,14 +621,14 @@ class Knowledge:
             facts.login = login
             self._put_fact(host, "login", login)
 
-    def learn_smallest_patch(self, host: str, size: int | None) -> None:
-        """Record the size in bytes from which on bodies are sent in the kind's other dialect.
+    def record_fallback_size(self, host: str, size: int | None) -> None:
+        """Record the size in bytes from which on blobs are sent in the kind's fallback style.
 
-        None means that no body is.
+        None means that no blob is.
         """
         facts = self.host(host)
-        if facts.smallest_patch != size:
-            facts.smallest_patch = size
+        if facts.fallback_size != size:
+            facts.fallback_size = size
             self._put_fact(host, "smallest_patch", size)
 
     def has_referrers_api(self, where: RepositoryKey) -> bool | None:

@@ -161,7 +161,8 @@ class _Job:
         # Whether the open session came from a POST that asked for another blob (`_ask_for_present`).
         # The session accepts this blob, but a HEAD for this blob has to come first.
         self.has_probe_session = False
-        # Whether this job has changed to the registry's other upload style. A job changes once.
+        # Whether this job has switched between the usual and the fallback upload style of the
+        # registry. A job switches once.
         self.has_switched_style = False
 
         # Whether staging retains the blob in memory for this job's next attempt, or will retain it
@@ -297,17 +298,10 @@ class BlobTransfer:
                     upload.session = ""  # the registry closed it when the body was complete
                     return BlobResult.UPLOADED
             except StagingFailed as failure:
-                self._record_staging_failure(failure)
-                job.stage_in = None
-                # The bytes in the session came from a file that may have been changed.
-                upload.broken_session = ""
+                self._stop_staging(job, failure)
                 continue
             except LeftBehind as failure:
-                # This target was too slow: the shared reading has continued without it.
-                self._transport.machine.log("debug", "retry", f"{job.target}: {failure}")
-                self._unsubscribe(job)
-                job.subscriber = None
-                await anyio.sleep(_LEFT_BEHIND_PAUSE)
+                await self._leave_shared_reading(job, failure)
                 continue
             except WrongBytes as failure:
                 if await self._prepare_second_reading(job, failure):
@@ -317,7 +311,7 @@ class BlobTransfer:
                 error = failure
 
             pause = self._record_failure(job, error)
-            is_resumed = upload.broken_session or upload.session
+            is_resumed = bool(upload.broken_session or upload.session)
             next_attempt = "it goes on" if is_resumed else "it begins again"
             self._transport.machine.log("debug", "retry", f"{error}; {next_attempt}")
             error.drop_frames()  # the frames hold buffers of the body
@@ -677,12 +671,12 @@ class BlobTransfer:
         raise _AnswerLost(WireError("the registry answered before the blob was sent"))
 
     async def _send_by_patches(self, job: _Job, body: Body) -> Body:
-        """Send the body by PATCH if the upload style requires that.
+        """Send the body by PATCH if the upload style is "patch" or "chunks".
 
         Returns the body of the PUT that closes the session. It is empty after a PATCH, and otherwise
         the whole blob.
         """
-        if job.upload.style == "patch":
+        if job.upload.style == "patch":  # one PATCH for the whole body
             await self._send_part(job, body)
             return MemoryPieces(b"")
         if job.upload.style == "chunks":
@@ -697,19 +691,20 @@ class BlobTransfer:
         return body
 
     def _style_for(self, job: _Job) -> UploadStyle:
-        """Return the upload style for the job.
+        """Return the upload style for the job: one PUT, one PATCH, or one PATCH for each chunk.
 
-        It is the usual style of the registry's kind. If the registry has refused uploads of this size
-        (`_switch_style`), it is the kind's other style.
+        Each kind of registry has a usual style. If the registry has refused uploads of this size
+        (`_switch_style`), the kind's fallback style is used.
         """
         product = job.target.product
         size = job.blob.size
         if product.put_limit and size > product.put_limit:
             return "chunks"
-        smallest = self._knowledge.host(job.target.host.key).smallest_patch
-        if product.fallback and smallest is not None and size >= smallest:
-            return product.fallback
-        return product.upload
+        fallback_size = self._knowledge.host(job.target.host.key).fallback_size
+        is_fallback_due = fallback_size is not None and size >= fallback_size
+        if product.fallback_style and is_fallback_due:
+            return product.fallback_style
+        return product.upload_style
 
     async def _send_in_chunks(self, job: _Job, body: Body) -> None:
         """Send the body with one PATCH for each chunk (docs/specification.md section 8.2).
@@ -793,17 +788,27 @@ class BlobTransfer:
                     return True
         return False
 
-    def _record_staging_failure(self, error: StagingFailed) -> None:
-        """Log why a blob was not staged, as a warning if the disk has failed for the first time.
+    def _stop_staging(self, job: _Job, error: StagingFailed) -> None:
+        """Let the next attempt read the blob from its source, and log why it was not staged.
 
         No image fails for this reason: the targets share one reading (docs/design.md section 8).
         """
+        job.stage_in = None
+        # Do not resume the session: its bytes came from a file that may have been changed.
+        job.upload.broken_session = ""
         is_first_disk_failure = not self._has_disk_failed and not isinstance(error, NoRoom)
         if is_first_disk_failure:
             self._has_disk_failed = True
         level = "warning" if is_first_disk_failure else "debug"
         text = f"{error}; the targets share one download instead, at the pace of the slowest"
         self._transport.machine.log(level, "staging", text)
+
+    async def _leave_shared_reading(self, job: _Job, error: LeftBehind) -> None:
+        """Let the next attempt read the blob by itself: its target was too slow for the others."""
+        self._transport.machine.log("debug", "retry", f"{job.target}: {error}")
+        self._unsubscribe(job)
+        job.subscriber = None
+        await anyio.sleep(_LEFT_BEHIND_PAUSE)
 
     async def _prepare_second_reading(self, job: _Job, error: WrongBytes) -> bool:
         """Prepare to read a blob again from its first byte after its source returned wrong bytes.
@@ -873,15 +878,15 @@ class BlobTransfer:
         return pause
 
     def _switch_style(self, job: _Job, error: SyncError) -> bool:
-        """Switch to the registry's other upload style if the error calls for it.
+        """Switch between the registry's usual and its fallback upload style if the error requires it.
 
         That is the case if the registry refused a body because of its style or size, or if all
         attempts but the last have broken (docs/protocol-facts.md section 7.9). Returns whether the
         style was switched. A job switches once.
         """
         upload = job.upload
-        other_style = job.target.product.fallback
-        if other_style is None or job.has_switched_style or not upload.has_begun:
+        fallback_style = job.target.product.fallback_style
+        if fallback_style is None or job.has_switched_style or not upload.has_begun:
             return False
         if isinstance(error, RegistryError) and error.is_session_gone:
             return False  # a lost session has nothing to do with the style
@@ -890,21 +895,23 @@ class BlobTransfer:
         is_broken = isinstance(error, Disconnected) and error.side is Side.TARGET
         breaks_always = is_broken and job.broken_bodies == _BLOB_STARTS - 1
         if _is_style_refused(error):
-            size = 0
+            refused_size = 0
         elif is_too_large or breaks_always:
-            size = job.blob.size  # smaller bodies may still be accepted in the usual style
+            refused_size = job.blob.size  # smaller bodies may still be accepted
         else:
             return False
 
-        # From this size on, in bytes, blobs are sent to this host in the other style. None: all
-        # blobs are sent in the usual style.
+        # Blobs of at least `fallback_size` bytes are sent to this host in the fallback style. None:
+        # all blobs are sent in the usual style.
         host = job.target.host.key
-        smallest = self._knowledge.host(host).smallest_patch
-        if upload.style == other_style:
-            smallest = None  # the other style has just failed too
+        fallback_size = self._knowledge.host(host).fallback_size
+        if upload.style == fallback_style:
+            fallback_size = None  # the fallback style has just failed
+        elif fallback_size is None:
+            fallback_size = refused_size
         else:
-            smallest = size if smallest is None else min(size, smallest)
-        self._knowledge.learn_smallest_patch(host, smallest)
+            fallback_size = min(refused_size, fallback_size)
+        self._knowledge.record_fallback_size(host, fallback_size)
         job.has_switched_style = True
         upload.broken_session = ""
         return True
