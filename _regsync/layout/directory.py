@@ -62,7 +62,7 @@ _INDEX_FILE = "index.json"
 _OLD_INDEX_FILE = "index.json.old"
 
 _VERSION = b'{"imageLayoutVersion":"1.0.0"}\n'
-_LARGEST_VERSION_FILE = 64 * 1024
+_LARGEST_VERSION_FILE = 64 * 1024  # bytes
 
 # The hint for a damaged layout.
 _COPY_AGAIN = "copy the layout again, or name another directory"

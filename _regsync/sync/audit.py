@@ -102,8 +102,8 @@ class _Check:
         """Record a SyncError that ends the block, and continue after the block.
 
         A 404 is recorded as the flaw `absent`, if given. A ContentError is recorded as the flaw that
-        the blob or manifest with this digest is corrupt. `what` is "blob" or "manifest". Any other
-        error makes the check incomplete.
+        the content with this digest is corrupt. `what` is the word for the content in that flaw, as
+        "blob" or "manifest". Any other error makes the check incomplete.
         """
         try:
             yield
@@ -259,7 +259,7 @@ class Audit:
 
     async def _select_group(self, group: list[MappingRule]) -> list[_AuditedImage]:
         """Select the images of mappings that write to the same target repositories (I10)."""
-        selected = await gather(partial(self._select, mapping) for mapping in group)
+        selected = await gather(partial(self._select_tags, mapping) for mapping in group)
         tags, conflicts = assign(zip(group, selected, strict=True))
 
         for conflict in conflicts:
@@ -269,7 +269,7 @@ class Audit:
         self.images_known += len(images)
         return images
 
-    async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
+    async def _select_tags(self, mapping: MappingRule) -> tuple[str, ...]:
         """Return the tags that a mapping selects.
 
         If its source cannot be listed, reports one failed image for each target, with the tag `*`.
@@ -359,28 +359,25 @@ class Audit:
         """
         mapping = image.wanted.mapping
         tag = image.wanted.tag
-        named = await self._discovery.resolve_at_source(mapping, tag, by_head=True)
-        is_held_back = self._is_held_back(image, named.digest)
-        if named.digest_at_target is not None:
-            return _Expected(
-                digest=named.digest_at_target, source_digest=named.digest, is_held_back=is_held_back
-            )
+        at_source = await self._discovery.resolve_at_source(mapping, tag, by_head=True)
+        source_digest = at_source.digest
+        is_held_back = self._is_held_back(image, source_digest)
+        if at_source.digest_at_target is not None:
+            return _Expected(at_source.digest_at_target, source_digest, is_held_back)
 
         # If a run has trimmed the index, the state has the digest of the trimmed index.
         key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
         entry = self._knowledge.snapshots([key]).get(key)
-        if entry is not None and entry.snapshot.source == key_of(named.digest):
+        if entry is not None and entry.snapshot.source == key_of(source_digest):
             snapshot = entry.snapshot
             is_trimmed = snapshot.pushed != snapshot.source
-            pushed = digest_like(snapshot.pushed) if is_trimmed else named.digest
-            return _Expected(digest=pushed, source_digest=named.digest, is_held_back=is_held_back)
+            pushed = digest_like(snapshot.pushed) if is_trimmed else source_digest
+            return _Expected(pushed, source_digest, is_held_back)
         if is_held_back:
             # Any digest at the target is right, so the index is not fetched.
-            return _Expected(digest="", source_digest=named.digest, is_held_back=is_held_back)
-        lookup = await self._discovery.look_up_at_source(mapping, tag, named.digest)
-        return _Expected(
-            digest=lookup.digest, source_digest=lookup.source_digest, is_held_back=is_held_back
-        )
+            return _Expected("", source_digest, is_held_back)
+        lookup = await self._discovery.look_up_at_source(mapping, tag, source_digest)
+        return _Expected(lookup.digest, lookup.source_digest, is_held_back)
 
     def _is_held_back(self, image: _AuditedImage, digest: str) -> bool:
         """Report whether `min_age` holds a digest back, so that no run copies it yet."""
@@ -461,27 +458,26 @@ class Audit:
                 check.error = error.with_place(Side.TARGET, "read", check.image.target_name)
                 break
 
-            answers = await gather(
+            fetched = await gather(
                 partial(self._read_child, check, child) for child in children.values()
             )
-            level = list(chain.from_iterable(answers))
+            level = [manifest for manifest in fetched if manifest is not None]
             entries += [children[manifest.digest] for manifest in level]
         return manifests, entries
 
-    async def _read_child(self, check: _Check, child: Descriptor) -> list[Manifest]:
-        """Return a manifest that an index names. The list is empty if it is absent or corrupt."""
-        manifests = list[Manifest]()
+    async def _read_child(self, check: _Check, child: Descriptor) -> Manifest | None:
+        """Return a manifest that an index names. Returns None if it cannot be read."""
+        manifest: Manifest | None = None
         with check.catching_errors("manifest", child.digest, Flaw.incomplete("manifest", child)):
-            target = check.image.target
-            manifests.append(await self._discovery.manifest(target, child.digest, child))
-        return manifests
+            manifest = await self._discovery.manifest(check.image.target, child.digest, child)
+        return manifest  # noqa: RET504 - it is None after an error
 
     async def _check_blob(self, check: _Check, blob: Descriptor) -> None:
         """Check that a blob is present and has the right size. Its bytes are not read."""
         target = check.image.target
         once = self._blob_sizes[target.pool, blob.digest]
         with check.catching_errors("blob", blob.digest, Flaw.incomplete("blob", blob)):
-            # A layout does not hold blobs that the far side has.
+            # A blob that was left out of a layout is at the far side.
             if target.far_repository(blob.digest) is not None:
                 return
             size = await once.get(partial(target.blob_size, blob.digest))

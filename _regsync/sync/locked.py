@@ -142,7 +142,8 @@ class LockedReferrers(Referrers):
     ) -> SearchDepth:
         """Decide whether targets are asked for an image's artifacts.
 
-        They are not asked if the state says that all targets have all artifacts in the lock.
+        They are not asked if the state says that all targets have all artifacts in the lock. Sets
+        `artifact_search` of each copy without an error.
         """
         usable = self.load_last_checks(mapping, copies)
         is_at_all_targets = all(copy.already_at_target for copy in usable)
