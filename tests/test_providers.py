@@ -124,7 +124,7 @@ def test_rows_say_what_the_design_says() -> None:
     assert [kind for kind in rows if rows[kind].probe == "bare"] == ["gar", "gcr"]
     assert [kind for kind in rows if rows[kind].page_size == 10000] == ["gar", "gcr"]
     assert [kind for kind in rows if rows[kind].put_limit] == ["acr"]
-    assert rows["ghcr"].fallback == "patch"
+    assert rows["ghcr"].fallback_style == "patch"
     assert rows["gar"].fallback_style is None, "Google refuses PATCH"
     assert {product.upload_style for product in rows.values()} == {"put"}
 
