@@ -170,8 +170,7 @@ def _has_same_owner(host: str, registry: str) -> bool:
     parent = registry.partition(".")[2]
     if not re.fullmatch(_SHARED_DOMAINS, parent):
         domains.append(parent)
-    # A domain without a dot, such as `com` or a host name of the local network, has no single
-    # owner.
+    # A domain without a dot, such as `com` or a local host name, has no single owner.
     return any("." in domain and f".{host}".endswith(f".{domain}") for domain in domains)
 
 

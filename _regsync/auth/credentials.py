@@ -25,8 +25,7 @@ from _regsync.text import json_object, printable
 # ConfigError if the file cannot be read.
 ReadFile = Callable[[str], bytes | None]
 
-# The name and the value of a header, of a form field or of a query parameter. (In `tokens` also a
-# repository and its actions.)
+# The name and the value of a header, of a form field or of a query parameter.
 Pair = tuple[str, str]
 
 # The key of Docker Hub in docker's configuration file.

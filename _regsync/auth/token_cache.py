@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import anyio
 
-from _regsync.auth.credentials import Pair
 from _regsync.errors import SyncError
+
+# A repository, and the actions that are needed there ("pull" or "pull,push").
+Scope = tuple[str, str]
 
 # Repository -> actions ("pull" or "pull,push"), in the order of the scope parameters. The
 # repository of the request that needs the token comes first.
@@ -69,7 +71,7 @@ class TokenCache:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now  # the event loop's clock, in seconds
         # Issued tokens, by their set of (repository, actions).
-        self._tokens: dict[frozenset[Pair], Token] = {}
+        self._tokens: dict[frozenset[Scope], Token] = {}
         self._by_value: dict[str, Token] = {}  # the same tokens, by their values
         self._dropped = deque[Token](maxlen=_MOST_DROPPED)
         self.pending: list[Token] = []  # tokens whose request to the token service has not ended
@@ -142,7 +144,7 @@ class TokenCache:
                 return max(suitable, key=lambda token: token.requested_at)
         return None
 
-    def covered_scopes(self, before_body: bool) -> set[Pair]:
+    def covered_scopes(self, before_body: bool) -> set[Scope]:
         """Return the scopes of all live tokens, issued and pending."""
         tokens = [*self._tokens.values(), *self.pending]
         return {
@@ -180,7 +182,7 @@ class TokenCache:
         keys = [key for key, token in self._tokens.items() if would_be_refused(token)]
         return [self._drop(key).value for key in keys]
 
-    def _drop(self, key: frozenset[Pair]) -> Token:
+    def _drop(self, key: frozenset[Scope]) -> Token:
         token = self._tokens.pop(key)
         if self.is_cached(token):
             del self._by_value[token.value]

@@ -22,7 +22,7 @@ from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin, Fetch, jwt_lifetime
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.auth.token_cache import Scopes, Token, TokenCache, Use, union_of, use_of
+from _regsync.auth.token_cache import Scope, Scopes, Token, TokenCache, Use, union_of, use_of
 from _regsync.errors import AuthError, LoginExpired, RegistryError, SyncError
 from _regsync.net.http1 import parse_retry_after
 from _regsync.text import json_object, one_line, printable, redact
@@ -106,8 +106,12 @@ class LoginRefusals:
 class Authenticator:
     """Authenticates requests to one registry, with one credential or anonymously.
 
-    Several tasks may call its methods concurrently. Each call may be cancelled.
+    The transport calls `authorization` before each request, and `record_success`, `on_unauthorized`
+    or `on_forbidden` after it. The first request to a registry is sent without a login. Its 401
+    contains the challenge that later requests answer, with the password (Basic) or with a token
+    from the registry's token service (Bearer).
 
+    Several tasks may call these methods concurrently. Each call may be cancelled.
     """
 
     def __init__(
@@ -145,7 +149,7 @@ class Authenticator:
         self._tokens = TokenCache(now)
         # (repository, actions) -> the scope that the registry requested for them in a 401, if it
         # differs from `repository:NAME:ACTIONS`.
-        self._scope_overrides: dict[Pair, str] = {}
+        self._scope_overrides: dict[Scope, str] = {}
 
     def _set_credential(self, credential: Credential | None) -> None:
         """Use a credential from now on. None means anonymous requests."""
@@ -283,7 +287,7 @@ class Authenticator:
     # Requests and refusals.
 
     async def authorization(
-        self, repository: str, actions: str, extra: Iterable[Pair] = (), before_body: bool = False
+        self, repository: str, actions: str, extra: Iterable[Scope] = (), before_body: bool = False
     ) -> str | None:
         """Return the Authorization header for a request.
 
