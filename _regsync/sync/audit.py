@@ -458,19 +458,22 @@ class Audit:
                 check.error = error.with_place(Side.TARGET, "read", check.image.target_name)
                 break
 
-            fetched = await gather(
-                partial(self._read_child, check, child) for child in children.values()
+            # Children that are absent or corrupt are not in `fetched`.
+            fetched = dict[str, Manifest]()
+            await gather(
+                partial(self._fetch_child, check, child, fetched) for child in children.values()
             )
-            level = [manifest for manifest in fetched if manifest is not None]
-            entries += [children[manifest.digest] for manifest in level]
+            level = [fetched[digest] for digest in children if digest in fetched]
+            entries += [children[digest] for digest in children if digest in fetched]
         return manifests, entries
 
-    async def _read_child(self, check: _Check, child: Descriptor) -> Manifest | None:
-        """Return a manifest that an index names. Returns None if it cannot be read."""
-        manifest: Manifest | None = None
+    async def _fetch_child(
+        self, check: _Check, child: Descriptor, fetched: dict[str, Manifest]
+    ) -> None:
+        """Fetch a manifest that an index names, and add it to `fetched` under its digest."""
         with check.catching_errors("manifest", child.digest, Flaw.incomplete("manifest", child)):
-            manifest = await self._discovery.manifest(check.image.target, child.digest, child)
-        return manifest  # noqa: RET504 - it is None after an error
+            target = check.image.target
+            fetched[child.digest] = await self._discovery.manifest(target, child.digest, child)
 
     async def _check_blob(self, check: _Check, blob: Descriptor) -> None:
         """Check that a blob is present and has the right size. Its bytes are not read."""
