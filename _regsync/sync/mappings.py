@@ -90,7 +90,7 @@ def assign(
     conflicts = list[Conflict]()
 
     for mapping, tags in selected:
-        for tag in _versions_first(tags):
+        for tag in _order_versions_first(tags):
             targets = list[Registry]()
             for target, repository in zip(mapping.targets, mapping.target_keys, strict=True):
                 owner = owners.get((repository, tag))
@@ -105,7 +105,7 @@ def assign(
     return wanted, conflicts
 
 
-def _versions_first(tags: Iterable[str]) -> list[str]:
+def _order_versions_first(tags: Iterable[str]) -> list[str]:
     """Order versions such as `1.2.3` before other tags, such as `latest` for the same image (I2)."""
     # The sort is stable.
     return sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit())

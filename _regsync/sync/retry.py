@@ -11,11 +11,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.oci.reference import is_tag
 from _regsync.sync.mappings import ALL_TAGS, WantedTag
 from _regsync.tags import TagRule, select_literals, selectable
+
+
+class _RepositoryNames(NamedTuple):
+    """The full names of a source and a target repository, as in a report."""
+
+    source: str
+    target: str
 
 
 class Retry:
@@ -24,7 +32,7 @@ class Retry:
     def __init__(self, images: Iterable[tuple[str, str]]) -> None:
         """`images` are pairs of source and target, as full references with host."""
         # By source and target repository, the tags to retry. ALL_TAGS may be among them.
-        self._tags = defaultdict[tuple[str, str], set[str]](set)
+        self._tags = defaultdict[_RepositoryNames, set[str]](set)
         # Source and target of each image that no mapping can select: a digest, or a tag that was
         # copied to another tag.
         self._outside_mappings = list[tuple[str, str]]()
@@ -33,7 +41,8 @@ class Retry:
             source_repository, source_tag = _split_tag(source)
             target_repository, target_tag = _split_tag(target)
             if source_tag and source_tag == target_tag:
-                self._tags[source_repository, target_repository].add(source_tag)
+                names = _RepositoryNames(source_repository, target_repository)
+                self._tags[names].add(source_tag)
             else:
                 self._outside_mappings.append((source, target))
 
@@ -78,6 +87,7 @@ class Retry:
             if narrowed is not None:
                 needed_mappings[mapping.index] = narrowed
 
+        # Add the mappings that may win a conflict over a tag to retry.
         mappings_of_target = defaultdict[object, list[MappingRule]](list)
         for mapping in config.mappings:
             for target_key in mapping.target_keys:
@@ -119,18 +129,16 @@ class Retry:
 
     def find_unselected(self, config: Config) -> list[str]:
         """Return `SOURCE -> TARGET` for each image to retry that no mapping can select any more."""
-        selectable_tags = defaultdict[tuple[str, str], set[str]](set)
+        selectable_tags = defaultdict[_RepositoryNames, set[str]](set)
         for mapping in config.mappings:
             for target in mapping.targets:
-                selectable_tags[_names_of(mapping, target)] |= self._selectable_tags(
-                    mapping, target
-                )
+                names = _names_of(mapping, target)
+                selectable_tags[names] |= self._selectable_tags(mapping, target)
 
         unselected = [f"{source} -> {target}" for source, target in self._outside_mappings]
         for names, tags in self._tags.items():
-            source_repository, target_repository = names
             for tag in sorted(tags - selectable_tags[names]):
-                unselected.append(f"{source_repository}:{tag} -> {target_repository}:{tag}")
+                unselected.append(f"{names.source}:{tag} -> {names.target}:{tag}")
         return unselected
 
 
@@ -146,10 +154,11 @@ def _split_tag(reference: str) -> tuple[str, str]:
     return repository, tag
 
 
-def _names_of(mapping: MappingRule, target: Registry) -> tuple[str, str]:
-    """Return the full names of the source and target repository, as in a report."""
-    source = mapping.source.name_of(mapping.source_repository)
-    return source, target.name_of(mapping.target_repository)
+def _names_of(mapping: MappingRule, target: Registry) -> _RepositoryNames:
+    return _RepositoryNames(
+        source=mapping.source.name_of(mapping.source_repository),
+        target=target.name_of(mapping.target_repository),
+    )
 
 
 def _may_win(rival: MappingRule, mapping: MappingRule) -> bool:
