@@ -19,6 +19,9 @@ from _regsync.sync.image import Image
 _MAX_PENDING = 512
 _MAX_PENDING_BYTES = 64 * 1024 * 1024
 
+# A blob at a target host: the host, and the digest of the blob.
+HostBlob = tuple[str, str]
+
 
 class Election:
     """Chooses among numbered images by the greedy set cover of docs/specification.md section 1.1.
@@ -30,23 +33,24 @@ class Election:
     """
 
     def __init__(self) -> None:
-        # By image number, the (host, digest) of its blobs that no image copied when it was added.
-        self._blobs = dict[int, list[tuple[str, str]]]()
+        # By image number, the blobs of the image that no image copied when it was added.
+        self._blobs = dict[int, list[HostBlob]]()
         # By image number, the current gain. Elected images have no entry.
         self._gains = dict[int, int]()
-        # By (host, digest) of a blob, the numbers of the candidates that need the blob, oldest first.
-        self._wanted_by = dict[tuple[str, str], list[int]]()
+        # By blob, the numbers of the candidates that need the blob, oldest first.
+        self._wanted_by = dict[HostBlob, list[int]]()
         # A heap of (-gain, image number). Entries with an outdated gain are skipped when popped.
         self._heap = list[tuple[int, int]]()
 
-    def add(self, number: int, blobs: Iterable[tuple[str, str]]) -> None:
-        """Add a candidate. `blobs` are the (host, digest) of its blobs that no image copies yet."""
+    def add(self, number: int, blobs: Iterable[HostBlob]) -> None:
+        """Add a candidate. `blobs` are its blobs that no image copies yet."""
         self._blobs[number] = list(blobs)
         self._gains[number] = 0
         for blob in self._blobs[number]:
             images = self._wanted_by.setdefault(blob, [])
             images.append(number)
-            if len(images) == 2:  # before, no other image needed the first image's blob
+            if len(images) == 2:
+                # The blob did not count in the first image's gain while no other image needed it.
                 self._change_gain(images[0], +1)
             if len(images) >= 2:
                 self._gains[number] += 1
@@ -104,8 +108,8 @@ class Pending:
             return True
         return self._candidate_bytes > _MAX_PENDING_BYTES
 
-    def add(self, image: Image, blobs: Iterable[tuple[str, str]]) -> None:
-        """Add a candidate. `blobs` are the (host, digest) of its blobs that no image copies yet.
+    def add(self, image: Image, blobs: Iterable[HostBlob]) -> None:
+        """Add a candidate. `blobs` are its blobs that no image copies yet.
 
         An image that starts again keeps its number, and with it its place among equal gains.
         """

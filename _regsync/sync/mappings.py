@@ -37,20 +37,20 @@ def group_mappings(
 
     The mappings of a group are in the order of the configuration.
     """
-    ordered = list(mappings)
+    all_mappings = list(mappings)
     mappings_of_key = defaultdict[object, list[MappingRule]](list)
-    for mapping in ordered:
+    for mapping in all_mappings:
         for key in keys(mapping):
             mappings_of_key[key].append(mapping)
 
     groups = list[list[MappingRule]]()
     grouped_indices = set[int]()
-    for first in ordered:
+    for first in all_mappings:
         if first.index in grouped_indices:
             continue
         grouped_indices.add(first.index)
         group = [first]
-        for mapping in group:  # the list grows while it is read
+        for mapping in group:  # the loop also visits the mappings that it appends
             for key in keys(mapping):
                 for linked in mappings_of_key.pop(key, ()):
                     if linked.index not in grouped_indices:
@@ -77,19 +77,19 @@ class Conflict(NamedTuple):
 
 
 def assign(
-    selected: Iterable[tuple[MappingRule, Iterable[str]]],
+    selections: Iterable[tuple[MappingRule, Iterable[str]]],
 ) -> tuple[list[WantedTag], list[Conflict]]:
     """Assign each target tag to the first mapping that selects it (docs/design.md section 3).
 
-    `selected` has each mapping with the tags that it selects. Returns the assigned tags and the
+    `selections` has each mapping with the tags that it selects. Returns the assigned tags and the
     conflicts. If two mappings of the same source select a tag, the later mapping is ignored.
     """
     # By target repository and tag, the mapping that copies the tag.
     owners = dict[tuple[object, str], MappingRule]()
-    wanted = list[WantedTag]()
+    assigned = list[WantedTag]()
     conflicts = list[Conflict]()
 
-    for mapping, tags in selected:
+    for mapping, tags in selections:
         for tag in _order_versions_first(tags):
             targets = list[Registry]()
             for target, repository in zip(mapping.targets, mapping.target_keys, strict=True):
@@ -100,14 +100,14 @@ def assign(
                 elif owner.source_key != mapping.source_key:
                     conflicts.append(Conflict(WantedTag(mapping, tag, (target,)), owner))
             if targets:
-                wanted.append(WantedTag(mapping, tag, tuple(targets)))
+                assigned.append(WantedTag(mapping, tag, tuple(targets)))
 
-    return wanted, conflicts
+    return assigned, conflicts
 
 
 def _order_versions_first(tags: Iterable[str]) -> list[str]:
     """Order versions such as `1.2.3` before other tags, such as `latest` for the same image (I2)."""
-    # The sort is stable.
+    # `sorted` is stable: versions keep their order, and so do other tags.
     return sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit())
 
 
@@ -122,12 +122,12 @@ def config_of_shard(config: Config, number: int, total: int) -> Config:
     # computes the same shards.
     shards: list[list[MappingRule]] = [[] for _ in range(total)]
     for group in sorted(groups, key=len, reverse=True):
-        smallest = min(shards, key=len)
-        smallest.extend(group)
+        smallest_shard = min(shards, key=len)
+        smallest_shard.extend(group)
 
-    own = tuple(sorted(shards[number], key=lambda mapping: mapping.index))
+    own_mappings = tuple(sorted(shards[number], key=lambda mapping: mapping.index))
     cache_dir = config.cache_dir and f"{config.cache_dir}/shard-{number}-of-{total}"
-    return config._replace(mappings=own, cache_dir=cache_dir)
+    return config._replace(mappings=own_mappings, cache_dir=cache_dir)
 
 
 def _repositories_of(mapping: MappingRule) -> list[object]:
