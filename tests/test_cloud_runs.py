@@ -260,7 +260,7 @@ def azure_identity(kind: str, served: str, folder: Path) -> dict[str, str]:
 
 def secrets_of(exchange: Exchange) -> list[str]:
     assert exchange.directory is not None
-    given = [*SECRETS.values(), *exchange.given, *exchange.directory.given]
+    given = [*SECRETS.values(), *exchange.issued_tokens, *exchange.directory.issued_tokens]
     assert len(given) >= len(SECRETS) + 2
     return given
 
@@ -403,7 +403,7 @@ async def test_what_az_acr_login_leaves_in_the_docker_config_logs_in(
     directory.identities.append(APP)
     load(provider, "app")
     await sync(world, ACR, "app", env=BY_SECRET)
-    given = exchange.given[0]
+    given = exchange.issued_tokens[0]
     if not good:
         exchange.revoke_logins()
     (clean_env / ".docker").mkdir()

@@ -1,10 +1,9 @@
 """AWS's login services: STS, ECR's two APIs, SSO, container and machine metadata.
 
-Owns: identities with their keys, tokens, ends and permissions; each service's words for a refusal.
-May not know: sockets, any client, what a registry holds (`Private` and `Public` only say who may
-ask).
-Invariants: a service answers only a request that is word for word as it documents. A request that
-no correct client sends is refused and noted in `journal.violations`. Time is an argument.
+Owns: identities with their keys, tokens, expiry times and permissions; the refusals of each service.
+May not know: sockets, any client, what a registry holds (`Private` and `Public` only check logins).
+Invariants: a service accepts only requests exactly as documented. A request that no correct client sends is
+refused and recorded in `journal.violations`. Time is an argument.
 Follows: docs/protocol-facts.md section 4.
 """
 
@@ -32,16 +31,17 @@ __all__ = ["ACCOUNT", "Aws", "Identity", "Private", "Public"]
 
 ACCOUNT = "123456789012"
 ALL_SERVICES = frozenset({"ecr", "ecr-public", "sts"})
+# Domains of the services in all partitions.
 _SUFFIXES = (
     r"amazonaws\.com|amazonaws\.com\.cn|amazonaws\.eu|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
     r"|api\.aws|api\.amazonwebservices\.com\.cn|api\.amazonwebservices\.eu|api\.aws\.ic\.gov|api\.aws\.scloud"
     r"|api\.cloud-aws\.adc-e\.uk|api\.aws\.hci\.ic\.gov"
 )
-# Section 4.2. Tests decide which of these names exist.
+# Host names of the services (section 4.2). Tests decide which of them exist.
 _HOST = re.compile(
     rf"(?:api\.)?(ecr-public|ecr|sts|portal\.sso|oidc)(?:-fips)?\.([a-z0-9-]+)\.(?:{_SUFFIXES})\Z"
 )
-_SKEW = 300.0  # seconds that a client's clock may be ahead or behind
+_SKEW = 300.0  # maximum difference of a client's clock in seconds
 _STS = "https://sts.amazonaws.com/doc/2011-06-15/"
 _FIELDS_OF_ASSUMING = {
     "Action",
@@ -58,51 +58,52 @@ _TARGETS = {"ecr": "AmazonEC2ContainerRegistry_V20150921", "ecr-public": "Spence
 
 @dataclass
 class Identity:
-    """A holder of keys."""
+    """A user or role session with keys."""
 
     name: str
-    access: str
-    secret: str
-    session: str = ""  # the token of temporary keys
-    expires: float = math.inf
+    access: str  # the access key
+    secret: str  # the secret key
+    session: str = ""  # the session token of temporary keys; empty for permanent keys
+    expires: float = math.inf  # seconds since 1970
     may: frozenset[str] = ALL_SERVICES  # the services that its policies allow
-    may_not: frozenset[str] = frozenset()  # the actions that they deny
+    may_not: frozenset[str] = frozenset()  # the actions that its policies deny
 
 
 @dataclass
 class Role:
-    """A role: who may assume it, and what it may do then."""
+    """A role that identities may assume."""
 
     arn: str
-    trusts: str | None = None  # the only name that may assume it; None: any
+    trusts: str | None = None  # the only identity that may assume it, by name; None: any identity
     external_id: str | None = None
-    may: frozenset[str] = ALL_SERVICES
+    may: frozenset[str] = ALL_SERVICES  # the services that its policies allow
 
 
 @dataclass
 class Login:
-    """The result of `aws sso login`: an access token, and a refresh token with its client."""
+    """The result of `aws sso login`."""
 
-    access: str
-    expires: float
-    refresh: str = ""
-    client: tuple[str, str] = ("", "")  # id and secret
-    roles: set[tuple[str, str]] = field(default_factory=set)  # accounts with names of roles
+    access: str  # the access token
+    expires: float  # seconds since 1970
+    refresh: str = ""  # the refresh token; empty if the login cannot be renewed
+    client: tuple[str, str] = ("", "")  # id and secret of the refresh token's client
+    roles: set[tuple[str, str]] = field(default_factory=set)  # account and name of each role
 
 
 class _Refusal(NamedTuple):
-    """Why a signature is refused: the exception's name and its words."""
+    """Why a signature is refused."""
 
-    name: str
+    name: str  # of the exception
     message: str
 
 
 class Aws(Site):
-    """All services of one account; the host name of a request says which one is asked.
+    """All services of one account. The host name of a request determines the service.
 
-    `password_life` and `keys_life` are the seconds for which ECR's passwords and temporary keys are
-    good. `instance_role` is the role of the machine, None: it has none. `container` has the path of
-    a container's credentials, and the token that has to be shown there.
+    `now` returns the time in seconds since 1970. `password_life` and `keys_life` are the seconds for which
+    ECR's passwords and temporary keys are valid. `instance_role` is the role of the machine, or None if it
+    has no role. `container` has the path of a container's credentials and the token that is required
+    there, or None if there are none.
     """
 
     def __init__(
@@ -120,29 +121,29 @@ class Aws(Site):
         self.keys_life = keys_life
         self.instance_role = instance_role
         self.container = container
-        self.identities: dict[str, Identity] = {}
-        self.roles: dict[str, Role] = {}
-        # Token of an identity provider -> the role that it opens.
-        self.web_tokens: dict[str, str] = {}
-        self.logins: dict[str, Login] = {}
-        # The account's settings in ECR, and its repository creation templates: prefix -> what each
-        # is applied for.
+        self.identities: dict[str, Identity] = {}  # by access key
+        self.roles: dict[str, Role] = {}  # by ARN
+        self.web_tokens: dict[str, str] = {}  # ARNs of roles, by token of an identity provider
+        self.logins: dict[str, Login] = {}  # by access token
+        # The account's settings in ECR.
         self.settings: dict[str, str] = {"BLOB_MOUNTING": "DISABLED"}
+        # Its repository creation templates. Keys: prefixes. Values: what each is applied for.
         self.templates: dict[str, list[str]] = {}
-        # The passwords that ECR gave: password -> its end, by service.
+        # Passwords that were issued. Outer keys: services. Inner keys: passwords. Values: expiry times.
         self.passwords: dict[str, dict[str, float]] = {"ecr": {}, "ecr-public": {}}
-        self.requests: list[str] = []  # the service of each
-        # All secrets, for tests that look for them where they must not be.
+        self.requests: list[str] = []  # the service of each request
+        # All secrets. Tests search outputs for them.
         self.secrets: set[str] = set()
+        # Expiry times, by token of the machine's metadata service.
         self._metadata_tokens: dict[str, float] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1)  # makes names and secrets unique
 
-    # What a test puts in.
+    # Set-up by tests.
 
     def identity(
         self, name: str, *, lasting: bool = True, may: Iterable[str] = ALL_SERVICES
     ) -> Identity:
-        """Make an identity: a user with keys, or (not `lasting`) a role with temporary ones."""
+        """Add an identity with permanent keys, or with temporary keys if not `lasting`."""
         number = next(self._numbers)
         kind = "AKIA" if lasting else "ASIA"
         secret = base64.b64encode(hashlib.sha256(f"secret {number}".encode()).digest())[
@@ -157,13 +158,13 @@ class Aws(Site):
         return identity
 
     def role(self, name: str, **options: Any) -> Role:
-        """Make a role of this account."""
+        """Add a role to the account."""
         role = Role(f"arn:aws:iam::{ACCOUNT}:role/{name}", **options)
         self.roles[role.arn] = role
         return role
 
     def web_token(self, role: Role) -> str:
-        """Make a token that opens a role."""
+        """Return a new token of an identity provider, with which a role can be assumed."""
         token = f"eyJhbGciOiJub25lIn0.{next(self._numbers)}.{'signature' * 8}"
         self.web_tokens[token] = role.arn
         self.secrets.add(token)
@@ -172,7 +173,7 @@ class Aws(Site):
     def sso_login(
         self, *roles: tuple[str, str], life: float = 3600.0, renewable: bool = False
     ) -> Login:
-        """Do what `aws sso login` does; `roles` are accounts with names of roles."""
+        """Add a login as `aws sso login` does. `roles` has account and name of each role."""
         number = next(self._numbers)
         login = Login(f"sso-access-{number}" * 4, self.now() + life, roles=set(roles))
         if renewable:
@@ -185,17 +186,17 @@ class Aws(Site):
 
     @staticmethod
     def owner(password: str) -> str:
-        """Return the name to which a password was given."""
+        """Return the name of the identity for which a password was issued."""
         return base64.b64decode(password).decode().split()[3]
 
     def count(self, *services: str) -> int:
-        """Return how many requests there were, to these services or to all."""
+        """Count the requests to these services, or all requests."""
         return sum(1 for service in self.requests if not services or service in services)
 
     # One request.
 
     def kind_of(self, request: Request) -> str:
-        """Call every request a login: clients that prove something here were not challenged here."""
+        """Return "login": at these services, clients send credentials without a challenge."""
         return "login"
 
     def _service(self, request: Request) -> str:
@@ -209,7 +210,7 @@ class Aws(Site):
         return "container" if path and request.path == path else "unknown"
 
     def start(self, request: Request) -> Answer | Reception:
-        """Receive a short body, then ask the service."""
+        """Receive the body, which must be short, then answer as the service of the host."""
         request.kind = "login"
         service = self._service(request)
         content = Content()
@@ -237,16 +238,16 @@ class Aws(Site):
         )
 
     def _refuse_mistake(self, request: Request, status: int, name: str, message: str) -> Response:
-        """Refuse what no correct client sends."""
+        """Refuse a request that no correct client sends, and record the violation."""
         self.journal.violations.append(
             f"{request.method} {request.header('host')}{request.path}: {message}"
         )
         return _json(status, {"__type": f"com.amazonaws#{name}", "message": message})
 
-    # Who signed: SigV4, section 4.4.
+    # Signatures: SigV4, section 4.4.
 
     def _signer(self, request: Request, body: bytes) -> Identity | _Refusal:
-        """Return who signed a request, or why that cannot be believed."""
+        """Return the identity that signed a request, or the reason why the signature is refused."""
         claim = read_claim(request.header("authorization"))
         if claim is None:
             return _Refusal("MissingAuthenticationTokenException", "Missing Authentication Token")
@@ -277,8 +278,8 @@ class Aws(Site):
         canonical = canonical_request(request, body, signed)
         signature = signature_of(identity.secret, claim, date, canonical)
         if not hmac.compare_digest(signature, claim.signature):
-            # As STS, with everything that was signed: a client that shows this text whole has shown
-            # the session's token.
+            # As at STS, the message contains all signed values. A client that prints the whole message
+            # discloses the session token.
             text = f"The Canonical String for this request should have been '{canonical}'"
             return _Refusal("SignatureDoesNotMatch", text)
 
@@ -296,7 +297,7 @@ class Aws(Site):
         return identity
 
     def _new_keys(self, name: str, may: frozenset[str]) -> tuple[Identity, str]:
-        """Make temporary keys; return them and their end as services write it."""
+        """Add an identity with temporary keys. Returns it and its expiry time as text."""
         identity = self.identity(name, lasting=False)
         identity.may = may
         return identity, _iso(identity.expires)
@@ -354,7 +355,7 @@ class Aws(Site):
         )
 
     def _describe_account(self, request: Request, action: str, body: bytes) -> Response:
-        """Tell of the account of who asks, section 4.9."""
+        """Answer requests for settings and templates of the account (section 4.9)."""
         document = json.loads(body)
         answer: dict[str, Any]
         if action == "GetAccountSetting":
@@ -377,7 +378,7 @@ class Aws(Site):
         return _json(200, answer, "application/x-amz-json-1.1")
 
     def _add_date(self, answer: Response) -> Response:
-        """Add the time, so that a client whose clock is wrong can sign again."""
+        """Add the time to an answer, so that a client with a wrong clock can sign again."""
         answer.headers.append(
             ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(self.now())))
         )
@@ -418,7 +419,7 @@ class Aws(Site):
         return role if isinstance(role, Response) else self._answer_with_keys(form["Action"], role)
 
     def _role_of_token(self, request: Request, form: Mapping[str, str]) -> Role | Response:
-        """Return the role that an identity provider's token opens."""
+        """Return the role for a token of an identity provider, or a refusal."""
         if request.header("authorization"):
             self.journal.violations.append("AssumeRoleWithWebIdentity needs no signature")
         role = self.roles.get(form.get("RoleArn", ""))
@@ -431,7 +432,7 @@ class Aws(Site):
     def _role_of_signer(
         self, request: Request, body: bytes, form: Mapping[str, str]
     ) -> Role | Response:
-        """Return the role that the signer of a request may assume."""
+        """Return the role that the signer of a request assumes, or a refusal."""
         signer = self._signer(request, body)
         if isinstance(signer, _Refusal):
             return self._add_date(_refusal(403, *signer))
@@ -447,7 +448,7 @@ class Aws(Site):
         return role
 
     def _answer_with_keys(self, name: str, role: Role) -> Response:
-        """Answer an action with temporary keys of a role."""
+        """Return an answer of STS with temporary keys for a role. `name` is the action."""
         identity, ends = self._new_keys(role.arn, role.may)
         keys = {
             "AccessKeyId": identity.access,
@@ -464,7 +465,7 @@ class Aws(Site):
             f"  </{name}Result>\n  <ResponseMetadata><RequestId>1</RequestId></ResponseMetadata>\n</{name}Response>\n",
         )
 
-    # SSO, section 4.6: temporary keys for a login, and a login renewed.
+    # SSO, section 4.6: temporary keys for a login, and the renewal of a login.
 
     def _portal(self, request: Request) -> Response:
         if (
@@ -544,7 +545,7 @@ class Aws(Site):
         return _json(200, {**keys, "Expiration": ends, "AccountId": ACCOUNT})
 
     def _imds_token(self, request: Request, body: bytes) -> Response:
-        """Give a token, which every other request to the machine's metadata has to show."""
+        """Issue a token, which all other requests to the machine's metadata service need."""
         if request.method != "PUT":
             return Response(405)
         life = request.header("x-aws-ec2-metadata-token-ttl-seconds")
@@ -556,7 +557,7 @@ class Aws(Site):
         return Response(200, [("Content-Type", "text/plain")], token.encode())
 
     def _imds(self, request: Request, body: bytes) -> Response:
-        """Tell the machine's role, and its temporary keys."""
+        """Answer with the machine's role or its temporary keys."""
         if request.header("x-forwarded-for"):
             return Response(403)
         if request.path == "/latest/api/token":
@@ -587,17 +588,17 @@ class Aws(Site):
 
 
 class Private:
-    """The login of an ECR registry: Basic with a password that ECR gave (sections 4.3 and 4.7)."""
+    """Logins at an ECR registry: Basic with a password that ECR has issued (sections 4.3 and 4.7)."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
     def answer(self, request: Request) -> Answer | Reception | None:
-        """Serve nothing of its own."""
+        """Return None: there are no paths of a service."""
         return None
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse requests without a good password."""
+        """Refuse a request without a valid password."""
         if _has_password(self._aws, "ecr", request.header("authorization")):
             return None
         host = request.header("host")
@@ -611,26 +612,26 @@ class Private:
 
 
 class _PublicToken(NamedTuple):
-    """A token of ECR Public; `has_login`: it was not given to the anonymous."""
+    """A token of ECR Public."""
 
-    has_login: bool
-    expires: float
+    has_login: bool  # False: issued to an anonymous client
+    expires: float  # seconds since 1970
 
 
 class Public:
-    """The login of ECR Public (section 4.3): Bearer.
+    """Logins at ECR Public: Bearer (section 4.3).
 
-    A token is given for a password of its API, or to the anonymous, who may pull.
+    Tokens are issued for a password of its API, or without a login. Tokens without a login allow pulls only.
     """
 
     def __init__(self, aws: Aws, *, token_life: float = 43200.0) -> None:
         self._aws = aws
         self._life = token_life
-        self._tokens: dict[str, _PublicToken] = {}
-        self.issued: list[bool] = []
+        self._tokens: dict[str, _PublicToken] = {}  # by text of the token
+        self.issued: list[bool] = []  # for each token, whether it was issued for a login
 
     def answer(self, request: Request) -> Answer | Reception | None:
-        """Serve its token service, which knows one scope."""
+        """Answer the path of the token service, which supports one scope."""
         if request.path != "/token/":
             return None
         request.kind = "token"
@@ -647,7 +648,7 @@ class Public:
         return _json(200, {"token": token})
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse requests without a token, and pushes of the anonymous."""
+        """Refuse a request without a valid token, and a push with a token without a login."""
         token = self._tokens.get(request.header("authorization").removeprefix("Bearer "))
         if token is None or token.expires <= self._aws.now():
             realm = f"{request.origin}/token/"
@@ -659,7 +660,7 @@ class Public:
 
 
 def _has_password(aws: Aws, service: str, header: str) -> bool:
-    """Ask whether Basic shows a password that a service gave and that is still good."""
+    """Report whether a Basic credential has a valid password of a service."""
     scheme, _, value = header.partition(" ")
     try:
         user, _, password = base64.b64decode(value, validate=True).decode().partition(":")

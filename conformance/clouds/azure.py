@@ -1,11 +1,9 @@
 """Azure's login services: the directory, metadata, a registry's exchange and token endpoints.
 
-Owns: identities with their proofs; tokens with audience, tenant and life, signed so that nobody
-else can make one.
+Owns: identities with their secrets; signed tokens with audience, tenant and lifetime.
 May not know: any client, what the registry holds.
-Invariants: a token is given only for the exact proof, audience and tenant. A request that no
-correct client sends is refused and noted in the journal, without the secret that it carried. Time
-is an argument.
+Invariants: a token is issued only for the right secret, audience and tenant. A request that no correct
+client sends is refused and recorded in the journal, without its secret. Time is an argument.
 Follows: docs/protocol-facts.md sections 6.1 to 6.4.
 """
 
@@ -36,23 +34,25 @@ __all__ = [
     "claims_of",
 ]
 
+# The user name with which a refresh token is the password.
 TOKEN_USER = "00000000-0000-0000-0000-000000000000"
+# Client id of Azure's command line.
 COMMAND_LINE = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
 _ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _TENANT = re.compile(r"/([0-9a-f-]{36})/oauth2/v2\.0/token\Z")
-_METADATA = "/metadata/identity/oauth2/token"
-_SERVICE = "/msi/token"
+_METADATA = "/metadata/identity/oauth2/token"  # the metadata service of virtual machines
+_SERVICE = "/msi/token"  # the metadata service of App Service
 _JSON = [("Content-Type", "application/json; charset=utf-8")]
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """One of Azure's clouds (section 6.2); its registries take tokens for any of `audiences`."""
+    """One of Azure's clouds (section 6.2)."""
 
     name: str
-    suffix: str
-    authority: str
-    audiences: tuple[str, ...]
+    suffix: str  # of the host names of its registries
+    authority: str  # host name
+    audiences: tuple[str, ...]  # of tokens that its registries accept
 
 
 CLOUDS: Mapping[str, Cloud] = {
@@ -87,15 +87,16 @@ CLOUDS: Mapping[str, Cloud] = {
 
 @dataclass
 class Identity:
-    """An application, a managed identity or a user of the directory, with its proofs."""
+    """An application, a managed identity or a user of the directory, with its secrets."""
 
     client_id: str = "11111111-1111-4111-8111-111111111111"
     tenant: str = "22222222-2222-4222-8222-222222222222"
     secret: str = ""
-    # The federated token that is good now.
+    # The federated token that is valid now.
     assertion: str = ""
     refresh_tokens: set[str] = field(default_factory=set)
-    # "system": the machine's own; "user": for requests that name its client id; "": not managed.
+    # "system" for the identity of the machine, "user" for an identity that requests select by client id, ""
+    # if it is not managed.
     managed: str = ""
 
 
@@ -104,7 +105,7 @@ def _base64url(part: bytes) -> str:
 
 
 def claims_of(token: str) -> dict[str, Any]:
-    """Read a token's claims, unverified."""
+    """Return the claims of a token without verifying its signature."""
     part = token.split(".")[1]
     claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     assert isinstance(claims, dict)
@@ -112,17 +113,19 @@ def claims_of(token: str) -> dict[str, Any]:
 
 
 class _Signer:
-    """A maker of signed tokens, who can also tell whether one is genuine and still good."""
+    """Makes and verifies signed tokens."""
 
     def __init__(self, key: bytes, wall: Callable[[], float]) -> None:
         self._key = key
         self._wall = wall
-        self.made: list[str] = []
+        self.made: list[str] = []  # all tokens
 
     def _mark(self, text: str) -> str:
+        """Return the signature of a text."""
         return _base64url(hmac.new(self._key, text.encode(), "sha256").digest())
 
     def make(self, life: float, **claims: object) -> str:
+        """Return a new token that is valid for `life` seconds."""
         now = int(self._wall())
         header = {"alg": "HS256", "typ": "JWT"}
         dates = {"iat": now, "nbf": now, "exp": now + int(life)}
@@ -132,6 +135,7 @@ class _Signer:
         return self.made[-1]
 
     def read(self, token: str) -> dict[str, Any] | None:
+        """Return the claims of a token, or None if it is expired or its signature is wrong."""
         text, _, mark = token.rpartition(".")
         if not text or not hmac.compare_digest(mark, self._mark(text)):
             return None
@@ -140,10 +144,11 @@ class _Signer:
 
 
 class Directory(Site):
-    """The authority of a cloud, and the metadata services of its machines, all at one Site.
+    """The authority of a cloud, and the metadata services of its machines.
 
-    Tests may add to `identities`. `unknown` are audiences that the directory refuses, as those of
-    services that a tenant does not have. `header` is IDENTITY_HEADER of the App Service form.
+    Tests may add to `identities`. `unknown` has audiences that the directory refuses, as if the tenant did
+    not use these services. `header` is the value of IDENTITY_HEADER of App Service. Tokens are valid for
+    `life` seconds.
     """
 
     def __init__(
@@ -165,12 +170,12 @@ class Directory(Site):
         self._wall = wall
 
     @property
-    def given(self) -> list[str]:
-        """All tokens that were given, for tests that look for them where they must not be."""
+    def issued_tokens(self) -> list[str]:
+        """All tokens that were issued. Tests search outputs for them."""
         return self._signer.made
 
     def read(self, token: str) -> dict[str, Any] | None:
-        """Return the claims of a token that this directory has given and that is still good."""
+        """Return the claims of a valid token of this directory, or None."""
         return self._signer.read(token)
 
     def kind_of(self, request: Request) -> str:
@@ -192,13 +197,13 @@ class Directory(Site):
         )
 
     def _refuse_mistake(self, request: Request, status: int, code: str, text: str) -> Response:
-        """Refuse what no correct client sends, and note it."""
+        """Refuse a request that no correct client sends, and record the violation."""
         self.journal.violations.append(f"{request.method} {request.path}: {text}")
         return self._refusal(status, code, text)
 
     @staticmethod
     def _refusal(status: int, code: str, text: str) -> Response:
-        # Section 6.2: tenants and users stand behind the first line.
+        # Tenants and users follow after the first line (section 6.2).
         number = re.match(r"AADSTS(\d+)", text)
         document: dict[str, object] = {
             "error": code,
@@ -249,7 +254,7 @@ class Directory(Site):
     def _prove_application(
         self, request: Request, tenant: str, form: Mapping[str, str]
     ) -> Identity | Response:
-        """Return the application that proves itself by a secret or an assertion."""
+        """Return the application with the secret or assertion in the form, or a refusal."""
         applications = {
             (identity.client_id, identity.tenant): identity
             for identity in reversed(self.identities)
@@ -292,11 +297,12 @@ class Directory(Site):
     def _prove_user(
         self, request: Request, tenant: str, form: Mapping[str, str]
     ) -> Identity | Response:
+        """Return the user with the refresh token in the form, or a refusal."""
         if form.get("client_id") != COMMAND_LINE:
             return self._refuse_mistake(
                 request, 400, "invalid_client", "a refresh token of another application"
             )
-        # Refresh tokens are independent of tenants and audiences (section 6.4).
+        # A refresh token is valid for all tenants and audiences (section 6.4).
         for identity in self.identities:
             if form.get("refresh_token") in identity.refresh_tokens and identity.tenant == tenant:
                 return identity
@@ -307,7 +313,10 @@ class Directory(Site):
     def _answer_with_token(
         self, identity: Identity, audience: str, unknown: str, *, text: bool = False
     ) -> Response:
-        """Answer with a token for an audience; `unknown` are the words for one that is not there."""
+        """Return an answer with a token, or a refusal with the text `unknown` for an unknown audience.
+
+        With `text`, the answer has the form of metadata services.
+        """
         if audience not in self.cloud.audiences or audience in self.unknown:
             return self._refusal(400, "invalid_resource", unknown)
 
@@ -329,6 +338,7 @@ class Directory(Site):
     # Metadata services.
 
     def _answer_machine(self, request: Request, version: str) -> Response:
+        """Answer a metadata service's request for a token of a managed identity."""
         if request.method != "GET":
             return self._refuse_mistake(request, 405, "invalid_request", "only GET")
         if request.parameter("api-version") != version:
@@ -362,7 +372,10 @@ class Directory(Site):
         )
 
     def _metadata(self, request: Request) -> Response:
-        """The service of virtual machines; its refusal of a missing header shows that it is there."""
+        """Answer as the metadata service of virtual machines.
+
+        Clients recognise the service by its refusal of a request without the header `metadata`.
+        """
         for name in ("x-forwarded-for", "proxy-authorization", "via"):
             if request.header(name):
                 return self._refuse_mistake(request, 400, "invalid_request", "through a proxy")
@@ -371,6 +384,7 @@ class Directory(Site):
         return self._answer_machine(request, "2018-02-01")
 
     def _service(self, request: Request) -> Response:
+        """Answer as the metadata service of App Service."""
         if not self.header or request.header("x-identity-header") != self.header:
             return self._refuse_mistake(
                 request, 401, "unauthorized", "X-IDENTITY-HEADER is not the one of the environment"
@@ -379,11 +393,12 @@ class Directory(Site):
 
 
 class Exchange(TokenService):
-    """A registry's own endpoints: from the directory's token to a refresh token to an access token.
+    """The token endpoints of a registry.
 
-    `directory` knows which tokens are genuine. `tenants` are those that may log in, none: all.
-    Refresh tokens are good for `refresh_life` seconds (section 6.1). `refusal` is the status for a
-    refresh token that is no longer good: 401 and 400 (section 2.4) are both reported.
+    They exchange a token of the directory for a refresh token, and that for an access token. `directory`
+    verifies the first. `tenants` has the tenants that may log in; if empty, all may. Refresh tokens are
+    valid for `refresh_life` seconds (section 6.1). `refusal` is the status for an invalid refresh token:
+    both 401 and 400 have been reported (section 2.4).
     """
 
     def __init__(self, users: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -391,9 +406,9 @@ class Exchange(TokenService):
         self.tenants: tuple[str, ...] = options.pop("tenants", ())
         self.refresh_life: float = options.pop("refresh_life", 10_800)
         self.refusal = 401
-        self.revoked: set[str] = set()
-        self._written: list[str] = []
-        # Answers have no expires_in: the JWT has it.
+        self.revoked: set[str] = set()  # refresh tokens
+        self._written: list[str] = []  # access tokens that were issued
+        # Answers have no expires_in, because the JWT has an expiry time.
         fixed = {
             "path": "/oauth2/token",
             "field": "access_token",
@@ -403,11 +418,11 @@ class Exchange(TokenService):
         }
         super().__init__(users, **{**fixed, **options})
         self._signer = _Signer(b"the registry's own key", self.wall)
-        self.exchanges = 0
+        self.exchanges = 0  # number of requests to exchange a token
 
     @property
-    def given(self) -> list[str]:
-        """All refresh and access tokens that were given."""
+    def issued_tokens(self) -> list[str]:
+        """All refresh and access tokens that were issued."""
         return [*self._signer.made, *self._written]
 
     def write_token(self, user: str | None) -> str:
@@ -415,14 +430,14 @@ class Exchange(TokenService):
         return self._written[-1]
 
     def answer(self, request: Request) -> Answer | Reception | None:
-        """Serve both endpoints at the registry's own origin."""
+        """Answer the paths of both endpoints, at the registry's origin."""
         return self.start(request) if request.path in ("/oauth2/exchange", self.path) else None
 
     def kind_of(self, request: Request) -> str:
         return "login" if request.path == "/oauth2/exchange" else super().kind_of(request)
 
     def start(self, request: Request) -> Answer | Reception:
-        """Exchange, or go on as any token service."""
+        """Answer the exchange endpoint, or the access token endpoint as any token service."""
         if request.path != "/oauth2/exchange":
             return super().start(request)
         request.kind = "login"
@@ -459,14 +474,17 @@ class Exchange(TokenService):
         )
 
     def user_of_refresh_token(self, refresh_token: str) -> str | None:
-        """Return the application that a refresh token of this registry was given to."""
+        """Return the application of a valid refresh token of this registry, or None."""
         claims = self._signer.read(refresh_token) if refresh_token not in self.revoked else None
         if claims is None or claims["aud"] != self.service:
             return None
         return str(claims["appid"])
 
     def user_of_password(self, user: str, password: str) -> str | None:
-        """Return the owner of a pair; under a name of zeros a refresh token is the password (6.1)."""
+        """Return the user with this name and password, or None.
+
+        If the name is TOKEN_USER, the password is a refresh token (section 6.1).
+        """
         return (
             self.user_of_refresh_token(password)
             if user == TOKEN_USER
@@ -478,6 +496,6 @@ class Exchange(TokenService):
         return replace(answer, status=self.refusal) if answer.status == 401 else answer
 
     def revoke_logins(self) -> None:
-        """Make every refresh and access token that was given so far invalid."""
+        """Make all refresh and access tokens issued so far invalid."""
         self.revoked |= set(self._signer.made)
         self.revoke()

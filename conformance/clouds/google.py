@@ -1,14 +1,14 @@
-"""Google's login services: who may have an access token, and what it is good for.
+"""Google's login services, which issue access tokens.
 
-Owns: the token endpoint, the security token service, impersonation, the metadata server, the
-accounts, keys and pools behind them, and the credential files that these give out.
+Owns: the token endpoint, the security token service, impersonation and the metadata server; their
+accounts, keys and pools; the credential files of these accounts.
 May not know: registries, sockets, any client.
-Invariants: a token is given only for a proof of an identity; a JWT's signature is verified with the
-account's public key, and every claim is judged. A request that no correct client sends is refused
-*and* noted in `journal.violations`. Time is an argument.
+Invariants: a token is issued only for the credential of an identity. The signature of a JWT is verified with
+the account's public key, and all its claims are checked. A request that no correct client sends is refused
+*and* recorded in `journal.violations`. Time is an argument.
 Follows: docs/protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
 
-One Site answers under all the names. A path belongs to one service, which refuses other names.
+One Site answers under all host names. Each path belongs to one service, which refuses other host names.
 """
 
 from __future__ import annotations
@@ -55,21 +55,22 @@ HOSTS = (_OAUTH, _STS, _IAM_CREDENTIALS)
 _METADATA_ADDRESS = "169.254.169.254"
 METADATA = ("metadata.google.internal", _METADATA_ADDRESS)
 
+# Scopes.
 _CLOUD = "https://www.googleapis.com/auth/cloud-platform"
 _IAM = "https://www.googleapis.com/auth/iam"
 _FORM = "application/x-www-form-urlencoded"
-_SKEW = 300.0  # seconds that a client's clock may be ahead or behind
-_LONGEST = 3600  # seconds that a token may be asked for
+_SKEW = 300.0  # maximum difference of a client's clock in seconds
+_LONGEST = 3600  # maximum lifetime of a token in seconds
 _URN = "urn:ietf:params:oauth:"
 _LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1)(?::[0-9]+)?\Z")
 _IMPERSONATE = re.compile(r"/v1/projects/-/serviceAccounts/([^/:]+):generateAccessToken\Z")
-_SERIAL = itertools.count(1)
+_SERIAL = itertools.count(1)  # numbers of the Google objects of this process
 
 Service: TypeAlias = "Callable[[Request, bytes], Response]"
 
 
 class Client(NamedTuple):
-    """The program that users log in with; it proves itself by Basic or in a form."""
+    """The program with which users log in. It sends its secret by Basic or in a form."""
 
     id: str
     secret: str
@@ -79,7 +80,7 @@ CLIENT = Client("32555940559.apps.googleusercontent.example", "a-client-secret-o
 
 
 class Key(NamedTuple):
-    """A private key in PEM, its name, and the public numbers that verify what it signs."""
+    """An RSA key: the private key in PEM, its name, and the public key."""
 
     pem: str
     name: str
@@ -87,7 +88,7 @@ class Key(NamedTuple):
     exponent: int
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
-        """RSASSA-PKCS1-v1_5 with SHA-256 (RFC 8017 section 8.2.2), by the public numbers alone."""
+        """Report whether a signature is valid: RSASSA-PKCS1-v1_5 with SHA-256 (RFC 8017 section 8.2.2)."""
         size = (self.modulus.bit_length() + 7) // 8
         if len(signature) != size:
             return False
@@ -102,7 +103,7 @@ class Key(NamedTuple):
 
 @functools.cache
 def make_key(number: int = 0) -> Key:
-    """Make an RSA key with the program `openssl`, the same one for the same number."""
+    """Make an RSA key with the program `openssl`. Within a process, a number always has the same key."""
     program = find_program("openssl", "openssl")
 
     def run(*arguments: str, text: str = "") -> str:
@@ -120,28 +121,28 @@ def make_key(number: int = 0) -> Key:
 
 @dataclass
 class _Token:
-    """What an access token is good for."""
+    """An access token."""
 
-    principal: str
+    principal: str  # the account or user
     scopes: frozenset[str]
-    expires: float
+    expires: float  # in seconds of the clock `Google.now`
 
 
 @dataclass(eq=False)
 class Google(Site):
-    """All services; `issued` are the tokens in order, `asked` the services that were asked."""
+    """All services."""
 
-    now: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
-    lifetime: int = 3600
+    now: Callable[[], float] = time.monotonic  # the clock for the validity of tokens
+    wall: Callable[[], float] = time.time  # the clock for the claims of JWTs
+    lifetime: int = 3600  # of access tokens, in seconds
     has_account: bool = True  # whether the machine has a service account
-    metadata: str = _METADATA_ADDRESS
-    issued: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    metadata: str = _METADATA_ADDRESS  # address of the metadata server
+    issued: list[str] = field(default_factory=list)  # access tokens, in order
+    asked: list[str] = field(default_factory=list)  # the service of each request, in order
 
     def __post_init__(self) -> None:
         super().__init__()
-        # Service accounts: one with a key, one that others may impersonate, the machine's own.
+        # Service accounts: one with a key, one that others may impersonate, and that of the machine.
         self.robot = "robot@project.iam.gserviceaccount.com"
         self.target = "target@project.iam.gserviceaccount.com"
         self.machine = "machine@project.iam.gserviceaccount.com"
@@ -151,22 +152,25 @@ class Google(Site):
         )
         self.keys: dict[str, Key] = {self.robot: make_key()}
         serial = next(_SERIAL)
-        # Refresh tokens of users and of a workforce, subject tokens of a pool -> their owners.
+        # Owners, by refresh token of users and of a workforce, and by subject token of a pool.
         self.users = {f"1//refresh-{serial}-secret": "user@example.com"}
         self.staff = {f"workforce-refresh-{serial}-secret": "staff@example.com"}
         self.subjects = {f"subject.{serial}.token-secret": "workload"}
-        # Who may act as whom.
+        # Pairs of an account and a service account that it may impersonate.
         self.impersonators = {
             (who, self.target)
             for who in (self.robot, "user@example.com", "workload", "staff@example.com")
         }
-        self._serial = serial
-        self._tokens: dict[str, _Token] = {}
+        self._serial = serial  # part of each secret, so that those of two objects differ
+        self._tokens: dict[str, _Token] = {}  # by text of the token
 
-    # What registries ask.
+    # Requests of registries.
 
     def principal(self, username: str, password: str) -> str | None:
-        """Return the owner of an access token that is a password (section 5.2 has the user names)."""
+        """Return the owner of an access token that is used as a password, or None.
+
+        Section 5.2 has the user names.
+        """
         token = self._tokens.get(password)
         if (
             username not in ("oauth2accesstoken", "_token")
@@ -177,18 +181,18 @@ class Google(Site):
         return token.principal if _CLOUD in token.scopes else None
 
     def revoke(self) -> None:
-        """Make every token that was issued so far invalid."""
+        """Make all tokens issued so far invalid."""
         self._tokens.clear()
 
     @property
     def secrets(self) -> list[str]:
-        """All secrets: tokens, the lines of keys, proofs of identities."""
+        """All secrets: tokens, lines of keys, credentials. Tests search outputs for them."""
         lines = [
             line for key in self.keys.values() for line in key.pem.splitlines() if len(line) > 40
         ]
         return [*self.issued, *lines, *self.users, *self.staff, *self.subjects, CLIENT.secret]
 
-    # The files that Google's tools write (section 5.4).
+    # Credential files as written by Google's tools (section 5.4).
 
     def service_account(self, **fields: Any) -> dict[str, Any]:
         key = self.keys[self.robot]
@@ -255,7 +259,7 @@ class Google(Site):
         return "login"
 
     def start(self, request: Request) -> Answer | Reception:
-        """Send a request to the service that its path belongs to."""
+        """Answer as the service of the request's path."""
         request.kind = "login"
         if request.path.startswith("/computeMetadata/") or request.path == "/":
             return self._metadata(request)
@@ -284,7 +288,7 @@ class Google(Site):
         return Reception(content, lambda _: service(request, bytes(content)), limit=1 << 16)
 
     def _refuse_mistake(self, request: Request, status: int, code: str, text: str) -> Response:
-        """Refuse what no correct client sends."""
+        """Refuse a request that no correct client sends, and record the violation."""
         self.journal.violations.append(f"{request.method} {request.path}: {text}")
         return _refusal(status, code, text)
 
@@ -304,7 +308,7 @@ class Google(Site):
     def _read_form(
         self, request: Request, body: bytes, required: str, optional: str = ""
     ) -> dict[str, str] | Response:
-        """Read a form that has each required field once, and no other but the optional ones."""
+        """Parse a form. Refuse it unless it has each required field once, and no unknown field."""
         if request.header("content-type") != _FORM:
             return self._refuse_mistake(
                 request, 400, "invalid_request", "Content-Type is not a form's"
@@ -330,7 +334,7 @@ class Google(Site):
         return self._oauth_user(request, body)
 
     def _oauth_user(self, request: Request, body: bytes) -> Response:
-        """Give a token for a user's refresh token."""
+        """Answer with a token for a user's refresh token."""
         form = self._read_form(
             request, body, "grant_type client_id client_secret refresh_token", "scope"
         )
@@ -347,7 +351,7 @@ class Google(Site):
         return self._answer_with_token(self.users[form["refresh_token"]], _CLOUD)
 
     def _oauth_account(self, request: Request, body: bytes) -> Response:
-        """Give a token for a JWT that a service account has signed."""
+        """Answer with a token for a JWT that a service account has signed."""
         form = self._read_form(request, body, "grant_type assertion")
         if isinstance(form, Response):
             return form
@@ -356,9 +360,9 @@ class Google(Site):
                 request, 400, "unsupported_grant_type", "Invalid grant_type"
             )
 
-        return self._judge_jwt(request, form["assertion"])
+        return self._check_jwt(request, form["assertion"])
 
-    def _judge_jwt(self, request: Request, assertion: str) -> Response:
+    def _check_jwt(self, request: Request, assertion: str) -> Response:
         try:
             first, second, third = assertion.split(".")
             header = json.loads(_unbase64(first))
@@ -543,12 +547,12 @@ class Google(Site):
 
 
 class GoogleTokens(TokenService):
-    """The token service of a Google registry: access tokens are its passwords (section 5.2)."""
+    """The token service of a Google registry. Its passwords are access tokens (section 5.2)."""
 
     google: Google | None = None
 
     def user_of_password(self, user: str, password: str) -> str | None:
-        """Return whose access token this is."""
+        """Return the owner of a valid access token, or None."""
         return None if self.google is None else self.google.principal(user, password)
 
 
@@ -559,24 +563,24 @@ def _json(status: int, document: object) -> Response:
 
 
 def _refusal(status: int, code: str, text: str) -> Response:
-    """Make an error as OAuth's services write it."""
+    """Return an error in the form of OAuth services."""
     return _json(status, {"error": code, "error_description": text})
 
 
 def _api_refusal(status: int, code: str, text: str) -> Response:
-    """Make an error as Google's APIs write it."""
+    """Return an error in the form of Google's APIs."""
     return _json(status, {"error": {"code": status, "message": text, "status": code}})
 
 
 def _unbase64(text: str) -> bytes:
-    """Read base64url without padding, as JWTs have to be (RFC 7515 section 2)."""
+    """Decode base64url without padding, as in JWTs (RFC 7515 section 2)."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
         raise ValueError(f"not base64url: {text[:20]}")
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
 def _client_of(request: Request) -> tuple[str, str] | None:
-    """Return the client that a request names in its header; ("", "") when it cannot be read."""
+    """Return id and secret of the client in a request's header, both empty if it is malformed."""
     scheme, _, value = request.header("authorization").partition(" ")
     if not scheme:
         return None
@@ -589,7 +593,7 @@ def _client_of(request: Request) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class Running:
-    """The services while they are served; `environ` leads a client to the metadata server."""
+    """The services while they are served."""
 
     site: Google
     url: str
@@ -600,13 +604,13 @@ class Running:
         return {"GCE_METADATA_HOST": self.metadata}
 
     def check(self) -> None:
-        """Raise AssertionError when something was sent that no correct client sends."""
+        """Raise AssertionError if a client has sent a request that no correct client sends."""
         self.site.journal.check()
 
 
 @contextlib.contextmanager
 def google(names: Names, **options: Any) -> Iterator[Running]:
-    """Serve the services under their names over TLS, the metadata server at a local port."""
+    """Serve the services under their host names over TLS, and the metadata server at a local port."""
     site = Google(**options)
     with (
         run_in_thread(site, ssl_context=names.context(HOSTS)) as server,

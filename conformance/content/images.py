@@ -1,9 +1,9 @@
-"""Seeded images: the same bytes on every run and every Python.
+"""Seeded images, with the same bytes in every run and with every version of Python.
 
-Owns: building image graphs of every shape a registry may hold.
-May not know: the network, the clock, `random` (whose streams are only promised within a version).
-Invariants: equal seeds and calls give equal bytes; gzip members carry no time and are stored
-uncompressed, because what zlib makes of data differs between its versions.
+Owns: building image graphs of all shapes that a registry may hold.
+May not know: the network, the clock, `random` (whose numbers may differ between versions of Python).
+Invariants: equal seeds and calls give equal bytes. Gzip members have no time and are stored uncompressed,
+because versions of zlib compress differently.
 Follows: the OCI image specification 1.1 and docs/protocol-facts.md sections 1.3 to 1.6.
 """
 
@@ -44,6 +44,7 @@ Document = dict[str, Any]
 
 EMPTY_CONFIG = b"{}"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+# Media types, by format and by kind of content.
 TYPES: Mapping[str, Mapping[str, str]] = {
     "oci": {
         "manifest": OCI_MANIFEST,
@@ -64,19 +65,17 @@ TYPES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Image:
-    """A graph: the manifest that a tag names, with everything below it.
+    """A graph: the manifest that a tag names, with all manifests and blobs below it."""
 
-    `top` is the digest of that manifest. `manifests` is in an order in which they can be pushed:
-    children first, subjects before referrers.
-    """
-
-    top: str
-    media_type: str
+    top: str  # the digest of that manifest
+    media_type: str  # of that manifest
+    # Media type and bytes, by digest. The order is one in which they can be pushed: children first,
+    # subjects before referrers.
     manifests: Mapping[str, tuple[str, bytes]]
-    blobs: Mapping[str, bytes]
-    # Digests that the graph names and does not hold: foreign layers and subjects elsewhere.
+    blobs: Mapping[str, bytes]  # by digest
+    # Digests that the graph names but does not hold: foreign layers and external subjects.
     absent: frozenset[str] = field(default_factory=frozenset)
-    # Blobs that are made when they are read; `contents` leaves them out.
+    # Blobs that are generated when they are read, by digest. `contents` does not include them.
     streams: Mapping[str, Stream] = field(default_factory=dict)
 
     @property
@@ -92,20 +91,20 @@ class Image:
 
     @property
     def size(self) -> int:
-        """The bytes of all blobs, each once."""
+        """The size of all blobs in bytes. Each blob counts once."""
         streamed = sum(stream.size for stream in self.streams.values())
         return sum(map(len, self.blobs.values())) + streamed
 
     def contents(self) -> dict[str, bytes]:
-        """Return digest -> bytes of everything, as `fetch_http` does."""
+        """Return the bytes of all blobs and manifests, by digest, in the form of `fetch_http`."""
         return {**self.blobs, **{digest: body for digest, (_, body) in self.manifests.items()}}
 
     def descriptor(self, **more: Any) -> Document:
-        """Describe the top manifest, as an index or a subject would."""
+        """Return the descriptor of the top manifest, with further fields."""
         return {"mediaType": self.media_type, "digest": self.top, "size": len(self.body), **more}
 
     def load_into(self, app: App, repository: str, *tags: str, tag: str | None = None) -> Image:
-        """Hold the whole graph in a registry of this harness; return self."""
+        """Store the whole graph in a registry of the harness. Returns self."""
         for digest, data in self.blobs.items():
             app.add_blob(repository, data, digest)
         app.repositories[repository].blobs.update(self.streams)
@@ -117,7 +116,7 @@ class Image:
         return self
 
     def with_manifest(self, body: bytes, media_type: str, algorithm: str = "sha256") -> Image:
-        """Return this graph with other bytes on top (the old top is dropped)."""
+        """Return this graph with another top manifest in place of its own."""
         digest = digest_of(body, algorithm)
         others = {key: value for key, value in self.manifests.items() if key != self.top}
         return replace(
@@ -129,7 +128,7 @@ class Image:
 
 
 def encode(document: Document, spacing: Literal["plain", "indent", "odd"] = "plain") -> bytes:
-    """Write JSON in one of the forms seen in registries; the bytes matter, not the document."""
+    """Encode a document as JSON in one of the forms that occur in registries."""
     if spacing == "plain":
         return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
     text = json.dumps(document, indent=3, ensure_ascii=False)
@@ -139,7 +138,7 @@ def encode(document: Document, spacing: Literal["plain", "indent", "odd"] = "pla
 
 
 def store_gzip(data: bytes) -> bytes:
-    """Wrap `data` as one gzip member of stored blocks: valid, without a time, equal everywhere."""
+    """Return a gzip member with `data` in stored blocks and without a time."""
     out = bytearray(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff")
     blocks = [data[start : start + 0xFFFF] for start in range(0, len(data), 0xFFFF)] or [b""]
     for position, block in enumerate(blocks):
@@ -149,7 +148,7 @@ def store_gzip(data: bytes) -> bytes:
 
 
 def store_tar(files: Mapping[str, bytes]) -> bytes:
-    """Write a ustar archive of plain files owned by root at time 0."""
+    """Return a ustar archive of regular files, by name, that belong to root and have time 0."""
     out = bytearray()
     for name, data in files.items():
         header = bytearray(512)
@@ -174,19 +173,19 @@ def store_tar(files: Mapping[str, bytes]) -> bytes:
 
 
 class Seed:
-    """A builder: every call draws the next bytes from the seed, so the order of calls matters."""
+    """Builds content. Each call uses the next bytes of the seed, so the order of calls matters."""
 
     def __init__(self, number: int = 0) -> None:
         self._number = number
         self._drawn = 0
 
     def blob(self, size: int) -> bytes:
-        """Return `size` bytes that nobody can compress."""
+        """Return `size` incompressible bytes."""
         self._drawn += 1
         return hashlib.shake_128(b"%d/%d" % (self._number, self._drawn)).digest(size)
 
     def layer(self, size: int) -> bytes:
-        """Return a gzip'ed tar with one file of `size` bytes."""
+        """Return a gzipped tar archive with one file of `size` bytes."""
         return store_gzip(store_tar({f"file-{self._drawn}": self.blob(size)}))
 
     def image(
@@ -209,10 +208,9 @@ class Seed:
     ) -> Image:
         """Build an image manifest.
 
-        `layers` gives the layers' bytes or streams (one that occurs twice is repeated); without it
-        there is a new layer for each of `sizes`. `foreign` adds a non-distributable layer for each
-        URL. `inline_config` puts the config into its descriptor's `data` too. `extra` adds fields
-        that the specification does not know.
+        `layers` has the bytes or streams of the layers. Without it, a new layer is made for each of
+        `sizes`. `foreign` adds a non-distributable layer for each URL. `inline_config` adds the config to
+        its descriptor as `data`. `extra` adds fields that are not in the specification.
         """
         types = TYPES[format]
         if layers is None:
@@ -273,7 +271,7 @@ class Seed:
         annotations: Mapping[str, str] | None = None,
         spacing: Literal["plain", "indent", "odd"] = "plain",
     ) -> Image:
-        """Build an artifact manifest; `config_type` puts the type there as OCI 1.0 artifacts do."""
+        """Build an artifact manifest. `config_type` sets the config's type, as in OCI 1.0 artifacts."""
         data = self.blob(size)
         config = EMPTY_CONFIG if config_type is None else self.blob(20)
         document: Document = {"schemaVersion": 2, "mediaType": OCI_MANIFEST}
@@ -307,10 +305,10 @@ class Seed:
         spacing: Literal["plain", "indent", "odd"] = "plain",
         with_platforms: bool = True,
     ) -> Image:
-        """Build an index of `children` (images or indexes), else of one new image per platform.
+        """Build an index of `children`, or without them of a new image for each platform.
 
-        `attestations` adds to each image the entry that buildkit makes: platform unknown/unknown
-        with annotation `vnd.docker.reference.digest`.
+        Children may be images or indexes. `attestations` adds an entry for each image as buildkit does:
+        platform unknown/unknown with the annotation `vnd.docker.reference.digest`.
         """
         if children is None:
             children = [self._platform_image(format, text) for text in platforms]
@@ -377,9 +375,7 @@ class Seed:
         return _single(encode(document), OCI_MANIFEST, [config, statement], ())
 
     def fallback_index(self, referrers: Iterable[Image]) -> Image:
-        """Build the index that a client keeps under the fallback tag (docs/protocol-facts.md
-        section 1.10).
-        """
+        """Build the index that clients keep under the fallback tag (docs/protocol-facts.md section 1.10)."""
         entries = []
         for referrer in referrers:
             document = referrer.document
@@ -398,31 +394,31 @@ class Part(NamedTuple):
 
     media_type: str
     data: bytes
-    more: Mapping[str, Any] = {}  # fields of the descriptor, which replace the true ones
+    more: Mapping[str, Any] = {}  # fields of the descriptor, which replace the right ones
     algorithm: str = "sha256"
-    held: bool = True  # False: the blob is named, and nobody has it
+    held: bool = True  # False: the manifest names the blob, but no registry has it
 
     @property
     def digest(self) -> str:
         return digest_of(self.data, self.algorithm)
 
     def descriptor(self) -> Document:
-        """Describe the blob; `more` replaces true fields, so that a descriptor can be made to lie."""
+        """Return the descriptor of the blob. It is wrong if `more` replaces right fields."""
         described = {"mediaType": self.media_type, "digest": self.digest, "size": len(self.data)}
-        return _without_nothing({**described, **self.more})
+        return _without_none({**described, **self.more})
 
 
 def compose(
     config: Part, layers: Sequence[Part], media_type: str = OCI_MANIFEST, **fields: Any
 ) -> Image:
-    """Build a manifest of any parts; `fields` replace its fields or, as None, remove them."""
+    """Build a manifest of any parts. `fields` replace its fields. None removes a field."""
     document: Document = {
         "schemaVersion": 2,
         "mediaType": media_type,
         "config": config.descriptor(),
         "layers": [layer.descriptor() for layer in layers],
     }
-    body = encode(_without_nothing({**document, **fields}))
+    body = encode(_without_none({**document, **fields}))
     parts = [config, *layers]
     blobs = {part.digest: part.data for part in parts if part.held}
     absent = frozenset(part.digest for part in parts if not part.held)
@@ -434,19 +430,19 @@ def compose_index(
 ) -> Image:
     """Build an index of children.
 
-    The fields beside a child are added to its entry, replace what is there or, as None, remove it.
+    The fields beside a child replace fields of its entry. None removes a field.
     """
-    listed = [_without_nothing(child.descriptor(**more)) for child, more in entries]
+    listed = [_without_none(child.descriptor(**more)) for child, more in entries]
     document = {"schemaVersion": 2, "mediaType": media_type, "manifests": listed, **fields}
-    return _over([child for child, _ in entries], encode(_without_nothing(document)), media_type)
+    return _over([child for child, _ in entries], encode(_without_none(document)), media_type)
 
 
-def _without_nothing(document: Mapping[str, Any]) -> Document:
+def _without_none(document: Mapping[str, Any]) -> Document:
     return {key: value for key, value in document.items() if value is not None}
 
 
 def _over(parts: Iterable[Image], body: bytes, media_type: str) -> Image:
-    """Put an index over everything that its children hold."""
+    """Return the graph of an index and its children."""
     top = digest_of(body)
     manifests: dict[str, tuple[str, bytes]] = {}
     blobs: dict[str, bytes] = {}
@@ -469,7 +465,7 @@ def _describe(media_type: str, data: bytes | Stream) -> Document:
 
 
 def _diff_id(layer: bytes | Stream) -> str:
-    """Return the digest of a layer's tar, or of the bytes themselves where they are no gzip."""
+    """Return the digest of a layer's tar archive, or of its bytes if they are not gzip."""
     if isinstance(layer, Stream):
         return layer.digest()
     try:
@@ -479,7 +475,7 @@ def _diff_id(layer: bytes | Stream) -> str:
 
 
 def _platform(child: Image) -> Document | None:
-    """Read the platform from an image's config, as the tools that write indexes do."""
+    """Return the platform in an image's config, or None."""
     config = child.document.get("config")
     if not config or config["digest"] not in child.blobs:
         return None

@@ -1,11 +1,11 @@
-"""Shapes that are no images: artifacts, referrers, attestations, content of cosign and others.
+"""Shapes that are not images: artifacts, referrers, attestations, content of cosign and other tools.
 
 Owns: these shapes.
 May not know: registries, clients.
-Invariants: as in shapes_images.py; a referrer's subject is always in the same sample, unless the
-shape says that it is nowhere.
+Invariants: as in shapes_images.py. The subject of a referrer is in the same sample, unless the shape is
+about an absent subject.
 Follows: the OCI image specification 1.1 ("Guidelines for Artifact Usage"), docs/protocol-facts.md
-sections 1.3 and 1.10, and the documents of the tools that are named.
+sections 1.3 and 1.10, and the documents of the named tools.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ UNKNOWN = {"platform": {"architecture": "unknown", "os": "unknown"}}
 
 
 def _typed(seed: Seed, config_type: str, *layer_types: str, **fields: Any) -> Image:
-    """Build an artifact of the older kind: the config's media type says what it is."""
+    """Build an artifact of the older kind, whose config's media type is the artifact's type."""
     config = Part(config_type, encode({"name": "example", "seed": seed.blob(8).hex()}))
     layers = [Part(layer_type, seed.blob(300)) for layer_type in layer_types]
     return compose(config, layers, **fields)
@@ -50,7 +50,7 @@ def _typed(seed: Seed, config_type: str, *layer_types: str, **fields: Any) -> Im
 def _referring(
     seed: Seed, subject: Image, artifact_type: str, *layers: Part, **fields: Any
 ) -> Image:
-    """Build an artifact of OCI 1.1: a type, the empty config, a subject."""
+    """Build an artifact of OCI 1.1, with a type, the empty config and a subject."""
     if not layers:
         layers = (Part("application/octet-stream", seed.blob(200)),)
     return compose(
@@ -80,7 +80,7 @@ def _signed_layer(seed: Seed, image: Image) -> Part:
 
 
 def _cosign(seed: Seed, image: Image, kind: str) -> Image:
-    """Build the content of one of cosign's tags."""
+    """Build the image under one of cosign's tags."""
     config = Part(
         TYPES["oci"]["config"], encode({"architecture": "", "os": "", "of": image.top + kind})
     )
@@ -123,14 +123,14 @@ def _cosign_children(seed: Seed) -> Sample:
 
 
 def _fallback(seed: Seed) -> Sample:
-    """Keep two referrers in the index under the fallback tag, as clients do where there is no API."""
+    """Build an image with two referrers and their index under the fallback tag."""
     image = seed.image()
     attached = (seed.artifact(image, annotations={"made": "by hand"}), seed.artifact(image, NOTARY))
     return Sample(image, attached, {_tag_of(image): seed.fallback_index(attached)})
 
 
 def _chain(seed: Seed) -> Sample:
-    """Attach an SBOM, a signature of the SBOM, and a time stamp of the signature."""
+    """Build an image with an SBOM, a signature of the SBOM, and a time stamp of the signature."""
     image = seed.image()
     bill = _referring(
         seed, image, "application/spdx+json", annotations={"org.opencontainers.image.title": "b"}
@@ -146,7 +146,7 @@ def _referrer(seed: Seed) -> Sample:
 
 
 def _of_children(seed: Seed) -> Sample:
-    """Attach something to an index, to each child, and to a child's child."""
+    """Build an index with referrers of itself, of each child, and of a child's child."""
     leaf = seed.image()
     nested = seed.index([leaf, seed.image(architecture="arm64")])
     top = seed.index([nested, seed.image(os="windows")])
@@ -170,7 +170,7 @@ def _index_attached(seed: Seed) -> Sample:
 
 
 def _image_attached(seed: Seed) -> Sample:
-    """Attach a whole image: its type is that of its config."""
+    """Build an image with a whole image as referrer, whose type is that of its config."""
     image = seed.image()
     return Sample(image, (seed.image(subject=image, annotations={"soci": "v2"}),))
 
@@ -213,7 +213,10 @@ def _soci(seed: Seed) -> Sample:
 
 
 def _attested(seed: Seed) -> Image:
-    """Build as newer buildkits do: the attestation is an artifact whose subject is its sibling."""
+    """Build an index as newer versions of buildkit do.
+
+    The attestation is an artifact, and its subject is the image beside it.
+    """
     image = seed.image()
     kind = "application/vnd.docker.attestation.manifest.v1+json"
     notes = {"annotations": {"in-toto.io/predicate-type": "https://slsa.dev/provenance/v1"}}
@@ -229,7 +232,7 @@ def _attested(seed: Seed) -> Image:
 
 
 def _cache(seed: Seed) -> Image:
-    """Build buildkit's older cache: an index whose entries are blobs."""
+    """Build the older form of buildkit's cache, an index whose entries are blobs."""
     parts = [
         Part(TYPES["oci"]["layer"], seed.layer(200)),
         Part(TYPES["oci"]["layer"], seed.layer(300)),
@@ -247,7 +250,7 @@ def _cache(seed: Seed) -> Image:
 
 
 def _other_child(seed: Seed) -> Image:
-    """Put a manifest of an unknown type beside an image; nobody has to understand it."""
+    """Build an index of an image and a manifest of an unknown type."""
     kind = "application/vnd.example.manifest.v7+json"
     body = encode({"anything": ["at", "all"], "seed": seed.blob(4).hex()})
     other = Image(digest_of(body), kind, {digest_of(body): (kind, body)}, {})

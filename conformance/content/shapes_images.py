@@ -1,8 +1,8 @@
-"""Images and indexes of every valid shape, in both formats: platforms, layers, forms of JSON.
+"""Shapes of valid images and indexes in both formats: platforms, layers, forms of JSON.
 
 Owns: these shapes.
 May not know: registries, clients.
-Invariants: a strict registry takes every one of them, and a copy has the same bytes.
+Invariants: a strict registry accepts all of them, and a copy has the same bytes.
 Follows: the OCI image specification 1.1 and Docker's schema 2.
 """
 
@@ -30,7 +30,7 @@ TAR = "application/vnd.oci.image.layer.v1.tar"
 
 
 def base(seed: Seed, *, held: bool = True) -> tuple[Part, list[Part]]:
-    """Make the config and the two layers of an ordinary image, as parts."""
+    """Return the config and the two layers of an ordinary image."""
     config = Part(
         CONFIG_TYPE, encode({"architecture": "amd64", "os": "linux", "x-seed": seed.blob(8).hex()})
     )
@@ -40,7 +40,7 @@ def base(seed: Seed, *, held: bool = True) -> tuple[Part, list[Part]]:
 def layer_of(
     seed: Seed, media_type: str = LAYER_TYPE, data: bytes | None = None, **more: Any
 ) -> Image:
-    """Build an image with an ordinary layer and one of another kind over it."""
+    """Build an image with an ordinary layer and a second layer of another kind."""
     config, (first, second) = base(seed)
     return compose(
         config, [first, second._replace(media_type=media_type, data=data or second.data, more=more)]
@@ -54,7 +54,7 @@ def config_of(seed: Seed, config: Part) -> Image:
 
 
 def rewritten(image: Image, write: Callable[[dict[str, Any]], bytes]) -> Image:
-    """Write an image's manifest in another way."""
+    """Return an image whose manifest is encoded by `write`."""
     return image.with_manifest(write(image.document), image.media_type)
 
 
@@ -65,13 +65,13 @@ def _sorted_backwards(value: Any) -> Any:
 
 
 def _escaped(document: Mapping[str, Any]) -> bytes:
-    """Escape characters that need no escape: slashes, letters, and beyond ASCII by surrogates."""
+    """Encode a document with needless escapes: slashes, letters, and surrogates outside ASCII."""
     text = json.dumps({**document, "annotations": {"name": "ü\U0001f433", "path": "a/b"}})
     return text.replace("/", "\\/").replace("application", "\\u0061pplication").encode()
 
 
 def _padded(document: Mapping[str, Any], size: int) -> bytes:
-    """Fill an annotation until the manifest has exactly `size` bytes."""
+    """Encode a document with an annotation that makes it exactly `size` bytes long."""
     empty = len(encode({**document, "annotations": {"fill": ""}}))
     return encode({**document, "annotations": {"fill": "x" * (size - empty)}})
 
@@ -149,7 +149,7 @@ def _odd_platforms(seed: Seed) -> Image:
 
 
 def _repeated(seed: Seed) -> Image:
-    """Repeat one layer five times, and use the config's own bytes as a layer too."""
+    """Build an image with a layer that occurs five times, and with the config's bytes as a layer."""
     config, (first, second) = base(seed)
     return compose(
         config, [first, second, first, first, first, first, Part(TAR, config.data), second]
@@ -157,7 +157,7 @@ def _repeated(seed: Seed) -> Image:
 
 
 def _retyped(seed: Seed, media_type: str) -> Image:
-    """List the first layer under another type too, before its own."""
+    """Build an image that lists its first layer twice, first with another media type."""
     config, (first, second) = base(seed)
     return compose(config, [first._replace(media_type=media_type), second, first])
 

@@ -2,8 +2,8 @@
 
 Owns: these shapes, each with the reason.
 May not know: registries, clients.
-Invariants: each is an image that could be copied, with exactly one thing wrong. An index cannot
-hold itself: it would have to know its own digest.
+Invariants: each shape is a valid image with exactly one defect. There is no index that contains itself,
+because its digest would depend on itself.
 Follows: docs/protocol-facts.md sections 1.3 to 1.6 and 9.2 (R11 to R14).
 """
 
@@ -55,7 +55,7 @@ def _schema_1(seed: Seed, *, signed: bool, media_type: str) -> Image:
 def _edited(
     name: str, sentence: str, reference: str, reason: str, edit: Edit, found: Found = "document"
 ) -> Shape:
-    """Make a shape of an ordinary image whose manifest was edited in place."""
+    """Return a shape: an ordinary image whose manifest is changed by `edit`."""
 
     def build(seed: Seed) -> Image:
         def write(document: dict[str, Any]) -> bytes:
@@ -74,7 +74,7 @@ def _written(
     write: Callable[[bytes], bytes],
     found: Found = "document",
 ) -> Shape:
-    """Make a shape of an ordinary image whose manifest's bytes are other bytes."""
+    """Return a shape: an ordinary image whose manifest's bytes are changed by `write`."""
 
     def make(seed: Seed) -> Image:
         image = seed.image()
@@ -84,7 +84,7 @@ def _written(
 
 
 def _layer(**fields: Any) -> Edit:
-    """Change fields of the first layer's descriptor; None removes one."""
+    """Return an edit that changes fields of the first layer's descriptor. None removes a field."""
 
     def edit(document: dict[str, Any]) -> None:
         changed = {**document["layers"][0], **fields}
@@ -94,13 +94,16 @@ def _layer(**fields: Any) -> Edit:
 
 
 def _served_as(image: Image, media_type: str) -> Image:
-    """Let the registry say another Content-Type than the document."""
+    """Return an image that is stored with another media type than its document's."""
     manifests = {**image.manifests, image.top: (media_type, image.body)}
     return replace(image, media_type=media_type, manifests=manifests)
 
 
 def _other_bytes(image: Image, which: int, change: Callable[[bytes], bytes]) -> Image:
-    """Serve other bytes under a blob's digest: 0 is the config, then the layers."""
+    """Return an image with other bytes under a blob's digest.
+
+    `which` is 0 for the config, and 1 for the first layer.
+    """
     digest = list(image.blobs)[which]
     return replace(image, blobs={**image.blobs, digest: change(image.blobs[digest])})
 
@@ -111,7 +114,7 @@ def _without_blob(image: Image, which: int) -> Image:
 
 
 def _other_child(seed: Seed, change: Callable[[bytes], bytes]) -> Image:
-    """Serve other bytes under the digest of an index's second child."""
+    """Build an index with other bytes under the digest of its second child."""
     index = seed.index([seed.image(), seed.image(architecture="arm64")])
     digest = list(index.manifests)[1]
     media_type, body = index.manifests[digest]
@@ -119,7 +122,7 @@ def _other_child(seed: Seed, change: Callable[[bytes], bytes]) -> Image:
 
 
 def _entry(seed: Seed, **more: Any) -> Image:
-    """Let an index say something wrong of its second child."""
+    """Build an index whose entry for its second child has the wrong fields `more`."""
     return compose_index([(seed.image(), {}), (seed.image(), more)])
 
 
