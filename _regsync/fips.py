@@ -66,7 +66,7 @@ def open_gate() -> str:
         return "the FIPS provider does not check certificates on this system"
     try:
         _check(_activate())
-    except ValueError as error:
+    except ValueError as error:  # raised in this module, with the end of this sentence
         return f"the FIPS provider {error}"
     except (AttributeError, ImportError, OSError) as error:
         return f"the FIPS provider cannot be used: {error}"
