@@ -1,7 +1,7 @@
-"""Read which blobs the far side of a layout already holds, so that they can be left out.
+"""Read which blobs the far side, to which a layout will be carried, already holds.
 
 Owns: how receipts are read, and layouts that were carried to the far side before.
-May not know: which images are copied, which blobs are left out.
+May not know: which images are copied, which of these blobs are left out of the layout.
 Invariants: an input that cannot be read is an error. If a blob were left out by mistake, that would
     be noticed only at the far side, where the blob cannot be obtained.
 Follows: docs/design.md section 13 ("Thin").

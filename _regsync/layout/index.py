@@ -176,8 +176,8 @@ class Index:
         self._lists = defaultdict[str, list[Entry]](list)
 
         annotations = dict(annotations or {})
-        # The blobs that were left out of the layout because the far side has them. By digest, a
-        # repository at the far side.
+        # The blobs that were left out of the layout because the far side (the registry to which it is
+        # carried) has them. By digest, a repository of the far side.
         self.left_out = read_lines(annotations.pop(_LEFT_OUT, ""))
         # The annotations of other tools.
         self._annotations = annotations

@@ -90,7 +90,8 @@ class LayoutHost:
         self.stop_error: SyncError | None = None
         self.can_resume = True
 
-        # The blobs that the far side is assumed to hold. By digest, a repository there.
+        # The far side is the registry to which the layout will be carried. These are the blobs that it
+        # is assumed to hold. By digest, a repository of the far side.
         self.assumed = dict[str, str]()
         # The sizes of the blobs that this run has left out because the far side holds them, by digest.
         self.left_out_sizes = dict[str, int]()
@@ -119,6 +120,7 @@ class LayoutHost:
 class LayoutRepository:
     """One repository of a layout, as the source or target of a copy."""
 
+    # The properties of `registry.repository.Repository` that all layouts share.
     product = _LAYOUT
     probe_from = None
     is_local = True
@@ -129,7 +131,7 @@ class LayoutRepository:
         self.api_name = name
         self.side = side
         self.key = RepositoryKey(host.key, name)
-        # All repositories of a layout share their blobs and manifests.
+        # Names the store of blobs and manifests, which all repositories of a layout share.
         self.pool = RepositoryKey(host.key, "")
         self._layout = host.layout
 

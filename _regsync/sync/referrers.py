@@ -356,7 +356,7 @@ class Referrers:
         trusted_list = frozenset[str]() if is_deep else frozenset(listed)
 
         search = self.search_for(mapping, source, copies, trusted_list)
-        found = await self._artifacts_of(search, subjects, is_deep=is_deep)
+        found = await self._find_transitively(search, subjects, is_deep=is_deep)
         stripped = list[Artifact]()
         if is_trimmed:
             stripped = await self._find_stripped(search, lookup.source_digest)
@@ -367,7 +367,7 @@ class Referrers:
     async def _find_stripped(self, search: Search, index_digest: str) -> list[Artifact]:
         """Find the artifacts of the source's untrimmed index, and warn that they are not copied."""
         for_no_target = search._replace(targets=())
-        stripped = await self._artifacts_of(for_no_target, [index_digest], is_deep=False)
+        stripped = await self._find_transitively(for_no_target, [index_digest], is_deep=False)
         if stripped:
             text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
             place = f"{search.source} -> {search.mapping.target_repository}"
@@ -410,7 +410,7 @@ class Referrers:
         subjects = await self._copied_subjects(mapping, lookup)
         self.lists.expect_subjects(lookup.source, len(subjects))
         search = Search(mapping._replace(platforms=None), lookup.source)
-        return await self._artifacts_of(search, subjects, is_deep=True)
+        return await self._find_transitively(search, subjects, is_deep=True)
 
     async def find_left_behind(
         self, mapping: MappingRule, lookup: TagLookup
@@ -441,12 +441,12 @@ class Referrers:
         self.lists.expect_subjects(source, len(subjects))
         without_filters = rule._replace(include=(), exclude=())
         search = Search(mapping._replace(platforms=None, artifacts=without_filters), source)
-        artifacts = await self._artifacts_of(search, subjects, is_deep=True)
+        artifacts = await self._find_transitively(search, subjects, is_deep=True)
         if takes_all:
             return tuple(artifacts)
 
         filtered_search = Search(mapping._replace(platforms=None), source)
-        wanted = await self._artifacts_of(filtered_search, copied_subjects, is_deep=True)
+        wanted = await self._find_transitively(filtered_search, copied_subjects, is_deep=True)
         references = {artifact.reference for artifact in wanted}
         return tuple(artifact for artifact in artifacts if artifact.reference not in references)
 
@@ -510,7 +510,7 @@ class Referrers:
             image_digest=copies[0].source_digest,
         )
 
-    async def _artifacts_of(
+    async def _find_transitively(
         self, search: Search, subjects: Iterable[str], *, is_deep: bool
     ) -> list[Artifact]:
         """Find the artifacts of these subjects, the artifacts of these artifacts, and so on.
