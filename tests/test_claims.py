@@ -214,10 +214,10 @@ class World:
             return
         owned = {key: place.waiters[:] for key, place in image.work.owned.items()}
         image.ended = "failed"
-        steps, ready = self.claims.pass_on(image.work)
+        steps, ready = self.claims.withdraw(image.work)
         del self.images[image.work]
         for key, waiters in owned.items():
-            living = [each for each in waiters if not each.failed]
+            living = [each for each in waiters if not each.is_withdrawn]
             if living:
                 heir = min(living, key=lambda each: each.order)
                 assert key in heir.owned, "the earliest promoted waiter owns"
@@ -230,7 +230,7 @@ class World:
     def check(self) -> None:
         for key, place in self.claims._claims.items():
             assert place.owner.owned[key] is place
-            assert not place.owner.failed, "nobody waits for a failed image"
+            assert not place.owner.is_withdrawn, "nobody waits for a failed image"
             orders = [place.owner.order, *(each.order for each in place.waiters)]
             assert orders == sorted(set(orders)), (
                 "rule 9: owners before those who wait, earliest first"
@@ -239,7 +239,7 @@ class World:
                 leader = place.leader.image
                 assert place in place.leader.followers
                 assert leader.order < place.owner.order, "rule 9: leaders before followers"
-                assert not leader.failed
+                assert not leader.is_withdrawn
         for each in self.images.values():
             waits = sum(each.work in place.waiters for place in self.claims._claims.values())
             owns = sum(not is_manifest for _, _, is_manifest in each.work.owned)
@@ -423,7 +423,7 @@ def test_an_heir_uses_its_own_description_of_the_blob():
         ImageClaims(A, {BLOBS[0]: blob(BLOBS[0], 10)}),
     )
     claims, _ = claims_of(liar, honest)
-    steps, ready = claims.pass_on(liar)
+    steps, ready = claims.withdraw(liar)
     assert [(step.claims, step.blob.size) for step in steps] == [(honest, 10)]
     assert ready == []
 
@@ -441,30 +441,30 @@ def test_one_digest_wanted_as_blob_and_as_child_is_two_places():
 def test_an_heir_that_fails_too_passes_on_what_it_inherited():
     first, second, third = (work(A, BLOBS[0]) for _ in range(3))
     claims, _ = claims_of(first, second, third)
-    assert shown(claims.pass_on(first)[0]) == [(A, BLOBS[0], None)]
-    steps, _ = claims.pass_on(second)
+    assert shown(claims.withdraw(first).steps) == [(A, BLOBS[0], None)]
+    steps, _ = claims.withdraw(second)
     assert [step.claims for step in steps] == [third]
 
 
 def test_a_waiter_that_failed_before_inherits_nothing():
     first, second, third = (work(A, BLOBS[0]) for _ in range(3))
     claims, _ = claims_of(first, second, third)
-    assert claims.pass_on(second) == ([], [])
-    steps, _ = claims.pass_on(first)
+    assert claims.withdraw(second) == ([], [])
+    steps, _ = claims.withdraw(first)
     assert [step.claims for step in steps] == [third]
 
 
 def test_a_failed_follower_without_waiters_is_forgotten_by_its_leader():
     leader, follower = work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, follower)
-    assert claims.pass_on(follower) == ([], [])
+    assert claims.withdraw(follower) == ([], [])
     assert finish(claims, leader) == []
 
 
 def test_a_failed_followers_waiter_goes_on_following():
     leader, follower, waiter = work(A, BLOBS[0]), work(B, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, follower, waiter)
-    assert claims.pass_on(follower) == ([], [])
+    assert claims.withdraw(follower) == ([], [])
     steps = finish(claims, leader)
     assert [(step.claims, step.mount_from) for step in steps] == [(waiter, A[1])]
 
@@ -472,7 +472,7 @@ def test_a_failed_followers_waiter_goes_on_following():
 def test_a_failed_leaders_earliest_follower_leads_and_the_others_follow_it():
     leader, second, third = work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
     claims, _ = claims_of(leader, second, third)
-    assert shown(claims.pass_on(leader)[0]) == [(B, BLOBS[0], None)]
+    assert shown(claims.withdraw(leader).steps) == [(B, BLOBS[0], None)]
     assert shown(finish(claims, second)) == [(C, BLOBS[0], B[1])]
 
 
@@ -487,14 +487,14 @@ def test_an_heir_uploads_rather_than_wait_for_a_younger_image():
     assert claims.promote(heir) == []
     assert shown(claims.promote(younger)) == [(C, BLOBS[0], None)]
     claims.knowledge.record_refused_mount(B, A[1])
-    steps, _ = claims.pass_on(mounting)
+    steps, _ = claims.withdraw(mounting)
     assert shown(steps) == [(B, BLOBS[0], None)]
 
 
 def test_a_failed_leaders_waiter_in_its_repository_leads_when_it_was_promoted_first():
     leader, waiter, follower = work(A, BLOBS[0]), work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, waiter, follower)
-    steps, _ = claims.pass_on(leader)
+    steps, _ = claims.withdraw(leader)
     assert [step.claims for step in steps] == [waiter]
     assert shown(finish(claims, waiter)) == [(B, BLOBS[0], A[1])]
 
@@ -504,7 +504,7 @@ def test_an_image_that_inherits_its_last_missing_child_is_ready():
     owner, heir = work(A, children=(child,)), work(A, children=(child,))
     claims, _ = claims_of(owner, heir)
     assert not heir.is_ready()
-    assert claims.pass_on(owner) == ([], [heir])
+    assert claims.withdraw(owner) == ([], [heir])
     assert heir.own_children == {child}
 
 
@@ -531,7 +531,7 @@ def test_a_blob_is_covered_while_it_is_led_and_once_it_is_committed():
     claims, _ = claims_of(leader := work(A, BLOBS[0], BLOBS[1]), other := work(B, BLOBS[2]))
     covered = [digest for digest in BLOBS if claims.is_covered(A[0], digest)]
     finish(claims, leader)
-    claims.pass_on(other)
+    claims.withdraw(other)
     assert covered == list(BLOBS[:3])
     assert [digest for digest in BLOBS if claims.is_covered(A[0], digest)] == list(BLOBS[:2])
     assert not claims.is_covered(HOSTS[1], BLOBS[0])
@@ -647,7 +647,7 @@ def test_an_image_that_fails_with_the_first_mount_hands_it_on():
     lead, one, two = work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
     claims, _ = claims_of(lead, one, two)
     assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
-    steps, _ = claims.pass_on(one)
+    steps, _ = claims.withdraw(one)
     assert shown(steps) == [(C, BLOBS[0], A[1])]
 
 
@@ -677,7 +677,7 @@ def test_an_image_that_fails_with_the_first_mount_leaves_nothing_behind():
     lead, one, two = work(A, *BLOBS[:3]), work(B, *BLOBS[:3]), work(B, BLOBS[1])
     claims, _ = claims_of(lead, one, two)
     assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
-    steps, _ = claims.pass_on(one)
+    steps, _ = claims.withdraw(one)
     assert [(step.claims, step.blob.digest, step.mount_from) for step in steps] == [
         (two, BLOBS[1], A[1])
     ]

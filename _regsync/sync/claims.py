@@ -62,8 +62,8 @@ class ImageClaims:
         self.missing = 0
         # The blobs that were in the repository already or that other images have copied there.
         self.present = list[Descriptor]()
-        # Whether `Claims.pass_on` has been called for this image.
-        self.failed = False
+        # Whether the image is not copied after all (`Claims.withdraw`).
+        self.is_withdrawn = False
 
     @property
     def own_children(self) -> frozenset[str]:
@@ -81,7 +81,7 @@ class ImageClaims:
         The repository must have all blobs and children that they name, except the children that this
         image puts itself.
         """
-        return self.missing == 0 and not self.failed
+        return self.missing == 0 and not self.is_withdrawn
 
 
 class Claim:
@@ -90,7 +90,7 @@ class Claim:
     def __init__(self, key: ClaimKey, owner: ImageClaims) -> None:
         self.key = key
         self.owner = owner
-        # In promotion order. If the owner fails, the first waiter becomes the owner.
+        # In promotion order. If the owner is withdrawn, the first waiter becomes the owner.
         self.waiters = list[ImageClaims]()
         # The leader for which the claim waits, in order to mount the blob. None: it does not wait.
         self.leader: Leader | None = None
@@ -136,6 +136,15 @@ class Step(NamedTuple):
     mount_from: str | None
 
 
+class Unblocked(NamedTuple):
+    """The work that an event has made possible."""
+
+    # The steps that may start now.
+    steps: list[Step]
+    # The images whose manifests may be put now.
+    ready: list[ImageClaims]
+
+
 class Claims:
     """The claims of all promoted images.
 
@@ -179,7 +188,7 @@ class Claims:
             if self._claim_or_wait(image, digest, is_manifest=True) is None:
                 image.missing += 1  # another image puts it
 
-        return self._start(claimed)
+        return self._next_steps(claimed)
 
     def is_covered(self, host: str, digest: str) -> bool:
         """Report whether a repository of a host has a blob, or an image is copying it there."""
@@ -231,7 +240,7 @@ class Claims:
                     for claim in leader.followers
                     if not self.knowledge.may_mount(claim.key.where, source.name)
                 ]
-        return self._start(freed)
+        return self._next_steps(freed)
 
     def stop_waiting_after(self, patience: float) -> list[Step]:
         """End the wait of followers that have waited `patience` seconds for their leader.
@@ -248,19 +257,18 @@ class Claims:
         for claim in overdue:
             # No other claim is freed, because a follower never makes the first mount on its host.
             self._stop_waiting(claim)
-        return [Step(claim.owner, claim.blob, None) for claim in overdue]
+        return [Step(claim.owner, claim.blob, mount_from=None) for claim in overdue]
 
     def image_committed(self, image: ImageClaims) -> list[Step]:
         """Record that an image is committed, and return the mounts of its blobs that may start now."""
-        return self._start(self._release_followers(image))
+        return self._next_steps(self._release_followers(image))
 
-    def pass_on(self, image: ImageClaims) -> tuple[list[Step], list[ImageClaims]]:
+    def withdraw(self, image: ImageClaims) -> Unblocked:
         """Record that an image is not copied, and pass each of its claims to the earliest waiter.
 
-        Returns the steps that may start now, and the images that are ready now. An image becomes
-        ready if it has inherited the claim of the last manifest that it waited for.
+        A waiter becomes ready if it gets the claim on the last manifest that it waited for.
         """
-        image.failed = True
+        image.is_withdrawn = True
         # Claims of blobs for which a new step has to be chosen.
         undecided = dict[ClaimKey, Claim]()
         ready = list[ImageClaims]()
@@ -268,23 +276,26 @@ class Claims:
             for freed in self._stop_waiting(claim):
                 undecided[freed.key] = freed
 
-            heirs = [waiter for waiter in claim.waiters if not waiter.failed]
-            if not heirs:
+            candidates = [waiter for waiter in claim.waiters if not waiter.is_withdrawn]
+            if not candidates:
                 del self._claims[claim.key]
                 continue
-            claim.owner, *claim.waiters = heirs
-            claim.owner.owned[claim.key] = claim
+            new_owner = candidates[0]
+            claim.owner = new_owner
+            claim.waiters = candidates[1:]
+            new_owner.owned[claim.key] = claim
             if not claim.key.is_manifest:
                 undecided[claim.key] = claim
                 continue
-            claim.owner.missing -= 1  # the heir puts the manifest itself
-            if claim.owner.is_ready():
-                ready.append(claim.owner)
+            new_owner.missing -= 1  # it puts the manifest itself now
+            if new_owner.is_ready():
+                ready.append(new_owner)
         image.owned.clear()
 
-        # A freed claim may belong to the failed image itself, if no image has inherited it.
-        to_start = [claim for claim in undecided.values() if claim.owner is not image]
-        return self._start([*to_start, *self._release_followers(image)]), ready
+        # A freed claim without a new owner needs no step.
+        undecided_claims = [claim for claim in undecided.values() if claim.owner is not image]
+        steps = self._next_steps([*undecided_claims, *self._release_followers(image)])
+        return Unblocked(steps, ready)
 
     def _claim_or_wait(self, image: ImageClaims, digest: str, *, is_manifest: bool) -> Claim | None:
         """Claim a digest for `image`, and return the claim.
@@ -317,13 +328,13 @@ class Claims:
             if leader is None:
                 continue
             # If the image is committed, followers of other leaders can mount from its repository too.
-            if leader.image is image or not image.failed:
+            if leader.image is image or not image.is_withdrawn:
                 freed += leader.followers
             if leader.image is image:
                 del self._leaders[host, digest]
         return freed
 
-    def _start(self, claims: Iterable[Claim]) -> list[Step]:
+    def _next_steps(self, claims: Iterable[Claim]) -> list[Step]:
         """Return the steps that may start now for claims that are new or whose wait is over.
 
         Any other of these claims waits again, for the first mount on its host or for another leader.
@@ -362,7 +373,7 @@ class Claims:
             has_to_wait = self._wait_for_leader(claim)
         else:
             has_to_wait = self._wait_for_first_mount(claim)
-        return None if has_to_wait else Step(claim.owner, claim.blob, source)
+        return None if has_to_wait else Step(claim.owner, claim.blob, mount_from=source)
 
     def _wait_for_first_mount(self, claim: Claim) -> bool:
         """Register a claim as waiting for the first mount on its host, and return True.

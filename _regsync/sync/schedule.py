@@ -415,7 +415,7 @@ class Scheduler:
             self._add_steps(self._claims.image_committed(claims))
         else:
             # Images that wait for this image inherit its claims, and copy the blobs themselves.
-            steps, ready = self._claims.pass_on(claims)
+            steps, ready = self._claims.withdraw(claims)
             self._add_steps(steps)
             self._queue_ready(ready)
         del self._promoted[claims]

@@ -305,7 +305,7 @@ class MemoryBudget:
             yield
             return
 
-        waiter = _Waiter(rank, next(self._numbers), size, anyio.Event())
+        waiter = _Waiter(rank, number=next(self._numbers), size=size, granted=anyio.Event())
         heapq.heappush(self._waiters, waiter)
         self._grant()
         try:

@@ -182,8 +182,8 @@ class _Job:
 
         # The permits that reading the blob takes at the source and writing it takes at the target.
         is_large = step.blob.size >= LARGE_BODY
-        self.reading = Demand(relay.source.host.key, "read", is_large)
-        self.writing = Demand(self.target.host.key, "write", is_large)
+        self.reading = Demand(relay.source.host.key, body="read", is_large=is_large)
+        self.writing = Demand(self.target.host.key, body="write", is_large=is_large)
 
     def can_probe(self, error: SyncError) -> bool:
         """Report whether the attempt after `error` may be the only request to a host in an outage.
@@ -356,8 +356,9 @@ class BlobTransfer:
     async def _stream_from_source(self, job: _Job) -> BlobResult:
         """Make an attempt that sends the bytes to the target while it reads them from the source.
 
-        Both ends are admitted in one step: a job that held one permit could wait forever for the
-        other (I8). For the same reason the memory for a chunk is reserved first.
+        Both ends are admitted in one step, because a job that held one permit could wait forever for
+        the other. The memory for a chunk is reserved first, so that no job waits for memory while it
+        holds a permit (I8).
         """
         upload = job.upload
         async with (
