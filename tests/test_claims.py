@@ -587,7 +587,7 @@ def test_a_mount_that_holds_outweighs_a_refusal_that_came_first():
 def test_an_unknown_blob_is_asked_for_by_rule_11(populated, learnt, expected):
     knowledge = Knowledge()
     if populated:
-        knowledge.set_populated(A)
+        knowledge.record_populated(A)
     knowledge.record_probe_answer(RepositoryKey(A[0], "a/sibling"), **learnt)
     assert knowledge.needs_head(A, BLOBS[0]) is expected
 

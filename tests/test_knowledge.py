@@ -83,7 +83,7 @@ def test_a_contradicted_repository_is_believed_where_it_is_vouched_for() -> None
     held(archive)
     knowledge = known(archive)
     knowledge.confirm_tagged_manifest(A, TOP)
-    knowledge.set_populated(A, False)
+    knowledge.record_populated(A, False)
     assert knowledge.is_empty(A)
     assert not knowledge.is_blob_believed(A, BLOB)
     knowledge.confirm_tagged_manifest(A, TOP)
@@ -98,7 +98,7 @@ def test_a_host_that_misses_what_it_vouches_for_is_lenient_for_a_day() -> None:
     assert knowledge.is_blob_believed(A, BLOB)
     knowledge.confirm_tagged_manifest(A, TOP)
     knowledge.record_absent_blob(A, BLOB)
-    assert knowledge.host(HOST).is_lenient
+    assert knowledge.facts_of(HOST).accepts_absent_blobs
     later = known(archive, NOW + DAY - 1, ttl=0)
     assert not later.is_blob_believed(A, BLOB)
     assert known(archive, NOW + DAY + 1, ttl=0).is_blob_believed(A, BLOB)
@@ -165,30 +165,30 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
     archive = Notes()
     login = [["bearer", "https://realm.test", "", "", ""], False]
     morning = known(archive, NOW)
-    morning.learn_login(HOST, login)
-    morning.learn_referrers_api(B, False)
+    morning.record_login(HOST, login)
+    morning.record_referrers_api(B, False)
     morning.record_fallback_size(HOST, 5)
     noon = known(archive, NOW + DAY // 2)
     noon.record_mount(HOST)
     noon.record_probe_answer(B, absent=True)
-    noon.learn_login(HOST, login)
+    noon.record_login(HOST, login)
 
     evening = known(archive, NOW + DAY)
-    assert evening.host(HOST).login == login
-    assert evening.host(HOST).fallback_size == 5
+    assert evening.facts_of(HOST).login == login
+    assert evening.facts_of(HOST).fallback_size == 5
     assert evening.has_referrers_api(B) is False
     assert evening.has_referrers_api(A) is None
 
     next_day = known(archive, NOW + DAY + 1)
-    assert next_day.host(HOST).login is None
-    assert next_day.host(HOST).fallback_size is None
+    assert next_day.facts_of(HOST).login is None
+    assert next_day.facts_of(HOST).fallback_size is None
     assert next_day.has_referrers_api(B) is None
     assert next_day.supports_mounts(HOST) is True
     assert next_day.probe_answers(RepositoryKey(HOST, "b/two")) == ProbeAnswers(
         absent=True, present=None
     )
     assert next_day.probe_answers(A) == ProbeAnswers(absent=None, present=None)
-    assert next_day.host("else").supports_mounts is None
+    assert next_day.facts_of("else").supports_mounts is None
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
 def test_a_fact_of_another_form_is_passed_over(name: str, value: object) -> None:
     archive = Notes()
     archive.put_fact(HOST, Fact(name, "", value, NOW))
-    assert known(archive).host(HOST) == known(Notes()).host(HOST)
+    assert known(archive).facts_of(HOST) == known(Notes()).facts_of(HOST)
 
 
 def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
         knowledge.record_mount(HOST)
         knowledge.record_fallback_size(HOST, None)
         knowledge.record_probe_answer(B, absent=True)
-        knowledge.learn_referrers_api(B, True)
+        knowledge.record_referrers_api(B, True)
     assert written == [
         Fact("mounts", "", True, NOW),
         Fact("probe_answers", "b", [True, None], NOW),
@@ -335,7 +335,7 @@ def test_the_archive_is_asked_once_who_holds_a_blob() -> None:
     assert archive.asked_for_holders == 1
     knowledge.forget(A, BLOB)
     assert list(knowledge.holders(HOST, BLOB)) == ["b/one"]
-    knowledge.set_populated(B, False)
+    knowledge.record_populated(B, False)
     assert list(knowledge.holders(HOST, BLOB)) == []
     knowledge.confirm_manifest(A, CHILD, [BLOB])
     assert list(knowledge.holders(HOST, BLOB)) == ["a"]
@@ -384,8 +384,8 @@ def shown(archive: type[Notes]) -> Knowledge:
     """Return what is known after a tag of A answered with an index, and both manifests were read."""
     knowledge = known(archive())
     knowledge.confirm_tagged_manifest(A, TOP)
-    knowledge.learn_manifest(HOST, TOP, [], [CHILD])
-    knowledge.learn_manifest(HOST, CHILD, [BLOB], [])
+    knowledge.record_tagged_content(HOST, TOP, [], [CHILD])
+    knowledge.record_tagged_content(HOST, CHILD, [BLOB], [])
     return knowledge
 
 
@@ -404,9 +404,9 @@ def test_what_a_shown_manifest_names_is_believed_and_not_confirmed(archive: type
 
 def test_a_manifest_that_no_tag_has_shown_teaches_nothing() -> None:
     knowledge = known(Notes())
-    knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
+    knowledge.record_tagged_content(HOST, TOP, [BLOB], [CHILD])
     knowledge.confirm_tagged_manifest(RepositoryKey("else.test", A[1]), TOP)
-    knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
+    knowledge.record_tagged_content(HOST, TOP, [BLOB], [CHILD])
     assert not knowledge.is_blob_believed(A, BLOB)
     assert not knowledge.is_manifest_believed(A, CHILD)
 
@@ -417,8 +417,8 @@ def test_what_was_forgotten_is_not_believed_again(archive: type[Notes]) -> None:
     for digest in (BLOB, CHILD):
         knowledge.forget(A, digest)
     knowledge.confirm_tagged_manifest(A, TOP)
-    knowledge.learn_manifest(HOST, TOP, [], [CHILD])
-    knowledge.learn_manifest(HOST, CHILD, [BLOB], [])
+    knowledge.record_tagged_content(HOST, TOP, [], [CHILD])
+    knowledge.record_tagged_content(HOST, CHILD, [BLOB], [])
     assert not knowledge.is_manifest_believed(A, CHILD)
     assert not knowledge.is_blob_believed(A, BLOB)
     # Until it is there again.
@@ -436,7 +436,7 @@ def test_a_contradicted_repository_shows_nothing(archive: type[Notes]) -> None:
     knowledge = known(archive())
     knowledge.confirm_tagged_manifest(A, TOP)
     knowledge.record_contradiction(A)
-    knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
+    knowledge.record_tagged_content(HOST, TOP, [BLOB], [CHILD])
     assert not knowledge.is_blob_believed(A, BLOB)
     assert not knowledge.is_manifest_believed(A, CHILD)
 

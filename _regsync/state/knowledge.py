@@ -44,7 +44,7 @@ from _regsync.state.archive import (
 # |           | about a manifest that names it and that this run put  | `confirm_manifest`,       |
 # |           |                                                       | `confirm_tagged_manifest` |
 # | probed    | a 201 for a probing POST of this run (rule 11)        | `record_probed_blob`      |
-# | implied   | a manifest that a tag of this repository names, and   | `learn_manifest`          |
+# | implied   | a manifest that a tag of this repository names, and   | `record_tagged_content`   |
 # |           | whose content this run has read, names the digest     |                           |
 # | vouched   | an entry of an earlier run, however old; a manifest   | `confirm_tagged_manifest` |
 # |           | that a tag names in this run names it at any depth    |                           |
@@ -53,8 +53,8 @@ from _regsync.state.archive import (
 #
 # After a refused manifest, only confirmed evidence is left: the caller forgets all other parts of the
 # image, and asks the registry for each (I5). After `record_contradiction`, only confirmed evidence is
-# left, and vouched evidence that is recorded later. Archived evidence is not enough if the host accepts
-# manifests that name absent blobs, or if the caller passes `must_be_recent`.
+# left, and evidence of tagged manifests that is recorded later. Archived evidence is not enough if the
+# host accepts manifests that name absent blobs, or if the caller passes `must_be_recent`.
 
 # Maximum age of a recent entry (docs/design.md section 7).
 _RECENT_SECONDS = 30 * 60
@@ -88,8 +88,8 @@ class HostFacts:
     """What runs have learnt about one registry host. None means unknown."""
 
     supports_mounts: bool | None = None
-    # Whether the host accepts manifests that name absent blobs.
-    is_lenient: bool | None = None
+    # Whether the host accepts manifests that name absent blobs. Never False: no answer shows that.
+    accepts_absent_blobs: bool | None = None
     # Blobs of at least this many bytes are sent in the kind's fallback style
     # (docs/protocol-facts.md section 7.9). None means that no blob is.
     fallback_size: int | None = None
@@ -100,13 +100,13 @@ class HostFacts:
     # Keys: first path segments of repository names.
     has_referrers_api: dict[str, bool] = field(default_factory=dict)
 
-    def recall(self, fact: Fact) -> None:
+    def restore(self, fact: Fact) -> None:
         """Set the field that `fact` was saved from. A fact of an unknown form is ignored."""
         match fact.name, fact.value:
             case "mounts", bool(value):
                 self.supports_mounts = value
             case "is_lenient", bool(value):
-                self.is_lenient = value
+                self.accepts_absent_blobs = value
             case "smallest_patch", int(value) if not isinstance(value, bool):
                 self.fallback_size = value
             case "login", value:
@@ -345,12 +345,12 @@ class Knowledge:
     def record_absent_blob(self, where: RepositoryKey, digest: str) -> None:
         """Record that a repository lacks a blob.
 
-        If a tagged manifest names the blob, the host has accepted a manifest without its blobs. The
-        host is recorded as lenient.
+        If a tagged manifest names the blob, the host has accepted a manifest without its blobs. Archived
+        entries of the host are then believed for 30 minutes only.
         """
-        facts = self.host(where.host)
-        if facts.is_lenient is not True and key_of(digest) in self._vouched_keys(where):
-            facts.is_lenient = True
+        facts = self.facts_of(where.host)
+        if facts.accepts_absent_blobs is not True and key_of(digest) in self._vouched_keys(where):
+            facts.accepts_absent_blobs = True
             self._put_fact(where.host, "is_lenient", True)
 
     def confirm_tagged_manifest(self, where: RepositoryKey, digest: str) -> None:
@@ -362,7 +362,7 @@ class Knowledge:
         repository.unexpanded_keys.append(key)
         self._add_tagged(where, key)
 
-    def learn_manifest(
+    def record_tagged_content(
         self, host: str, digest: str, blobs: Iterable[str], children: Iterable[str]
     ) -> None:
         """Record what a manifest names, as evidence for each repository of a host that has it tagged.
@@ -426,7 +426,7 @@ class Knowledge:
         """
         self._repositories[where].record_contradiction()
 
-    def set_populated(self, where: RepositoryKey, is_populated: bool = True) -> None:
+    def record_populated(self, where: RepositoryKey, is_populated: bool = True) -> None:
         """Record whether a repository holds manifests. A repository without manifests contradicts the
         archive.
         """
@@ -446,7 +446,7 @@ class Knowledge:
 
         A vouched entry is always believed. Any other entry must be young enough and not contradicted.
         """
-        if self.host(where.host).is_lenient is True:
+        if self.facts_of(where.host).accepts_absent_blobs is True:
             must_be_recent = True
         max_age = min(_RECENT_SECONDS, self._max_age) if must_be_recent else self._max_age
         is_contradicted = self._repositories[where].is_contradicted
@@ -525,7 +525,7 @@ class Knowledge:
 
     def supports_mounts(self, host: str) -> bool | None:
         """Report whether a host mounts blobs. Returns None until the first mount has been answered."""
-        return self.host(host).supports_mounts
+        return self.facts_of(host).supports_mounts
 
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
         """Report whether a mount from the repository `source` may succeed."""
@@ -539,12 +539,12 @@ class Knowledge:
         """
         self._repositories[where].refused_sources.add(source)
         if self.supports_mounts(where.host) is None:
-            self.host(where.host).supports_mounts = False
+            self.facts_of(where.host).supports_mounts = False
             self._put_fact(where.host, "mounts", False)
 
     def record_mount(self, host: str) -> None:
         """Record that a host has mounted a blob."""
-        facts = self.host(host)
+        facts = self.facts_of(host)
         if facts.supports_mounts is not True:
             facts.supports_mounts = True
             self._put_fact(host, "mounts", True)
@@ -576,13 +576,13 @@ class Knowledge:
         )
         if answers != old:
             segment = where.first_segment
-            self.host(where.host).probes[segment] = answers
+            self.facts_of(where.host).probes[segment] = answers
             self._put_fact(where.host, "probe_answers", list(answers), segment)
 
     def probe_answers(self, where: RepositoryKey) -> ProbeAnswers:
         """Return whether a repository's registry answers probing POSTs correctly."""
         unknown = ProbeAnswers(absent=None, present=None)
-        return self.host(where.host).probes.get(where.first_segment, unknown)
+        return self.facts_of(where.host).probes.get(where.first_segment, unknown)
 
     def choose_present_blob(self, where: RepositoryKey) -> str | None:
         """Return the digest of a blob that an answer of this run has shown to be in a repository.
@@ -602,7 +602,7 @@ class Knowledge:
 
     # Facts of hosts.
 
-    def host(self, host: str) -> HostFacts:
+    def facts_of(self, host: str) -> HostFacts:
         """Return what is known of a host. Only methods of this class may change the result.
 
         The first call reads the facts of the last day from the archive.
@@ -611,12 +611,12 @@ class Knowledge:
             facts = self._hosts[host] = HostFacts()
             for fact in self._repositories.archive_of(host).facts_of(host):
                 if self._is_young(fact.learnt_at, _FACT_SECONDS):
-                    facts.recall(fact)
+                    facts.restore(fact)
         return self._hosts[host]
 
-    def learn_login(self, host: str, login: object) -> None:
+    def record_login(self, host: str, login: object) -> None:
         """Record the challenge of a host, in the form of `Authenticator.snapshot`."""
-        facts = self.host(host)
+        facts = self.facts_of(host)
         if facts.login != login:
             facts.login = login
             self._put_fact(host, "login", login)
@@ -626,20 +626,20 @@ class Knowledge:
 
         None means that no blob is.
         """
-        facts = self.host(host)
+        facts = self.facts_of(host)
         if facts.fallback_size != size:
             facts.fallback_size = size
             self._put_fact(host, "smallest_patch", size)
 
     def has_referrers_api(self, where: RepositoryKey) -> bool | None:
         """Report whether a repository's registry has the referrers API. Returns None if unknown."""
-        return self.host(where.host).has_referrers_api.get(where.first_segment)
+        return self.facts_of(where.host).has_referrers_api.get(where.first_segment)
 
-    def learn_referrers_api(self, where: RepositoryKey, has_api: bool) -> None:
+    def record_referrers_api(self, where: RepositoryKey, has_api: bool) -> None:
         """Record whether a repository's registry has the referrers API."""
         if self.has_referrers_api(where) is not has_api:
             segment = where.first_segment
-            self.host(where.host).has_referrers_api[segment] = has_api
+            self.facts_of(where.host).has_referrers_api[segment] = has_api
             self._put_fact(where.host, "has_referrers_api", has_api, segment)
 
     def _put_fact(self, host: str, name: str, value: object, segment: str = "") -> None:

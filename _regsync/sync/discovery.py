@@ -323,7 +323,7 @@ class Discovery:
         )
         # With a challenge saved by an earlier run the first request can carry a token, which saves a
         # 401 round trip (rule 1). `restore` does not replace a challenge of this run.
-        host.authenticator.restore(self._knowledge.host(host.key).login)
+        host.authenticator.restore(self._knowledge.facts_of(host.key).login)
         host.authenticator.plan_scope(repository.api_name, repository.rights)
         self._hosts[host] = None
         return repository
@@ -332,7 +332,7 @@ class Discovery:
         """Save the authentication challenges of this run's hosts for later runs."""
         for host in self._hosts:
             if any(host.authenticator.snapshot):
-                self._knowledge.learn_login(host.key, host.authenticator.snapshot)
+                self._knowledge.record_login(host.key, host.authenticator.snapshot)
 
     # Listings.
 
@@ -390,7 +390,7 @@ class Discovery:
                 return None
             raise
 
-        self._knowledge.set_populated(target.key, bool(listing))
+        self._knowledge.record_populated(target.key, bool(listing))
         return listing or ()
 
     # Tags.
@@ -673,7 +673,7 @@ class Discovery:
             return None
 
         if digest is not None:
-            self._knowledge.set_populated(target.key)
+            self._knowledge.record_populated(target.key)
         if digest == "":  # the registry sent no digest in the answer to the HEAD
             digest = (await target.get_manifest(reference)).digest
         return digest
@@ -761,7 +761,7 @@ class Discovery:
         """
         blobs = (blob.digest for blob in manifest.blobs)
         children = (child.digest for child in manifest.children)
-        self._knowledge.learn_manifest(target.host.key, manifest.digest, blobs, children)
+        self._knowledge.record_tagged_content(target.host.key, manifest.digest, blobs, children)
 
     def _settle(self, tag: TargetTag) -> None:
         """Wake the look-ups that wait for the answer of a tag."""

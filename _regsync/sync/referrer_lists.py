@@ -166,9 +166,9 @@ class ReferrerLists:
                 return None
             is_about_api = _OTHER_CODES.isdisjoint(error.codes)
             if is_about_api and error.status in _NO_API_STATUSES:
-                self._knowledge.learn_referrers_api(repository.key, False)
+                self._knowledge.record_referrers_api(repository.key, False)
             return None
-        self._knowledge.learn_referrers_api(repository.key, True)
+        self._knowledge.record_referrers_api(repository.key, True)
         return entries
 
     async def _get_fallback(

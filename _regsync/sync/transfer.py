@@ -701,7 +701,7 @@ class BlobTransfer:
         size = job.blob.size
         if product.put_limit and size > product.put_limit:
             return "chunks"
-        fallback_size = self._knowledge.host(job.target.host.key).fallback_size
+        fallback_size = self._knowledge.facts_of(job.target.host.key).fallback_size
         is_fallback_due = fallback_size is not None and size >= fallback_size
         if product.fallback_style and is_fallback_due:
             return product.fallback_style
@@ -905,7 +905,7 @@ class BlobTransfer:
         # Blobs of at least `fallback_size` bytes are sent to this host in the fallback style. None:
         # all blobs are sent in the usual style.
         host = job.target.host.key
-        fallback_size = self._knowledge.host(host).fallback_size
+        fallback_size = self._knowledge.facts_of(host).fallback_size
         if upload.style == fallback_style:
             fallback_size = None  # the fallback style has just failed
         elif fallback_size is None:
