@@ -51,6 +51,7 @@ def depth_without_schedule(check: ArtifactCheck, listed_tag_bits: int) -> Search
     """Decide how deep to search for artifacts that one target may lack, whatever the time."""
     if not check.is_complete:
         return SearchDepth.DEEP
+    # The flags include the bits of the tags that were listed at the last search.
     has_new_tags = listed_tag_bits & ~check.flags != 0
     return SearchDepth.TOP if has_new_tags else SearchDepth.NONE
 
