@@ -268,9 +268,11 @@ class Scheduler:
         for digest in uncovered_digests:
             self.traffic.expect(host, digest, sizes[digest])
 
-    def record_artifact(self, target: Repository, reference: str, *, copied: bool = False) -> None:
-        """Record that a target has an artifact. Set `copied` if this run has copied the artifact."""
-        self._artifacts_at_target.setdefault((target.key, reference), copied)
+    def record_artifact(
+        self, target: Repository, reference: str, *, is_copied: bool = False
+    ) -> None:
+        """Record that a target has an artifact. `is_copied` says whether this run has copied it."""
+        self._artifacts_at_target.setdefault((target.key, reference), is_copied)
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
         """Make artifacts pending. Their subjects must be at the target. The caller calls `advance`."""
@@ -624,9 +626,9 @@ class Scheduler:
         """
         refusal = await self._put_once(image, claims)
         for pause in _ABSENT_PAUSES:
-            if refusal is None or not _denies_existence(refusal):
+            if refusal is None or not _reports_missing_part(refusal):
                 break
-            if self._unconfirmed(image, refusal):
+            if self._unconfirmed_digests(image, refusal):
                 break  # the state may be wrong, so the image must start again
             # The target has confirmed every part in this run, so it needs time to see them.
             await anyio.sleep(pause)
@@ -639,7 +641,7 @@ class Scheduler:
             on_put = partial(self._record_put, claims)
             await self._transfer.put_manifests(image, claims.own_children, on_put)
         except RegistryError as refusal:
-            if is_immutable(refusal) and await self._check_immutable_tag(image, refusal):
+            if is_immutable(refusal) and await self._handle_immutable_tag(image, refusal):
                 return None
             if may_be_stale(refusal) and self._may_heal(image, refusal):
                 return refusal
@@ -654,7 +656,7 @@ class Scheduler:
         """
         if image.healings == 0:
             return True
-        return image.healings < _MOST_HEALINGS and bool(self._unconfirmed(image, refusal))
+        return image.healings < _MOST_HEALINGS and bool(self._unconfirmed_digests(image, refusal))
 
     def _record_put(self, claims: ImageClaims, manifest: Manifest) -> None:
         """Record that a manifest is in its repository, and wake the images that wait for a child."""
@@ -663,7 +665,7 @@ class Scheduler:
             self._queue_ready(self._claims.manifest_arrived(claims, manifest.digest))
             self.advance()
 
-    def _unconfirmed(self, image: Image, refusal: RegistryError) -> frozenset[str]:
+    def _unconfirmed_digests(self, image: Image, refusal: RegistryError) -> frozenset[str]:
         """Return the digests of a refused image that no answer of this run has confirmed at the target.
 
         If the first refusal names some of these digests, only the named digests are returned, which
@@ -685,8 +687,8 @@ class Scheduler:
         If this run has confirmed all parts of the image, the target is asked for each part. Raises the
         refusal if the target has all parts.
         """
-        lost_digests = self._unconfirmed(image, refusal)
-        if not lost_digests and _denies_existence(refusal):
+        lost_digests = self._unconfirmed_digests(image, refusal)
+        if not lost_digests and _reports_missing_part(refusal):
             # The target has lost a part that this run has confirmed, or its answer was wrong.
             lost_digests = await image.target.missing_parts_of(image.tree.root, image.tree.children)
         if not lost_digests:
@@ -697,27 +699,27 @@ class Scheduler:
             self._knowledge.forget(image.target.pool, digest)
         image.healings += 1
 
-    async def _check_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
+    async def _handle_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
         """Handle the refusal to overwrite a tag. Returns True if the tag names the image already.
 
-        Sets `image.is_kept_by_immutable_tag` if the refusal does not count as a failure. On ECR it
-        never does, even if the tag names another image (docs/design.md section 9).
+        Sets `image.is_kept_by_immutable_tag` if the refusal does not count as a failure. On ECR it is
+        no failure even if the tag names another image (docs/design.md section 9).
         """
         digest_at_target = await image.target.head_manifest(image.reference)
-        is_ours = digest_at_target == image.tree.root.digest
+        is_same_image = digest_at_target == image.tree.root.digest
         is_ecr = image.target.host.registry.kind.startswith("ecr")
         is_skipped_at_ecr = is_ecr and digest_at_target is not None
-        image.is_kept_by_immutable_tag = is_ours or is_skipped_at_ecr
+        image.is_kept_by_immutable_tag = is_same_image or is_skipped_at_ecr
 
         # After a retry, the image was probably put by the first attempt, and the answer was lost.
-        is_put_by_us = is_ours and refusal.retries > 0
-        if image.is_kept_by_immutable_tag and not is_put_by_us:
+        is_put_by_this_run = is_same_image and refusal.retries > 0
+        if image.is_kept_by_immutable_tag and not is_put_by_this_run:
             self._discovery.log_once("debug", "tag_immutable_exists", str(refusal))
             if not image.artifact:
                 image.copy.immutable_digest = digest_at_target
-            elif is_ours:
+            elif is_same_image:
                 self.record_artifact(image.target, image.reference)
-        return is_ours
+        return is_same_image
 
     def _start_again(self, image: Image) -> None:
         """Fetch the manifests that the image's tree lacks, then make the image pending again."""
@@ -740,7 +742,7 @@ class Scheduler:
         is_first = (image.target.key, image.reference) not in self._artifacts_at_target
         image.copy.record_success(image, is_copied=is_first)
         if image.artifact:
-            self.record_artifact(image.target, image.reference, copied=True)
+            self.record_artifact(image.target, image.reference, is_copied=True)
         self.end_if_complete(image.copy)
 
     def _finish_failed(self, image: Image) -> None:
@@ -758,13 +760,13 @@ class Scheduler:
         # An artifact that could not be copied must not be listed.
         listing = dict[str, list[Descriptor]]()
         for subject, entries in copy.listing.items():
-            at_target = [
+            entries_at_target = [
                 entry
                 for entry in entries
                 if (copy.target.key, entry.digest) in self._artifacts_at_target
             ]
-            if at_target:
-                listing[subject] = at_target
+            if entries_at_target:
+                listing[subject] = entries_at_target
         copy.listing = listing
 
         if self._lists is not None and listing:
@@ -776,21 +778,23 @@ class Scheduler:
         """Add the artifacts of a copy to the referrer lists of its target, then end the copy."""
         try:
             for subject, entries in copy.listing.items():
-                added = await lists.ensure_listed(copy.source, copy.target, subject, entries)
+                added_digests = await lists.ensure_listed(
+                    copy.source, copy.target, subject, entries
+                )
                 # A list may lack artifacts that the target has, because another writer has replaced the
                 # list. Such artifacts count as copied.
-                relisted = {
+                relisted_digests = {
                     digest
-                    for digest in added
+                    for digest in added_digests
                     if not self._artifacts_at_target[copy.target.key, digest]
                 }
-                copy.artifacts_skipped -= len(relisted)
-                copy.artifacts_copied |= relisted
+                copy.artifacts_skipped -= len(relisted_digests)
+                copy.artifacts_copied |= relisted_digests
         except SyncError as error:
             copy.error = copy.error or error
         self._on_end(copy)
 
 
-def _denies_existence(refusal: RegistryError) -> bool:
-    """Report whether a manifest was refused because, to the registry, a part of it does not exist."""
+def _reports_missing_part(refusal: RegistryError) -> bool:
+    """Report whether a manifest was refused because the registry does not find a part of it."""
     return refusal.status == 404 or any(code.endswith("_UNKNOWN") for code in refusal.codes)
