@@ -790,7 +790,7 @@ def test_a_transaction_that_breaks_off_leaves_nothing_behind(tmp_path: Path) -> 
         state.commit()
     with opened(tmp_path, may_write=False) as other:
         assert blobs(other) == set()
-    state._close()
+    state._close_file()
 
 
 def test_a_link_in_the_place_of_the_state_is_replaced(tmp_path: Path) -> None:

@@ -70,7 +70,13 @@ _Row = tuple[object, ...]
 class StateFile:
     """The state file between `load` and `close`. Implements `Archive` (state/archive.py).
 
-    Disk errors are not raised. They are logged by `log(level, event, message)`.
+    Disk errors are not raised. They are logged by `log(level, event, message)`. The file is in one of these
+    states:
+
+    - writer: open, and this process holds the lock. New entries are noted in memory and committed;
+    - reader: open without the lock. Of new entries, only artifact checks and forgotten keys are noted,
+      for look-ups of this run. A writer becomes a reader if it cannot write any more;
+    - closed: look-ups find only what this run has noted.
     """
 
     def __init__(
@@ -94,20 +100,20 @@ class StateFile:
 
         self._connection: sqlite3.Connection | None = None
         # The file descriptor of `state.lock`. None unless this process holds the lock.
-        self._lock: int | None = None
+        self._lock_descriptor: int | None = None
         # Whether this run has opened the file, or found that there is none yet.
         self._is_used = False
 
         # Entries that are not in the file yet. A look-up searches them first, because they are newer.
         self._notes = Notes()
-        self._noted_since_commit = 0
+        self._new_notes = 0  # number of entries noted since the last commit
         # Set by each new entry. None until `commit_regularly` waits for an entry.
         self._note_event: anyio.Event | None = None
 
     @property
     def is_writer(self) -> bool:
         """Whether this process holds the lock and so may write the file."""
-        return self._lock is not None
+        return self._lock_descriptor is not None
 
     @property
     def is_used(self) -> bool:
@@ -128,7 +134,7 @@ class StateFile:
             self._warn("no state is kept: this Python has no module sqlite3")
             return
         try:
-            if may_write and self._take_lock():
+            if may_write and self._try_lock():
                 self._open_for_writing()
                 self.commit()  # entries that could not be written before
             else:
@@ -137,10 +143,10 @@ class StateFile:
             self._warn(
                 f"the state in {self._shown_directory} is not used, and none is kept: {error}"
             )
-            self._close()
+            self._close_file()
         except (OSError, sqlite3.Error) as error:
             self._warn(f"no state is kept: {self._shown_directory}: {reason_of(error)}")
-            self._close()
+            self._close_file()
 
     def close(self) -> None:
         """Commit the new entries, close the file and release the lock."""
@@ -151,12 +157,12 @@ class StateFile:
             self.commit()
             if self._notes and self.is_writer:
                 self._warn(f"the state in {self._shown_directory} is not saved: it is locked")
-        self._close()
+        self._close_file()
         self._is_used = False
         if not self._keeps_unwritten:
             self._notes.clear()
 
-    def _close(self) -> None:
+    def _close_file(self) -> None:
         """Close the file and release the lock, without a commit."""
         if self._connection is not None:
             self._connection.close()
@@ -164,11 +170,11 @@ class StateFile:
         self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
 
-    def _take_lock(self) -> bool:
+    def _try_lock(self) -> bool:
         """Take the lock. Returns False if another process holds it."""
         assert self._directory is not None
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
@@ -183,7 +189,7 @@ class StateFile:
         except OSError:
             os.close(descriptor)
             raise
-        self._lock = descriptor
+        self._lock_descriptor = descriptor
         return True
 
     def _open_for_writing(self) -> None:
@@ -193,7 +199,7 @@ class StateFile:
         try:
             self._connection = sqlite.open_for_writing(self._path, _WRITER_BUSY_SECONDS)
         except Damaged as error:
-            self._start_anew(str(error))
+            self._begin_empty_file(str(error))
         self._is_used = True
 
     def _open_for_reading(self) -> None:
@@ -205,7 +211,7 @@ class StateFile:
 
     def _stop_reading(self, error: Exception) -> None:
         """Close the file after an error in a process that only reads, and log the reason."""
-        self._close()
+        self._close_file()
         self._is_used = False
         if isinstance(error, (Damaged, BelongsToOthers)):
             self._warn(f"the state in {self._shown_directory} is not used: {error}")
@@ -215,7 +221,7 @@ class StateFile:
         else:
             self._warn(f"{self._shown_directory} cannot be read: {reason_of(error)}")
 
-    def _start_anew(self, problem: str) -> None:
+    def _begin_empty_file(self, problem: str) -> None:
         """Replace a damaged file by an empty file. Log the problem as a warning."""
         self._warn(f"the state in {self._shown_directory} is not used: {problem}")
         if self._connection is not None:
@@ -238,15 +244,15 @@ class StateFile:
             self._note_event = anyio.Event()
             if not self._notes:
                 await self._note_event.wait()
-            began = anyio.current_time()
+            start = anyio.current_time()
             self.commit()
-            took = anyio.current_time() - began
+            took = anyio.current_time() - start
             with anyio.move_on_after(min(COMMIT_SECONDS, took / _COMMIT_SHARE)):
                 await anyio.sleep_forever()
 
     def commit(self) -> None:
         """Write the new entries to the file. If the file is locked, they stay in memory."""
-        self._noted_since_commit = 0
+        self._new_notes = 0
         if self._connection is None or not self.is_writer or not self._notes:
             return
         try:
@@ -276,12 +282,12 @@ class StateFile:
         If that fails too, continue without a file.
         """
         try:
-            self._start_anew(reason_of(error))
+            self._begin_empty_file(reason_of(error))
             assert self._connection is not None
             _write_notes(self._connection, self._notes)
         except (BelongsToOthers, OSError, sqlite3.Error) as second_error:
             self._stop_writing(second_error)
-            self._close()
+            self._close_file()
         else:
             self._notes.clear()
 
@@ -321,7 +327,7 @@ class StateFile:
                 self._replace_damaged(error)
             elif not sqlite.is_busy(error):  # a busy file may answer the next query
                 self._stop_writing(error)
-                self._close()
+                self._close_file()
             return []
 
     def _select_each(
@@ -428,36 +434,38 @@ class StateFile:
     # New entries of `Archive`.
 
     @property
-    def _takes_notes(self) -> bool:
+    def _can_note(self) -> bool:
+        """Whether a new entry can be written to the file, now or after the next `load`."""
         return self.is_writer or self._keeps_unwritten
 
     def _on_note(self) -> None:
+        """Wake `commit_regularly`, or commit at once if there are many new entries."""
         if not self.is_writer:
             return
         if self._note_event is not None:
             self._note_event.set()
-        self._noted_since_commit += 1
-        if self._noted_since_commit >= _COMMIT_ENTRIES:
+        self._new_notes += 1
+        if self._new_notes >= _COMMIT_ENTRIES:
             self.commit()
 
     def put_blob(self, where: RepositoryKey, key: bytes, entry: BlobEntry) -> None:
-        if self._takes_notes:
+        if self._can_note:
             self._notes.put_blob(where, key, entry)
             self._on_note()
 
     def put_manifest(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
-        if self._takes_notes:
+        if self._can_note:
             self._notes.put_manifest(where, key, entry)
             self._on_note()
 
     def forget(self, where: RepositoryKey, keys: Iterable[bytes]) -> None:
         # Noted even if the file is open for reading only: this run must not find the entry again.
-        if self._takes_notes or self._connection is not None:
+        if self._can_note or self._connection is not None:
             self._notes.forget(where, keys)
             self._on_note()
 
     def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None:
-        if self._takes_notes:
+        if self._can_note:
             self._notes.put_snapshot(name, entry)
             self._on_note()
 
@@ -467,7 +475,7 @@ class StateFile:
         self._on_note()
 
     def put_fact(self, host: str, fact: Fact) -> None:
-        if self._takes_notes:
+        if self._can_note:
             self._notes.put_fact(host, fact)
             self._on_note()
 
