@@ -35,7 +35,7 @@ from _regsync.registry.host import Host, RegistryClient
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey, SnapshotEntry, hashed_key, key_of
+from _regsync.state.archive import RepositoryKey, Snapshot, SnapshotEntry, hashed_key, key_of
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.image import Tree, build_tree
@@ -121,10 +121,12 @@ class TargetTag:
             return True
         if source_image.digest_at_target is not None:
             return self.digest != source_image.digest_at_target
-        # The index must be filtered before its digest at the target is known. The target is up to
-        # date if the digests at both ends are those of the snapshot.
-        snapshot = self.snapshot_entry and self.snapshot_entry.snapshot
-        return snapshot != (key_of(source_image.digest), key_of(self.digest))
+        # The index must be filtered before its digest at the target is known. Without filtering it, the
+        # target is known to be up to date only if both digests are those of the snapshot.
+        if self.snapshot_entry is None:
+            return True
+        current = Snapshot(key_of(source_image.digest), key_of(self.digest))
+        return self.snapshot_entry.snapshot != current
 
     @property
     def was_copied(self) -> bool:
@@ -466,6 +468,7 @@ class Discovery:
         Raises SyncError if the source fails. The error of a target is kept in its TargetTag.
         """
         source = self.source_of(mapping)
+        # Other look-ups at the same hosts may wait until these tags are settled.
         for tag in tags:
             self._unsettled_tags[tag.target.host.key][tag] = None
         try:
@@ -771,8 +774,9 @@ class Discovery:
     async def _wait_for_answers(self, hosts: Collection[str]) -> None:
         """Wait until the look-ups under way at these hosts are settled, for 5 seconds at most.
 
-        They may find other repositories that have the blobs, so that the blobs can be mounted. A
-        look-up that takes longer is settled too, so that no other look-up waits for it again.
+        These look-ups may find other repositories that have the blobs, so that the blobs can be
+        mounted. A tag that is not settled in time is settled here, so that no look-up waits for it
+        again.
         """
         # On a host that never mounts, other repositories do not matter.
         mounting_hosts = [
