@@ -138,7 +138,9 @@ class _Job:
         self.target = target
         # Reads the blob from its source.
         self.relay = relay
-        # The upload session at the target.
+        # The upload at the target. `upload.session` is the path of its open session, and
+        # `upload.broken_session` the path of a session whose body got no answer. "" means that there
+        # is no such session. Setting one of them to "" discards the session.
         self.upload = upload
         # Set to None after staging has failed, and to "memory" after a failed attempt whose bytes
         # the next attempt sends from memory.
@@ -186,17 +188,19 @@ class _Job:
         self.writing = Demand(self.target.host.key, body="write", is_large=is_large)
 
     def can_probe(self, error: SyncError) -> bool:
-        """Report whether the attempt after `error` may be the only request to a host in an outage.
+        """Report whether the next attempt may be the probe of the host that was unreachable.
 
-        Its outcome shows whether the host is available again. All other requests wait for it.
+        The probe is the only request that is sent to a host in an outage. It shows whether the host
+        is available again. All other requests to the host wait for it.
         """
         if error.unreachable_peer is self.target.host.peer:
-            # A body cannot be that request, because it is sent only once. With an open session that
-            # is not broken, the attempt begins with the body.
+            # A body cannot be the probe, because it cannot be repeated. If a session is open and not
+            # broken, the attempt begins with the body.
             return not self.upload.session or bool(self.upload.broken_session)
-        # A shared reading cannot be that request either: it waits for the other targets, which
-        # themselves wait for the source.
-        return self.subscriber is None or self.stage_in is not None
+        # A shared reading of the source cannot be the probe, because it waits for the other targets,
+        # which wait for the source.
+        shares_reading = self.subscriber is not None and self.stage_in is None
+        return not shares_reading
 
     def renew_attempts(self) -> None:
         """Reset the attempts if an outage has broken the session that is now resumed.
@@ -286,7 +290,7 @@ class BlobTransfer:
         """
         upload = job.upload
         while True:
-            upload.has_begun = False
+            upload.has_begun = False  # set when a body is sent from the first byte of the blob
             try:
                 with self._transport.recovery.attempt(), redacting(job.target.host.secrets):
                     async with self._after_first_start(job.target.pool):
@@ -467,12 +471,12 @@ class BlobTransfer:
 
     @asynccontextmanager
     async def _after_first_start(self, pool: RepositoryKey) -> AsyncIterator[None]:
-        """Delay an attempt until the first upload of the run to a repository was accepted or failed.
+        """Delay an attempt until the repository has accepted an upload, or the first attempt has failed.
 
-        So no blob is read for a repository that refuses all uploads (rule 14). The attempts hold no
-        permit while they wait. They wait for one attempt only: if the target does not answer, each
-        blob in turn would otherwise wait for a time-out. Raises the error of the first attempt if the
-        repository refuses every upload.
+        So no blob is read for a repository that refuses every upload (rule 14). In this case the
+        error of the first attempt is raised. The attempts hold no permit while they wait. They do not
+        wait for a second attempt: if the target does not answer, each blob would wait for another
+        time-out.
         """
         first = self._first_starts.get(pool)
         if first is None:  # this attempt is the first
@@ -487,13 +491,16 @@ class BlobTransfer:
             first.decided.set()
 
     async def _find_or_start(self, job: _Job) -> BlobResult | None:
-        """Find the blob at the target or mount it. Returns None if a session is open for its bytes."""
+        """Find the blob at the target or mount it.
+
+        Returns None if neither is possible. Then a session is open for the blob's bytes.
+        """
         result = None
         first = self._first_starts[job.target.pool]
-        # A session of an earlier attempt is still open. That attempt has looked for the blob.
-        was_looked_for = bool(job.upload.session) and not job.has_probe_session
+        # If a session of an earlier attempt is open, that attempt has looked for the blob.
+        has_looked = bool(job.upload.session) and not job.has_probe_session
         try:
-            if not was_looked_for:
+            if not has_looked:
                 if mount_from := self._choose_mount_source(job):
                     result = await self._mount_or_start(job, mount_from)
                 else:
@@ -516,10 +523,10 @@ class BlobTransfer:
         return self._knowledge.mount_source(job.target.pool, job.blob.digest)
 
     async def _mount_or_start(self, job: _Job, mount_from: str) -> BlobResult | None:
-        """Mount the blob from another repository of the host. Returns None if it has to be sent.
+        """Mount the blob from another repository of the host.
 
-        A registry that refuses to mount opens a session in the same answer. The blob is sent to that
-        session (rule 10).
+        A registry that refuses the mount opens a session in the same answer (rule 10). Then None is
+        returned, unless a HEAD shows that the target has the blob.
         """
         digest = job.blob.digest
         host = job.target.host.key
@@ -543,10 +550,11 @@ class BlobTransfer:
         return None
 
     async def _check_and_start(self, job: _Job) -> BlobResult | None:
-        """Find the blob at the target, or open a session. Returns None if the blob is absent.
+        """Find the blob at the target, or open a session for it.
 
         One probing POST does both (rule 11). If the registry's answers to probing POSTs are not known
-        to be reliable, a HEAD precedes the POST.
+        to be reliable, a HEAD precedes the POST. Returns None if the blob is absent. Then a session
+        is open.
         """
         target = job.target
         pool = target.pool
@@ -561,9 +569,11 @@ class BlobTransfer:
             job.has_probe_session = False  # the blob is absent, so it is sent to this session
             return None
 
+        # `answers.present` is whether the registry answers 201 for a present blob, `answers.absent`
+        # whether it answers 202 for an absent blob. None means unknown.
         answers = self._knowledge.probe_answers(pool)
-        if False in answers:
-            probe_from = None  # the answers of this registry are unreliable: only open a session
+        if answers.present is False or answers.absent is False:
+            probe_from = None  # a probing POST would be useless: only open a session
         says_present = await upload.start(probe_from)
         if not says_present:
             # The blob is absent, because a HEAD has shown it or because the registry is known to
@@ -592,7 +602,8 @@ class BlobTransfer:
         target = job.target
         pool = target.pool
         probe = self._probes[pool.area]
-        if probe.answer or job.upload.session or target.probe_from is None:
+        was_sent = len(probe.answer) > 0
+        if was_sent or job.upload.session or target.probe_from is None:
             return
         is_answer_known = self._knowledge.probe_answers(pool).present is not None
         if is_answer_known or not self._knowledge.needs_head(pool, job.blob.digest):
@@ -660,7 +671,7 @@ class BlobTransfer:
                 if await upload.send(closing_body):
                     return BlobResult.UPLOADED
         except RegistryError as error:
-            is_refused_rest = upload.offset and upload.style != "patch"
+            is_refused_rest = upload.offset > 0 and upload.style != "patch"
             if not is_refused_rest or error.retryable or error.status in (401, 403):
                 raise  # a failed login or a busy registry does not mean that the session is lost
             # The session holds a different number of bytes than the registry reported. The blob is
@@ -914,7 +925,7 @@ class BlobTransfer:
             fallback_size = min(refused_size, fallback_size)
         self._knowledge.record_fallback_size(host, fallback_size)
         job.has_switched_style = True
-        upload.broken_session = ""
+        upload.broken_session = ""  # the blob is sent from its first byte
         return True
 
     # Manifests.
