@@ -198,24 +198,30 @@ class Limiter:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-@pytest.mark.parametrize(("tells", "most"), [(True, 40), (False, 80)])
+@pytest.mark.parametrize(("tells", "most"), [(True, 40), (False, 100)])
 async def test_few_bodies_are_sent_in_vain_to_a_registry_that_takes_40_requests_a_second(
     world: Virtual, tells: bool, most: int
 ) -> None:
-    """Without what is learnt, 74 requests would be refused where it tells how long to wait, else 130."""
+    """If nothing were learnt, 74 requests would be refused if the registry says how long to wait, else
+    130. The pauses that a run chooses are random, so this is the mean of four runs: of a single run
+    without a Retry-After it is 39 to 123.
+    """
     near = Link(latency=0.02)
     source = world.registry("source.test", up=near, down=near)
-    target = world.registry("target.test", up=near, down=near)
     Fleet(size=10_000, repositories=5, tags=8).load_into(app_of(source))
-    target.app.intercept = limiter = Limiter(40, tells=tells)
-    ends = {"source": source, "t": {"url": target.url, "max_concurrent": 16}}
     mappings = [{"from": f"fleet/app-{number}", "tags": tags("*")} for number in range(5)]
-    ran = await world.sync(ends, *mappings)
-    assert ran.statuses() == ["synced"] * 40
-    assert limiter.refused <= most
-    assert limiter.refused_bytes <= most * 7000
-    assert 390 <= limiter.asked - limiter.refused <= 400
-    assert 9 < ran.seconds < 18  # at 40 requests a second: 9 pauses at least
+    limiters: list[Limiter] = []
+    for number in range(4):
+        target = world.registry(f"target{number}.test", up=near, down=near)
+        target.app.intercept = limiter = Limiter(40, tells=tells)
+        limiters.append(limiter)
+        ends = {"source": source, "t": {"url": target.url, "max_concurrent": 16}}
+        ran = await world.sync(ends, *mappings)
+        assert ran.statuses() == ["synced"] * 40
+        assert 390 <= limiter.asked - limiter.refused <= 410
+        assert 9 < ran.seconds < 20  # at 40 requests a second: 9 pauses at least
+    assert sum(limiter.refused for limiter in limiters) <= 4 * most
+    assert sum(limiter.refused_bytes for limiter in limiters) <= 4 * most * 7000
 
 
 @pytest.mark.anyio
