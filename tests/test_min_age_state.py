@@ -115,19 +115,19 @@ def first_seen(directory: Path, now: float, **more: Any) -> FirstSeen:
 
 async def test_of_two_sources_the_earlier_time_counts(tmp_path):
     known = {SeenKey(WHERE, DIGEST): 1000}
-    assert first_seen(tmp_path, 5000, known=known).held_until(WHERE, DIGEST, 4001) == 5001
-    assert first_seen(tmp_path, 5000, known=known).held_until(WHERE, DIGEST, 4000) is None
+    assert first_seen(tmp_path, 5000, known=known).record_sighting(WHERE, DIGEST, 4001) == 5001
+    assert first_seen(tmp_path, 5000, known=known).record_sighting(WHERE, DIGEST, 4000) is None
     # A time later than now counts as now.
-    assert first_seen(tmp_path, 900, known=known).held_until(WHERE, DIGEST, 50) == 950
+    assert first_seen(tmp_path, 900, known=known).record_sighting(WHERE, DIGEST, 50) == 950
     alone = FirstSeen(None, lambda: 5000, lambda *_: None, known=known)
     alone.load()
-    assert alone.held_until(WHERE, DIGEST, 4000) is None
+    assert alone.record_sighting(WHERE, DIGEST, 4000) is None
     await alone.save()
 
 
 async def test_what_is_written_is_read_again_and_nothing_else_is_left(tmp_path):
     one = first_seen(tmp_path, 5000)
-    one.held_until(WHERE, DIGEST, 10)
+    one.record_sighting(WHERE, DIGEST, 10)
     await one.save()
     assert sorted(os.listdir(tmp_path)) == ["seen.jsonl", "seen.lock"]
     before = (tmp_path / "seen.jsonl").stat()
@@ -138,11 +138,11 @@ async def test_what_is_written_is_read_again_and_nothing_else_is_left(tmp_path):
 
     # What has nothing new writes nothing: the moment of the last answer is kept by the day.
     again = first_seen(tmp_path, 5000 + 86399)
-    assert again.held_until(WHERE, DIGEST, 86400) == 5000 + 86400
+    assert again.record_sighting(WHERE, DIGEST, 86400) == 5000 + 86400
     await again.save()
     assert (tmp_path / "seen.jsonl").stat().st_ino == before.st_ino
     later = first_seen(tmp_path, 5000 + 86400)
-    later.held_until(WHERE, DIGEST, 10)
+    later.record_sighting(WHERE, DIGEST, 10)
     await later.save()
     assert (tmp_path / "seen.jsonl").stat().st_ino != before.st_ino
 
@@ -185,8 +185,8 @@ async def test_a_line_that_is_no_entry_is_skipped_and_goes(tmp_path, line):
     said = list[tuple[str, ...]]()
     made = FirstSeen(str(tmp_path), lambda: JANUARY + 86400, lambda *words: said.append(words))
     made.load()
-    assert made.held_until(WHERE, str(other["digest"]), 86400) is None
-    assert made.held_until(WHERE, DIGEST, 86400) == JANUARY + 2 * 86400
+    assert made.record_sighting(WHERE, str(other["digest"]), 86400) is None
+    assert made.record_sighting(WHERE, DIGEST, 86400) == JANUARY + 2 * 86400
     await made.save()
     assert [(level, "line 2" in text) for level, _, text in said] == [("warning", True)]
     assert len(file.read_text().splitlines()) == 3
@@ -198,7 +198,7 @@ async def test_a_saving_waits_for_another_one_and_not_for_ever(tmp_path):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         one = first_seen(tmp_path, 5000)
-        one.held_until(WHERE, DIGEST, 10)
+        one.record_sighting(WHERE, DIGEST, 10)
         began = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(one.save)

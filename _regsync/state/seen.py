@@ -157,19 +157,19 @@ class FirstSeen:
         # Whether `_sightings` has entries or times that are not in the file.
         self._has_changed = False
 
-    def held_until(self, where: RepositoryKey, digest: str, min_age: float) -> int | None:
-        """Record that a digest is seen now, and return until when `min_age` holds it back.
+    def record_sighting(self, where: RepositoryKey, digest: str, min_age: float) -> int | None:
+        """Record that a digest is seen now. Return until when it is held back because of `min_age`.
 
-        `min_age` is in seconds. The result is in seconds since 1970, or None if the digest is old
+        `min_age` is in seconds. The result is in seconds since 1970. Returns None if the digest is old
         enough.
         """
         now = int(self._now())
         key = SeenKey(where, digest)
         first_seen = min(self._record(key, now), self._known.get(key, now))
-        until = first_seen + int(min_age)
-        return until if until > now else None
+        held_until = first_seen + int(min_age)
+        return held_until if held_until > now else None
 
-    def time_of(self, key: SeenKey) -> int | None:
+    def first_seen_at(self, key: SeenKey) -> int | None:
         """Return when a digest was first seen, in seconds since 1970. Returns None if it is unknown."""
         sighting = self._sightings.get(key)
         return None if sighting is None else sighting.effective_first_seen(int(self._now()))

@@ -384,7 +384,7 @@ class Audit:
         min_age = image.wanted.mapping.min_age
         if not min_age or self._first_seen is None:
             return False
-        return self._first_seen.held_until(image.source.key, digest, min_age) is not None
+        return self._first_seen.record_sighting(image.source.key, digest, min_age) is not None
 
     async def _manifest_of_tag(self, target: Repository, tag: str, likely: str) -> Manifest | None:
         """Return the manifest under a tag. Returns None if the tag is absent.

@@ -513,7 +513,9 @@ class Discovery:
         lacking_tags = tuple(tag for tag in tags if tag.needs_copy(source_image))
         held_until = None
         if first_seen is not None:
-            held_until = first_seen.held_until(source.key, source_image.digest, mapping.min_age)
+            held_until = first_seen.record_sighting(
+                source.key, source_image.digest, mapping.min_age
+            )
         is_to_be_copied = bool(lacking_tags) and held_until is None
         if not is_to_be_copied and not self._wants_all_trees:
             return _lookup_without_tree(

@@ -279,7 +279,7 @@ class Locking:
         key = source.seen_key(digest)
         times = [self._now, self._old_first_seen.get(key)]
         if self._first_seen is not None:
-            times.append(self._first_seen.time_of(key))
+            times.append(self._first_seen.first_seen_at(key))
         return min(time for time in times if time is not None)
 
     def _needs_manifest(self, rule: MappingRule) -> bool:
