@@ -121,7 +121,8 @@ class LockedDiscovery(Discovery):
         Raises ContentError if the trimmed index does not have the digest in the lock.
         """
         lookup = await super()._fetch_missing_manifests(mapping, source, reference, top, tags)
-        if is_digest(reference):
+        is_artifact = is_digest(reference)
+        if is_artifact:
             return lookup
         locked_digest = self.locked_image(mapping, reference).digest_at_target
         if lookup.digest != locked_digest:
@@ -181,7 +182,7 @@ class LockedReferrers(Referrers):
             for artifact in self._locked_artifacts(mapping, lookup)
         )
         # `_locked_artifacts` has kept artifacts of unknown type. Now every type is known.
-        wanted = _filtered(artifacts, search)
+        wanted = _filter_artifacts(artifacts, search)
         found = await gather(partial(self._look_up_locked, search, artifact) for artifact in wanted)
         if not found:
             fail_without_artifact(mapping, lookup, copies)
@@ -206,7 +207,8 @@ class LockedReferrers(Referrers):
         source = self._discovery.source_of(mapping)
         image = self._discovery.locked_image(mapping, tag)
         found = list[Artifact]()
-        for artifact in _filtered(image.artifacts, Search(mapping, source), keeps_unknown=True):
+        search = Search(mapping, source)
+        for artifact in _filter_artifacts(image.artifacts, search, keeps_unknown=True):
             if artifact.subject == subject:
                 # No look-up is made, because the lock has the digest and no target is asked.
                 lookup = TagLookup(
@@ -240,7 +242,9 @@ class LockedReferrers(Referrers):
         An artifact whose type is not in the lock is included, since a filter may select it.
         """
         image = self._discovery.locked_image(mapping, lookup.reference)
-        return _filtered(image.artifacts, Search(mapping, lookup.source), keeps_unknown=True)
+        return _filter_artifacts(
+            image.artifacts, Search(mapping, lookup.source), keeps_unknown=True
+        )
 
     async def _with_types(self, search: Search, artifact: LockedArtifact) -> LockedArtifact:
         """Return an artifact with its types. They are fetched if the lock lacks them and filters are set."""
@@ -281,7 +285,7 @@ def _artifact_from_lock(artifact: LockedArtifact, lookup: TagLookup | None) -> A
     return Artifact(artifact.subject, reference, entry, lookup, frozenset(artifact.types))
 
 
-def _filtered(
+def _filter_artifacts(
     artifacts: Sequence[LockedArtifact], search: Search, *, keeps_unknown: bool = False
 ) -> list[LockedArtifact]:
     """Return the artifacts that pass the filters, unless their subject is an artifact that does not.

@@ -253,9 +253,11 @@ class Locking:
 
         # A line of the old lock with the same digest has the same content, even under another tag.
         is_unmoved = old_image is not None and old_image.digest == digest
-        same_digest = old_image if is_unmoved else self._old_images.get((source, digest))
-        if same_digest is not None and self._can_reuse(rule, same_digest):
-            content = _Content(digest, pushed=same_digest.pushed, artifacts=same_digest.artifacts)
+        image_of_digest = old_image if is_unmoved else self._old_images.get((source, digest))
+        if image_of_digest is not None and self._can_reuse(rule, image_of_digest):
+            content = _Content(
+                digest, pushed=image_of_digest.pushed, artifacts=image_of_digest.artifacts
+            )
         else:
             fetch = partial(self._fetch_content, rule, tag, digest)
             content = await self._contents[source, digest].get(fetch)
