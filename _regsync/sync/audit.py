@@ -397,15 +397,15 @@ class Audit:
             return None
         async with self._tag_reads[target.key, likely]:
             if self._discovery.cached_manifest(target, likely) is None:
-                return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
+                return await _unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
 
         digest = await target.head_manifest(tag)
         if digest is None:
             return None
         if digest == "":
             # A registry may answer a HEAD without a digest.
-            return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
-        return await _unless_absent(self._discovery.manifest(target, digest))
+            return await _unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
+        return await _unless_absent(self._discovery.fetch_manifest(target, digest))
 
     # Manifests and blobs.
 
@@ -473,7 +473,9 @@ class Audit:
         """Fetch a manifest that an index names, and add it to `fetched` under its digest."""
         with check.catching_errors("manifest", child.digest, Flaw.incomplete("manifest", child)):
             target = check.image.target
-            fetched[child.digest] = await self._discovery.manifest(target, child.digest, child)
+            fetched[child.digest] = await self._discovery.fetch_manifest(
+                target, child.digest, child
+            )
 
     async def _check_blob(self, check: _Check, blob: Descriptor) -> None:
         """Check that a blob is present and has the right size. Its bytes are not read."""
@@ -617,7 +619,7 @@ class Audit:
             return await self._manifest_of_tag(target, artifact.reference, digest)
         # The entry of an artifact in a lock has only a digest, so there is nothing to compare with.
         expected = artifact.entry if artifact.entry.media_type else None
-        return await _unless_absent(self._discovery.manifest(target, digest, expected))
+        return await _unless_absent(self._discovery.fetch_manifest(target, digest, expected))
 
     async def _check_listed(self, check: _Check, subject: str, entry: Descriptor) -> list[_Subject]:
         """Check an artifact that only the target lists. Returns the subjects in the artifact."""
@@ -625,7 +627,7 @@ class Audit:
         absent = Flaw("artifact_missing", text, entry.digest)
         below = list[str]()
         with check.catching_errors("manifest", entry.digest, absent):
-            manifest = await self._discovery.manifest(check.image.target, entry.digest, entry)
+            manifest = await self._discovery.fetch_manifest(check.image.target, entry.digest, entry)
             below += await self._check_artifact(check, manifest)
         return [_Subject(subject_digest, is_at_source=False) for subject_digest in below]
 

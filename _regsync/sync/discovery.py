@@ -287,7 +287,7 @@ class Discovery:
         # By repository, the digest of each tag: None for a digest that the listing does not have,
         # and None in place of the listing if the repository does not exist.
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
-        # By target repository, the result of `target_tags`.
+        # By target repository, the result of `list_target_tags`.
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _ManifestCache()
         # By host, repository name and tag, the digest of a source tag (rule 4). Two credentials for
@@ -375,7 +375,7 @@ class Discovery:
             selection = await self.select(mapping.tags, self.source_of(mapping))
         return selection
 
-    async def target_tags(self, target: Repository) -> Collection[str] | None:
+    async def list_target_tags(self, target: Repository) -> Collection[str] | None:
         """List the tags of a target repository, once a run (rule 6).
 
         Returns an empty collection if the repository does not exist. Returns None if the registry
@@ -524,7 +524,7 @@ class Discovery:
 
         top = source_image.manifest
         if top is None:
-            top = await self.top_manifest(source, reference, source_image.digest, expected)
+            top = await self.fetch_top_manifest(source, reference, source_image.digest, expected)
         if top.digest == source_image.digest:
             return await self._fetch_missing_manifests(mapping, source, reference, top, tuple(tags))
 
@@ -597,9 +597,9 @@ class Discovery:
         return digest or await self._resolve_by_get(source, tag)
 
     async def _resolve_by_get(self, source: Repository, tag: str) -> str:
-        return (await self.manifest_of_tag(source, tag)).digest
+        return (await self.fetch_manifest_of_tag(source, tag)).digest
 
-    async def top_manifest(
+    async def fetch_top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
     ) -> Manifest:
         """Fetch the manifest of `digest`, to which `reference` was resolved before.
@@ -608,7 +608,7 @@ class Discovery:
         4), and the manifest of the new digest is returned. Raises SyncError if the request fails.
         """
         try:
-            return await self.manifest(source, digest, expected)
+            return await self.fetch_manifest(source, digest, expected)
         except RegistryError as error:
             if error.status != 404 or reference == digest:
                 raise
@@ -618,7 +618,7 @@ class Discovery:
         if is_outdated:
             self._source_tags[source.host, source.api_name, reference] = Once()
         new_digest = await self.resolve_digest(source, reference, by_head=False)
-        return await self.manifest(source, new_digest)
+        return await self.fetch_manifest(source, new_digest)
 
     async def _look_up_at_target(self, tag: TargetTag) -> None:
         """Set the digest or the error of a tag, with a request to its target if necessary.
@@ -660,7 +660,7 @@ class Discovery:
         """
         is_tag = not is_digest(reference)
         if is_tag and target.key in self._target_tags:  # a listing was made or is under way
-            listed_tags = await self.target_tags(target)
+            listed_tags = await self.list_target_tags(target)
             # The listings of some registries contain digests (rule 5).
             listed_digest = (self.known_listing(target) or {}).get(reference)
             if listed_digest is not None:
@@ -793,7 +793,7 @@ class Discovery:
 
     # Manifests.
 
-    async def manifest(
+    async def fetch_manifest(
         self, source: Repository, digest: str, expected: Descriptor | None = None
     ) -> Manifest:
         """Return a manifest from the cache, or fetch it by its digest (rules 7, 8 and 13)."""
@@ -802,7 +802,7 @@ class Discovery:
         self._manifests.record_use(source.pool, digest, manifest)
         return manifest
 
-    async def manifest_of_tag(self, where: Repository, tag: str) -> Manifest:
+    async def fetch_manifest_of_tag(self, where: Repository, tag: str) -> Manifest:
         """Fetch the manifest that a tag names now, and add it to the cache."""
         manifest = await where.get_manifest(tag)
         self._manifests.record_use(where.pool, manifest.digest, manifest)
@@ -842,7 +842,7 @@ class Discovery:
     async def _indexes_of(self, mapping: MappingRule, lookup: TagLookup) -> Tree:
         """Return the filtered tree of an image with its indexes only, without platform manifests."""
         source = lookup.source
-        top = await self.manifest(source, lookup.source_digest)
+        top = await self.fetch_manifest(source, lookup.source_digest)
         root, trimmed_indexes = await self._filter_platforms(mapping, source, lookup.reference, top)
         nested_digests = {entry.digest for entry in root.children if entry.is_index}
 
@@ -858,7 +858,7 @@ class Discovery:
         has no tree and no targets.
         """
         source = self.source_of(mapping)
-        top = await self.top_manifest(source, tag, digest, expected=None)
+        top = await self.fetch_top_manifest(source, tag, digest, expected=None)
         root, _ = await self._filter_platforms(mapping, source, tag, top)
         return TagLookup(
             source, tag, tree=None, digest=root.digest, source_digest=top.digest, targets=()
@@ -945,7 +945,7 @@ class Discovery:
                     break
 
                 parents = await gather(
-                    partial(self.manifest, source, entry.digest, entry)
+                    partial(self.fetch_manifest, source, entry.digest, entry)
                     for entry in entries_to_fetch
                 )
                 for entry, manifest in zip(entries_to_fetch, parents, strict=True):

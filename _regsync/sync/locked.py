@@ -91,7 +91,7 @@ class LockedDiscovery(Discovery):
             digest=image.digest, digest_at_target=image.digest_at_target, manifest=None
         )
 
-    async def top_manifest(
+    async def fetch_top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
     ) -> Manifest:
         """Fetch the manifest of `digest`.
@@ -100,7 +100,7 @@ class LockedDiscovery(Discovery):
         in the lock has been reviewed.
         """
         try:
-            return await self.manifest(source, digest, expected)
+            return await self.fetch_manifest(source, digest, expected)
         except RegistryError as error:
             if error.status == 404:
                 is_artifact = is_digest(reference)
@@ -250,7 +250,7 @@ class LockedReferrers(Referrers):
         """Return an artifact with its types. They are fetched if the lock lacks them and filters are set."""
         if artifact.types or not search.is_filtered:
             return artifact
-        manifest = await self._discovery.manifest(search.source, artifact.digest)
+        manifest = await self._discovery.fetch_manifest(search.source, artifact.digest)
         types = types_of(manifest) if artifact.tag is None else types_of_parts(manifest)
         return artifact._replace(types=tuple(types))
 

@@ -265,7 +265,7 @@ class ReferrerLists:
         """Return an entry with all its fields. An entry from a lock has only its digest."""
         if entry.media_type:
             return entry
-        return referrer_entry(await self._discovery.manifest(source, entry.digest))
+        return referrer_entry(await self._discovery.fetch_manifest(source, entry.digest))
 
     async def _get_target_list(self, target: Repository, subject: str) -> Manifest | None:
         """Return the fallback list of a target for a subject. Returns None if there is no list.

@@ -428,7 +428,7 @@ class Referrers:
             return ()
 
         source = lookup.source
-        top = await self._discovery.manifest(source, lookup.source_digest)
+        top = await self._discovery.fetch_manifest(source, lookup.source_digest)
         subjects = await self._subjects_below(source, top)
         copied_subjects = list[str]()
         if rule.enabled:
@@ -470,7 +470,9 @@ class Referrers:
                     continue
                 subjects[entry.digest] = None
                 if entry.is_index and len(subjects) <= MOST_ARTIFACTS:
-                    indexes.append(await self._discovery.manifest(source, entry.digest, entry))
+                    indexes.append(
+                        await self._discovery.fetch_manifest(source, entry.digest, entry)
+                    )
         return list(subjects)
 
     def search_for(
@@ -571,7 +573,7 @@ class Referrers:
             return []
         if not artifact.entry.is_index:
             return [artifact.entry.digest]
-        index = await self._discovery.manifest(source, artifact.entry.digest, artifact.entry)
+        index = await self._discovery.fetch_manifest(source, artifact.entry.digest, artifact.entry)
         return await self._subjects_below(source, index)
 
     async def _direct_artifacts(self, search: Search, subject: str) -> list[Artifact]:
@@ -667,7 +669,7 @@ class Referrers:
             types = frozenset({entry.artifact_type})
         elif search.is_filtered:
             # The list does not say the type, so only the manifest can be matched with the filters.
-            manifest = await self._discovery.manifest(search.source, entry.digest, entry)
+            manifest = await self._discovery.fetch_manifest(search.source, entry.digest, entry)
             types = types_of(manifest)
         if not search.wants(types):
             return None
@@ -754,7 +756,7 @@ class Referrers:
         # If a target lacks the artifact, its manifest has been fetched and this sends no request. If
         # not, a request is worthwhile only for filters.
         if lookup.tree is not None or search.is_filtered:
-            manifest = await self._discovery.manifest(search.source, lookup.source_digest)
+            manifest = await self._discovery.fetch_manifest(search.source, lookup.source_digest)
             types = types_of_parts(manifest)
         if not search.wants(types):
             return None

@@ -504,7 +504,9 @@ class Run:
         worth_listing = [target for target, count in saved_requests.items() if count >= 2]
         # The discovery keeps the error of a listing, and raises it for each image of that target.
         with suppress(SyncError):
-            await gather(partial(self._discovery.target_tags, target) for target in worth_listing)
+            await gather(
+                partial(self._discovery.list_target_tags, target) for target in worth_listing
+            )
 
     def _targets(self, wanted: WantedTag) -> list[Repository]:
         """Return the target repositories of a tag."""
