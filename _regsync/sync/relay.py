@@ -115,7 +115,8 @@ class Relay(Pieces):
     @asynccontextmanager
     async def opened(self, offset: int = 0) -> AsyncIterator[Relay]:
         """Yield the body for a target that has the blob's first `offset` bytes."""
-        # The target may have lost bytes since the last checkpoints. They are read again.
+        # The target may have lost bytes that it had before. They are read again from an earlier
+        # checkpoint.
         while self._checkpoints[-1].offset > offset:
             self._checkpoints.pop()
         self._go_back_to(self._checkpoints[-1])
