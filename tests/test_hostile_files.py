@@ -147,7 +147,7 @@ async def test_a_staged_file_that_was_changed_is_not_sent_whole(tmp_path):
         await sink(memoryview(body))
 
     staging = Staging(str(tmp_path))
-    async with staging.keeping(blob, read):
+    async with staging.ensuring_staged(blob, read):
         pass
     path = tmp_path / "staged" / "sha256" / blob.digest.partition(":")[2]
     changed = path.with_suffix(".new")

@@ -376,7 +376,7 @@ def test_a_layout_is_not_staged_for_several_targets(serve, seed, tmp_path, monke
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("a copy of what is on this machine")
 
-    monkeypatch.setattr("_regsync.sync.staging.Staging.keeping", refused)
+    monkeypatch.setattr("_regsync.sync.staging.Staging.ensuring_staged", refused)
     image = seed.image(sizes=(2_000_000, 10))
     make_layout(tmp_path / "disk", {"app:v1": image})
     targets = {"one": serve(), "two": serve()}

@@ -63,7 +63,7 @@ class Source:
 
 async def bring(staging: Staging, blob: Descriptor, source: Source, *, disk: bool = True) -> None:
     """Have a blob staged, and use it no further."""
-    async with staging.keeping(blob, source, may_use_disk=disk):
+    async with staging.ensuring_staged(blob, source, may_use_disk=disk):
         pass
 
 
@@ -102,7 +102,7 @@ async def test_many_askers_pull_a_blob_once_and_each_reads_it_whole(
     found: list[bytes] = []
 
     async def ask() -> None:
-        async with staging.keeping(blob, source):
+        async with staging.ensuring_staged(blob, source):
             with staging.opened(blob) as pieces:
                 found.append(await content(pieces))
 
@@ -202,7 +202,7 @@ async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_rea
     blobs = [described(bytes([number]) * 1000) for number in range(4)]
 
     async def use(number: int) -> None:
-        async with staging.keeping(blobs[number], sources[number], may_use_disk=False):
+        async with staging.ensuring_staged(blobs[number], sources[number], may_use_disk=False):
             with staging.opened(blobs[number]) as pieces:
                 assert await content(pieces) == bytes([number]) * 1000
 
@@ -212,7 +212,7 @@ async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_rea
     # What somebody uses stays, and what has no place beside it is left to the asker.
     async with AsyncExitStack() as users:
         for number in (2, 3):
-            keeping = staging.keeping(blobs[number], sources[number], may_use_disk=False)
+            keeping = staging.ensuring_staged(blobs[number], sources[number], may_use_disk=False)
             await users.enter_async_context(keeping)
         with pytest.raises(NoRoom):
             await use(0)
@@ -240,7 +240,7 @@ async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_
     staging = Staging(str(tmp_path))
     kept, used, late = (described(bytes([n]) * SMALL_BLOB) for n in range(3))
     await bring(staging, kept, Source(bytes(SMALL_BLOB)), disk=False)
-    async with staging.keeping(used, Source(bytes([1]) * SMALL_BLOB), may_use_disk=False):
+    async with staging.ensuring_staged(used, Source(bytes([1]) * SMALL_BLOB), may_use_disk=False):
         staging.memory.reserved = staging.memory.size - SMALL_BLOB
         staging.make_room_for_chunks()
         with pytest.raises(NoRoom):
@@ -269,7 +269,7 @@ async def test_what_is_held_for_one_sender_is_read_nowhere_and_given_back(
             assert staging.retain(blob, memoryview(body))
             assert staging.retain(blob, memoryview(body)), "for another sender too"
         source = Source(bodies[0])
-        async with staging.keeping(blobs[0], source, may_use_disk=False):
+        async with staging.ensuring_staged(blobs[0], source, may_use_disk=False):
             staging.release(blobs[0])
             assert staging.retain(blobs[0], memoryview(bodies[0])), "the other sender has it in use"
             with staging.opened(blobs[0]) as pieces:
@@ -864,11 +864,11 @@ async def test_a_failed_run_leaves_only_what_it_could_not_send(
     staging: Staging, tmp_path: Path
 ) -> None:
     sent, broken = (bytes([n]) * (SMALL_BLOB + 1) for n in range(2))
-    async with staging.keeping(described(sent), Source(sent)):
+    async with staging.ensuring_staged(described(sent), Source(sent)):
         with staging.opened(described(sent)) as pieces:
             assert await content(pieces) == sent
     with pytest.raises(ZeroDivisionError):
-        async with staging.keeping(described(broken), Source(broken)):
+        async with staging.ensuring_staged(described(broken), Source(broken)):
             raise ZeroDivisionError
     staging.close(has_run_failed=True)
     assert files(tmp_path) == [f"staged/sha256/{described(broken).digest[7:]}"]

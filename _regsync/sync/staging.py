@@ -340,7 +340,7 @@ class _StagedFile(NamedTuple):
 class Staging:
     """Blobs that are read from their source once, for several uploads.
 
-    An upload enters `keeping`, which reads the blob from its source unless it is staged already. Then
+    An upload enters `ensuring_staged`, which reads the blob from its source unless it is staged already. Then
     it sends the body that `opened` yields. Files are in `cache_dir`, or in a temporary directory if
     there is no `cache_dir`. `limit` bounds their bytes; None means no limit.
     """
@@ -369,7 +369,7 @@ class Staging:
         self._disk = DiskPace()
 
         # By digest: the lock held while the blob is read from its source, how many uploads are inside
-        # `keeping`, and how many of them have the blob's file open.
+        # `ensuring_staged`, and how many of them have the blob's file open.
         self._pull_locks = dict[str, anyio.Lock]()
         self._users = Counter[str]()
         self._readers = Counter[str]()
@@ -377,7 +377,7 @@ class Staging:
         self._unsent = set[str]()
 
     @contextlib.asynccontextmanager
-    async def keeping(
+    async def ensuring_staged(
         self, blob: Descriptor, read: Reader, *, may_use_disk: bool = True
     ) -> AsyncIterator[None]:
         """Stage a blob in memory or on disk. A body in memory is not evicted while the block runs.
@@ -416,10 +416,10 @@ class Staging:
     def opened(
         self, blob: Descriptor, offset: int = 0
     ) -> Iterator[MemoryPieces | FilePieces | None]:
-        """Yield the body of a staged blob from byte `offset`. The caller must be inside `keeping`.
+        """Yield the body of a staged blob from byte `offset`. The caller must be inside `ensuring_staged`.
 
         Yields None if the blob's file has been removed to make room, or by another run. Then the
-        caller has to enter `keeping` again.
+        caller has to enter `ensuring_staged` again.
         """
         digest = blob.digest
         if digest in self._bodies:
@@ -451,7 +451,7 @@ class Staging:
         """
         digest = blob.digest
         if digest in self._bodies or self._users[digest]:
-            return True  # an upload inside `keeping` has staged the bytes or is about to
+            return True  # an upload inside `ensuring_staged` has staged the bytes or is about to
         if blob.size > SMALL_BLOB or not self._make_room_in_memory(blob.size, may_evict=True):
             return False
         self._memory_size += blob.size

@@ -409,7 +409,7 @@ class BlobTransfer:
         may_use_disk = job.stage_in == "disk"
         while True:
             async with (
-                self._staging.keeping(job.blob, read, may_use_disk=may_use_disk),
+                self._staging.ensuring_staged(job.blob, read, may_use_disk=may_use_disk),
                 self._admitted_to_write(job),
             ):
                 self._unsubscribe(job)
