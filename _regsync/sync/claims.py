@@ -32,7 +32,10 @@ class ClaimKey(NamedTuple):
 
 
 class ImageClaims:
-    """The claims that one promoted image owns, and what it still lacks. Only `Claims` changes them."""
+    """The claims that one promoted image owns, and what it still lacks.
+
+    Only `Claims` changes them.
+    """
 
     def __init__(
         self,
@@ -50,15 +53,17 @@ class ImageClaims:
         self.children = children
         # The digest of the root manifest.
         self.root = root
-        # Whether the registry would accept the image although a blob is absent. Then an old entry of
-        # an earlier run is not enough to believe that a blob is present (docs/design.md section 7).
+        # Whether the registry would accept the image although a blob is absent. Then an old entry
+        # of an earlier run is not enough to believe that a blob is present (docs/design.md section
+        # 7).
         self.requires_recent_evidence = requires_recent_evidence
 
         # The number of the promotion. Images that were promoted earlier have lower numbers.
         self.order = -1
         # The claims that this image owns: the blobs it copies and the manifests it puts.
         self.owned = dict[ClaimKey, Claim]()
-        # How many blobs the repository still lacks, plus how many manifests other images have to put.
+        # How many blobs the repository still lacks, plus how many manifests other images have to
+        # put.
         self.missing = 0
         # The blobs that were in the repository already or that other images have copied there.
         self.present = list[Descriptor]()
@@ -78,14 +83,17 @@ class ImageClaims:
     def is_ready(self) -> bool:
         """Report whether the image's manifests may be put (I1).
 
-        The repository must have all blobs and children that they name, except the children that this
-        image puts itself.
+        The repository must have all blobs and children that they name, except the children that
+        this image puts itself.
         """
         return self.missing == 0 and not self.is_withdrawn
 
 
 class Claim:
-    """The claim of one image, the owner, to copy a blob or put a manifest. Other images wait for it."""
+    """The claim of one image, the owner, to copy a blob or put a manifest.
+
+    Other images wait for it.
+    """
 
     def __init__(self, key: ClaimKey, owner: ImageClaims) -> None:
         self.key = key
@@ -148,8 +156,8 @@ class Unblocked(NamedTuple):
 class Claims:
     """The claims of all promoted images.
 
-    No method waits. Methods return the steps that may start now, or the images whose manifests may be
-    put now ("ready"), or both.
+    No method waits. Methods return the steps that may start now, or the images whose manifests may
+    be put now ("ready"), or both.
     """
 
     def __init__(self, knowledge: Knowledge, now: Callable[[], float] = float) -> None:
@@ -181,8 +189,9 @@ class Claims:
             if claim is not None:
                 claimed.append(claim)
 
-        # The manifests are claimed too. So an index that contains this image waits until the image is
-        # put instead of putting it again, and a second tag of the same image is put after the first.
+        # The manifests are claimed too. So an index that contains this image waits until the image
+        # is put instead of putting it again, and a second tag of the same image is put after the
+        # first.
         manifests = [*image.children, image.root] if image.root else image.children
         for digest in manifests:
             if self._claim_or_wait(image, digest, is_manifest=True) is None:
@@ -223,8 +232,8 @@ class Claims:
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
         """Record how a mount on a host ended, and return the steps that may start now.
 
-        These are steps of claims that waited for the first mount on the host, and of followers whose
-        leader's repository can no longer be used for a mount.
+        These are steps of claims that waited for the first mount on the host, and of followers
+        whose leader's repository can no longer be used for a mount.
         """
         freed = list[Claim]()
         first = self._first_mounts.pop(host, None)
@@ -327,7 +336,8 @@ class Claims:
             leader = self._leaders.get((host, digest))
             if leader is None:
                 continue
-            # If the image is committed, followers of other leaders can mount from its repository too.
+            # If the image is committed, followers of other leaders can mount from its repository
+            # too.
             if leader.image is image or not image.is_withdrawn:
                 freed += leader.followers
             if leader.image is image:
@@ -337,7 +347,8 @@ class Claims:
     def _next_steps(self, claims: Iterable[Claim]) -> list[Step]:
         """Return the steps that may start now for claims that are new or whose wait is over.
 
-        Any other of these claims waits again, for the first mount on its host or for another leader.
+        Any other of these claims waits again, for the first mount on its host or for another
+        leader.
         """
         # In promotion order, so that a leader was promoted before its followers (rule 9).
         ordered = sorted(claims, key=lambda claim: claim.owner.order)
@@ -378,8 +389,8 @@ class Claims:
     def _wait_for_first_mount(self, claim: Claim) -> bool:
         """Register a claim as waiting for the first mount on its host, and return True.
 
-        Returns False if the claim need not wait: it is known whether the host supports mounts, or the
-        claim makes the first mount itself.
+        Returns False if the claim need not wait: it is known whether the host supports mounts, or
+        the claim makes the first mount itself.
         """
         if self.knowledge.supports_mounts(claim.host) is not None:
             return False
@@ -392,9 +403,9 @@ class Claims:
     def _wait_for_leader(self, claim: Claim) -> bool:
         """Register a claim as waiting for the leader of its blob, and return True.
 
-        When the leader's image is committed, the blob can be mounted from there. The first image that
-        copies the blob to the host becomes the leader. Returns False if the claim need not wait,
-        because there is no leader from which it could mount. Then the blob is uploaded.
+        When the leader's image is committed, the blob can be mounted from there. The first image
+        that copies the blob to the host becomes the leader. Returns False if the claim need not
+        wait, because there is no leader from which it could mount. Then the blob is uploaded.
         """
         host_and_digest = (claim.host, claim.key.digest)
         leader = self._leaders.setdefault(host_and_digest, Leader(claim.owner, []))

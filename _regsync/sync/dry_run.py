@@ -76,7 +76,7 @@ class _Sized(NamedTuple):
 
 
 class DryRun:
-    """A replacement for `BlobTransfer` that sends no write requests and counts what a run would send."""
+    """A replacement for `BlobTransfer` that writes nothing and counts what a run would send."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
         self._transport = transport
@@ -188,7 +188,10 @@ class DryRun:
         return forecast.bytes_to_move + forecast.manifest_bytes
 
     def analysis(self) -> dict[str, Any]:
-        """Return the document of `analyze --json` (docs/design.md section 10). Sizes are in bytes."""
+        """Return the document of `analyze --json` (docs/design.md section 10).
+
+        Sizes are in bytes.
+        """
         shared = [digest for digest, uses in self._uses.items() if uses > 1]
         images = [image for image in self._images.values() if image.name]
         layers = [_Sized(digest, size) for digest, size in self._sizes.items()]

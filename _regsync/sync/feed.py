@@ -68,8 +68,8 @@ class FeedBody(Pieces):
         # Set when the feed has delivered a piece or a failure. Each wait has a new event.
         self._delivered = anyio.Event()
 
-        # For `read_until`: the offset in the blob of the next byte that it returns, and the bytes of
-        # the current piece that it has not returned yet.
+        # For `read_until`: the offset in the blob of the next byte that it returns, and the bytes
+        # of the current piece that it has not returned yet.
         self._read_position = offset
         self._unread = memoryview(b"")
 
@@ -135,8 +135,8 @@ class FeedBody(Pieces):
 class _ChunkBody(MemoryPieces):
     """The body of a request that sends a chunk of a feed body.
 
-    Each piece that is sent counts as progress of the target, because the feed delivers nothing to it
-    meanwhile.
+    Each piece that is sent counts as progress of the target, because the feed delivers nothing to
+    it meanwhile.
     """
 
     def __init__(self, feed_body: FeedBody, chunk: memoryview, offset: int) -> None:
@@ -204,16 +204,16 @@ class Feed:
     async def _wait_for_slowest(self) -> None:
         """Wait until every body waits for a piece, so at the pace of the slowest target.
 
-        If some bodies wait already, the request of a target without progress for PATIENCE seconds is
-        cancelled.
+        If some bodies wait already, the request of a target without progress for PATIENCE seconds
+        is cancelled.
         """
         while busy := [body for body in self._bodies if not body.is_waiting]:
             now = anyio.current_time()
             stalled = [body for body in busy if body.last_progress + PATIENCE <= now]
             others_wait = len(self._bodies) > len(busy)
             if others_wait:
-                # The loop continues until the request has ended and `remove` was called. So no piece
-                # is overwritten while it is sent.
+                # The loop continues until the request has ended and `remove` was called. So no
+                # piece is overwritten while it is sent.
                 for body in stalled:
                     body.request_scope.cancel()
 
@@ -297,8 +297,8 @@ class Feeds:
     """All readings that several targets share.
 
     An upload that may share a reading subscribes first. It calls `send` when its session is open. A
-    reading begins when no other subscriber of the blob is still expected to call `send`, or PATIENCE
-    seconds after the first call.
+    reading begins when no other subscriber of the blob is still expected to call `send`, or
+    PATIENCE seconds after the first call.
     """
 
     def __init__(self, gate: Gate, staging: Staging) -> None:
@@ -327,8 +327,8 @@ class Feeds:
     async def send(self, subscriber: Subscriber, needs: Needs) -> BlobResult:
         """Send a blob to one target from a reading that it may share with others.
 
-        Raises the errors of `needs.send` and of `Relay`. Raises LeftBehind if the target was too slow
-        for the reading.
+        Raises the errors of `needs.send` and of `Relay`. Raises LeftBehind if the target was too
+        slow for the reading.
         """
         if subscriber.state is _State.GONE:
             # The blob was to be staged, which has failed since.
@@ -359,11 +359,12 @@ class Feeds:
             waiting[0].called.set()
 
     def _choose(self, first: Subscriber) -> list[Subscriber]:
-        """Choose the waiting subscribers that share a reading with `first`, and set their state to FED.
+        """Choose the waiting subscribers that share a reading with `first`.
 
-        At most one is chosen for each target host, because a small `max_concurrent` may never admit
-        two at the same time. The chunks of all chosen subscribers must fit into memory. A host that
-        is paused for longer than PATIENCE is not chosen, because the other targets would wait for it.
+        Their state becomes FED. At most one is chosen for each target host, because a small
+        `max_concurrent` may never admit two at the same time. The chunks of all chosen subscribers
+        must fit into memory. A host that is paused for longer than PATIENCE is not chosen, because
+        the other targets would wait for it.
         """
         # By target host.
         chosen = {first.needs.writing.host: first}

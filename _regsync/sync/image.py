@@ -45,8 +45,8 @@ class Traffic:
 
         # Host and digest of the blobs in `expected_bytes` that have not arrived at their host yet.
         self._awaited = set[tuple[str, str]]()
-        # By repository, the digests of the blobs that have arrived there. Each blob is counted once,
-        # however many images name it.
+        # By repository, the digests of the blobs that have arrived there. Each blob is counted
+        # once, however many images name it.
         self._arrived = defaultdict[RepositoryKey, set[str]](set)
 
     def expect(self, host: str, digest: str, size: int) -> None:
@@ -130,7 +130,7 @@ class Tree(NamedTuple):
         )
 
     def levels(self, digests: frozenset[str]) -> list[list[Manifest]]:
-        """Group the children with these digests into levels, in the order in which they are put (I2).
+        """Group the children with these digests into levels, the lowest level first (I2).
 
         The children of a manifest are in an earlier level than the manifest.
         """
@@ -158,9 +158,10 @@ class Tree(NamedTuple):
     def missing_at(self, is_committed: Callable[[str], bool]) -> MissingParts:
         """Return the blobs and children that a target lacks.
 
-        `is_committed(digest)` reports whether the target has a manifest and everything that it names
-        at any depth. If it has the root, no part is missing. Raises ChildNotFetched if a missing
-        child was not fetched, and ContentError if the tree contradicts itself or is too large.
+        `is_committed(digest)` reports whether the target has a manifest and everything that it
+        names at any depth. If it has the root, no part is missing. Raises ChildNotFetched if a
+        missing child was not fetched, and ContentError if the tree contradicts itself or is too
+        large.
         """
         if is_committed(self.root.digest):
             return MissingParts((), ())
@@ -227,7 +228,8 @@ class ArtifactSearch(NamedTuple):
     key: bytes = b""
     # The record of the last search by an earlier run.
     last_check: ArtifactCheck = NO_CHECK
-    # A bit for each tag with artifacts that the source's listing shows (`Referrers.listed_tag_bits`).
+    # A bit for each tag with artifacts that the source's listing shows
+    # (`Referrers.listed_tag_bits`).
     listed_tag_bits: int = 0
     # The hash of the digests that the source lists now (`ArtifactCheck.listing_hash`).
     listing_hash: bytes = bytes(8)
@@ -250,7 +252,8 @@ class ImageCopy:
     reference: str
     # The digest that the image has at the target.
     digest: str
-    # The digest that the image has at the source. It differs from `digest` if platforms are filtered.
+    # The digest that the image has at the source. It differs from `digest` if platforms are
+    # filtered.
     source_digest: str
     # When the copy began, on the clock of the event loop.
     began: float

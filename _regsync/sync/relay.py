@@ -37,8 +37,8 @@ from _regsync.sync.staging import MemoryPieces
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# Seconds that one blob may wait in all for a broken source, while a request to the target stays open.
-# The time-outs of targets allow this (docs/design.md section 6, rule 16).
+# Seconds that one blob may wait in all for a broken source, while a request to the target stays
+# open. The time-outs of targets allow this (docs/design.md section 6, rule 16).
 SOURCE_GRACE = 20.0
 
 # Bytes between two checkpoints.
@@ -55,9 +55,9 @@ class _Checkpoint(NamedTuple):
 class Relay(Pieces):
     """The body of a request to a target: a blob that is read from its source meanwhile.
 
-    If the body breaks at the source, it is resumed by a Range request while the request to the target
-    stays open. If the target has lost some bytes, the blob is read again from the last checkpoint
-    before those bytes.
+    If the body breaks at the source, it is resumed by a Range request while the request to the
+    target stays open. If the target has lost some bytes, the blob is read again from the last
+    checkpoint before those bytes.
 
     `length` is the number of bytes that the target lacks. `complete` is set when the last piece has
     been returned.
@@ -93,13 +93,13 @@ class Relay(Pieces):
         # By ascending offset. The first one is the beginning of the blob.
         self._checkpoints = [_Checkpoint(0, new_hash(algorithm))]
 
-        # Offsets in the blob. Bytes before `_position` have been read and hashed. The target has the
-        # bytes before `_target_offset`. No byte at or after `_read_limit` is read.
+        # Offsets in the blob. Bytes before `_position` have been read and hashed. The target has
+        # the bytes before `_target_offset`. No byte at or after `_read_limit` is read.
         self._position = 0
         self._target_offset = 0
         self._read_limit = 0
-        # A blob that is smaller than the buffer is read to its own offsets in the buffer. The buffer
-        # then has all bytes from `_buffered_from` up to `_position`.
+        # A blob that is smaller than the buffer is read to its own offsets in the buffer. The
+        # buffer then has all bytes from `_buffered_from` up to `_position`.
         self._buffer = memoryview(b"")
         self._buffered_from = 0
         # Whether the last read has filled the buffer, so that more bytes have probably arrived.
@@ -162,9 +162,9 @@ class Relay(Pieces):
     async def next(self) -> memoryview:
         """Return the next piece that the target lacks. Returns an empty piece at the end.
 
-        A piece is valid until the next call. The last piece is returned only after the whole blob has
-        been verified. Raises WrongBytes if the bytes do not match the descriptor, and WireError if
-        the source has broken for good.
+        A piece is valid until the next call. The last piece is returned only after the whole blob
+        has been verified. Raises WrongBytes if the bytes do not match the descriptor, and WireError
+        if the source has broken for good.
         """
         piece = memoryview(b"")
         with self.source.adding_place("fetch blob", self._reference):
@@ -174,10 +174,10 @@ class Relay(Pieces):
         return piece
 
     async def pour(self, write: Callable[[memoryview], None]) -> int:
-        """Read, hash and write the blob in a worker thread while bytes are available without waiting.
+        """Read, hash and write the blob in a worker thread, as long as no read has to wait.
 
-        Returns the number of bytes passed to `write`. Returns 0 if no bytes are available or only the
-        last piece is left: then the caller has to use `next`. Raises the errors of `write`, and
+        Returns the number of bytes passed to `write`. Returns 0 if no bytes are available or only
+        the last piece is left: then the caller has to use `next`. Raises the errors of `write`, and
         WireError if the source has broken for good.
         """
         if not self._can_pour():
@@ -197,8 +197,8 @@ class Relay(Pieces):
     def _can_pour(self) -> bool:
         """Report whether a thread may continue to read.
 
-        The last piece is left to `next`, because the blob has to be verified before its last byte is
-        sent (I3).
+        The last piece is left to `next`, because the blob has to be verified before its last byte
+        is sent (I3).
         """
         may_end_with_next_read = self._blob.size - self._position <= len(self._buffer)
         return self._has_more_arrived and not may_end_with_next_read
@@ -243,7 +243,10 @@ class Relay(Pieces):
         self._hash = checkpoint.hash.copy()
 
     async def _open_first(self) -> None:
-        """Open the body. If the source does not support ranges, read the blob from its beginning."""
+        """Open the body.
+
+        If the source does not support ranges, read the blob from its beginning.
+        """
         try:
             await self._open()
         except (ProtocolBroken, RegistryError) as error:

@@ -1,7 +1,7 @@
 """Record the outcomes of a run, and derive its report, totals and exit status.
 
-Owns: the report of docs/design.md section 10, the JSON Schema of all documents on standard output, the
-exit statuses of docs/design.md section 2.
+Owns: the report of docs/design.md section 10, the JSON Schema of all documents on standard output,
+the exit statuses of docs/design.md section 2.
 May not know: terminals, files, clocks.
 Invariants: every selected image has exactly one outcome.
 Follows: docs/specification.md sections 3, 6 and 7.
@@ -138,8 +138,8 @@ def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
 def exit_status_for(codes: Collection[str], *, has_all_failed: bool) -> int:
     """Return the exit status of a command with errors of these codes (docs/design.md section 2).
 
-    The status is 0 without errors, 4 if all parts of the command failed because of their logins, 2 if
-    all failed for any other reason or there was an internal error, and 1 if some parts failed.
+    The status is 0 without errors, 4 if all parts of the command failed because of their logins, 2
+    if all failed for any other reason or there was an internal error, and 1 if some parts failed.
     """
     if not codes:
         return 0
@@ -230,8 +230,8 @@ class Report:
 
     def __init__(self) -> None:
         self.outcomes = list[Outcome]()
-        # Bytes that were not sent, because the target repository had the blob or could mount it. A blob
-        # counts once for each target repository.
+        # Bytes that were not sent, because the target repository had the blob or could mount it. A
+        # blob counts once for each target repository.
         self.saved = {"present": 0, "mounted": 0}
         self.is_dry_run = False
         # In a dry run, one for each image layout that is a target.
@@ -241,8 +241,8 @@ class Report:
 
         # Whether the run has not ended by itself. It is True while the run is under way.
         self.interrupted = True
-        # Images of an interrupted run without an outcome, and an entry `REPO:*` for each mapping whose
-        # tags were not listed.
+        # Images of an interrupted run without an outcome, and an entry `REPO:*` for each mapping
+        # whose tags were not listed.
         self.undone = list[Undone]()
         # How many mappings of an interrupted run were not listed.
         self.mappings_undone = 0
@@ -272,8 +272,8 @@ class Report:
 
         `images` counts images by status. `layers` counts blobs: `transferred` counts uploads,
         `unique` counts their distinct digests, and `skipped` counts blobs that were at their target
-        already. `bytes` were sent to targets, and `saved` bytes were not. The field `layouts` is only
-        there in a dry run.
+        already. `bytes` were sent to targets, and `saved` bytes were not. The field `layouts` is
+        only there in a dry run.
         """
         statuses = Counter(outcome.status for outcome in self.outcomes)
         images = {status: statuses[status] for status in ("synced", "skipped", "failed")}
@@ -367,9 +367,9 @@ class Report:
     ) -> dict[str, Any]:
         """Return the JSON report, schema 1 of docs/design.md section 10.
 
-        `elapsed` is in seconds. `requests` has the number of requests by host and action, `throttled`
-        the number of throttled requests by host. The field `images` of the report is an iterator,
-        because a list of entries would take three times the memory of the outcomes.
+        `elapsed` is in seconds. `requests` has the number of requests by host and action,
+        `throttled` the number of throttled requests by host. The field `images` of the report is an
+        iterator, because a list of entries would take three times the memory of the outcomes.
         """
         return {
             "schema": 1,
@@ -409,9 +409,10 @@ def _cause_of(error: RegsyncError) -> str:
 
 
 def general_message(message: str, *references: str) -> str:
-    """Replace the repositories, tags and digests of these references in an error's message by `...`.
+    """Replace the names of these references in an error's message by `...`.
 
-    So one cause has the same text for all images. Hosts are not replaced.
+    Repositories, tags and digests are replaced, but not hosts. So one cause has the same text for
+    all images.
     """
     message = re.sub(r"sha(?:256|512):[0-9a-f]{12,}", "sha256:...", message)
     for reference in references:
@@ -419,8 +420,8 @@ def general_message(message: str, *references: str) -> str:
         repository = re.split("[@:]", name)[0]
         if not repository:
             continue
-        # The name may follow its host, which is not replaced, and may precede its tag or digest, which
-        # is replaced too. A longer name that contains this name is not replaced.
+        # The name may follow its host, which is not replaced, and may precede its tag or digest,
+        # which is replaced too. A longer name that contains this name is not replaced.
         before = rf"(?<![\w/.-])({re.escape(host)}/+)?"
         after = r"(?:[:@][\w.:-]*[\w.])?(?![\w/-])"
         message = re.sub(f"{before}{re.escape(repository)}{after}", r"\1...", message)

@@ -1,7 +1,7 @@
 """Stage blobs that several uploads need: small blobs in memory, larger blobs on disk.
 
-Owns: the staged files, each named by its digest alone (R16); the staged bodies in memory; the memory
-    for chunks that are being sent; how a body is sent from memory or from disk.
+Owns: the staged files, each named by its digest alone (R16); the staged bodies in memory; the
+    memory for chunks that are being sent; how a body is sent from memory or from disk.
 May not know: registries, HTTP.
 Invariants: a file that is named by its digest is complete and has been hashed, even if other runs
     stage in the same directory. A file that a killed or failed run has left is used if it still has
@@ -53,12 +53,13 @@ SMALL_BLOB = 1024 * 1024
 # Bytes of memory for staged bodies and for chunks together (the same rule).
 _MEMORY_BUDGET = 48 * 1024 * 1024
 
-# A partial file that was not written to for so many seconds is considered abandoned by a killed run.
+# A partial file that was not written to for so many seconds is considered abandoned by a killed
+# run.
 _ABANDONED_SECONDS = 24 * 3600.0
 
-# Bytes at each end of a staged file that `next` reads, even if `write_to` sends the bytes between. The
-# first bytes are sent in one write with the head of the request. The last bytes are sent only after
-# the file has been checked.
+# Bytes at each end of a staged file that `next` reads, even if `write_to` sends the bytes between.
+# The first bytes are sent in one write with the head of the request. The last bytes are sent only
+# after the file has been checked.
 _READ_AT_ENDS = 64 * 1024
 
 # The most bytes of a file that one call of sendfile may send before other tasks run.
@@ -144,7 +145,8 @@ class FilePieces(Pieces):
         # The next byte to send, and the end of the body, as offsets in the file.
         self._offset = offset
         self._end = end
-        # The file's stamp when it was opened. A different stamp at the end means that it was changed.
+        # The file's stamp when it was opened. A different stamp at the end means that it was
+        # changed.
         self._stamp = stamp_of(staged.fileno())
         self._digest = digest
         # The hash of the bytes that were read. None if the file is verified.
@@ -259,7 +261,10 @@ class FilePieces(Pieces):
         return count
 
     def part(self, start: int, end: int) -> FilePieces:
-        """Return the bytes from `start` to `end` as a body of their own. May be called repeatedly."""
+        """Return the bytes from `start` to `end` as a body of their own.
+
+        May be called repeatedly.
+        """
         return FilePieces(self._file, self._digest, end, start, is_verified=True)
 
 
@@ -283,8 +288,8 @@ class _Waiter(NamedTuple):
 class MemoryBudget:
     """Memory of `size` bytes for chunks that are being sent, of which `reserved` bytes are in use.
 
-    A transfer reserves its memory before it is admitted, because no task may wait for memory while it
-    holds a permit of a registry (I8).
+    A transfer reserves its memory before it is admitted, because no task may wait for memory while
+    it holds a permit of a registry (I8).
     """
 
     def __init__(self, size: int) -> None:
@@ -340,9 +345,9 @@ class _StagedFile(NamedTuple):
 class Staging:
     """Blobs that are read from their source once, for several uploads.
 
-    An upload enters `ensuring_staged`, which reads the blob from its source unless it is staged already. Then
-    it sends the body that `opened` yields. Files are in `cache_dir`, or in a temporary directory if
-    there is no `cache_dir`. `limit` bounds their bytes; None means no limit.
+    An upload enters `ensuring_staged`, which reads the blob from its source unless it is staged
+    already. Then it sends the body that `opened` yields. Files are in `cache_dir`, or in a
+    temporary directory if there is no `cache_dir`. `limit` bounds their bytes; None means no limit.
     """
 
     def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
@@ -350,8 +355,8 @@ class Staging:
         self._limit = limit
         # Removes the temporary directory.
         self._cleanup = contextlib.ExitStack()
-        # The directory of the staged files. If it is empty, a temporary directory is made when a file
-        # is first staged.
+        # The directory of the staged files. If it is empty, a temporary directory is made when a
+        # file is first staged.
         self._directory = "" if cache_dir is None else os.path.join(cache_dir, "staged")
         # The folders of digest algorithms that this run has made and tidied.
         self._folders = set[str]()
@@ -368,12 +373,13 @@ class Staging:
         self._disk_failure: StagingFailed | None = None
         self._disk = DiskPace()
 
-        # By digest: the lock held while the blob is read from its source, how many uploads are inside
-        # `ensuring_staged`, and how many of them have the blob's file open.
+        # By digest: the lock held while the blob is read from its source, how many uploads are
+        # inside `ensuring_staged`, and how many of them have the blob's file open.
         self._pull_locks = dict[str, anyio.Lock]()
         self._users = Counter[str]()
         self._readers = Counter[str]()
-        # The digests of blobs that were not sent to every target. The next run may need their files.
+        # The digests of blobs that were not sent to every target. The next run may need their
+        # files.
         self._unsent = set[str]()
 
     @contextlib.asynccontextmanager
@@ -383,9 +389,9 @@ class Staging:
         """Stage a blob in memory or on disk. A body in memory is not evicted while the block runs.
 
         The first upload that needs the blob reads it from its source by `read`; the others wait. A
-        small blob is staged in memory if there is room, any other blob on disk. If `read` fails, the
-        next upload that needs the blob reads it again. Raises NoRoom if there is no room for this
-        blob, and StagingFailed if the disk accepts no blob.
+        small blob is staged in memory if there is room, any other blob on disk. If `read` fails,
+        the next upload that needs the blob reads it again. Raises NoRoom if there is no room for
+        this blob, and StagingFailed if the disk accepts no blob.
         """
         digest = blob.digest
         self._users[digest] += 1
@@ -416,10 +422,10 @@ class Staging:
     def opened(
         self, blob: Descriptor, offset: int = 0
     ) -> Iterator[MemoryPieces | FilePieces | None]:
-        """Yield the body of a staged blob from byte `offset`. The caller must be inside `ensuring_staged`.
+        """Yield the body of a staged blob from byte `offset`.
 
-        Yields None if the blob's file has been removed to make room, or by another run. Then the
-        caller has to enter `ensuring_staged` again.
+        The caller must be inside `ensuring_staged`. Yields None if the blob's file has been removed
+        to make room, or by another run. Then the caller has to enter `ensuring_staged` again.
         """
         digest = blob.digest
         if digest in self._bodies:
@@ -433,8 +439,9 @@ class Staging:
             yield None
             return
 
-        # Another run in this directory may have replaced the file. Then the file is hashed while it is
-        # sent. That is impossible for a part of it: the registry checks the digest of the whole blob.
+        # Another run in this directory may have replaced the file. Then the file is hashed while it
+        # is sent. That is impossible for a part of it: the registry checks the digest of the whole
+        # blob.
         is_same_file = self._files[digest].stamp == stamp_of(staged.fileno())
         is_verified = is_same_file or offset > 0
         self._readers[digest] += 1
@@ -476,9 +483,9 @@ class Staging:
     ) -> None:
         """Drop all staged blobs.
 
-        With `remove_files` the staged files are removed. With `remove_leftovers` the files of earlier
-        runs are removed too. If `has_run_failed`, the next run may need the blobs that were not sent
-        to every target, so their files are left.
+        With `remove_files` the staged files are removed. With `remove_leftovers` the files of
+        earlier runs are removed too. If `has_run_failed`, the next run may need the blobs that were
+        not sent to every target, so their files are left.
         """
         if remove_files:
             paths = {file.path for file in self._files.values()}

@@ -59,8 +59,8 @@ _BLOB_STARTS = 3
 # Seconds to wait before each HEAD for a blob whose upload got no answer (the same rule).
 _LOST_ANSWER_PAUSES = (0.0, 1.0, 3.0)
 
-# Seconds to wait before a blob is sent again to a target that was too slow for a shared reading. The
-# target must first notice that the old request has ended, or it refuses to resume the session.
+# Seconds to wait before a blob is sent again to a target that was too slow for a shared reading.
+# The target must first notice that the old request has ended, or it refuses to resume the session.
 _LEFT_BEHIND_PAUSE = 5.0
 
 # A registry that does not support an upload style answers with one of these statuses, or with 400
@@ -84,8 +84,9 @@ Body = Relay | FeedBody | MemoryPieces | FilePieces
 class _AnswerLost(SyncError):
     """All bytes of a blob may have arrived, but the registry's answer does not say so (rule 16).
 
-    Either the answer to the complete body was lost, or the registry reported success before the last
-    byte was sent. A HEAD has to find out. `error` is the error to report if the blob is absent.
+    Either the answer to the complete body was lost, or the registry reported success before the
+    last byte was sent. A HEAD has to find out. `error` is the error to report if the blob is
+    absent.
     """
 
     def __init__(self, error: SyncError) -> None:
@@ -139,8 +140,8 @@ class _Job:
         # Reads the blob from its source.
         self.relay = relay
         # The upload at the target. `upload.session` is the path of its open session, and
-        # `upload.broken_session` the path of a session whose body got no answer. "" means that there
-        # is no such session. Setting one of them to "" discards the session.
+        # `upload.broken_session` the path of a session whose body got no answer. "" means that
+        # there is no such session. Setting one of them to "" discards the session.
         self.upload = upload
         # Set to None after staging has failed, and to "memory" after a failed attempt whose bytes
         # the next attempt sends from memory.
@@ -154,14 +155,15 @@ class _Job:
         self.chosen_mount = step.mount_from
         # False after a failure that the mount may have caused: then the blob is uploaded.
         self.may_mount = True
-        # Whether an attempt has failed. A mount is tried again after a first failure that looks like
-        # the beginning of an outage.
+        # Whether an attempt has failed. A mount is tried again after a first failure that looks
+        # like the beginning of an outage.
         self.has_failed_before = False
 
         # Whether a HEAD has shown that the target lacks the blob.
         self.is_known_absent = False
-        # Whether the open session came from a POST that asked for another blob (`_ask_for_present`).
-        # The session accepts this blob, but a HEAD for this blob has to come first.
+        # Whether the open session came from a POST that asked for another blob
+        # (`_ask_for_present`). The session accepts this blob, but a HEAD for this blob has to come
+        # first.
         self.has_probe_session = False
         # Whether this job has switched between the usual and the fallback upload style of the
         # registry. A job switches once.
@@ -194,19 +196,19 @@ class _Job:
         is available again. All other requests to the host wait for it.
         """
         if error.unreachable_peer is self.target.host.peer:
-            # A body cannot be the probe, because it cannot be repeated. If a session is open and not
-            # broken, the attempt begins with the body.
+            # A body cannot be the probe, because it cannot be repeated. If a session is open and
+            # not broken, the attempt begins with the body.
             return not self.upload.session or bool(self.upload.broken_session)
-        # A shared reading of the source cannot be the probe, because it waits for the other targets,
-        # which wait for the source.
+        # A shared reading of the source cannot be the probe, because it waits for the other
+        # targets, which wait for the source.
         shares_reading = self.subscriber is not None and self.stage_in is None
         return not shares_reading
 
     def renew_attempts(self) -> None:
         """Reset the attempts if an outage has broken the session that is now resumed.
 
-        An outage is not a failure of the upload. The target must have received LARGE_BODY more bytes
-        since the attempts were last renewed. Otherwise a job could repeat without end.
+        An outage is not a failure of the upload. The target must have received LARGE_BODY more
+        bytes since the attempts were last renewed. Otherwise a job could repeat without end.
         """
         if self.has_met_outage and self.upload.offset >= self.renew_attempts_at:
             self.has_met_outage = False
@@ -225,9 +227,9 @@ class BlobTransfer:
         _find_or_start       find the blob at the target, mount it, or open an upload session
         _send_body           send the bytes to the session
 
-    A probing POST asks to mount a blob from the target repository itself. Many registries answer 201
-    if the repository has the blob; otherwise they answer 202 and open a session (rule 11). Such a
-    POST saves a HEAD.
+    A probing POST asks to mount a blob from the target repository itself. Many registries answer
+    201 if the repository has the blob; otherwise they answer 202 and open a session (rule 11). Such
+    a POST saves a HEAD.
     """
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
@@ -243,8 +245,8 @@ class BlobTransfer:
         # By target repository, the first upload of the run. The others wait for it.
         self._first_starts = dict[RepositoryKey, _FirstStart]()
 
-        # By area (RepositoryKey.area), the POST that asks for a blob which is known to be present. Its
-        # answer shows whether probing POSTs can replace HEADs there (rule 11).
+        # By area (RepositoryKey.area), the POST that asks for a blob which is known to be present.
+        # Its answer shows whether probing POSTs can replace HEADs there (rule 11).
         self._probes = defaultdict[str, Once[None]](Once)
 
         # The areas where a HEAD has asked for a blob.
@@ -360,9 +362,9 @@ class BlobTransfer:
     async def _stream_from_source(self, job: _Job) -> BlobResult:
         """Make an attempt that sends the bytes to the target while it reads them from the source.
 
-        Both ends are admitted in one step, because a job that held one permit could wait forever for
-        the other. The memory for a chunk is reserved first, so that no job waits for memory while it
-        holds a permit (I8).
+        Both ends are admitted in one step, because a job that held one permit could wait forever
+        for the other. The memory for a chunk is reserved first, so that no job waits for memory
+        while it holds a permit (I8).
         """
         upload = job.upload
         async with (
@@ -373,8 +375,8 @@ class BlobTransfer:
             if result is not None:
                 return result
 
-            # The blob is absent, so a GET and a PUT follow. Extend the permit by the share that they
-            # take of the rate limits of both registries.
+            # The blob is absent, so a GET and a PUT follow. Extend the permit by the share that
+            # they take of the rate limits of both registries.
             self._replace_relay_after_wrong_bytes(job)
             get = job.relay.source.demand_of_reading()
             put = job.target.demand_of_writing()
@@ -471,12 +473,13 @@ class BlobTransfer:
 
     @asynccontextmanager
     async def _after_first_start(self, pool: RepositoryKey) -> AsyncIterator[None]:
-        """Delay an attempt until the repository has accepted an upload, or the first attempt has failed.
+        """Delay an attempt until an upload was accepted or the repository's first attempt has
+        failed.
 
         So no blob is read for a repository that refuses every upload (rule 14). In this case the
-        error of the first attempt is raised. The attempts hold no permit while they wait. They do not
-        wait for a second attempt: if the target does not answer, each blob would wait for another
-        time-out.
+        error of the first attempt is raised. The attempts hold no permit while they wait. They do
+        not wait for a second attempt: if the target does not answer, each blob would wait for
+        another time-out.
         """
         first = self._first_starts.get(pool)
         if first is None:  # this attempt is the first
@@ -552,9 +555,9 @@ class BlobTransfer:
     async def _check_and_start(self, job: _Job) -> BlobResult | None:
         """Find the blob at the target, or open a session for it.
 
-        One probing POST does both (rule 11). If the registry's answers to probing POSTs are not known
-        to be reliable, a HEAD precedes the POST. Returns None if the blob is absent. Then a session
-        is open.
+        One probing POST does both (rule 11). If the registry's answers to probing POSTs are not
+        known to be reliable, a HEAD precedes the POST. Returns None if the blob is absent. Then a
+        session is open.
         """
         target = job.target
         pool = target.pool
@@ -619,9 +622,9 @@ class BlobTransfer:
             await probe.get(ask)
 
     def _choose_present_blob(self, job: _Job) -> str | None:
-        """Return the digest of a blob that the target is known to have, if possible of the same image.
+        """Choose a blob that the target is known to have, if possible one of the same image.
 
-        Returns None if no such blob is known.
+        Returns its digest, or None if no such blob is known.
         """
         pool = job.target.pool
         for digest in job.claims.blobs:
@@ -661,7 +664,8 @@ class BlobTransfer:
     async def _send_body(self, job: _Job, body: Body) -> BlobResult:
         """Send the blob, or the part that the target lacks, to the open session.
 
-        Raises _AnswerLost if all bytes were sent and the answer does not show that they have arrived.
+        Raises _AnswerLost if all bytes were sent and the answer does not show that they have
+        arrived.
         """
         upload = job.upload
         upload.style = self._style_for(job)
@@ -685,8 +689,8 @@ class BlobTransfer:
     async def _send_by_patches(self, job: _Job, body: Body) -> Body:
         """Send the body by PATCH if the upload style is "patch" or "chunks".
 
-        Returns the body of the PUT that closes the session. It is empty after a PATCH, and otherwise
-        the whole blob.
+        Returns the body of the PUT that closes the session. It is empty after a PATCH, and
+        otherwise the whole blob.
         """
         if job.upload.style == "patch":  # one PATCH for the whole body
             await self._send_part(job, body)
@@ -767,8 +771,8 @@ class BlobTransfer:
     async def _pause_before_chunk(self, job: _Job, error: SyncError) -> None:
         """Wait before a chunk is sent again.
 
-        Raises `error` if the chunk cannot be sent again, or if the pause would be long: the job holds
-        the permits of both ends meanwhile.
+        Raises `error` if the chunk cannot be sent again, or if the pause would be long: the job
+        holds the permits of both ends meanwhile.
         """
         upload = job.upload
         if isinstance(error, RegistryError) and error.is_session_gone:
@@ -870,8 +874,8 @@ class BlobTransfer:
 
         job.has_met_outage = job.has_met_outage or error.unreachable_peer is not None
         if error.unreachable_peer is None:
-            # The mount may have caused the failure, and the blob can be uploaded without it. A first
-            # failure that looks like the beginning of an outage says nothing about the mount.
+            # The mount may have caused the failure, and the blob can be uploaded without it. A
+            # first failure that looks like the beginning of an outage says nothing about the mount.
             if job.has_failed_before or not is_outage(error):
                 job.may_mount = False
             job.has_failed_before = True
@@ -890,7 +894,7 @@ class BlobTransfer:
         return pause
 
     def _switch_style(self, job: _Job, error: SyncError) -> bool:
-        """Switch between the registry's usual and its fallback upload style if the error requires it.
+        """Switch between the usual and the fallback upload style if the error requires it.
 
         That is the case if the registry refused a body because of its style or size, or if all
         attempts but the last have broken (docs/protocol-facts.md section 7.9). Returns whether the
@@ -941,9 +945,10 @@ class BlobTransfer:
     async def put_manifests(
         self, image: Image, own_children: frozenset[str], on_put: Callable[[Manifest], None]
     ) -> None:
-        """Put the children with the digests `own_children`, each before its index; then the root (I2).
+        """Put children, each before its index, and then the root (I2).
 
-        `on_put` is called with each child after the child was put.
+        `own_children` has the digests of the children to put. `on_put` is called with each child
+        after the child was put.
         """
 
         async def put_child(child: Manifest) -> None:
@@ -960,8 +965,8 @@ class BlobTransfer:
 def known_body(blob: Descriptor) -> bytes | None:
     """Return the bytes of a blob that needs no request to its source (rule 13).
 
-    Such a blob is embedded in its descriptor, is empty, or is the empty JSON object. Returns None for
-    any other blob.
+    Such a blob is embedded in its descriptor, is empty, or is the empty JSON object. Returns None
+    for any other blob.
     """
     algorithm, encoded = split_digest(blob.digest)
     for body in (blob.data, b"{}", b""):
