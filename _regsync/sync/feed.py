@@ -343,6 +343,8 @@ class Feeds:
                 await self._read_for(self._choose(subscriber))
             await subscriber.ended.wait()
         finally:
+            # The subscriber that has begun the reading runs the requests of all. If this task is
+            # cancelled, its request must end too. A request that has ended is not affected.
             if subscriber.body is not None:
                 subscriber.body.request_scope.cancel()
             subscriber.state = _State.EXPECTED

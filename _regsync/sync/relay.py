@@ -224,7 +224,7 @@ class Relay(Pieces):
         whole blob has been verified (I3).
         """
         filled = 0
-        self._read_limit = end
+        self._read_limit = end  # `next` returns no byte after `end`
         while self._position < end:
             piece = await self.next()
             buffer[filled : filled + len(piece)] = piece
@@ -315,6 +315,7 @@ class Relay(Pieces):
             self._renew_attempts_at = self._position + LARGE_BODY
 
         await self._stack.aclose()
+        # The last failure: of the body, or of an attempt to open the rest.
         error: SyncError = broken
         began = anyio.current_time()
         try:
@@ -325,7 +326,8 @@ class Relay(Pieces):
                     await self._transport.wait_to_retry(error, pause)
                     try:
                         with self._transport.recovery.attempt():
-                            return await self._open()
+                            await self._open()
+                        return
                     except SyncError as caught:
                         error = caught
         finally:

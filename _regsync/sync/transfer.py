@@ -781,7 +781,8 @@ class BlobTransfer:
             raise error
         pause = self._transport.pause_after(error, job.retries, job.target.host)
         retry_after = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
-        if max(pause, retry_after) > SOURCE_GRACE:
+        is_too_long = max(pause, retry_after) > SOURCE_GRACE
+        if is_too_long:
             raise error
         self._transport.machine.log("debug", "retry", f"{error}; the chunk goes again")
         await anyio.sleep(pause)
