@@ -60,21 +60,23 @@ class Health(NamedTuple):
     reload_error: str | None = None  # why the configuration file is not in force; None if it is
 
     def answer(self, path: str, now: float, last_progress: float) -> tuple[int, dict[str, object]]:
-        """Return the HTTP status and the JSON document for `/healthz` or `/readyz`.
+        """Return the HTTP status (200 or 503) and the JSON document for `/healthz` or `/readyz`.
 
-        `last_progress` is the last time at which a registry answered or bytes of a blob were moved.
+        `/healthz` is 503 if STANDSTILL_SECONDS have passed since the last cycle was due and since
+        `last_progress`, when a registry last answered or bytes of a blob were last moved. `/readyz` is
+        503 before the first successful cycle and after the first signal.
         """
         if path == "/healthz":
-            is_healthy = now - max(self.due, last_progress) < STANDSTILL_SECONDS
+            has_passed = now - max(self.due, last_progress) < STANDSTILL_SECONDS
         else:
-            is_healthy = self.status == "ready"
+            has_passed = self.status == "ready"
         document: dict[str, object] = {
             "status": self.status,
             "version": __version__,
             "cycle": self.cycle,
             "reload_error": self.reload_error,
         }
-        return 200 if is_healthy else 503, document
+        return 200 if has_passed else 503, document
 
 
 def describe_changes(old: Config, new: Config) -> Iterator[str]:
@@ -112,21 +114,21 @@ class CycleLog:
     def __init__(self, console: Console) -> None:
         self._console = console
         # (event, message) of each line of this cycle and of the previous one, shown or not.
-        self._lines = set[tuple[str, str]]()
+        self._current_lines = set[tuple[str, str]]()
         self._previous_lines = set[tuple[str, str]]()
 
         # The images that fail in this cycle and in the previous one. The key is (source, target). The
         # value identifies the error by (code, HTTP status), because its message may contain a time.
-        self.failures = dict[tuple[str, str], object]()
+        self.current_failures = dict[tuple[str, str], object]()
         self._previous_failures = dict[tuple[str, str], object]()
 
         self.has_news = False  # whether an image was shown in this cycle
 
     def begin_cycle(self) -> None:
-        self._previous_lines = self._lines
-        self._lines = set()
-        self._previous_failures = self.failures
-        self.failures = {}
+        self._previous_lines = self._current_lines
+        self._current_lines = set()
+        self._previous_failures = self.current_failures
+        self.current_failures = {}
         self.has_news = False
         # The same failure may occur again after months. Its hint is then needed again.
         self._console.shown_hints.clear()
@@ -136,40 +138,58 @@ class CycleLog:
 
         Lines at DEBUG and TRACE are always logged.
         """
-        is_new = True
-        if level not in ("trace", "debug"):
-            line = (event, message)
-            is_new = line not in self._lines and line not in self._previous_lines
-            self._lines.add(line)
-        if is_new:
+        if level in ("trace", "debug"):
+            self._console.log(level, event, message, **fields)
+            return
+
+        line = (event, message)
+        is_repeated = line in self._current_lines or line in self._previous_lines
+        # Record a repeated line too, so that the next cycle does not show it either.
+        self._current_lines.add(line)
+        if not is_repeated:
             self._console.log(level, event, message, **fields)
 
     def show_outcome(self, outcome: Outcome) -> None:
-        """Record the result of an image, and show it if it is news.
+        """Record the result of an image, and show the result if it is news.
 
-        News are a synced image, and a failure that differs from the image's in the previous cycle.
+        News are a synced image, a failure that the image did not have in the previous cycle, and the
+        first result without a failure after a cycle with one.
         """
         key = (outcome.source, outcome.target)
         if outcome.error is not None:
-            self.failures[key] = (outcome.error.code, getattr(outcome.error, "status", None))
-        has_changed = self._previous_failures.get(key) != self.failures.get(key)
+            # Only errors that are responses of a registry have an HTTP status.
+            status = getattr(outcome.error, "status", None)
+            self.current_failures[key] = (outcome.error.code, status)
+        has_changed = self._previous_failures.get(key) != self.current_failures.get(key)
         if outcome.status == "synced" or has_changed:
             self.has_news = True
             self._console.show_outcome(outcome)
 
     def end_cycle(self) -> None:
-        """Log how many images no longer fail, with a line for each pair of repositories."""
-        recovered = Counter[str]()  # images by "SOURCE -> TARGET"
-        for key in sorted(self._previous_failures.keys() - self.failures.keys()):
-            source, target = (name.rpartition(":")[0] for name in key)
-            # If a mapping's tags could not be listed, the failure's key is `REPO:*` and the mapping's
-            # images were not tried. Their earlier failures still count.
-            if (f"{source}:*", f"{target}:*") in self.failures:
-                self.failures[key] = self._previous_failures[key]
-            else:
-                recovered[f"{source} -> {target}"] += 1
-        for name, count in recovered.items():
-            self._console.log("info", "recovered", f"no longer failing: {name} ({count})")
+        """Log how many images no longer fail, with a line for each pair of repositories.
+
+        All images must have been tried, except those of mappings whose tags could not be listed.
+        """
+        self._keep_failures_of_untried_images()
+        recovered = Counter[str]()  # the number of images by "SOURCE -> TARGET"
+        for source, target in sorted(self._previous_failures.keys() - self.current_failures.keys()):
+            recovered[f"{without_tag(source)} -> {without_tag(target)}"] += 1
+        for repositories, count in recovered.items():
+            self._console.log("info", "recovered", f"no longer failing: {repositories} ({count})")
+
+    def _keep_failures_of_untried_images(self) -> None:
+        """Copy the previous failures of images that were not tried, so that they do not recover."""
+        for (source, target), failure in self._previous_failures.items():
+            # If a mapping's tags could not be listed, the mapping has failed with this key and none of
+            # its images was tried.
+            mapping_key = (f"{without_tag(source)}:*", f"{without_tag(target)}:*")
+            if mapping_key in self.current_failures:
+                self.current_failures.setdefault((source, target), failure)
+
+
+def without_tag(reference: str) -> str:
+    repository, _, _ = reference.rpartition(":")
+    return repository
 
 
 class Watch:
@@ -192,14 +212,14 @@ class Watch:
         self._load = load
         self._read_lock = read_lock
         self._interval = interval
-        self._log = CycleLog(console)
+        self._cycle_log = CycleLog(console)
         file = read_file()
         # The text of the configuration in force. None after a failed reload, so that the next reload
         # parses the file even if its old text was restored.
         self._config_text: bytes | None = file.text
-        self._config = load(self._log.log, file)
+        self._config = load(self._cycle_log.log, file)
         self._lock = read_lock(self._config)
-        self.transport = connect(console, self._log.log)
+        self.transport = connect(console, self._cycle_log.log)
         # When each digest was first seen; None if no mapping has `min_age`.
         self._first_seen = self._load_first_seen(self._config, self._lock)
         # Open state files by cache_dir. A reload may change cache_dir.
@@ -234,9 +254,10 @@ class Watch:
     async def run_cycles(self) -> None:
         """Run cycles, with the pause between them, until SIGINT or SIGTERM."""
         while not self._stop.is_set():
+            # A signal during the cycle sets this event too, so that no pause follows the cycle.
             self._wake = anyio.Event()
-            self._log.begin_cycle()
-            if self._cycle_number > 0:
+            self._cycle_log.begin_cycle()
+            if self._cycle_number > 0:  # `__init__` has read the files for the first cycle
                 self._reload()
             await self._run_cycle()
             if self._interval > self.transport.machine.timeouts.idle_connection:
@@ -246,28 +267,31 @@ class Watch:
                 await self._wake.wait()
 
     def _reload(self) -> None:
-        """Read the configuration and the lock again, and log their changes.
+        """Read the configuration and the lock again, put them into force, and log their changes.
 
         If either is invalid, log the error and keep the previous configuration and lock.
         """
+        first_seen = self._first_seen
         try:
             file = self._read_file()
             has_new_config = file.text != self._config_text
-            config = self._load(self._log.log, file) if has_new_config else self._config
+            config = self._load(self._cycle_log.log, file) if has_new_config else self._config
             lock = self._read_lock(config)
             has_new_lock = lock != self._lock
+            # Certificate files may have changed although the configuration has not.
             self.transport.renew(config.registries_in_use)
             if has_new_config or has_new_lock:
-                self._first_seen = self._load_first_seen(config, lock)
+                first_seen = self._load_first_seen(config, lock)
         except ConfigError as error:
-            # Each reload fails until the file is valid again. `self._log` shows the error only once.
+            self._log_failed_reload(error)
+            # Without this, a file that is restored to its old text would not count as changed, and
+            # health probes would show the error for ever.
             self._config_text = None
             self._health = self._health._replace(reload_error=str(error))
-            for problem in error.problems or [error]:
-                text = f"{error.code}: {problem}; the last valid configuration stays in force"
-                self._log.log("error", "reload_failed", text, code=error.code, hint=error.hint)
             return
 
+        # Nothing below this line can fail, so the configuration and the lock change together.
+        self._first_seen = first_seen
         if has_new_lock:
             lock_changes = compare(self._lock or Lock(), lock or Lock())
             text = f"images added, removed or changed in the lock: {len(lock_changes)}"
@@ -281,6 +305,12 @@ class Watch:
             self._config = config
             self._health = self._health._replace(reload_error=None)
 
+    def _log_failed_reload(self, error: ConfigError) -> None:
+        # Each reload fails until the file is valid again. The cycle log shows the error only once.
+        for problem in error.problems or [error]:
+            text = f"{error.code}: {problem}; the last valid configuration stays in force"
+            self._cycle_log.log("error", "reload_failed", text, code=error.code, hint=error.hint)
+
     async def _run_cycle(self) -> None:
         """Sync all mappings once and show the results."""
         start = anyio.current_time()
@@ -288,30 +318,29 @@ class Watch:
         self._cycle_number += 1
         self._health = self._health._replace(due=start)
         for warning in self._config.warnings:
-            self._log.log("warning", "config", warning)
+            self._cycle_log.log("warning", "config", warning)
         self.transport.begin(self._config.registries_in_use)
         report = Report()
-        state = self._state_in(self._config.cache_dir)
         if self._first_seen is not None:
             self._first_seen.refresh()  # another process may have written to its file
         work = Run(
             self.transport,
             self._config,
-            self._log.show_outcome,
+            self._cycle_log.show_outcome,
             report,
-            state=state,
+            state=self._state_in(self._config.cache_dir),
             first_seen=self._first_seen,
             lock=self._lock,
         )
         async with anyio.create_task_group() as tasks:
-            self._cycle_scope = tasks.cancel_scope
+            self._cycle_scope = tasks.cancel_scope  # a second signal cancels it
             if self._console.has_display:
                 tasks.start_soon(show_progress, self._console, work.scheduler)
-            await work.sync(self._stop)
-            tasks.cancel_scope.cancel()
+            await work.sync(self._stop)  # copies no more images once `_stop` is set
+            tasks.cancel_scope.cancel()  # ends `show_progress`
 
-        if not report.interrupted:
-            self._log.end_cycle()
+        if not report.interrupted:  # an interrupted cycle has not tried all images
+            self._cycle_log.end_cycle()
         duration = anyio.current_time() - start
         if self._console.writes_json:
             run_id = os.urandom(8).hex()
@@ -321,23 +350,6 @@ class Watch:
                     run_id, started_at, duration, transport.requests, transport.throttled
                 )
             )
-        self._record_cycle(report, started_at, duration)
-
-    def _load_first_seen(self, config: Config, lock: Lock | None) -> FirstSeen | None:
-        known = lock.first_seen_times() if lock is not None else None
-        return first_seen_for(config, self.transport.machine.wall, self._log.log, known=known)
-
-    def _state_in(self, cache_dir: str | None) -> StateFile:
-        if cache_dir not in self._states:
-            self._states[cache_dir] = StateFile(cache_dir, self._log.log, keeps_unwritten=True)
-        return self._states[cache_dir]
-
-    def _record_cycle(self, report: Report, started_at: str, duration: float) -> None:
-        """Publish the cycle's result to health probes, and log its summary.
-
-        The summary of a cycle without news is logged only at DEBUG, once an hour.
-        """
-        now = anyio.current_time()
         cycle = {
             "number": self._cycle_number,
             "started_at": started_at,
@@ -345,21 +357,43 @@ class Watch:
             "exit_status": report.exit_status(),
             "images": report.totals()["images"],
         }
+        self._publish_to_probes(cycle)
+        text = f"cycle {self._cycle_number}: {'; '.join(report.summary(duration))}"
+        self._log_summary(text, cycle)
+
+    def _load_first_seen(self, config: Config, lock: Lock | None) -> FirstSeen | None:
+        locked_times = lock.first_seen_times() if lock is not None else None
+        wall = self.transport.machine.wall
+        return first_seen_for(config, wall, self._cycle_log.log, known=locked_times)
+
+    def _state_in(self, cache_dir: str | None) -> StateFile:
+        if cache_dir not in self._states:
+            log = self._cycle_log.log
+            self._states[cache_dir] = StateFile(cache_dir, log, keeps_unwritten=True)
+        return self._states[cache_dir]
+
+    def _publish_to_probes(self, cycle: dict[str, object]) -> None:
         status = self._health.status
         # Exit status 1 means that some images failed and others did not, which is enough to be ready.
         is_successful = cycle["exit_status"] in (0, 1)
         if status == "starting" and is_successful:
             status = "ready"
-        next_cycle = now + self._interval
-        self._health = self._health._replace(status=status, cycle=cycle, due=next_cycle)
+        next_start = anyio.current_time() + self._interval
+        self._health = self._health._replace(status=status, cycle=cycle, due=next_start)
 
-        text = f"cycle {self._cycle_number}: {'; '.join(report.summary(duration))}"
-        if self._log.has_news:
+    def _log_summary(self, text: str, cycle: dict[str, object]) -> None:
+        """Log the summary `text` of a cycle that had news, with the fields `cycle`.
+
+        The summary of a cycle without news is logged only at DEBUG, and only if no summary was logged
+        for QUIET_SECONDS.
+        """
+        now = anyio.current_time()
+        if self._cycle_log.has_news:
             self._last_summary_at = now
             self._console.log("info", "cycle", text, **cycle)
         elif now - self._last_summary_at >= QUIET_SECONDS:
             self._last_summary_at = now
-            state = "the same images fail" if self._log.failures else "all is well"
+            state = "the same images fail" if self._cycle_log.current_failures else "all is well"
             self._console.log("debug", "quiet", f"{state}; {text}")
 
 
@@ -391,7 +425,7 @@ async def run(
             # This checkpoint lets the listener start, so that a signal that is sent after the next
             # log line is not lost.
             await anyio.lowlevel.checkpoint()
-            bound_port = addresses[0][1]
+            _, bound_port, *_ = addresses[0]  # (host, port) or, for IPv6, a longer tuple
             text = (
                 f"waiting {duration_text(interval)} between cycles; "
                 f"health probes at {health_address} port {bound_port}"
