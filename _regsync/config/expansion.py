@@ -30,6 +30,10 @@ _MASK = "********"
 # values until memory is exhausted.
 _MAX_EXPANDED = 1_000_000
 
+# The types of fields that are expanded to their parsed value: a bool, an int or an absolute path.
+# Other fields keep the form in which they are written: a duration stays `7d`.
+_PARSED_TYPES = ("flag", "count", "path")
+
 
 def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
     """Return a configuration as YAML with all variables, groups and `defaults` resolved.
@@ -39,36 +43,45 @@ def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
     Raises ConfigError as `load` does.
     """
     reader = Reader(file, should_lint=False)
-    root = reader.read_document().node
-    return dump(_Expansion(reader, show_secrets=show_secrets).to_plain(root, DOCUMENT))
+    document = reader.read_document()
+    expansion = _Expansion(reader, show_secrets=show_secrets)
+    return dump(expansion.to_plain(document.node, DOCUMENT))
 
 
 class _Expansion:
     """Converts the nodes of a valid configuration to plain values that YAML can represent."""
 
     def __init__(self, reader: Reader, *, show_secrets: bool) -> None:
-        self.reader = reader  # has read the whole configuration without a problem
+        # Has read the whole configuration without a problem, so it has `defaults`, the groups and the
+        # names of the variables in secrets.
+        self.reader = reader
         self.show_secrets = show_secrets
         self.value_count = 0  # values converted so far
 
     def to_plain(self, node: Node, field: Field) -> Any:
-        """Return the value of a field as a str, int, bool, list or dict."""
+        """Return the value of a field as a str, int, bool, list or dict.
+
+        Raises ConfigError if more than `_MAX_EXPANDED` values have been converted.
+        """
         self.value_count += 1
         if self.value_count > _MAX_EXPANDED:
             raise ConfigError(f"the configuration expands to more than {_MAX_EXPANDED:,} values")
         match field.type:
             case "section":
                 return self.section_to_plain(node, field.section)
-            case "names":
+            case "names":  # `registries`; the other field of this type, `target_groups`, is dropped
                 entries = node.entries.items()
                 return {name: self.to_plain(entry.value, REGISTRY) for name, entry in entries}
             case "list":
                 return [self.to_plain(item, MAPPING) for item in node.items]
-            # The reader has converted these nodes before, and so does not use the empty path.
+            # For an alias or targets, `convert` returns the registries that it found when the document
+            # was read. The path, which is only for messages, is not used any more.
             case "alias":
-                return self.reader.convert(node, field, "").alias
+                registry = self.reader.convert(node, field, path="")
+                return registry.alias
             case "targets":
-                return [target.alias for target in self.reader.convert(node, field, "")]
+                registries = self.reader.convert(node, field, path="")
+                return [registry.alias for registry in registries]
             case _ if node.tag == "seq":
                 return [self.to_plain(item, field) for item in node.items]
             case _:
@@ -85,7 +98,9 @@ class _Expansion:
     def expanded_nodes(self, node: Node, section_name: str) -> dict[str, Node]:
         """Return the node of each field that the expanded section has, by the field's name.
 
-        A mapping also has the fields that it inherits, and `global` has all its default values.
+        The document loses `target_groups` and `defaults`, and always has `global`. A mapping also has
+        the fields that it inherits. `global` also has the default values of its fields. Any other
+        section has the fields that it sets.
         """
         # A field with the value null is not set.
         nodes = {
@@ -101,26 +116,33 @@ class _Expansion:
                 # The default value of `to` is the value of `from`.
                 nodes = {"to": nodes["from"], **self.reader.defaults.nodes, **nodes}
             case "global":
-                for field in SECTIONS["global"]:
-                    # A configuration from standard input has no directory, and no default state.
-                    lacks_base_dir = field.name == "cache_dir" and not self.reader.file.base_dir
-                    if field.default and not lacks_base_dir:
-                        nodes.setdefault(field.name, Node("str", 0, 0, text=field.default))
+                nodes = {**self.global_defaults(), **nodes}
         return nodes
 
-    def scalar_to_plain(self, node: Node, field: Field) -> Any:
-        """Return the value of a scalar. Its variables are replaced unless they may hold a secret."""
-        text = substitute(node.text, self.reader.file.environ)
-        if not self.show_secrets and field.is_secret(text):
-            return _mask_secret(node.text, field)
-        shares_secret = bool(variable_names(node.text) & self.reader.secret_variables)
-        if not self.show_secrets and shares_secret:
-            return drop_defaults(node.text)
+    def global_defaults(self) -> dict[str, Node]:
+        """Return a node for each default value of the section `global`, by the field's name."""
+        defaults = {field.name: field.default for field in SECTIONS["global"] if field.default}
+        if self.reader.file.base_dir is None:
+            # The default directory is beside the file. Standard input has no such directory.
+            defaults.pop("cache_dir", None)
+        return {name: Node("str", 0, 0, text=default) for name, default in defaults.items()}
 
+    def scalar_to_plain(self, node: Node, field: Field) -> Any:
+        """Return the value of a scalar with its variables replaced by their values.
+
+        Unless `show_secrets` is set, a secret is masked except for its variables. A text that shares a
+        variable with a secret keeps all its variables.
+        """
+        text = substitute(node.text, self.reader.file.environ)
+        if not self.show_secrets:
+            if field.is_secret(text):
+                return _mask_secret(node.text, field)
+            shares_variable = bool(variable_names(node.text) & self.reader.secret_variables)
+            if shares_variable:
+                return drop_defaults(node.text)  # the default of a variable may be a secret too
+
+        value = self.reader.parse_text(text, field) if field.type in _PARSED_TYPES else text
         # When the expanded configuration is loaded, `$$` is read as `$`.
-        if field.type not in ("flag", "count", "path"):
-            return text.replace("$", "$$")
-        value = self.reader.parse_text(text, field)  # a bool, an int or an absolute path
         return value.replace("$", "$$") if isinstance(value, str) else value
 
 
@@ -134,8 +156,9 @@ def _mask_secret(written: str, field: Field) -> str:
 
     match = re.match(r"\w+://", written)
     scheme = match[0] if match else ""
+    # The default of a variable may contain an `@` that does not separate the login from the host.
     _, at, host = drop_defaults(written).rpartition("@")
     if at:
         return f"{scheme}{_MASK}@{host}"
-    # The `@` is in the value of a variable, so the login may end anywhere.
-    return scheme + mask_literals(written[len(scheme) :], _MASK)
+    # The `@` is in the value of a variable, so it is unknown which characters are the login.
+    return scheme + mask_literals(written.removeprefix(scheme), _MASK)
