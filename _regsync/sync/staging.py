@@ -203,7 +203,8 @@ class FilePieces(Pieces):
         written, so its bytes are nearly always in memory. A worker thread for each piece would cost
         more than the read.
         """
-        if not (hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")) or not room:
+        can_read_without_waiting = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+        if not can_read_without_waiting or not room:
             return None
         try:
             # Linux returns the bytes that are in memory, and fails with EAGAIN instead of waiting.
