@@ -202,7 +202,7 @@ class Feed:
             body.fail(copy_error(error))
 
     async def _wait_for_slowest(self) -> None:
-        """Wait until every body waits for a piece, so at the pace of the slowest target.
+        """Wait until every body waits for a piece, including that of the slowest target.
 
         If some bodies wait already, the request of a target without progress for PATIENCE seconds
         is cancelled.
@@ -431,8 +431,9 @@ class Feeds:
                 subscriber.ended.set()
 
     async def _serve(self, feed: Feed, subscriber: Subscriber, body: FeedBody) -> None:
-        """Send the blob to one target. A failure is recorded in its subscriber and stops no other
-        request.
+        """Send the blob to one target.
+
+        A failure is recorded in the target's subscriber, and does not stop the other requests.
         """
         needs = subscriber.needs
         try:

@@ -62,8 +62,7 @@ class Outcome(NamedTuple):
     planned: tuple[str, ...] = ()
 
     def line(self, *, with_hosts: bool = True) -> str:
-        """Format the line for an image that was copied or has failed (docs/specification.md section
-        6).
+        """Format the line for a copied or failed image (docs/specification.md section 6).
 
         Without `with_hosts`, the line of a copied image has no hosts.
         """

@@ -599,10 +599,10 @@ class Staging:
         return folder
 
     def _make_room_on_disk(self, blob: Descriptor) -> None:
-        """Remove files until a blob fits, the least recently used first (docs/specification.md
-        section 2.7).
+        """Remove files until a blob fits (docs/specification.md section 2.7).
 
-        A file is not removed while an upload has it open. Raises NoRoom if the blob does not fit.
+        The least recently used files are removed first. A file is not removed while an upload has
+        it open. Raises NoRoom if the blob does not fit.
         """
         if self._limit is None:
             return

@@ -287,8 +287,9 @@ class BlobTransfer:
                         await upload.cancel_upload()
 
     async def _copy_with_retries(self, job: _Job) -> BlobResult:
-        """Make attempts until one succeeds. Raises SyncError if the job has failed for good
-        (docs/design.md section 9).
+        """Make attempts until one succeeds (docs/design.md section 9).
+
+        Raises SyncError if the job has failed for good.
         """
         upload = job.upload
         while True:
@@ -421,9 +422,9 @@ class BlobTransfer:
                     return await self._send_body(job, body)
 
     def _admitted_to_write(self, job: _Job) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that holds a permit of the target alone.
+        """Return a context manager that holds a permit to write to the target.
 
-        It is for a body whose source needs no permit.
+        It is for a body that needs no permit of the source, because it is in memory or on disk.
         """
         put = job.target.demand_of_writing()
         writing = job.writing._replace(meters=put.meters)
@@ -473,8 +474,7 @@ class BlobTransfer:
 
     @asynccontextmanager
     async def _after_first_start(self, pool: RepositoryKey) -> AsyncIterator[None]:
-        """Delay an attempt until an upload was accepted or the repository's first attempt has
-        failed.
+        """Run an attempt after the first upload to its repository was accepted or has failed.
 
         So no blob is read for a repository that refuses every upload (rule 14). In this case the
         error of the first attempt is raised. The attempts hold no permit while they wait. They do
