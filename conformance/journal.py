@@ -304,11 +304,11 @@ class Entries(list[Entry]):
         others = list(others)
         late = [(entry, other) for entry in self for other in others if not before(entry, other)]
         if late or not self or not others:
-            listed = "\n".join(
+            pairs = "\n".join(
                 f"    {entry}\n  was not answered before\n    {other}" for entry, other in late[:5]
             )
             raise AssertionError(
-                f"{self.meant or 'any'} before others ({len(self)} and {len(others)}):\n{listed}"
+                f"{self.meant or 'any'} before others ({len(self)} and {len(others)}):\n{pairs}"
             )
         return self
 

@@ -199,10 +199,10 @@ class Request:
         for kind, route in _ROUTES:
             match = route.match(self.path)
             if match:
-                named = match.groupdict()
+                groups = match.groupdict()
                 self.kind = kind
-                self.repository = named.get("name") or ""
-                self.reference = named.get("reference") or ""
+                self.repository = groups.get("name") or ""
+                self.reference = groups.get("reference") or ""
                 break
 
     def header(self, name: str, default: str = "") -> str:
@@ -283,13 +283,13 @@ def errors(
 
     `entries` are tuples of code, message and detail. A detail of None is left out.
     """
-    listed = []
+    body_entries = []
     for code, message, detail in entries:
         entry: dict[str, object] = {"code": code, "message": message}
         if detail is not None:
             entry["detail"] = detail
-        listed.append(entry)
-    body = json.dumps({"errors": listed}).encode()
+        body_entries.append(entry)
+    body = json.dumps({"errors": body_entries}).encode()
     return Response(status, [("Content-Type", "application/json"), *headers], body)
 
 

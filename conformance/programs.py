@@ -209,7 +209,9 @@ def skopeo(*arguments: str, home: Path | str) -> bytes:
     program = find_program("skopeo", "skopeo")
     command: Sequence[str] = [program, "--insecure-policy", f"--tmpdir={home}", *arguments]
     environment = {"HOME": str(home), "XDG_RUNTIME_DIR": str(home), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=120, check=False)
-    if done.returncode:
-        raise AssertionError(f"{' '.join(command)}:\n{done.stderr.decode('utf-8', 'replace')}")
-    return done.stdout
+    completed = subprocess.run(
+        command, capture_output=True, env=environment, timeout=120, check=False
+    )
+    if completed.returncode:
+        raise AssertionError(f"{' '.join(command)}:\n{completed.stderr.decode('utf-8', 'replace')}")
+    return completed.stdout

@@ -58,7 +58,7 @@ def listing_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a tag is asked for that the listing showed absent")
 def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in chain(run.select("HEAD", "manifest"), run.select("GET", "manifest")):
-        if act.status != 404 or not act.is_answer or ":" in act.reference:
+        if act.status != 404 or not act.has_final_answer or ":" in act.reference:
             continue
 
         puts = [
@@ -72,7 +72,9 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
         listings = [
             earlier
             for earlier in run.select("GET", "tag_list")
-            if earlier.repository == act.repository and earlier.is_answer and run.knew(earlier, act)
+            if earlier.repository == act.repository
+            and earlier.has_final_answer
+            and run.had_read(earlier, act)
         ]
         if listings and "next" not in listings[-1].response_headers.get("link", ""):
             yield (*listings, act)
@@ -86,18 +88,18 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
         if ":" not in act.reference and not FALLBACK.match(act.reference)
     ]
     for acts in group_by(tagged, _request_of).values():
-        settled = [act for act in acts if act.is_answer]
-        for one, other in pairwise(settled):
+        settled = [act for act in acts if act.has_final_answer]
+        for first, second in pairwise(settled):
             between = [
                 act
                 for act in run.acts
-                if act.repository == one.repository and one.begun < act.begun < other.begun
+                if act.repository == first.repository and first.begun < act.begun < second.begun
             ]
             # The second request is justified if the tag was put in between, or its manifest is gone.
             was_put = any((act.method, act.kind) == ("PUT", "manifest") for act in between)
             is_gone = any(act.status == 404 and ":" in act.reference for act in between)
             if not was_put and not is_gone:
-                yield one, other
+                yield first, second
 
 
 @rule("discipline", "a manifest is fetched again whose bytes are known")
@@ -119,7 +121,7 @@ def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             for put in puts
             if put.repository == act.repository
             and put.reference == act.reference
-            and run.knew(put, act)
+            and run.had_read(put, act)
         ]
         if earlier and not _reads_back(run, earlier[-1], act):
             yield earlier[-1], act
@@ -141,7 +143,7 @@ def _reads_back(run: Run, put: Act, act: Act) -> bool:
         and not look.is_write
         and put.before(look)
         and look.begun < act.begun
-        and look.is_answer
+        and look.has_final_answer
     ]
     digests = {look.said_digest for look in (put, *earlier)}
     return not earlier or len(digests) > 1
@@ -150,8 +152,8 @@ def _reads_back(run: Run, put: Act, act: Act) -> bool:
 @rule("discipline", "a manifest is put twice under one name")
 def manifest_put_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     puts = [act for act in run.select("PUT", "manifest") if act.is_success]
-    named = group_by(puts, lambda act: (*act.repository, act.reference, act.said_digest))
-    yield from run.repeated(named)
+    puts_by_name = group_by(puts, lambda act: (*act.repository, act.reference, act.said_digest))
+    yield from run.repeated(puts_by_name)
 
 
 @rule("discipline", "a referrer is put before its subject")
@@ -181,7 +183,7 @@ def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
             for question in run.select("GET", "referrers")
             if _area(question) == _area(act)
             and run.lists_referrers(question)
-            and run.knew(question, act)
+            and run.had_read(question, act)
         ]
         # If the API answers 404 for a digest, the tag may still have its referrers
         # (docs/specification.md section 1.1, step 2).
@@ -200,7 +202,7 @@ def absent_api_asked(run: Run) -> Iterator[tuple[Act, ...]]:
     missing: dict[object, Act] = {}
     for act in run.select("GET", "referrers"):
         first = missing.get(_area(act))
-        if first is not None and run.knew(first, act):
+        if first is not None and run.had_read(first, act):
             yield first, act
         if run.lacks_referrers(act):
             missing.setdefault(_area(act), act)
@@ -234,11 +236,11 @@ def trivial_blob_fetched(act: Act) -> bool:
 @rule("discipline", "a blob is uploaded twice to one repository")
 def blob_uploaded_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     sent = (act for act in run.acts if act.kind in ("upload", "upload_start") and act.digest)
-    ended = [act for act in sent if act.status in (201, 204) and not _asks_for_own(act)]
+    ended = [act for act in sent if act.status in (201, 204) and not _is_probing_post(act)]
     yield from run.repeated(group_by(ended, lambda act: (*act.repository, act.digest)))
 
 
-def _asks_for_own(act: Act) -> bool:
+def _is_probing_post(act: Act) -> bool:
     """Whether an upload start is a probing POST for a blob of its own repository (rule 11)."""
     names_blob = act.kind == "upload_start" and bool(act.query.get("mount"))
     return names_blob and not _is_mount(act)
@@ -253,8 +255,8 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             earlier
             for earlier in run.acts_by_digest[act.digest]
             if earlier.repository == act.repository
-            and run.knew(earlier, act)
-            and (earlier.is_answer if earlier.method == "HEAD" else earlier.is_success)
+            and run.had_read(earlier, act)
+            and (earlier.has_final_answer if earlier.method == "HEAD" else earlier.is_success)
             and earlier.kind in ("blob", "upload", "upload_start")
             and earlier.method != "PATCH"
         ]
@@ -267,13 +269,13 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
         excuses = run.excuses(act.digest, act)
         heads = [earlier for earlier in answers if earlier.method == "HEAD"]
         is_too_often = not excuses or len(heads) > _LOST_ANSWER_QUESTIONS * excuses
-        if answers and is_too_often and not doubted and not _confirms(run, answers[-1], act):
+        if answers and is_too_often and not doubted and not _verifies_probe(run, answers[-1], act):
             yield answers[-1], act
 
 
-def _confirms(run: Run, answer: Act, act: Act) -> bool:
+def _verifies_probe(run: Run, answer: Act, act: Act) -> bool:
     """Whether `act` verifies the first 201 of a registry to a probing POST (rule 11)."""
-    if not _asks_for_own(answer) or answer.status != 201:
+    if not _is_probing_post(answer) or answer.status != 201:
         return False
     confirmed = [
         look
@@ -307,25 +309,27 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
 # Upload sessions and mounts.
 
 
-def _by_digest(run: Run) -> Iterator[list[Session]]:
+def _sessions_by_blob(run: Run) -> Iterator[list[Session]]:
     """Yield the sessions in groups with one repository and one digest.
 
     The first session of an area that a probing POST for a present blob has opened is in a group of its
     own: rule 11 allows one such session.
     """
-    named = [session for session in run.sessions if session.digest]
+    with_digest = [session for session in run.sessions if session.digest]
     groups: dict[object, list[Session]] = {}
-    asked = set[tuple[str, str]]()
-    for session in named:
-        is_question = _asks_for_what_is_there(run, session) and _area(session.opener) not in asked
-        if is_question:
-            asked.add(_area(session.opener))
-        key = (*session.opener.repository, session.digest, is_question)
+    probed_areas = set[tuple[str, str]]()
+    for session in with_digest:
+        is_probe = (
+            _has_probed_present_blob(run, session) and _area(session.opener) not in probed_areas
+        )
+        if is_probe:
+            probed_areas.add(_area(session.opener))
+        key = (*session.opener.repository, session.digest, is_probe)
         groups.setdefault(key, []).append(session)
     return iter(groups.values())
 
 
-def _asks_for_what_is_there(run: Run, session: Session) -> bool:
+def _has_probed_present_blob(run: Run, session: Session) -> bool:
     """Whether a probing POST for a present blob has opened a session (rule 11).
 
     The session must not have been used for that blob.
@@ -333,7 +337,9 @@ def _asks_for_what_is_there(run: Run, session: Session) -> bool:
     opener = session.opener
     arrival = run.arrivals.get((*opener.repository, opener.digest or ""))
     is_used = any(act.query.get("digest") for act in session.acts)
-    return _asks_for_own(opener) and not is_used and arrival is not None and arrival.before(opener)
+    return (
+        _is_probing_post(opener) and not is_used and arrival is not None and arrival.before(opener)
+    )
 
 
 @rule(
@@ -341,7 +347,7 @@ def _asks_for_what_is_there(run: Run, session: Session) -> bool:
     "a second upload session is opened for a blob that has one: the 202 of a refused mount",
 )
 def second_session(run: Run) -> Iterator[tuple[Act, ...]]:
-    for sessions in _by_digest(run):
+    for sessions in _sessions_by_blob(run):
         last = sessions[-1].opener
         if len(sessions) > 1 + run.excuses(sessions[0].digest, last, sessions[0].opener):
             yield tuple(session.opener for session in sessions)
@@ -349,7 +355,7 @@ def second_session(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("discipline", "an upload session is opened and never used")
 def session_unused(run: Run) -> Iterator[tuple[Act, ...]]:
-    single = [sessions[0] for sessions in _by_digest(run) if len(sessions) == 1]
+    single = [sessions[0] for sessions in _sessions_by_blob(run) if len(sessions) == 1]
     nameless = [session for session in run.sessions if not session.digest]
     unused = [session.opener for session in (*single, *nameless) if not session.acts]
     if len(unused) > len(run.failures):
@@ -373,7 +379,7 @@ def mount_refused_again(run: Run) -> Iterator[tuple[Act, ...]]:
         if not _is_mount(act):
             continue
         pair = (*act.repository, act.query["from"])
-        if pair in refused and run.knew(refused[pair], act):
+        if pair in refused and run.had_read(refused[pair], act):
             yield refused[pair], act
         if act.status == 202 and not act.is_disturbed:
             refused.setdefault(pair, act)
@@ -381,21 +387,21 @@ def mount_refused_again(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("discipline", "a blob is uploaded that another repository of the registry has from this run")
 def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
-    tried = [act for act in run.select("POST", "upload_start") if _is_mount(act)]
-    refusing = {act.place for act in tried if act.status != 201}
-    own = {RepositoryKey(place, name) for place, name, _ in run.commits}
+    mounts = [act for act in run.select("POST", "upload_start") if _is_mount(act)]
+    refusing = {act.place for act in mounts if act.status != 201}
+    written = {RepositoryKey(place, name) for place, name, _ in run.commits}
     for session in run.sessions:
         act = session.opener
         digest = session.digest
         if digest is None or act.place in refusing or _is_mount(act) or not session.acts:
             continue
 
-        for repository in own - {act.repository}:
+        for repository in written - {act.repository}:
             commits = [
                 commit
                 for (place, name, manifest), commit in run.commits.items()
                 if (place, name) == repository
-                and run.knew(commit, act)
+                and run.had_read(commit, act)
                 and any(
                     part["digest"] == digest
                     for part in run.repositories(place)[name].manifests[manifest].blobs
@@ -420,18 +426,18 @@ def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
             *sorted(" ".join(parameters(act, "scope")).split()),
         ),
     ).values():
-        for one, other in pairwise(acts):
-            if not parameters(one, "scope"):
+        for first, second in pairwise(acts):
+            if not parameters(first, "scope"):
                 continue  # the scopes of a form are in its body, which the journal does not keep
-            lost = [
+            refusals = [
                 act
                 for act in run.acts
                 if act.status in (401, 403)
                 and act.authorization.scheme == "bearer"
-                and one.begun < (act.entry.ended or 0) < other.begun
+                and first.begun < (act.entry.ended or 0) < second.begun
             ]
-            if not lost:
-                yield one, other
+            if not refusals:
+                yield first, second
 
 
 @rule("discipline", "a registry whose challenge is known is asked again without a login")
@@ -450,7 +456,7 @@ def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
                 and (other.place, other.entry.connection) == (act.place, act.entry.connection)
                 and other.before(act)
             ]
-            if late and run.knew(bare[0], act):
+            if late and run.had_read(bare[0], act):
                 yield bare[0], act
 
 
@@ -462,7 +468,7 @@ def refused_login_again(run: Run) -> Iterator[tuple[Act, ...]]:
         if scheme != "basic":
             continue
         key = (act.origin, act.method if act.kind == "token" else "", value)
-        if key in refused and run.knew(refused[key], act):
+        if key in refused and run.had_read(refused[key], act):
             yield refused[key], act
         if act.status == 401:
             refused.setdefault(key, act)

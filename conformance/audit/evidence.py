@@ -138,7 +138,7 @@ class Act(NamedTuple):
         return received == entry.headers.get("content-length", received)
 
     @property
-    def is_answer(self) -> bool:
+    def has_final_answer(self) -> bool:
         """Whether the answer is final: a success, or a 404 that was not changed."""
         method = self.method
         kind = self.kind
@@ -150,7 +150,7 @@ class Act(NamedTuple):
     @property
     def is_failure(self) -> bool:
         """Whether the client may repeat the request: it has no final answer and was not redirected."""
-        return not self.is_answer and self.status not in (304, *_REDIRECTS)
+        return not self.has_final_answer and self.status not in (304, *_REDIRECTS)
 
     @property
     def is_refusal(self) -> bool:
@@ -312,7 +312,7 @@ class Run:
         answered = act.is_success or any(other.is_success for other in pages)
         return answered and not any(self.lists_referrers(other) for other in (act, *pages))
 
-    def knew(self, earlier: Act, act: Act) -> bool:
+    def had_read(self, earlier: Act, act: Act) -> bool:
         """Whether the client had read the answer to `earlier` when it sent `act`.
 
         The proof is a request on the connection of `earlier`, after that answer and not after `act`.
@@ -365,7 +365,7 @@ class Run:
     def repeated(self, groups: Mapping[object, list[Act]]) -> Iterator[tuple[Act, ...]]:
         """Yield the groups with more final answers than failures with their digest excuse."""
         for acts in groups.values():
-            settled = [act for act in acts if act.is_answer]
+            settled = [act for act in acts if act.has_final_answer]
             if settled and len(settled) > 1 + self.excuses(
                 settled[0].digest, settled[-1], settled[0]
             ):

@@ -43,13 +43,13 @@ def _is_loopback(host: str) -> bool:
 
 def _registries_naming(run: Run, act: Act) -> list[str]:
     """Return the origins of registries that named the URL of `act` as their realm before `act`."""
-    here = act.origin + urlsplit(act.target).path
+    url = act.origin + urlsplit(act.target).path
     return [
         challenge.giver.origin
         for challenge in run.challenges
         if challenge.scheme == "bearer"
         and challenge.giver.before(act)
-        and challenge.realm.partition("?")[0] == here
+        and challenge.realm.partition("?")[0] == url
     ]
 
 
@@ -141,12 +141,12 @@ def token_of_another(run: Run) -> Iterator[tuple[Act, ...]]:
             if challenge.giver.origin == first.origin
         }
         for act in acts[1:]:
-            own = {
+            own_realms = {
                 challenge.realm
                 for challenge in run.challenges
                 if challenge.giver.origin == act.origin
             }
-            if act.origin != first.origin and not own & realms:
+            if act.origin != first.origin and not own_realms & realms:
                 yield first, act
                 break
 
@@ -156,14 +156,18 @@ def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
         if not _has_credential(act) or not act.origin.startswith("http:"):
             continue
-        sent = act.authorization
+        authorization = act.authorization
         over_tls = [
             other
             for other in run.acts
-            if other.origin.startswith("https:") and sent.value and other.authorization == sent
+            if other.origin.startswith("https:")
+            and authorization.value
+            and other.authorization == authorization
         ]
-        named = [origin for origin in _registries_naming(run, act) if origin.startswith("https:")]
-        if over_tls or named:
+        tls_registries = [
+            origin for origin in _registries_naming(run, act) if origin.startswith("https:")
+        ]
+        if over_tls or tls_registries:
             yield (*over_tls[:1], act)
 
 
@@ -191,13 +195,13 @@ def cookie_sent(act: Act) -> bool:
 @rule("safety", "a token is asked for with push where nothing is to be written")
 def push_asked_of_source(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select(kind="token"):
-        named = [
+        registries = [
             challenge.giver.place
             for challenge in run.challenges
             if challenge.realm.startswith(act.origin)
         ]
         scopes = " ".join(parameters(act, "scope"))
-        if named and all(place in run.readonly for place in named) and "push" in scopes:
+        if registries and all(place in run.readonly for place in registries) and "push" in scopes:
             yield (act,)
 
 
@@ -303,7 +307,7 @@ def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
         if not FALLBACK.match(act.reference):
             continue
 
-        listed = [part["digest"] for part in manifest.children]
+        digests = [part["digest"] for part in manifest.children]
         subject = act.reference.replace("-", ":", 1)
         for part in manifest.children:
             referrer = repository.manifests.get(part["digest"])
@@ -312,7 +316,7 @@ def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
                 {key: referrer.descriptor().get(key) for key in _DESCRIBED} if referrer else None
             )
             if (
-                listed.count(part["digest"]) > 1
+                digests.count(part["digest"]) > 1
                 or referrer is None
                 or referrer.subject != subject
                 or described != expected

@@ -242,11 +242,11 @@ class Run:
         ):
             return
         self.json_errors += 1
-        listed = codes(refusal)
-        if not listed:
+        body_codes = codes(refusal)
+        if not body_codes:
             self.malformed_errors.append(f'{refusal} without {{"errors": [{{"code": ...}}]}}')
         self.malformed_errors += [
-            f"{refusal} with code {code}" for code in listed if code not in CODES
+            f"{refusal} with code {code}" for code in body_codes if code not in CODES
         ]
 
     # Content.
@@ -278,10 +278,10 @@ class Run:
                 self._set_up[name] = make()
             except (Failed, Skipped, NoAnswer) as problem:
                 self._set_up[name] = Skipped(f"cannot be set up: {problem}")
-        made = self._set_up[name]
-        if isinstance(made, Skipped):
-            raise Skipped(str(made))
-        return cast(Made, made)
+        result = self._set_up[name]
+        if isinstance(result, Skipped):
+            raise Skipped(str(result))
+        return cast(Made, result)
 
     def push_blob(self, digest: str, data: bytes, repository: str | None = None) -> None:
         """Push a blob by POST and PUT."""
@@ -346,8 +346,8 @@ class Run:
 def codes(reply: Reply) -> list[str]:
     """Return the codes of an error body, or no codes if it does not have the specification's form."""
     try:
-        listed = json.loads(reply.body)["errors"]
-        texts = [entry["code"] for entry in listed]
+        entries = json.loads(reply.body)["errors"]
+        texts = [entry["code"] for entry in entries]
     except (ValueError, TypeError, KeyError):
         return []
     return texts if all(isinstance(code, str) for code in texts) else []
@@ -359,9 +359,9 @@ def codes(reply: Reply) -> list[str]:
 def expect(reply: Reply, *statuses: int) -> Reply:
     """Fail unless the answer has one of these statuses."""
     if reply.status not in statuses:
-        listed = ", ".join(codes(reply))
-        said = f"{reply} ({listed})" if listed else str(reply)
-        raise Failed(f"{said}, not {' or '.join(map(str, statuses))}")
+        body_codes = ", ".join(codes(reply))
+        answer = f"{reply} ({body_codes})" if body_codes else str(reply)
+        raise Failed(f"{answer}, not {' or '.join(map(str, statuses))}")
     return reply
 
 
@@ -412,9 +412,9 @@ def expect_length_header(reply: Reply, size: int) -> None:
 
 def expect_code(reply: Reply, *expected: str) -> None:
     """Fail if an error body in the specification's form has other codes than `expected`."""
-    listed = codes(reply)
-    if listed and not set(listed) & set(expected):
-        raise Failed(f"{reply} with code {', '.join(listed)}, not {' or '.join(expected)}")
+    body_codes = codes(reply)
+    if body_codes and not set(body_codes) & set(expected):
+        raise Failed(f"{reply} with code {', '.join(body_codes)}, not {' or '.join(expected)}")
 
 
 def expect_manifest(run: Run, reference: str, body: bytes) -> None:

@@ -60,8 +60,8 @@ def _tags_on_page(reply: Reply, run: Run) -> list[str]:
 
 def _some(tags: Sequence[str], run: Run) -> str:
     """Format the number of tags and the first four, without the prefix of the run."""
-    shown = ", ".join(tag.removeprefix(f"{run.identity}-") for tag in tags[:4])
-    return f"{len(tags)} tags ({shown}{', ...' if len(tags) > 4 else ''})"
+    first_tags = ", ".join(tag.removeprefix(f"{run.identity}-") for tag in tags[:4])
+    return f"{len(tags)} tags ({first_tags}{', ...' if len(tags) > 4 else ''})"
 
 
 def tags_of(run: Run) -> list[str]:
@@ -83,10 +83,10 @@ def _push_tags(run: Run) -> set[str]:
 @check("discovery", "GET tags/list", "every tag once", f"{_TAGS}: MUST be 200 OK (end-8a)", "tags")
 def list_tags(run: Run) -> None:
     pushed = _push_tags(run)
-    listed = tags_of(run)
-    if not pushed <= set(listed):
-        raise Failed(f"not listed: {sorted(pushed - set(listed))}")
-    if len(set(listed)) != len(listed):
+    tags = tags_of(run)
+    if not pushed <= set(tags):
+        raise Failed(f"not listed: {sorted(pushed - set(tags))}")
+    if len(set(tags)) != len(tags):
         raise Failed("a tag is listed twice")
 
 
@@ -95,9 +95,9 @@ def list_tags(run: Run) -> None:
 )
 def order_of_tags(run: Run) -> None:
     _push_tags(run)
-    listed = tags_of(run)
-    if listed not in (sorted(listed), sorted(listed, key=str.lower)):
-        raise Failed(f"neither in lexical nor in byte order: {_some(listed, run)}")
+    tags = tags_of(run)
+    if tags not in (sorted(tags), sorted(tags, key=str.lower)):
+        raise Failed(f"neither in lexical nor in byte order: {_some(tags, run)}")
 
 
 @check(
@@ -127,12 +127,12 @@ def no_tags(run: Run) -> None:
 def _expect_page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
     """Fail unless a page has the first `most` tags of `rest`. With a Link it may have fewer."""
     reply = run.ask("GET", f"tags/list?{query}")
-    listed = _tags_on_page(reply, run)
+    tags = _tags_on_page(reply, run)
     expected = list(rest[:most])
     if next_page(reply) is not None:
-        expected = expected[: len(listed)]
-    if listed != expected or (not listed and expected):
-        raise Failed(f"{reply} with {_some(listed, run)}, not {_some(expected, run)}")
+        expected = expected[: len(tags)]
+    if tags != expected or (not tags and expected):
+        raise Failed(f"{reply} with {_some(tags, run)}, not {_some(expected, run)}")
 
 
 @check(
@@ -144,8 +144,8 @@ def _expect_page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
 )
 def half_of_tags(run: Run) -> None:
     _push_tags(run)
-    listed = tags_of(run)
-    _expect_page(run, f"n={len(listed) // 2}", listed, len(listed) // 2)
+    tags = tags_of(run)
+    _expect_page(run, f"n={len(tags) // 2}", tags, len(tags) // 2)
 
 
 @check(
@@ -157,8 +157,8 @@ def half_of_tags(run: Run) -> None:
 )
 def more_than_tags(run: Run) -> None:
     _push_tags(run)
-    listed = tags_of(run)
-    _expect_page(run, f"n={len(listed) + 10}", listed, len(listed))
+    tags = tags_of(run)
+    _expect_page(run, f"n={len(tags) + 10}", tags, len(tags))
 
 
 @check(
@@ -170,14 +170,14 @@ def more_than_tags(run: Run) -> None:
 )
 def linked_pages(run: Run) -> None:
     _push_tags(run)
-    whole = tags_of(run)
+    all_tags = tags_of(run)
     pages = list(run.client.pages(f"/v2/{run.repository}/tags/list?n=2"))
-    if len(pages) == 1 and len(whole) > 2:
+    if len(pages) == 1 and len(all_tags) > 2:
         raise Skipped("optional and not here: no Link to the next page")
-    listed = [tag for page in pages for tag in _tags_on_page(page, run)]
-    if listed != whole:
+    tags = [tag for page in pages for tag in _tags_on_page(page, run)]
+    if tags != all_tags:
         raise Failed(
-            f"{len(pages)} pages with {len(listed)} tags, not the {len(whole)} of the whole list"
+            f"{len(pages)} pages with {len(tags)} tags, not the {len(all_tags)} of the whole list"
         )
 
 
@@ -190,16 +190,16 @@ def linked_pages(run: Run) -> None:
 )
 def after_last(run: Run) -> None:
     _push_tags(run)
-    listed = tags_of(run)
-    for position in (0, len(listed) // 2, len(listed) - 2):
-        _expect_page(run, f"n=3&last={quote(listed[position], safe='')}", listed[position + 1 :], 3)
+    tags = tags_of(run)
+    for position in (0, len(tags) // 2, len(tags) - 2):
+        _expect_page(run, f"n=3&last={quote(tags[position], safe='')}", tags[position + 1 :], 3)
 
 
 @check("discovery", "GET tags/list last", "what follows it", f"{_TAGS}: n is OPTIONAL", "tags")
 def after_last_without_n(run: Run) -> None:
     _push_tags(run)
-    listed = tags_of(run)
-    rest = listed[len(listed) // 2 :]
+    tags = tags_of(run)
+    rest = tags[len(tags) // 2 :]
     _expect_page(run, f"last={quote(rest[0], safe='')}", rest[1:], len(rest))
 
 
@@ -322,12 +322,12 @@ def malformed_referrers(run: Run) -> None:
 )
 def all_referrers(run: Run) -> None:
     family = _family(run)
-    listed = [entry.get("digest") for entry in referrers(run, family.subject.top)]
+    digests = [entry.get("digest") for entry in referrers(run, family.subject.top)]
     expected = [member.top for member in family.members]
-    if sorted(map(str, listed)) != sorted(expected):
-        missing = set(expected) - set(listed)
-        more = len(listed) - len(set(listed) & set(expected))
-        raise Failed(f"{len(missing)} are not listed, {more} are too many")
+    if sorted(map(str, digests)) != sorted(expected):
+        missing = set(expected) - set(digests)
+        surplus = len(digests) - len(set(digests) & set(expected))
+        raise Failed(f"{len(missing)} are not listed, {surplus} are too many")
 
 
 @check(
@@ -436,9 +436,11 @@ def filtered(run: Run, kind: str) -> None:
         "config type": (_OLD, [family.by_config]),
         "index": (_SIGNED, [family.typed_index]),
     }[kind]
-    listed = _filtered(run, artifact_type)
-    if sorted(listed) != sorted(member.top for member in members):
-        raise Failed(f"{len(listed)} are listed for {artifact_type}, not {len(members)}, or others")
+    digests = _filtered(run, artifact_type)
+    if sorted(digests) != sorted(member.top for member in members):
+        raise Failed(
+            f"{len(digests)} are listed for {artifact_type}, not {len(members)}, or others"
+        )
 
 
 @check(

@@ -152,12 +152,12 @@ def delete_index(run: Run) -> None:
 )
 def delete_referrer(run: Run) -> None:
     subject = _push_fresh(run, "subject")
-    kept = run.push_image(run.seed.artifact(subject))
-    gone = run.push_image(run.seed.artifact(subject))
-    if {entry["digest"] for entry in referrers(run, subject.top)} != {kept.top, gone.top}:
+    remaining = run.push_image(run.seed.artifact(subject))
+    deleted = run.push_image(run.seed.artifact(subject))
+    if {entry["digest"] for entry in referrers(run, subject.top)} != {remaining.top, deleted.top}:
         raise Failed("the referrers are not listed before one is deleted")
-    _delete(run, f"manifests/{gone.top}")
-    if [entry["digest"] for entry in referrers(run, subject.top)] != [kept.top]:
+    _delete(run, f"manifests/{deleted.top}")
+    if [entry["digest"] for entry in referrers(run, subject.top)] != [remaining.top]:
         raise Failed("after one of two referrers was deleted, the other one is not what is listed")
 
 

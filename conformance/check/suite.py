@@ -203,13 +203,15 @@ def _table(workflow: str, rows: Sequence[Row]) -> str:
     for api in dict.fromkeys(row.check.api for row in rows):
         cells = [api]
         for kind in kinds:
-            here = [row.outcome for row in rows if (row.check.api, row.check.data) == (api, kind)]
-            counts = Counter[str](here)
+            outcomes = [
+                row.outcome for row in rows if (row.check.api, row.check.data) == (api, kind)
+            ]
+            counts = Counter[str](outcomes)
             worst = next((outcome for outcome in ("fail", "skip", "pass") if counts[outcome]), "-")
             if worst in ("pass", "-"):
                 cells.append(worst)
             else:
-                cells.append(f"{worst} {counts[worst]}/{len(here)}")
+                cells.append(f"{worst} {counts[worst]}/{len(outcomes)}")
         table.append(cells)
 
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -218,7 +220,7 @@ def _table(workflow: str, rows: Sequence[Row]) -> str:
 
 def as_json(url: str, rows: Sequence[Row]) -> str:
     """Format the rows as JSON."""
-    listed = [
+    checks = [
         {
             "name": row.check.name,
             "workflow": row.check.workflow,
@@ -230,4 +232,4 @@ def as_json(url: str, rows: Sequence[Row]) -> str:
         }
         for row in rows
     ]
-    return json.dumps({"url": url, "count": count_outcomes(rows), "checks": listed}, indent=2)
+    return json.dumps({"url": url, "count": count_outcomes(rows), "checks": checks}, indent=2)

@@ -69,8 +69,8 @@ class Family:
         """Store the family in a registry of the harness. Adds fallback tags if it has no referrers API."""
         self.sample.load_into(app, repository, tag)
         if not has_api(app):
-            for name, listed in fallback_lists(self.sample.attached).items():
-                listed.load_into(app, repository, name)
+            for name, index in fallback_lists(self.sample.attached).items():
+                index.load_into(app, repository, name)
         return self
 
     def push(
@@ -83,8 +83,8 @@ class Family:
         for name, image in self.sample.tagged.items():
             push_http(image, address, repository, name)
         if lists:
-            for name, listed in fallback_lists(self.sample.attached).items():
-                push_http(listed, address, repository, name)
+            for name, index in fallback_lists(self.sample.attached).items():
+                push_http(index, address, repository, name)
         return self
 
 
@@ -100,8 +100,8 @@ def fallback_lists(attached: Iterable[Image]) -> dict[str, Image]:
     for referrer in attached:
         by_subject.setdefault(referrer.document["subject"]["digest"], []).append(referrer)
     return {
-        referrers_tag(subject): Seed().fallback_index(listed)
-        for subject, listed in by_subject.items()
+        referrers_tag(subject): Seed().fallback_index(referrers)
+        for subject, referrers in by_subject.items()
     }
 
 

@@ -139,8 +139,8 @@ def _fetch_manifest(client: _Client, repository: str, reference: str) -> tuple[s
     body = answer.body
     digest = reference if ":" in reference else digest_of(body)
     assert digest_of(body, digest.partition(":")[0]) == digest, f"{target}: other bytes"
-    named = answer.header("Docker-Content-Digest")
-    assert named in ("", digest), f"{target}: {digest} is called {named}"
+    header_digest = answer.header("Docker-Content-Digest")
+    assert header_digest in ("", digest), f"{target}: {digest} is called {header_digest}"
     is_index = answer.header("Content-Type") in INDEXES
     assert is_index == ("manifests" in json.loads(body)), target
     return digest, body

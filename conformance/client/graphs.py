@@ -192,10 +192,10 @@ def equal(source: Graph, target: Graph) -> bool:
     """Assert that two walks are equal. Returns True."""
     assert identical(source.contents, target.contents)
     for subject in source.referrers.keys() | target.referrers.keys():
-        here = source.referrers.get(subject, {})
-        there = target.referrers.get(subject, {})
-        assert here.keys() == there.keys(), (
-            f"referrers of {subject}: {sorted(here)} became {sorted(there)}"
+        source_referrers = source.referrers.get(subject, {})
+        target_referrers = target.referrers.get(subject, {})
+        assert source_referrers.keys() == target_referrers.keys(), (
+            f"referrers of {subject}: {sorted(source_referrers)} became {sorted(target_referrers)}"
         )
     assert source.tags == target.tags, f"cosign's tags {source.tags} became {target.tags}"
     return True

@@ -347,20 +347,20 @@ class Directory(Site):
             )
 
         audience = request.parameter("resource")
-        named = request.parameter("client_id")
-        if not audience or named == "":
+        client_id = request.parameter("client_id")
+        if not audience or client_id == "":
             return self._refuse_mistake(
                 request, 400, "invalid_request", "no resource, or a client_id without a value"
             )
 
         managed = [identity for identity in self.identities if identity.managed]
-        if named:
-            chosen = [identity for identity in managed if identity.client_id == named]
+        if client_id:
+            chosen = [identity for identity in managed if identity.client_id == client_id]
         else:
             chosen = [identity for identity in managed if identity.managed == "system"]
 
         if not chosen:
-            several = not named and len(managed) > 1
+            several = not client_id and len(managed) > 1
             return self._refusal(
                 400,
                 "invalid_request",

@@ -107,12 +107,12 @@ def make_key(number: int = 0) -> Key:
     program = find_program("openssl", "openssl")
 
     def run(*arguments: str, text: str = "") -> str:
-        done = subprocess.run(
+        completed = subprocess.run(
             [program, *arguments], input=text, capture_output=True, text=True, check=False
         )
-        if done.returncode:
-            raise RuntimeError(f"openssl {arguments[0]} failed:\n{done.stderr}")
-        return done.stdout
+        if completed.returncode:
+            raise RuntimeError(f"openssl {arguments[0]} failed:\n{completed.stderr}")
+        return completed.stdout
 
     pem = run("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048")
     modulus = int(run("rsa", "-noout", "-modulus", text=pem).partition("=")[2], 16)

@@ -432,8 +432,8 @@ def compose_index(
 
     The fields beside a child replace fields of its entry. None removes a field.
     """
-    listed = [_without_none(child.descriptor(**more)) for child, more in entries]
-    document = {"schemaVersion": 2, "mediaType": media_type, "manifests": listed, **fields}
+    descriptors = [_without_none(child.descriptor(**more)) for child, more in entries]
+    document = {"schemaVersion": 2, "mediaType": media_type, "manifests": descriptors, **fields}
     return _over([child for child, _ in entries], encode(_without_none(document)), media_type)
 
 

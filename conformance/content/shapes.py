@@ -21,8 +21,8 @@ __all__ = ["Sample", "Shape", "shapes"]
 
 def shapes() -> Mapping[str, Shape]:
     """Return the catalogue by name. `Shape.build` builds the content of a shape."""
-    listed = (*IMAGES, *ARTIFACTS, *REFUSED)
-    by_name = {shape.name: shape for shape in listed}
-    if len(by_name) != len(listed):
+    all_shapes = (*IMAGES, *ARTIFACTS, *REFUSED)
+    by_name = {shape.name: shape for shape in all_shapes}
+    if len(by_name) != len(all_shapes):
         raise ValueError("two shapes have one name")
     return MappingProxyType(by_name)

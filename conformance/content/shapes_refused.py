@@ -134,8 +134,8 @@ def _lost_child(seed: Seed) -> Image:
     kept_child = seed.image()
     lost = seed.image(architecture="arm64")
     index = seed.index([kept_child, lost])
-    kept = {key: value for key, value in index.manifests.items() if key != lost.top}
-    return replace(index, manifests=kept)
+    manifests = {key: value for key, value in index.manifests.items() if key != lost.top}
+    return replace(index, manifests=manifests)
 
 
 def _deep(seed: Seed, depth: int) -> Image:

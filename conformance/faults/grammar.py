@@ -262,8 +262,10 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
             name = parameters[0].name  # the first argument needs no name
         matching = [field for field in parameters if field.name == name and name != "headers"]
         if not matching or name in arguments:
-            listed = ", ".join(field.name.replace("_", "-") for field in parameters) or "nothing"
-            line.refuse(token.column, f"{first.values[0]} takes {listed}, each once")
+            parameter_names = (
+                ", ".join(field.name.replace("_", "-") for field in parameters) or "nothing"
+            )
+            line.refuse(token.column, f"{first.values[0]} takes {parameter_names}, each once")
         arguments[name] = _read_argument(line, token, matching[0])
 
     try:

@@ -248,9 +248,13 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
     if request.kind != "blob" or answer.status not in (200, 206, 416) or request.method == "DELETE":
         return answer
     cached = ("Cache-Control", "max-age=31536000")
-    own = [("Docker-Content-Digest", request.reference), ("Etag", f'"{request.reference}"'), cached]
+    blob_headers = [
+        ("Docker-Content-Digest", request.reference),
+        ("Etag", f'"{request.reference}"'),
+        cached,
+    ]
     if request.header("if-none-match") == f'"{request.reference}"':
-        return Response(304, own)
+        return Response(304, blob_headers)
     range_header = request.header("range")
     span = _RANGE.match(range_header)
     is_backwards = span is not None and bool(span[1] and span[2]) and int(span[1]) > int(span[2])
@@ -258,7 +262,7 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
         unmet = answer.header("Content-Range")
         where = [("Content-Range", unmet)] if unmet and not is_backwards else []
         text = b"invalid range: failed to overlap\n" if where else b"invalid range\n"
-        return Response(416, [*_PAGE, *own, *where], text)
+        return Response(416, [*_PAGE, *blob_headers, *where], text)
     answer.headers.append(cached)
     return answer
 

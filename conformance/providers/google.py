@@ -73,8 +73,8 @@ def _bare_mount(provider: Provider, request: Request) -> Response | None:
         or repository is None
     ):
         return None
-    there = f"{request.origin}/v2/{request.repository}/blobs/{digest}"
-    headers = [("Location", there), ("Docker-Content-Digest", digest)]
+    location = f"{request.origin}/v2/{request.repository}/blobs/{digest}"
+    headers = [("Location", location), ("Docker-Content-Digest", digest)]
     return Response(201, headers) if digest in repository.blobs else None
 
 

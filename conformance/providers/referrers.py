@@ -94,10 +94,10 @@ def _late(provider: Provider, request: Request, answer: Response) -> Response:
     if request.kind == "referrers" and answer.status == 200:
         document = answer.json()
         now = provider.now()
-        listed = document["manifests"]
+        entries = document["manifests"]
         document["manifests"] = [
             entry
-            for entry in listed
+            for entry in entries
             if provider.notes.get(("put", entry["digest"]), now - LATE) + LATE <= now
         ]
         return replace(answer, body=json.dumps(document).encode())

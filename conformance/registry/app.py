@@ -177,22 +177,22 @@ class App(Uploads):
     def start(self, request: Request) -> Answer | Reception:
         """Answer a request's head, or return a Reception for its body (see `Site`)."""
         if self.auth is not None:
-            own = self.auth.answer(request)
-            if own is not None:
-                return own
-        decided = (
+            service_answer = self.auth.answer(request)
+            if service_answer is not None:
+                return service_answer
+        decision = (
             self._refuse_framing(request)
             or self._refuse_names(request)
             or self._refuse_query(request)
         )
-        if decided is None and self.auth is not None:
-            decided = self.auth.check(request, self._permissions(request))
-        if decided is None:
+        if decision is None and self.auth is not None:
+            decision = self.auth.check(request, self._permissions(request))
+        if decision is None:
             # Methods such as `_get_manifest`. Unknown kinds and methods were refused above.
             route = getattr(self, f"_{request.method.lower()}_{request.kind}")
             answer: Answer | Reception = route(request)
             return self._with_version_header(answer)
-        return self._with_version_header(decided)
+        return self._with_version_header(decision)
 
     @staticmethod
     def _with_version_header(decided: Answer | Reception) -> Answer | Reception:
@@ -316,9 +316,9 @@ class App(Uploads):
         rest = [name for name in names if last is None or name > last]
         if size == 0 or size is None or size >= len(rest):
             return _Page(rest if size != 0 else [])
-        listed = rest[:size]
-        link = f'<{request.path}?last={quote(listed[-1], safe="")}&n={size}>; rel="next"'
-        return _Page(listed, [("Link", link)])
+        page_names = rest[:size]
+        link = f'<{request.path}?last={quote(page_names[-1], safe="")}&n={size}>; rel="next"'
+        return _Page(page_names, [("Link", link)])
 
     def _get_tag_list(self, request: Request) -> Response:
         repository = self.repositories.get(request.repository)
@@ -515,8 +515,8 @@ class App(Uploads):
 
         text = "blob unknown to registry"
         # As at distribution, a digest that the manifest names twice is listed twice.
-        listed = [("MANIFEST_BLOB_UNKNOWN", text, {"digest": digest}) for digest in missing]
-        return errors(400, listed) if listed else None
+        entries = [("MANIFEST_BLOB_UNKNOWN", text, {"digest": digest}) for digest in missing]
+        return errors(400, entries) if entries else None
 
     def _delete_manifest(self, request: Request) -> Response:
         if not self.deletes:

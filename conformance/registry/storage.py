@@ -79,9 +79,9 @@ class Stored:
 
         None if an index has no `artifactType`.
         """
-        own = self.document.get("artifactType")
-        if own:
-            return str(own)
+        own_type = self.document.get("artifactType")
+        if own_type:
+            return str(own_type)
         config = self.document.get("config")
         return config.get("mediaType") if isinstance(config, dict) else None
 
@@ -126,10 +126,10 @@ def _check_descriptor(value: object, where: str) -> dict[str, Any]:
 
 
 def _descriptors(document: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
-    listed = document.get(key)
-    if not isinstance(listed, list):
+    values = document.get(key)
+    if not isinstance(values, list):
         raise Invalid(f"{key} is not a list")
-    for position, value in enumerate(listed):
+    for position, value in enumerate(values):
         yield _check_descriptor(value, f"{key}[{position}]")
 
 

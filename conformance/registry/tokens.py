@@ -110,20 +110,20 @@ def _read_basic(header: str) -> _Login | None:
 
 def _scopes_of(needs: Sequence[Access]) -> str:
     """Format permissions as scopes, one for each name. Actions keep their order."""
-    listed: dict[tuple[str, str], list[str]] = {}
+    actions_by_name: dict[tuple[str, str], list[str]] = {}
     for need in needs:
-        listed.setdefault((need.type, need.name), []).append(need.action)
+        actions_by_name.setdefault((need.type, need.name), []).append(need.action)
     return " ".join(
-        f"{kind}:{name}:{','.join(actions)}" for (kind, name), actions in listed.items()
+        f"{kind}:{name}:{','.join(actions)}" for (kind, name), actions in actions_by_name.items()
     )
 
 
 def _permissions_of(kind: str, name: str, actions: str) -> set[Access]:
     """Return the permissions of one scope. On a repository, the action `*` stands for all actions."""
-    listed = set(actions.split(","))
-    if kind == "repository" and "*" in listed:
-        listed = listed - {"*"} | {"pull", "push", "delete"}
-    return {Access(kind, name, action) for action in listed}
+    action_names = set(actions.split(","))
+    if kind == "repository" and "*" in action_names:
+        action_names = action_names - {"*"} | {"pull", "push", "delete"}
+    return {Access(kind, name, action) for action in action_names}
 
 
 class BasicAuth:
@@ -369,14 +369,14 @@ class TokenService(Site):
         if service != self.service and "service=" in challenge_line.lower():
             return self._refuse_mistake(request, f"service {service!r} is not the challenge's")
 
-        asked: set[Access] = set()
+        requested: set[Access] = set()
         for scope in self._single_scopes(scopes):
             match = _SCOPE.match(scope)
             if match is None:
                 return self._refuse_mistake(request, f"scope {scope!r} is malformed")
-            asked |= _permissions_of(*match.groups())
+            requested |= _permissions_of(*match.groups())
 
-        granted = frozenset(access for access in asked if self.grants(user, access))
+        granted = frozenset(access for access in requested if self.grants(user, access))
         self.issued.append(" ".join(scopes))
         token = self.write_token(user)
         ends = self.now() + (self.lifetime if self.expires_in is None else self.expires_in)

@@ -287,13 +287,13 @@ class Site:
             if exchange.pace is not None:
                 _at_once(exchange.pace())
         answer = exchange.finish()
-        made = _at_once(answer) if inspect.isawaitable(answer) else answer
-        if isinstance(made, Response):
+        response = _at_once(answer) if inspect.isawaitable(answer) else answer
+        if isinstance(response, Response):
             if request.method != "HEAD":
-                exchange.entry.response_bytes = made.size
-            return made
-        if isinstance(made, bytes):
-            return made
+                exchange.entry.response_bytes = response.size
+            return response
+        if isinstance(response, bytes):
+            return response
         raise TypeError("an answer in pieces needs a server")
 
     def request(

@@ -88,9 +88,9 @@ class Names:
         command += ["-extensions", "leaf" if signed else "authority"]
         command += ["-keyout", str(config.with_suffix(".key"))]
         command += ["-out", str(config.with_suffix(".pem"))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"openssl made no certificate:\n{done.stderr}")
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        if completed.returncode:
+            raise RuntimeError(f"openssl made no certificate:\n{completed.stderr}")
 
     def context(self, hosts: Sequence[str]) -> ssl.SSLContext:
         """Return a TLS context for a server with a certificate for these names."""
