@@ -10,7 +10,7 @@ Follows: docs/design.md section 12 ("Lock").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from _regsync.config.model import MappingRule
@@ -23,7 +23,7 @@ from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import SearchDepth, hash_of_list, is_due_without_state
 from _regsync.sync.discovery import Discovery, SourceImage, TagLookup, TargetTag
-from _regsync.sync.image import ImageCopy
+from _regsync.sync.image import ArtifactSearch, ImageCopy
 from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, source_key
 from _regsync.sync.once import gather
 from _regsync.sync.referrers import (
@@ -31,7 +31,6 @@ from _regsync.sync.referrers import (
     FoundArtifacts,
     Referrers,
     Search,
-    fail_without_artifact,
     types_of,
     types_of_parts,
 )
@@ -138,31 +137,35 @@ class LockedReferrers(Referrers):
     # The base class takes any Discovery. This class needs `locked_image`.
     _discovery: LockedDiscovery
 
-    def plan_search(
+    def prepare_search(self, mapping: MappingRule, copy: ImageCopy) -> ArtifactSearch:
+        """Return the search of the base class, without the tags in the source's listing.
+
+        The lock replaces that listing.
+        """
+        return super().prepare_search(mapping, copy)._replace(listed_tag_bits=0)
+
+    def choose_depth(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> SearchDepth:
-        """Decide whether targets are asked for an image's artifacts.
+        """Return DEEP if targets are asked for the artifacts in the lock, and otherwise NONE.
 
-        They are not asked if the state says that all targets have all artifacts in the lock. Sets
-        `artifact_search` of each copy without an error.
+        Targets are asked if a target lacks the image, with --recheck, if the state does not say that
+        all targets have exactly these artifacts, or without state at certain times of day. They are
+        not asked if all targets have the image and the lock has no artifacts for it.
         """
-        usable = self.load_last_checks(mapping, copies)
-        is_at_all_targets = all(copy.already_at_target for copy in usable)
-        artifacts = self._locked_artifacts(mapping, lookup)
-        if is_at_all_targets and not artifacts:
+        is_at_all_targets = all(copy.already_at_target for copy in copies)
+        locked_artifacts = self._locked_artifacts(mapping, lookup)
+        if is_at_all_targets and not locked_artifacts:
             return SearchDepth.NONE
-
-        # The state has a hash of the artifacts at the source. Here it is a hash of those in the lock.
-        listing_hash = hash_of_list(artifact.digest for artifact in artifacts)
-        for copy in usable:
-            copy.artifact_search = copy.artifact_search._replace(listing_hash=listing_hash)
         if self._recheck or not is_at_all_targets:
             return SearchDepth.DEEP
+
         if not self._has_state:
             is_due = is_due_without_state(lookup.source_digest, self._wall())
             return SearchDepth.DEEP if is_due else SearchDepth.NONE
-        checks = [copy.artifact_search.last_check for copy in usable]
-        had_all = all(check.is_complete and check.listing_hash == listing_hash for check in checks)
+        locked_hash = _hash_of_artifacts(locked_artifacts)
+        last_checks = [copy.artifact_search.last_check for copy in copies]
+        had_all = all(last.is_complete and last.listing_hash == locked_hash for last in last_checks)
         return SearchDepth.NONE if had_all else SearchDepth.DEEP
 
     async def find(
@@ -172,21 +175,22 @@ class LockedReferrers(Referrers):
         copies: Sequence[ImageCopy],
         depth: SearchDepth,
     ) -> FoundArtifacts:
-        """Return the artifacts of an image that a mapping selects, with their look-ups at targets.
+        """Return the artifacts of an image in the lock, with their look-ups at targets.
 
-        Raises SyncError if a target lacks an artifact that is gone from the source.
+        `copies` are those of `choose_depth`. `depth` is not used, because the lock has the artifacts of
+        all depths. Raises SyncError if a target lacks an artifact that is gone from the source.
         """
-        search = self.search_for(mapping, lookup.source, copies)
-        artifacts = await gather(
-            partial(self._with_types, search, artifact)
-            for artifact in self._locked_artifacts(mapping, lookup)
+        search = self.search_for(mapping, lookup, copies)
+        locked_artifacts = self._locked_artifacts(mapping, lookup)
+        typed_artifacts = await gather(
+            partial(self._with_types, search, artifact) for artifact in locked_artifacts
         )
-        # `_locked_artifacts` has kept artifacts of unknown type. Now every type is known.
-        wanted = _filter_artifacts(artifacts, search)
-        found = await gather(partial(self._look_up_locked, search, artifact) for artifact in wanted)
-        if not found:
-            fail_without_artifact(mapping, lookup, copies)
-        return FoundArtifacts(tuple(found))
+        # `_locked_artifacts` includes artifacts of unknown type. Now the filters can be applied to them.
+        wanted = _filter_artifacts(typed_artifacts, search)
+        copied = await gather(
+            partial(self._look_up_locked, search, artifact) for artifact in wanted
+        )
+        return FoundArtifacts(tuple(copied), listing_hash=_hash_of_artifacts(locked_artifacts))
 
     async def find_left_behind(
         self, mapping: MappingRule, lookup: TagLookup
@@ -270,6 +274,11 @@ class LockedReferrers(Referrers):
             search.mapping, digest, tags, known_to_lack=known_to_lack
         )
         return _artifact_from_lock(artifact, lookup)
+
+
+def _hash_of_artifacts(artifacts: Iterable[LockedArtifact]) -> bytes:
+    """Hash artifacts in a lock for `ArtifactCheck.listing_hash`."""
+    return hash_of_list(artifact.digest for artifact in artifacts)
 
 
 def _artifact_from_lock(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import anyio
 
 from _regsync.config.model import MappingRule
-from _regsync.errors import ContentError, RegistryError
+from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
@@ -91,6 +91,9 @@ class FoundArtifacts(NamedTuple):
     # If the image is trimmed, the artifacts of the source's untrimmed index. They are not copied,
     # because the target does not get that index. In a dry run, all artifacts that are not copied.
     stripped: tuple[Artifact, ...] = ()
+    # The hash of the digests in the source's referrers list for the image, or of the artifacts in a
+    # lock (`ArtifactCheck.listing_hash`).
+    listing_hash: bytes = bytes(8)
 
 
 class SearchedTarget(NamedTuple):
@@ -231,68 +234,63 @@ class Referrers:
                 bits |= 1 << number
         return bits
 
-    def plan_search(
+    def prepare_search(self, mapping: MappingRule, copy: ImageCopy) -> ArtifactSearch:
+        """Return this run's search for the artifacts of one copy, as far as known without a request.
+
+        It has the record of the last search, and the tags with artifacts that the source's listing
+        shows now. The list of referrers is not read yet.
+        """
+        key = _check_key(
+            mapping,
+            copy.source,
+            copy.target,
+            source_digest_key=key_of(copy.source_digest),
+            target_digest_key=key_of(copy.digest),
+        )
+        is_in_state = self._knowledge.is_manifest_believed(copy.target.pool, copy.digest)
+        # If the target has lost the image, the record of the last search does not count.
+        is_record_valid = copy.already_at_target or is_in_state
+        return ArtifactSearch(
+            key,
+            last_check=self._knowledge.artifact_check(key) if is_record_valid else NO_CHECK,
+            listed_tag_bits=self.listed_tag_bits(copy.source, copy.source_digest),
+        )
+
+    def choose_depth(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> SearchDepth:
         """Decide how deep to search for the artifacts of an image. One search serves all targets.
 
-        Sets `artifact_search` of each copy without an error.
+        `copies` are the copies without an error, with the result of `prepare_search` in their
+        `artifact_search`. `mapping` is used only by `LockedReferrers`.
+
+        Returns DEEP with --recheck, or if a target lacks the image. Otherwise the depth follows from
+        the records of the last searches (`decide_depth`), or without state from the time of day.
         """
-        usable = self.load_last_checks(mapping, copies)
-        if not usable:
-            return SearchDepth.NONE
-        listed_tag_bits = self.listed_tag_bits(lookup.source, lookup.source_digest)
-        for copy in usable:
-            copy.artifact_search = copy.artifact_search._replace(listed_tag_bits=listed_tag_bits)
-        if self._recheck or not all(copy.already_at_target for copy in usable):
+        if self._recheck or not all(copy.already_at_target for copy in copies):
             return SearchDepth.DEEP
 
-        depth = self._scheduled_depth(usable)
-        was_searched = any(copy.artifact_search.last_check.last for copy in usable)
+        now = self._wall()
+        # The state keeps nothing about image layouts.
+        checks = [copy.artifact_search.last_check for copy in copies if not copy.target.is_local]
+        if self._has_state and checks:
+            # The bits are the same for all copies, because they have the same source.
+            listed_tag_bits = copies[0].artifact_search.listed_tag_bits
+            depth = decide_depth(checks, listed_tag_bits, now)
+        elif is_due_without_state(lookup.source_digest, now):
+            depth = SearchDepth.DEEP
+        else:
+            depth = SearchDepth.NONE
+
+        was_searched = any(copy.artifact_search.last_check.last for copy in copies)
         was_copied = any(tag.was_copied for tag in lookup.targets)
-        was_copied_by_others = not (was_searched or was_copied)
-        if was_copied_by_others and lookup.is_by_digest:
+        was_copied_by_other_clients = not (was_searched or was_copied)
+        if was_copied_by_other_clients and lookup.is_by_digest:
             # The image's manifest has not been fetched, so a deep search would cost a GET (rule 4). The
             # client that copied the image is assumed to have copied the artifacts of the manifests
             # below it.
             return min(depth, SearchDepth.TOP)
         return depth
-
-    def _scheduled_depth(self, copies: Sequence[ImageCopy]) -> SearchDepth:
-        """Decide how deep to search for the artifacts of an image that all targets hold.
-
-        The decision depends on the records of the last searches, or without state on the time of day.
-        """
-        now = self._wall()
-        # The state keeps nothing about image layouts.
-        checks = [copy.artifact_search.last_check for copy in copies if not copy.target.is_local]
-        if self._has_state and checks:
-            return decide_depth(checks, copies[0].artifact_search.listed_tag_bits, now)
-        is_due = is_due_without_state(copies[0].source_digest, now)
-        return SearchDepth.DEEP if is_due else SearchDepth.NONE
-
-    def load_last_checks(
-        self, mapping: MappingRule, copies: Sequence[ImageCopy]
-    ) -> list[ImageCopy]:
-        """Set `artifact_search` of each copy without an error from the record of its last search.
-
-        Returns these copies.
-        """
-        usable = [copy for copy in copies if copy.error is None]
-        for copy in usable:
-            key = _check_key(
-                mapping,
-                copy.source,
-                copy.target,
-                source_digest_key=key_of(copy.source_digest),
-                target_digest_key=key_of(copy.digest),
-            )
-            is_in_state = self._knowledge.is_manifest_believed(copy.target.pool, copy.digest)
-            # If the target has lost the image, the record of the last search does not count.
-            is_valid = copy.already_at_target or is_in_state
-            last_check = self._knowledge.artifact_check(key) if is_valid else NO_CHECK
-            copy.artifact_search = ArtifactSearch(key, last_check)
-        return usable
 
     def may_have_new_artifacts(
         self,
@@ -327,11 +325,9 @@ class Referrers:
         copies: Sequence[ImageCopy],
         depth: SearchDepth,
     ) -> FoundArtifacts:
-        """Find the artifacts of an image, as deep as `plan_search` has decided.
+        """Find the artifacts of an image, and look up which targets lack them.
 
-        Sets `listing_hash` of each copy's `artifact_search`. If the mapping requires an artifact and
-        the image has no artifacts, sets the error of each copy whose target lacks the image. Raises
-        SyncError if a request fails.
+        `copies` and `depth` are those of `choose_depth`. Raises SyncError if a request fails.
         """
         source = lookup.source
         is_deep = depth is SearchDepth.DEEP
@@ -345,24 +341,20 @@ class Referrers:
         # `_find_stripped` also reads the list of the untrimmed index.
         self.lists.expect_subjects(source, len(subjects) + (1 if is_trimmed else 0))
 
-        listed = list[str]()
+        # The digests in the referrers list for the image itself.
+        listed_digests = list[str]()
         if not is_trimmed:
             referrers = await self.lists.read(source, lookup.source_digest)
-            listed += [entry.digest for entry in referrers.entries]
-        listing_hash = hash_of_list(listed)
-        for copy in copies:
-            copy.artifact_search = copy.artifact_search._replace(listing_hash=listing_hash)
-        # In a deep search the records of earlier searches do not count.
-        trusted_list = frozenset[str]() if is_deep else frozenset(listed)
+            listed_digests += [entry.digest for entry in referrers.entries]
+        # A deep search looks up each artifact, even if the list is unchanged since the last search.
+        trusted_list = [] if is_deep else listed_digests
+        search = self.search_for(mapping, lookup, copies, trusted_list)
 
-        search = self.search_for(mapping, source, copies, trusted_list)
-        found = await self._find_transitively(search, subjects, is_deep=is_deep)
+        copied = await self._find_transitively(search, subjects, is_deep=is_deep)
         stripped = list[Artifact]()
         if is_trimmed:
             stripped = await self._find_stripped(search, lookup.source_digest)
-        if not found:
-            fail_without_artifact(mapping, lookup, copies, has_stripped=bool(stripped))
-        return FoundArtifacts(tuple(found), tuple(stripped))
+        return FoundArtifacts(tuple(copied), tuple(stripped), hash_of_list(listed_digests))
 
     async def _find_stripped(self, search: Search, index_digest: str) -> list[Artifact]:
         """Find the artifacts of the source's untrimmed index, and warn that they are not copied."""
@@ -478,38 +470,37 @@ class Referrers:
     def search_for(
         self,
         mapping: MappingRule,
-        source: Repository,
+        lookup: TagLookup,
         copies: Sequence[ImageCopy],
-        trusted_list: frozenset[str] = frozenset(),
+        trusted_list: Sequence[str] = (),
     ) -> Search:
         """Build the search for an image's artifacts at the targets of its copies.
 
-        `trusted_list` has the digests in the source's referrers list for the image. A target holds
-        these artifacts if its last search saw the same list.
+        `trusted_list` has the digests in the source's referrers list for the image. A target is trusted
+        to hold these artifacts if the list is unchanged since the target's last search.
         """
+        trusted_hash = hash_of_list(trusted_list)
         targets = list[SearchedTarget]()
         for copy in copies:
-            if copy.error is not None:
-                continue
-            check = copy.artifact_search.last_check
+            last_check = copy.artifact_search.last_check
             # With --recheck the state is not trusted, and the targets are asked for each artifact.
-            was_complete = copy.already_at_target and check.is_complete and not self._recheck
-            is_same_list = check.listing_hash == copy.artifact_search.listing_hash
-            listed_tag_bits = copy.artifact_search.listed_tag_bits
+            was_complete = copy.already_at_target and last_check.is_complete and not self._recheck
+            had_no_tags = found_no_tags(last_check, copy.artifact_search.listed_tag_bits)
+            is_list_unchanged = last_check.listing_hash == trusted_hash
             target = SearchedTarget(
                 copy.target,
                 lacks_image=not copy.already_at_target,
                 was_complete=was_complete,
-                had_no_referrers=was_complete and found_no_referrers(check),
-                had_no_cosign_tags=was_complete and found_no_tags(check, listed_tag_bits),
-                unchanged_list=trusted_list if is_same_list else frozenset(),
+                had_no_referrers=was_complete and found_no_referrers(last_check),
+                had_no_cosign_tags=was_complete and had_no_tags,
+                unchanged_list=frozenset(trusted_list if is_list_unchanged else ()),
             )
             targets.append(target)
         return Search(
             mapping._replace(platforms=None),
-            source,
+            lookup.source,
             tuple(targets),
-            image_digest=copies[0].source_digest,
+            image_digest=lookup.source_digest,
         )
 
     async def _find_transitively(
@@ -796,31 +787,23 @@ def too_many_artifacts() -> ContentError:
     return ContentError(limits)
 
 
-def fail_without_artifact(
-    mapping: MappingRule,
-    lookup: TagLookup,
-    copies: Sequence[ImageCopy],
-    *,
-    has_stripped: bool = False,
-) -> None:
-    """Set the error of each copy of an image without artifacts, if the mapping requires artifacts.
+def no_artifact_error(
+    mapping: MappingRule, lookup: TagLookup, artifacts: FoundArtifacts
+) -> SyncError | None:
+    """Return the error for an image without artifacts whose mapping requires an artifact.
 
-    A copy whose target already holds the image does not fail (docs/specification.md section 3).
-    `has_stripped` says whether the source's untrimmed index has artifacts.
+    Returns None if the image has an artifact, or if the mapping does not require one.
     """
     rule = mapping.artifacts
-    if not rule.require_artifacts:
-        return
+    if artifacts.copied or not rule.require_artifacts:
+        return None
     text = "require_artifacts: the image has no artifact"
     if rule.include or rule.exclude:
         text += " that include and exclude allow"
-    if has_stripped:
+    if artifacts.stripped:
         text += "; those of the index before it is trimmed do not count"
 
     error = RegistryError(text, status=404)
     error.hint = "sign the image (with `platforms`, each platform's), or remove require_artifacts"
     reference = lookup.source.name_of(lookup.source_digest)
-    error.with_place(lookup.source.side, "list referrers of", reference)
-    for copy in copies:
-        if not copy.already_at_target:
-            copy.error = copy.error or error
+    return error.with_place(lookup.source.side, "list referrers of", reference)

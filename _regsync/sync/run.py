@@ -34,7 +34,7 @@ from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign, group_mappings
 from _regsync.sync.once import gather
-from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
+from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, no_artifact_error
 from _regsync.sync.report import MappingSelection, Outcome, Report, Room, Undone
 from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
@@ -669,16 +669,10 @@ class Run:
         result is empty, and the error is set in the copies.
         """
         artifacts = FoundArtifacts()
+        copies_without_error = [copy for copy in copies if copy.error is None]
         try:
-            depth = SearchDepth.NONE
-            if mapping.artifacts.enabled:
-                depth = self._referrers.plan_search(mapping, lookup, copies)
-            if depth is SearchDepth.NONE:
-                for copy in copies:
-                    copy.artifact_search = NO_SEARCH
-            else:
-                artifacts = await self._referrers.find(mapping, lookup, copies, depth)
-
+            if mapping.artifacts.enabled and copies_without_error:
+                artifacts = await self._search_if_due(mapping, lookup, copies_without_error)
             if self._is_plan:
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)
                 artifacts = artifacts._replace(stripped=left_behind)
@@ -686,6 +680,33 @@ class Run:
             for copy in copies:
                 copy.error = copy.error or error
             return FoundArtifacts()
+        return artifacts
+
+    async def _search_if_due(
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
+    ) -> FoundArtifacts:
+        """Search for the artifacts of an image if a search is due, and set `artifact_search` of copies.
+
+        If the mapping requires an artifact and the image has none, also sets the error of each copy
+        whose target lacks the image. Raises SyncError if a request fails.
+        """
+        for copy in copies:
+            copy.artifact_search = self._referrers.prepare_search(mapping, copy)
+        depth = self._referrers.choose_depth(mapping, lookup, copies)
+        if depth is SearchDepth.NONE:
+            for copy in copies:
+                copy.artifact_search = NO_SEARCH
+            return FoundArtifacts()
+
+        artifacts = await self._referrers.find(mapping, lookup, copies, depth)
+        error = no_artifact_error(mapping, lookup, artifacts)
+        for copy in copies:
+            copy.artifact_search = copy.artifact_search._replace(
+                listing_hash=artifacts.listing_hash
+            )
+            # A target that has the image already keeps it (docs/specification.md section 3).
+            if not copy.already_at_target:
+                copy.error = error
         return artifacts
 
     def _start_copies(
