@@ -410,8 +410,10 @@ class Knowledge:
             self._tagged_in[key] = (*places, where)
 
     def _is_tagged_in(self, where: RepositoryKey, key: bytes) -> bool:
-        """Report whether a tag of a repository names a manifest, directly or through an index that this
-        run has read. Returns False if the manifest was forgotten, or if the evidence was contradicted.
+        """Report whether a tag of a repository names a manifest, directly or through an index.
+
+        This run must have read that index. Returns False if the manifest was forgotten, or if an answer
+        has contradicted the evidence.
         """
         if where not in self._tagged_in.get(key, ()):
             return False
@@ -446,9 +448,8 @@ class Knowledge:
 
         A vouched entry is always believed. Any other entry must be young enough and not contradicted.
         """
-        if self.facts_of(where.host).accepts_absent_blobs is True:
-            must_be_recent = True
-        max_age = min(_RECENT_SECONDS, self._max_age) if must_be_recent else self._max_age
+        needs_recent = must_be_recent or self.facts_of(where.host).accepts_absent_blobs is True
+        max_age = min(_RECENT_SECONDS, self._max_age) if needs_recent else self._max_age
         is_contradicted = self._repositories[where].is_contradicted
         if not is_contradicted and self._is_young(confirmed_at, max_age):
             return True
