@@ -104,7 +104,7 @@ def check_idle(transport: Transport) -> None:
         assert not any(meter.window.occupants for meter in limit.meters.values())
     assert not any(transport.gate._queues.values())
     assert not any(host.first_contact.locked() for host in transport._clients.values())
-    assert not any(host.authenticator._tokens.pending for host in transport._clients.values())
+    assert not any(host.authenticator._token_cache.pending for host in transport._clients.values())
 
 
 def check_let_go(run: Noted) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum, auto
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from _regsync.addresses import Origin
@@ -52,6 +53,12 @@ _STATUSES_FOR_TOO_MUCH = (400, 403, 404, 413, 414, 431)
 # printed line.
 _QUERY_VALUES = "=([^&]{8,2048})"
 
+# Matches a token that can be sent in a header.
+_TOKEN = r"[\x21-\x7e]{1,65536}"
+
+# The number of characters of a token service's explanation that are shown.
+_MOST_REASON = 198
+
 # The number of refused logins that are kept, so that queued requests do not send them again.
 _MOST_REFUSED = 64
 
@@ -84,14 +91,8 @@ class LoginRefusals:
         self._unproven = 0  # refusals of type Refusal.UNPROVEN
         self._ended = 0  # refusals of type Refusal.ENDED
 
-    def may_repeat(self, refusal: Refusal | None) -> bool:
-        """Count a refusal, and report whether the request may be sent again with another login.
-
-        `refusal` is None if no other login would help.
-        """
+    def record(self, refusal: Refusal) -> None:
         match refusal:
-            case None:
-                return False
             case Refusal.UNPROVEN:
                 self._unproven += 1
             case Refusal.ENDED:
@@ -100,7 +101,22 @@ class LoginRefusals:
                 # No limit is needed. Every replaced token was accepted for other requests, so
                 # these requests make progress and eventually stop competing with this request.
                 pass
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the request may be sent again with another login."""
         return self._unproven <= 1 and self._ended <= _MOST_RENEWALS
+
+
+class _IssuedToken(NamedTuple):
+    """The token service's answer to a token request."""
+
+    value: str  # the bearer token
+    refresh_token: str  # a new refresh token that replaces the old refresh token, or ""
+    lifetime: float | None  # seconds; None if unknown
+
+    def __repr__(self) -> str:
+        return "<IssuedToken>"  # the tokens are secret
 
 
 class Authenticator:
@@ -112,6 +128,9 @@ class Authenticator:
     from the registry's token service (Bearer).
 
     Several tasks may call these methods concurrently. Each call may be cancelled.
+
+    If a request was refused, a method raises AuthError with a better explanation than the
+    registry's answer, or returns None so that the caller reports the registry's answer.
     """
 
     def __init__(
@@ -126,6 +145,7 @@ class Authenticator:
         self._is_https = origin.scheme == "https"  # whether the registry is reached over TLS
         self._host = origin.host  # the registry's host, without a port
         self._authority = origin.authority  # `host` or `host:port`, for messages
+        self._token_service = f"the token service of {origin.authority}"  # for messages
         self._fetch = fetch
         self._now = now  # the event loop's clock, in seconds
         self._wall = wall  # seconds since 1970
@@ -146,7 +166,7 @@ class Authenticator:
         self._challenged_in_this_run = False
         # Repository -> the actions ("pull" or "pull,push") that this run will need there.
         self._planned_scopes: dict[str, str] = {}
-        self._tokens = TokenCache(now)
+        self._token_cache = TokenCache(now)  # the registry's bearer tokens, issued and pending
         # (repository, actions) -> the scope that the registry requested for them in a 401, if it
         # differs from `repository:NAME:ACTIONS`.
         self._scope_overrides: dict[Scope, str] = {}
@@ -191,18 +211,17 @@ class Authenticator:
             return
         credential = await self.cloud_login.credential(refused)
         is_unchanged = (credential or Credential()) == self.credential
-        if not is_unchanged:
+        if not is_unchanged:  # setting the same credential again would reset `is_proven`
             self._set_credential(credential)
 
-    async def _obtain_other_login(self, refused: Credential) -> bool:
-        """Try to replace a refused credential, and report whether it was replaced.
+    async def _replace_refused_credential(self, refused: Credential) -> bool:
+        """Replace a refused credential if possible. Returns whether it was replaced.
 
-        Only a cloud login can provide another credential. If another task has already replaced
-        `refused`, the cloud is not asked again.
+        Returns True without a request if another task has already replaced it. Returns False if the
+        credential does not come from a cloud login, or if no request with it has ever succeeded.
         """
-        is_replaced_already = refused != self.credential
-        has_worked = self.is_proven or is_replaced_already
-        if not has_worked:
+        is_current = refused == self.credential
+        if is_current and not self.is_proven:
             return False  # a new login of the same cloud identity would be refused too
         await self._renew_cloud_login(refused)
         return self.credential != refused
@@ -242,10 +261,10 @@ class Authenticator:
         fields: list[str] | None = None
         if self._challenge is not None:
             redacted = self.redact(" ".join(self._challenge))
-            was_cut = redacted.endswith("…")  # the part after the cut was not searched
+            was_cut = redacted.endswith("…")  # secrets after the cut were not searched for
             may_hold_secret = "***" in redacted or was_cut
             fields = None if may_hold_secret else [*self._challenge]
-        return [fields, self._tokens.needs_exact_scopes]
+        return [fields, self._token_cache.needs_exact_scopes]
 
     def restore(self, snapshot: object) -> None:
         """Restore the challenge and the exact-scopes rule from the `snapshot` of an earlier run.
@@ -258,7 +277,7 @@ class Authenticator:
                 challenge = Challenge.from_json(saved_challenge)
             case _:
                 return
-        self._tokens.needs_exact_scopes |= needs_exact_scopes
+        self._token_cache.needs_exact_scopes |= needs_exact_scopes
         if challenge is None or self._challenge is not None:
             return
         # With the Basic scheme the password itself would be sent. Over plain http it is only sent
@@ -269,7 +288,7 @@ class Authenticator:
     def secrets(self) -> Iterator[str]:
         """Yield all current and recent secrets, which must be masked in texts. Some are empty."""
         yield self._refresh_token
-        yield from self._tokens.values()
+        yield from self._token_cache.values()
         yield from self.credential.secrets
         yield from self._secrets_seen
 
@@ -291,14 +310,16 @@ class Authenticator:
     ) -> str | None:
         """Return the Authorization header for a request.
 
-        Returns None if the request is sent without a login, because the registry has not asked for
-        a login. Raises SyncError if no token can be obtained.
+        Returns None if the request is to be sent without a login. This is the case if the registry
+        has not asked for a login, or if the challenge of an earlier run turns out to be out of
+        date, which is then discarded. Raises SyncError if no token can be obtained, or if the
+        registry has already refused the password.
 
         `extra` lists further repositories that the request uses, each with its actions.
         `before_body` is set for a request whose body cannot be sent again after a 401.
         """
-        challenge = self._challenge
-        static_token = self.credential.registry_token
+        challenge = self._challenge  # None if the registry has not asked for a login
+        static_token = self.credential.registry_token  # sent as it is, without a token service
         # Plain http can be overheard. There the token is only sent if the registry asks for a
         # login.
         may_send_unasked = self._is_https
@@ -336,7 +357,7 @@ class Authenticator:
         if header is None:
             return
         self.is_proven = True
-        token = self._tokens.sent_in(header)
+        token = self._token_cache.sent_in(header)
         if token is not None:
             # After this, a 401 to the same kind of request means that the token has ended.
             # Otherwise it could mean that the token does not grant the action.
@@ -352,14 +373,16 @@ class Authenticator:
     ) -> Refusal | None:
         """Adopt the challenge of a 401 answer, so that later calls of `authorization` answer it.
 
-        Returns the reason for the refusal if the request may be sent again, and None if it may not.
-        Raises AuthError if no login can help.
+        Returns the reason for the refusal if another login may help. Returns None if neither this
+        401 nor an earlier answer has a challenge. Raises AuthError if the challenge is not
+        supported or not safe to answer, or if there is no login but the refused login.
 
         `challenges` are the WWW-Authenticate headers of the 401. `refused_header` is the
         Authorization header of the refused request, or None if the request had no such header.
         """
         offered = parse_challenges(challenges)
-        # A 401 without a usable challenge is read as the challenge that `refused_header` answered.
+        # If the 401 has no challenge that we can answer, the challenge that `refused_header`
+        # answered still applies.
         previous = self._challenge if refused_header is not None else None
         chosen = self._choose_challenge(offered, previous)
         if chosen is None:
@@ -375,17 +398,31 @@ class Authenticator:
             if refused_header is not None:  # a static token cannot be renewed
                 raise self._refused_error(self._authority, fatal=False)
         elif chosen.scheme == "basic":
-            await self._require_other_password(refused_header)
+            await self._replace_refused_password(refused_header)
         else:
             self._check_realm(chosen)
-            token = self._tokens.sent_in(refused_header)
-            refusal = self._why_refused(chosen, token, use_of(repository, method))
-            self._learn_scopes(chosen, refused_header, repository, actions)
-            if token is not None and self._tokens.is_cached(token):
-                self._drop_refused_token(chosen, token, refusal, {repository: actions})
+            use = use_of(repository, method)
+            refusal = self._handle_refused_token(chosen, refused_header, use, actions)
         # The scope and the error apply only to the refused request.
         self._challenge = chosen._replace(scope="", error="")
         self._challenged_in_this_run = True
+        return refusal
+
+    def _handle_refused_token(
+        self, offered: Challenge, refused_header: str | None, use: Use, actions: str
+    ) -> Refusal:
+        """Drop the token that a 401 refused, and store the scope that the registry requires.
+
+        Returns the reason for the refusal. `offered` is the challenge of the 401. `use` and
+        `actions` describe the refused request.
+        """
+        token = self._token_cache.sent_in(refused_header)
+        # The reason depends on whether the token is still in the cache, so find it before the drop.
+        refusal = self._classify_refusal(offered, token, use)
+        was_sent = refused_header is not None
+        self._learn_scopes(offered, use.repository, actions, was_login_sent=was_sent)
+        if token is not None and self._token_cache.is_cached(token):
+            self._drop_refused_token(offered, token, refusal, {use.repository: actions})
         return refusal
 
     def _check_realm(self, challenge: Challenge) -> None:
@@ -396,29 +433,31 @@ class Authenticator:
             has_credentials=not self.is_anonymous,
         )
 
-    def _why_refused(self, offered: Challenge, token: Token | None, use: Use) -> Refusal:
-        """Decide whether a 401 means that the token has ended, or that it lacks a right.
+    def _classify_refusal(self, offered: Challenge, token: Token | None, use: Use) -> Refusal:
+        """Return the reason why the registry answered a request with 401.
 
-        `token` is the refused token, or None if the request carried no bearer token. `use` is the
-        kind of request that was refused. Returns UNPROVEN if the token may lack the right.
+        Returns UNPROVEN if the token may lack a right, or if the request carried no bearer token
+        (`token` is None). If the token was valid before and has ended, returns ENDED for the first
+        401, which must drop the token from the cache, and REPLACED for every further 401.
         """
         if token is None or not token.worked_for:
             return Refusal.UNPROVEN
-
-        says_invalid = offered.error == "invalid_token"
-        says_too_narrow = offered.error == "insufficient_scope"
-        # A token that was only accepted for other uses may not grant the action of this request.
-        may_lack_right = says_too_narrow or use not in token.worked_for
-        if may_lack_right and not says_invalid:
+        has_ended = offered.error == "invalid_token"
+        if offered.error not in ("invalid_token", "insufficient_scope"):
+            # The registry does not say whether the token has ended or lacks a right. It has the
+            # right if it was accepted for the same use before.
+            has_ended = use in token.worked_for
+        if not has_ended:
             return Refusal.UNPROVEN
-        return Refusal.ENDED if self._tokens.is_cached(token) else Refusal.REPLACED
+        return Refusal.ENDED if self._token_cache.is_cached(token) else Refusal.REPLACED
 
     async def log_in_unasked(
         self, challenges: Iterable[str], repository: str, actions: str
     ) -> bool:
-        """Send the credential with all further requests, although none is required.
+        """Send the credential with all further requests, although the registry requires no login.
 
-        Returns False if there is no credential that can be sent.
+        Returns False if there is no credential that can be sent. Raises AuthError in the same cases
+        as `on_unauthorized`.
 
         `challenges` are the WWW-Authenticate headers of a successful answer. If there are no
         challenges, the credential is sent to the registry itself by the Basic scheme.
@@ -432,16 +471,17 @@ class Authenticator:
             if not can_go_to_registry:
                 return False
             offered = ["Basic"]
-        # The challenges are handled like the challenges of a 401.
-        return await self.on_unauthorized(offered, None, repository, actions) is not None
+        # The challenges are handled like the challenges of a 401 to a request without a login.
+        await self.on_unauthorized(offered, None, repository, actions)
+        return True
 
     def _choose_challenge(
         self, offered: list[Challenge], previous: Challenge | None
     ) -> Challenge | None:
-        """Choose which of the offered challenges to answer.
+        """Choose the challenge to answer: a bearer challenge, a basic challenge, or `previous`.
 
-        Returns `previous`, the challenge that the refused request answered, if none of the offered
-        challenges is usable.
+        `previous` is the challenge that the refused request answered, or None if the request had no
+        login.
         """
         # Quay offers Bearer and Basic. Bearer is preferred, because a token has fewer rights and a
         # shorter life than a password.
@@ -456,13 +496,21 @@ class Authenticator:
         )
         if uses_tokens:
             return previous
-        return next((challenge for challenge in offered if challenge.scheme == "basic"), previous)
+        for challenge in offered:
+            if challenge.scheme == "basic":
+                return challenge
+        return previous
 
-    async def _require_other_password(self, refused_header: str | None) -> None:
-        """Raise AuthError unless there is a password other than that in `refused_header`."""
+    async def _replace_refused_password(self, refused_header: str | None) -> None:
+        """Record a refused password, and replace it by the cloud login's next password.
+
+        `refused_header` is the Authorization header of the refused request, which may contain
+        another login than the current password. Raises AuthError if there is no password, or if the
+        current password was refused and cannot be replaced.
+        """
         if refused_header is not None and refused_header == self.credential.basic:
             self._record_refused(refused_header)
-        await self._renew_cloud_login()
+        await self._renew_cloud_login()  # if it is due; this may change `credential`
         if self.credential.basic is None:
             lack = f"{self.credential.found_at} has none"
             if self.is_anonymous:
@@ -470,27 +518,27 @@ class Authenticator:
             message = f"{self._authority} asks for a user name and password, and {lack}"
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
 
-        was_refused = refused_header == self.credential.basic
-        if was_refused and not await self._obtain_other_login(self.credential):
+        is_still_refused = refused_header == self.credential.basic
+        if is_still_refused and not await self._replace_refused_credential(self.credential):
             raise self._refused_error(self._authority)
 
     def on_forbidden(self, refused_header: str | None) -> Refusal | None:
-        """Report whether another token may help after the 403 answer to a request.
+        """Handle a 403 answer. Returns Refusal.UNPROVEN if another token may help, otherwise None.
 
-        `refused_header` is the request's Authorization header. Returns Refusal.UNPROVEN if the
-        request may be sent again, and None if no other token would help.
+        If the refused token covers more repositories than its request needs, all later tokens are
+        requested with exact scopes. `refused_header` is the request's Authorization header.
         """
         has_static_token = bool(self.credential.registry_token)
         is_bearer = refused_header is not None and refused_header.startswith("Bearer ")
         if has_static_token or not is_bearer:
             return None
-        token = self._tokens.sent_in(refused_header)
-        if token is None or not self._tokens.is_cached(token):
+        token = self._token_cache.sent_in(refused_header)
+        if token is None or not self._token_cache.is_cached(token):
             return Refusal.UNPROVEN  # another request has already replaced the token
         if not token.covers_more:
             return None  # a new token would have the same scopes
         # The service may have granted fewer rights because the token covers several repositories.
-        self._tokens.needs_exact_scopes = True
+        self._token_cache.needs_exact_scopes = True
         return Refusal.UNPROVEN
 
     def _record_refused(self, login: str) -> None:
@@ -503,54 +551,54 @@ class Authenticator:
         return AuthError(message, hint=hint, fatal=fatal)
 
     def _learn_scopes(
-        self, offered: Challenge, refused_header: str | None, repository: str, actions: str
+        self, offered: Challenge, repository: str, actions: str, *, was_login_sent: bool
     ) -> None:
-        """Store the scope of a 401 if it differs from the scope that we would request.
+        """Store the scope of a 401 for later token requests, if we would request another scope.
 
-        `repository` and `actions` are those of the refused request
-        (docs/protocol-facts.md sections 2.2 and 2.3).
+        A scope for all repositories is used for every request. Another scope is only used for this
+        repository and these actions (docs/protocol-facts.md sections 2.2 and 2.3).
         """
         scope = offered.scope
         if not scope:
             return
         if ":" not in scope:
             # ECR Public uses the scope `aws` for every repository.
-            self._tokens.scope_for_all = scope
+            self._token_cache.scope_for_all = scope
             return
 
         # Some registries use another repository name in the scope than in the URL.
         is_of_other_repository = f" repository:{repository}:" not in f" {scope}"
-        was_too_narrow = offered.error == "insufficient_scope" and refused_header is not None
+        was_too_narrow = offered.error == "insufficient_scope" and was_login_sent
         if is_of_other_repository or was_too_narrow:
             self._scope_overrides[repository, actions] = scope
         if is_of_other_repository:
-            self._tokens.needs_exact_scopes = True
+            self._token_cache.needs_exact_scopes = True
 
     def _drop_refused_token(
         self, offered: Challenge, token: Token, refusal: Refusal, needed: Scopes
     ) -> None:
-        """Drop a token that the registry refused with a 401.
+        """Drop a token that the registry refused with a 401, and similar tokens.
 
-        If the token may have been refused because it covers several repositories, every further
-        token is requested with exact scopes.
+        `needed` are the scopes of the refused request. If the token may have been refused because
+        it covers more, every further token is requested with exact scopes.
         """
-        # Some registries read only the first scope of a token. They refuse a valid token for an
-        # unproven use, without the error `invalid_token`.
+        # Some registries read only the first scope of a token. They refuse a valid token for a
+        # repository in another scope, without the error `invalid_token`.
         may_read_only_first_scope = (
             refusal is Refusal.UNPROVEN
-            and self._tokens.is_live(token, before_body=True)
+            and self._token_cache.is_live(token, before_body=True)
             and offered.error != "invalid_token"
         )
         is_too_narrow = offered.error == "insufficient_scope"
 
-        dropped_values = self._tokens.drop(token, needed)
+        dropped_values = self._token_cache.drop(token, needed)
         # A later error text may contain a dropped token.
         self._secrets_seen.extend(dropped_values)
         # A queued request may be about to send a dropped token.
         for value in dropped_values:
             self._record_refused(f"Bearer {value}")
         if token.covers_more and (is_too_narrow or may_read_only_first_scope):
-            self._tokens.needs_exact_scopes = True
+            self._token_cache.needs_exact_scopes = True
 
     # Tokens.
 
@@ -562,56 +610,54 @@ class Authenticator:
         waiting task makes another token request. Raises SyncError if no token can be obtained.
         """
         while True:
-            token = self._tokens.find(needed, before_body)
+            token = self._token_cache.find(needed, before_body)
             if token is None:
                 token = await self._request_token(needed, before_body)
             if token.value:
                 return token.value
-            # `wait` yields to other tasks even if the event is set, so call it only if it is not
-            # set.
-            if not token.done.is_set():
-                await token.done.wait()
+            if not token.done.is_set():  # `wait` would yield to other tasks even if it is set
+                await token.done.wait()  # for the task that requests the token
             # If exact scopes have become necessary while this task waited, the token request was
             # for other scopes, and its error does not concern this task.
-            if token.error is not None and self._tokens.is_sufficient(token, needed):
+            if token.error is not None and self._token_cache.is_sufficient(token, needed):
                 raise token.error.without_place() from token.error
 
     async def _request_token(self, needed: Scopes, before_body: bool) -> Token:
-        """Request a token for the needed scopes and for planned scopes. Return the token.
+        """Request a token for the needed scopes and for planned scopes, and store it in the cache.
 
-        The returned token has a value or an error. It has neither if the token service may have
-        refused the planned scopes; the caller must then request another token.
+        The returned token has a value or an error. A SyncError is stored in the token rather than
+        raised, because it also concerns the tasks that wait for the token. The token has neither if
+        the token service may have refused the planned scopes. The caller must then request another
+        token.
         """
         scopes = self._scopes_to_request(needed, before_body)
         token = Token(scopes, covers_more=scopes != needed, requested_at=self._now())
-        self._tokens.pending.append(token)
+        self._token_cache.pending.append(token)
         try:
-            answer = await self._exchange_with_new_login(scopes)
+            answer = await self._ask_token_service(scopes)
             if token.covers_more and self._may_be_too_much(answer):
-                self._tokens.needs_exact_scopes = True
+                self._token_cache.needs_exact_scopes = True
             else:
-                self._read_token(answer, token)
-                self._tokens.add(token)
-                with suppress(ValueError):  # the service may have issued a refused token again
-                    self.refused_logins.remove(f"Bearer {token.value}")
+                self._store_token(token, self._parse_token(answer, scopes))
         except SyncError as error:
             token.error = error
         finally:
-            self._tokens.pending.remove(token)
+            self._token_cache.pending.remove(token)
             token.done.set()
 
         return token
 
-    async def _exchange_with_new_login(self, scopes: Scopes) -> Answer:
-        """Ask the token service for a token.
+    async def _ask_token_service(self, scopes: Scopes) -> Answer:
+        """Send a token request. Repeat it if the login is refused and the cloud login renews it.
 
-        Ask again if it refused the login and a cloud renews it.
+        Returns the service's answer, which may have an error status. Raises SyncError in the same
+        cases as `_send_token_request`.
         """
         await self._renew_cloud_login()
-        credential = self.credential
-        answer = await self._exchange(scopes)
-        if answer.status == 401 and await self._obtain_other_login(credential):
-            return await self._exchange(scopes)
+        sent_credential = self.credential
+        answer = await self._send_token_request(scopes)
+        if answer.status == 401 and await self._replace_refused_credential(sent_credential):
+            return await self._send_token_request(scopes)
         return answer
 
     def _may_be_too_much(self, answer: Answer) -> bool:
@@ -626,23 +672,25 @@ class Authenticator:
 
         Planned scopes are only added if the registry accepts one token for several repositories.
         """
-        if self._tokens.needs_exact_scopes or self._tokens.scope_for_all:
+        if self._token_cache.needs_exact_scopes or self._token_cache.scope_for_all:
             return {**needed}
+        # Actions that this run will need in the same repositories are requested at once.
         scopes = {
             name: union_of(actions, self._planned_scopes.get(name, actions))
             for name, actions in needed.items()
         }
-        covered = self._tokens.covered_scopes(before_body)
+        covered = self._token_cache.covered_scopes(before_body)
         for name, actions in self._planned_scopes.items():
             if len(scopes) < _MOST_REPOSITORIES and (name, actions) not in covered:
                 scopes.setdefault(name, actions)
         return scopes
 
-    async def _exchange(self, scopes: Scopes) -> Answer:
-        """Ask the token service for a token, with the refresh token if there is a refresh token.
+    async def _send_token_request(self, scopes: Scopes) -> Answer:
+        """Request a token with the refresh token, with the password, or anonymously.
 
-        Returns the service's answer, which may have an error status. Raises SyncError if there is
-        no answer, or if the realm must not be contacted.
+        If the service supports no refresh tokens, the password is used, and the refresh token is
+        discarded. Returns the service's answer, which may have an error status. Raises SyncError if
+        there is no answer, or if the realm must not be contacted.
         """
         challenge = self._challenge
         # Another task may have dropped the challenge while this task waited for a cloud's login.
@@ -653,27 +701,27 @@ class Authenticator:
         self._check_realm(challenge)
         scope = self._scope_text(scopes)
         if not self._refresh_token:
-            return await self._get(challenge, scope)
+            return await self._request_by_get(challenge, scope)
 
-        answer = await self._post(challenge, scope)
+        answer = await self._request_by_post(challenge, scope)
         has_password = self.credential.basic is not None
         may_support_only_get = answer.status in _STATUSES_WITHOUT_POST
         if may_support_only_get and has_password:
-            answer = await self._get(challenge, scope)
+            answer = await self._request_by_get(challenge, scope)
             if answer.status == 200:
                 # The service accepts the password by GET. Do not try POST again.
                 self._refresh_token = ""
         return answer
 
     def _scope_text(self, scopes: Scopes) -> str:
-        if self._tokens.scope_for_all:
-            return self._tokens.scope_for_all
+        if self._token_cache.scope_for_all:
+            return self._token_cache.scope_for_all
         return " ".join(
             self._scope_overrides.get((name, actions)) or f"repository:{name}:{actions}"
             for name, actions in scopes.items()
         )
 
-    async def _post(self, challenge: Challenge, scope: str) -> Answer:
+    async def _request_by_post(self, challenge: Challenge, scope: str) -> Answer:
         """Request a token by POST, with the refresh token (docs/protocol-facts.md section 2.4)."""
         form = [
             ("grant_type", "refresh_token"),
@@ -685,10 +733,10 @@ class Authenticator:
         headers = [("Content-Type", "application/x-www-form-urlencoded")]
         body = urlencode(form, errors="surrogatepass").encode()
         return await self._fetch_unless_refused(
-            "POST", challenge.realm, headers, body, self._refresh_token
+            "POST", challenge.realm, headers, body, login=self._refresh_token
         )
 
-    async def _get(self, challenge: Challenge, scope: str) -> Answer:
+    async def _request_by_get(self, challenge: Challenge, scope: str) -> Answer:
         """Request a token by GET, with the password or anonymously.
 
         See docs/protocol-facts.md section 2.3.
@@ -702,16 +750,16 @@ class Authenticator:
             headers.append(("Authorization", basic))
         separator = "&" if "?" in challenge.realm else "?"
         url = f"{challenge.realm}{separator}{urlencode(query, errors='surrogatepass')}"
-        return await self._fetch_unless_refused("GET", url, headers, b"", basic or "")
+        return await self._fetch_unless_refused("GET", url, headers, b"", login=basic or "")
 
     async def _fetch_unless_refused(
-        self, method: str, url: str, headers: list[Pair], body: bytes, login: str
+        self, method: str, url: str, headers: list[Pair], body: bytes, *, login: str
     ) -> Answer:
         """Send one request to the token service, and return its answer.
 
         `login` is the secret in the request, or "". If the service has already refused this login,
-        it is not sent: the method returns a 401, as the service would. `fetch` calls `check_login`
-        again after each wait, because another request may have been refused in the meantime.
+        the request is not sent, and the method returns an answer with status 401. A login that the
+        service refuses now is recorded as refused.
         """
 
         def check_login() -> None:
@@ -720,6 +768,8 @@ class Authenticator:
 
         try:
             check_login()
+            # `confirm` is called after each wait, because the service may have refused the same
+            # login in another request in the meantime.
             answer = await self._fetch(method, url, headers, body, confirm=check_login)
         except LoginExpired:
             return Answer(401, {}, b"")
@@ -727,55 +777,65 @@ class Authenticator:
             self._record_refused(login)
         return answer
 
-    def _read_token(self, answer: Answer, token: Token) -> None:
-        """Set the value and the renewal time of `token` from the token service's answer.
+    def _parse_token(self, answer: Answer, scopes: Scopes) -> _IssuedToken:
+        """Parse the token service's answer to a request for a token with these scopes.
 
         Raises AuthError or RegistryError if the answer does not contain a token.
         """
-        who = f"the token service of {self._authority}"
         if not 200 <= answer.status < 300:
-            raise self._failure(answer, token, who)
+            raise self._token_error(answer, scopes)
         document = json_object(answer.body) or {}
         value = document.get("token") or document.get("access_token")
-        if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]{1,65536}", value):
-            raise AuthError(f"{who} answered without a usable token")
+        if not isinstance(value, str) or not re.fullmatch(_TOKEN, value):
+            raise AuthError(f"{self._token_service} answered without a usable token")
 
-        # The service may rotate the refresh token.
-        new_refresh_token = document.get("refresh_token")
-        if self._refresh_token and isinstance(new_refresh_token, str) and new_refresh_token:
-            self._refresh_token = new_refresh_token
-            self._secrets_seen.append(new_refresh_token)
-
+        refresh_token = document.get("refresh_token")
         lifetime = document.get("expires_in")  # seconds, as a number or as a string
         if lifetime is None:
             lifetime = jwt_lifetime(value, self._wall())
-        # If the lifetime is None, `float("None")` fails and `renew_at` stays None: unknown.
-        with suppress(ValueError):
+        seconds: float | None = None
+        with suppress(ValueError):  # `float("None")` fails if the lifetime is unknown
             seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
-            token.renew_at = token.requested_at + seconds * _REFRESH_AT
-        token.value = value
+        return _IssuedToken(value, refresh_token if isinstance(refresh_token, str) else "", seconds)
 
-    def _failure(self, answer: Answer, token: Token, who: str) -> SyncError:
-        """Return the error for an answer without a token. `who` names the token service in it."""
+    def _store_token(self, token: Token, issued: _IssuedToken) -> None:
+        """Complete a pending token, and add it to the cache. Store a new refresh token."""
+        is_refresh_token_in_use = bool(self._refresh_token)
+        if issued.refresh_token and is_refresh_token_in_use:
+            self._refresh_token = issued.refresh_token
+            self._secrets_seen.append(issued.refresh_token)
+        if issued.lifetime is not None:
+            token.renew_at = token.requested_at + issued.lifetime * _REFRESH_AT
+        token.value = issued.value
+        self._token_cache.add(token)
+        with suppress(ValueError):  # the service may have issued a refused token again
+            self.refused_logins.remove(f"Bearer {token.value}")
+
+    def _token_error(self, answer: Answer, scopes: Scopes) -> SyncError:
+        """Return the error for an error status of the token service.
+
+        Returns a RegistryError if a later attempt may succeed, otherwise an AuthError.
+        """
+        who = self._token_service
         status = answer.status
         if status == 401 and not self.is_anonymous:
             return self._refused_error(who)
 
         _, reason = parse_error_body(answer.body)
-        suffix = f": {one_line(self.redact(reason), 198)}" if reason else ""
+        suffix = f": {one_line(self.redact(reason), _MOST_REASON)}" if reason else ""
         is_temporary = status in (408, 429) or status >= 500
         if is_temporary:
             wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())
             message = f"{who} answered {status}{suffix}"
             return RegistryError(message, status=status, retry_after=wait)
 
-        # The needed scopes come first in `token.scopes`; the planned scopes follow.
-        first_two = [*token.scopes.items()][:2]
-        scopes = ", ".join(f"{name} ({actions})" for name, actions in first_two)
+        # The needed scopes come first; the planned scopes follow.
+        first_two = [*scopes.items()][:2]
+        shown_scopes = ", ".join(f"{name} ({actions})" for name, actions in first_two)
         login = f"to the credentials from {self.credential.found_at}"
         if self.is_anonymous:
             login = "without credentials"
-        message = f"{who} gives no token for {scopes} {login}: status {status}{suffix}"
+        message = f"{who} gives no token for {shown_scopes} {login}: status {status}{suffix}"
         return AuthError(message, hint=self.denied_hint)
 
 

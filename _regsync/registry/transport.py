@@ -742,7 +742,10 @@ class Transport:
             if error.fatal:
                 host.stop(error)  # another attempt could lock the account
             raise
-        if not refusals.may_repeat(refusal):
+        if refusal is None:  # no other login would help
+            raise self.error_from(host, refused)
+        refusals.record(refusal)
+        if not refusals.may_repeat:
             raise self.error_from(host, refused)
 
     async def fetch(
