@@ -148,7 +148,7 @@ class Body(Pieces):
         self.seconds = seconds  # how long the response may take after the last piece
         self.authorization: str | None = None  # the header with which it was sent
 
-        # Called for each piece after the first LARGE_BODY bytes.
+        # Called before each piece that follows the first LARGE_BODY bytes, which have been sent then.
         self.on_under_way: Callable[[], None] = lambda: None
 
         self.has_begun = False  # whether a piece has been read from the source
@@ -206,9 +206,9 @@ class _Hop(NamedTuple):
     peer: Peer
     authorization: str | None
     number: int = 0  # how many redirects came before it
-    has_left: bool = (
-        False  # whether any request of the chain went to another origin than the registry
-    )
+
+    # Whether any request of the chain went to another origin than the registry's.
+    has_left: bool = False
 
 
 def _cloud(name: str) -> CloudModule:
@@ -250,7 +250,7 @@ class Transport:
 
         # The clients of this run, and the first client of each address (scheme, host and port).
         self._clients: dict[_ClientKey, RegistryClient] = {}
-        self._first_at: dict[tuple[str, str, int], RegistryClient] = {}
+        self._first_client_at: dict[tuple[str, str, int], RegistryClient] = {}
 
         timeouts = machine.timeouts
         self.recovery = Recovery(
@@ -301,10 +301,12 @@ class Transport:
         self.bytes_sent += count
 
     def begin(self, registries: Collection[Registry]) -> None:
-        """Begin another run. It keeps the clients of the registries whose configuration is unchanged."""
-        clients = self._clients
+        """Begin another run with new counts. It keeps the clients of the registries whose
+        configuration is unchanged. `registries` are those of the new configuration.
+        """
+        earlier_clients = self._clients
         self._clients = {}
-        self._first_at = {}
+        self._first_client_at = {}
         self.gate.youngest_rank = 0.0
         self.blob_bytes = 0
         self.bytes_sent = 0
@@ -313,8 +315,8 @@ class Transport:
         self._clouds.reload()
 
         now = anyio.current_time()
-        for key, client in clients.items():
-            if client.registry not in registries:
+        for key, client in earlier_clients.items():
+            if client.registry not in registries:  # its configuration was changed or removed
                 self.gate.limits.pop(client.key, None)
                 self.pool.close(origin=client.origin)
             elif client.is_used:  # an unused client has a login that was replaced since
@@ -335,7 +337,8 @@ class Transport:
         self._dialer.prepare(registry)
 
     def host(self, registry: Registry, repository: str | None = None) -> RegistryClient:
-        """Return the client of a registry that logs in with the credential of a repository.
+        """Return the client of a registry that logs in with the credential of a repository. Creates
+        the client on first use.
 
         If that credential cannot be obtained, all requests of the returned client fail with the
         reason. Repositories with another credential are still copied.
@@ -348,13 +351,13 @@ class Transport:
             failure = error
 
         key = _ClientKey(
-            registry.authority,
-            credential,
-            failure.message if failure else "",
-            registry.ca_file,
-            registry.client_cert,
-            registry.client_key,
-            registry.proxy,
+            authority=registry.authority,
+            credential=credential,
+            failure=failure.message if failure else "",
+            ca_file=registry.ca_file,
+            client_cert=registry.client_cert,
+            client_key=registry.client_key,
+            proxy=registry.proxy,
         )
         client = self._clients.get(key)
         if client is None:
@@ -366,7 +369,7 @@ class Transport:
                 wall=self.machine.wall,
             )
             self._add_client(key, client)
-        client.is_used = True
+        client.is_used = True  # `begin` keeps it for the next run
         if failure is not None:
             client.stop(failure)
         self._limit_permits(registry)
@@ -374,25 +377,25 @@ class Transport:
 
     def _add_client(self, key: _ClientKey, client: RegistryClient) -> None:
         self._clients[key] = client
-        self._first_at.setdefault(client.origin.address, client)
+        self._first_client_at.setdefault(client.origin.address, client)
 
     def _limit_permits(self, registry: Registry) -> None:
         """Limit the number of requests in flight at a registry's host:port. If several registries of
         the configuration have the same host:port, the smallest `max_concurrent` applies.
         """
-        # One registry may use a quarter of the open files, because a run may use more than two.
-        most = max(2, (self.machine.open_files - _OWN_FILES) // 4)
-        cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most)
-        product = PRODUCTS[registry.kind]
-        limit = self.gate.limits.get(registry.authority)
-        if limit is None:
-            limit = RegistryLimits(cap, product.paces, per_project=product.per_project)
-            self.gate.limits[registry.authority] = limit
-        elif registry.max_concurrent:
-            limit.cap = min(limit.cap, cap)
+        # One registry may use a quarter of the open files, because a run may use several registries.
+        most_connections = max(2, (self.machine.open_files - _OWN_FILES) // 4)
+        cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most_connections)
+        limits = self.gate.limits.get(registry.authority)
+        if limits is None:
+            product = PRODUCTS[registry.kind]
+            limits = RegistryLimits(cap, product.paces, per_project=product.per_project)
+            self.gate.limits[registry.authority] = limits
+        elif registry.max_concurrent:  # the default does not reduce what another alias has set
+            limits.cap = min(limits.cap, cap)
 
     async def _dial(self, origin: Origin, *, is_foreign: bool = False) -> Stream:
-        client = self._first_at.get(origin.address)
+        client = self._first_client_at.get(origin.address)
         registry = client.registry if client else None
         return await self._dialer.dial(origin, registry, is_foreign=is_foreign)
 
@@ -408,32 +411,34 @@ class Transport:
         while True:
             try:
                 if host.is_first_contact_done:
-                    return await self._answer(host, call, ok, limit)
-                return await self._first_answer(host, call, ok, limit)
+                    return await self._request_once(host, call, ok, limit)
+                return await self._request_as_first(host, call, ok, limit)
             except SyncError as error:
                 failure = error
             finally:
+                # If this attempt was to probe the host and has not, another task probes it.
                 self.recovery.end_attempt()
             pause = self.pause_after(failure, budget, host, call=call)
             text = f"{call.method} {host.key}{call.shown_path}: {failure}"
             self.machine.log("debug", "retry", text)
             await self.wait_to_retry(failure, pause)
 
-    async def _first_answer(
+    async def _request_as_first(
         self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
     ) -> Response:
-        """Send one request to a host that has not been used in this run. Other requests to the host
-        wait for its outcome (rule 1).
+        """Send a request once. Until a first request to the host is complete, only one is sent at a
+        time (rule 1).
         """
-        async with host.first_contact:
+        async with host.first_contact:  # a lock
+            # Another request may have been the first while this request waited for the lock.
             if not host.is_first_contact_done:
                 try:
-                    return await self._answer(host, call, ok, limit)
+                    return await self._request_once(host, call, ok, limit)
                 finally:
                     host.is_first_contact_done = host.has_answered
-        return await self._answer(host, call, ok, limit)
+        return await self._request_once(host, call, ok, limit)
 
-    async def _answer(
+    async def _request_once(
         self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
     ) -> Response:
         async with await self.exchange(host, call, ok) as response:
@@ -449,20 +454,20 @@ class Transport:
         lease: Lease | None = None,
         body: Body | None = None,
     ) -> Turn:
-        """Send a request once, and return its turn with the response unread. Raises SyncError for a
-        status not in `ok`.
+        """Send a request, and return its turn with the response unread. The caller must end the turn.
+        Raises SyncError for a status not in `ok`.
 
         The request first gets its login, then its turn (a permit, a place in a window and a token of
-        a bucket), then a connection, then its response. If `lease` is given, the request uses that
-        connection and leaves it to the caller (a PUT follows its POST). A request with a `body` is
-        never repeated (I7), so the caller has to handle a refused login, and a success that arrives
-        before the last byte was sent.
+        a bucket), then a connection, then its response. It is repeated only with a new login, or
+        after a redirect. If `lease` is given, the request uses that connection and leaves it to the
+        caller (a PUT follows its POST). A request with a `body` is never repeated (I7), so the caller
+        has to handle a refused login, and a success that arrives before the last byte was sent.
         """
-        want = self.demand_of(host, call)
+        demand = self.demand_of(host, call)
         rank = _FIRST if call.action == "manifest_put" else None
         refusals = LoginRefusals()
         while True:
-            self._check_not_stopped(host, want)
+            self._check_not_stopped(host, demand)
             if host.peer.outage.reach is not Reach.UP:
                 self._check_reach(host, host.peer, can_repeat=body is None)
             authorization = await self.login(host, call, before_body=body is not None)
@@ -470,16 +475,16 @@ class Transport:
             peer = host.peer if origin == host.origin else self.recovery.peer(origin)
             hop = _Hop(call, origin, peer, authorization, has_left=origin != host.origin)
 
-            turn = await self.gate.begin_request(want, rank, lease)
+            turn = await self.gate.begin_request(demand, rank, lease)
             try:
                 if body is not None:
                     self._watch_body(call, turn, body, authorization)
-                response = await self._send(host, want, hop, turn, lease, body)
+                response = await self._send(host, demand, hop, turn, lease, body)
                 while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
                     await turn.return_connection()  # other requests may use it from now on
                     hop = self._next_hop(host, hop, response)
                     turn.began = anyio.current_time()
-                    response = await self._send(host, want, hop, turn, lease, body)
+                    response = await self._send(host, demand, hop, turn, lease, body)
                 self._record_pace(host, call, turn, response)
 
                 is_refused = response.status in (401, 403)
@@ -489,14 +494,17 @@ class Transport:
                     host.authenticator.record_success(authorization, call.repository, call.method)
 
                 may_log_in_again = is_refused and body is None and not hop.has_left
-                if not may_log_in_again:
+                if may_log_in_again:
+                    await response.read(ERROR_BODY)  # `refresh_login` needs the text of the refusal
+                else:
                     if response.early and body is None and response.status in (200, 201):
                         raise Disconnected("the registry answered before the request was sent")
                     await self.raise_unless(host, response, ok, hop.peer)
                     turn.response = response
                     return turn
-                await response.read(ERROR_BODY)
             except LoginExpired:
+                # `_check_may_send` has found that the login was refused to another request. Unless
+                # the body has begun, log in again and repeat the request.
                 if body is not None and body.has_begun:
                     raise
                 continue
@@ -510,21 +518,22 @@ class Transport:
     async def _send(
         self,
         host: RegistryClient,
-        want: Demand,
+        demand: Demand,
         hop: _Hop,
         turn: Turn,
         lease: Lease | None,
         body: Body | None,
     ) -> Response:
         """Send one request of a chain of redirects and return its response. It uses the caller's
-        `lease` if that is a lease for its origin.
+        `lease` if that is a lease for its origin. Otherwise it stores a lease of its own in
+        `turn.connection`.
         """
         call = hop.call
-        self._check_serves(host, want, hop.authorization)
+        self._check_may_send(host, demand, hop.authorization)
 
-        is_home = hop.origin == host.origin
+        is_at_registry = hop.origin == host.origin
         if lease is None or lease.origin != hop.origin:
-            pool = self.pool if is_home else self.foreign_pool
+            pool = self.pool if is_at_registry else self.foreign_pool
             lease = pool.lease(hop.origin, is_fresh=call.is_fresh)
             turn.connection = lease
 
@@ -535,25 +544,26 @@ class Transport:
             seconds = self.machine.timeouts.manifest_put
 
         is_probe = hop.peer.outage.reach is not Reach.UP
-        if is_probe:  # only the probe of an unreachable host gets past this check
+        if is_probe:  # this check raises an error unless the request is the probe of the host
             self._check_reach(host, hop.peer, can_repeat=body is None)
 
         if hop.number == 0:
             self.requests[host.key][call.action] += 1
-        else:
+        else:  # after a redirect; the origin need not be a registry
             self._count(hop.origin, call.action)
         try:
             answering = lease.exchange(
                 call.request(hop.authorization),
                 seconds,
                 body,
-                confirm=partial(self._check_serves, host, want, hop.authorization),
+                confirm=partial(self._check_may_send, host, demand, hop.authorization),
                 now=turn.began,
             )
             if is_probe:
                 answering = self.recovery.await_probe(hop.peer, answering)
             response = await answering
         except WireError as error:
+            # A host that ends its first exchange in disorder may serve only https.
             if not host.has_answered and not isinstance(error, ConnectFailed | TimedOut):
                 error.hint = host.https_hint or error.hint
             if error.side is None:  # otherwise the source of the body has failed, not this host
@@ -562,9 +572,9 @@ class Transport:
 
         retry_after = response.headers.get("retry-after")
         self._record_reach(
-            hop.peer, response.status, retry_after, response.came_at, counts=body is None
+            hop.peer, response.status, retry_after, response.came_at, is_counted=body is None
         )
-        if is_home:
+        if is_at_registry:
             host.has_answered = True
         if self.machine.traces:
             trace = f"{call.method} {hop.peer.url}{call.shown_path} -> {response.status}"
@@ -593,16 +603,22 @@ class Transport:
         has_left = hop.has_left or origin != host.origin
         authorization = None if has_left else hop.authorization
         return _Hop(
-            call, origin, self.recovery.peer(origin), authorization, hop.number + 1, has_left
+            call,
+            origin,
+            peer=self.recovery.peer(origin),
+            authorization=authorization,
+            number=hop.number + 1,
+            has_left=has_left,
         )
 
-    # Hosts that are away.
+    # Unreachable hosts.
 
     def _check_reach(self, host: RegistryClient, peer: Peer, *, can_repeat: bool) -> None:
-        """Raise the error of an unreachable host, unless this request is its probe.
+        """Raise an error if `peer` is unreachable, unless this request is its probe. `can_repeat`
+        says that the request can be sent twice, so that it may be the probe.
 
-        If a host that the registry depends on is given up, such as its token service or its blob
-        storage, the registry is stopped too.
+        `peer` is the registry, its token service or its blob storage. If it was given up, the
+        registry is stopped too.
         """
         try:
             self.recovery.check(peer, can_repeat=can_repeat)
@@ -612,23 +628,31 @@ class Transport:
             raise
 
     def _record_reach(
-        self, peer: Peer, status: int, retry_after: str | None, now: float, *, counts: bool = True
+        self,
+        peer: Peer,
+        status: int,
+        retry_after: str | None,
+        now: float,
+        *,
+        is_counted: bool = True,
     ) -> None:
-        """Record by a response's head whether its host is reachable. Requests that wait for the host
-        go on, or go on waiting.
+        """Record whether a host is reachable, by the head of its response. An answer ends its outage.
+
+        A response of a gateway that could not reach the host is a failure of the host. If not
+        `is_counted`, that failure is ignored.
         """
         if not is_gateway_failure(status, retry_after):
             self.recovery.record_answer(peer, now)
-        elif counts:
+        elif is_counted:
             failure = RegistryError(f"status {status}", status=status)
             self.recovery.record_failure(peer, failure, now)
 
     async def _ping(self, peer: Peer) -> None:
-        """Send a probe to an unreachable host."""
+        """Send a probe to an unreachable host, and record whether the host has answered."""
         origin = peer.origin
         self._count(origin, "probe")
         request = Request("GET", "/v2/", (_USER_AGENT,))
-        is_registry = origin.address in self._first_at
+        is_registry = origin.address in self._first_client_at
         pool = self.pool if is_registry else self.foreign_pool
         began = anyio.current_time()
         try:
@@ -647,7 +671,7 @@ class Transport:
 
     def _on_back(self, peer: Peer) -> None:
         """Narrow the windows of a registry that is reachable again."""
-        client = self._first_at.get(peer.origin.address)
+        client = self._first_client_at.get(peer.origin.address)
         if client is not None:
             self.gate.limits[client.key].narrow_windows()
             self.gate.wake()
@@ -669,12 +693,15 @@ class Transport:
     def demand_of(self, host: Host, call: Call) -> Demand:
         """Return the limits that a request counts against. A PUT with the body counts as two actions."""
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
-        steps = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
-        meters = self.gate.limits[host.key].meter_names(call.repository, *steps)
+        actions = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
+        meters = self.gate.limits[host.key].meter_names(call.repository, *actions)
         return Demand(host.key, meters=meters, is_discovery=call.action in DISCOVERY)
 
     def _watch_body(self, call: Call, turn: Turn, body: Body, authorization: str | None) -> None:
-        """Have a body free its place in the window once much of it was sent (docs/design.md section 9)."""
+        """Prepare a body to be sent in a turn. It frees its place in the window when UNDER_WAY seconds
+        have passed or LARGE_BODY bytes have been sent, because the registry has accepted it by then
+        (docs/design.md section 9).
+        """
         if call.action == "upload_body":
             turn.presume_success_at(turn.began + UNDER_WAY)
         body.authorization = authorization
@@ -682,19 +709,24 @@ class Transport:
 
     # Logins.
 
-    def _check_serves(self, host: RegistryClient, want: Demand, authorization: str | None) -> None:
-        """Raise an error if a request that has waited must not be sent any more: its login was refused
-        to another request in the meantime, or the registry has been stopped.
+    def _check_may_send(
+        self, host: RegistryClient, demand: Demand, authorization: str | None
+    ) -> None:
+        """Raise an error if a request that has waited must not be sent any more. Raises LoginExpired
+        if its login was refused to another request in the meantime, and the error of the registry if
+        the registry has been stopped.
         """
-        self._check_not_stopped(host, want)
+        self._check_not_stopped(host, demand)
         if authorization in host.authenticator.refused_logins:
             raise LoginExpired("the login was refused to another request")
 
     async def login(
         self, host: RegistryClient, call: Call, *, before_body: bool = False
     ) -> str | None:
-        """Return the Authorization header for a call. Returns None if the call goes to another origin
-        than the registry's (I6).
+        """Return the Authorization header for a call, after a request for a token if it needs one.
+        Returns None if the call goes to another origin than the registry's (I6), or needs no login.
+
+        Stops the registry if another attempt to log in could lock the account.
         """
         if call.origin is not None and call.origin != host.origin:
             return None
@@ -707,9 +739,11 @@ class Transport:
                 host.stop(error)  # another attempt could lock the account
             raise
         except RegistryError as error:
-            peer = host.token_peer
-            if peer is not None and is_gateway_failure(error.status, error.retry_after):
-                error.unreachable_peer = peer if peer.outage.is_on else None
+            # The response of a gateway may belong to an outage of the token service. The caller then
+            # waits for the token service, and not for the registry.
+            token_service = host.token_peer
+            if token_service is not None and is_gateway_failure(error.status, error.retry_after):
+                error.unreachable_peer = token_service if token_service.outage.is_on else None
             raise
 
     async def refresh_login(
@@ -721,7 +755,8 @@ class Transport:
         refusals: LoginRefusals,
     ) -> None:
         """Handle a response with status 401 or 403. Returns if the call may be repeated with a new
-        Authorization header, otherwise raises the refusal as an error.
+        Authorization header (see `login`). Otherwise raises the refusal as an error, and stops the
+        registry if another attempt could lock the account.
 
         `used` is the Authorization header of the refused request, and `refusals` counts the refusals
         of the call so far. The body of `refused` has been read.
@@ -764,12 +799,13 @@ class Transport:
         has to arrive within `seconds`. `confirm` is passed to Lease.exchange.
         """
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
-        client = host or self._first_at.get(origin.address)
+        # The connection uses the proxy and the authorities of this registry.
+        client = host or self._first_client_at.get(origin.address)
         if client is not None:
             origin = origin._replace(via=client.registry)
         self._count(origin, "token")
-        own = (_USER_AGENT, ("Accept", "application/json"))
-        request = Request(method, target, (*own, *headers), body)
+        own_headers = (_USER_AGENT, ("Accept", "application/json"))
+        request = Request(method, target, (*own_headers, *headers), body)
         is_foreign = host is not None and origin != host.origin
         lease = (self.foreign_pool if is_foreign else self.pool).lease(origin)
         if host is None:
@@ -819,12 +855,12 @@ class Transport:
 
     def _count(self, origin: Origin, action: str) -> None:
         """Count a request, if its origin belongs to a registry of this run."""
-        client = self._first_at.get(origin.address)
+        client = self._first_client_at.get(origin.address)
         if client is not None:
             self.requests[client.key][action] += 1
 
     def _record_under_way(self, turn: Turn) -> None:
-        """Count a body as a success before its response arrives."""
+        """Count a body as a success before its response arrives, unless it was counted already."""
         self.last_progress = anyio.current_time()
         if turn.is_in_window():
             turn.meter.end(turn.number, 200)
@@ -833,7 +869,10 @@ class Transport:
     def _record_pace(
         self, host: RegistryClient, call: Call, turn: Turn, response: Response
     ) -> None:
-        """Apply a response to the limits: its window, pauses and quotas. Then admit waiting requests."""
+        """Apply a response to the limits: its window, pauses and quotas. Then admit waiting requests.
+
+        Stops requests to the registry after 10 minutes of status 429.
+        """
         now = response.came_at
         wall = self.machine.wall()
         status = response.status
@@ -846,8 +885,9 @@ class Transport:
         chance = 0.0
         if status == 429:
             chance = self.machine.chance()
-            self.throttled_meters[host.key] = turn.meter
+            self.throttled_meters[host.key] = turn.meter  # for the report
         turn.meter.end(turn.number, status, now, retry_after, chance)
+        # `refused_since` is infinite after a success.
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
             refused = RegistryError("status 429 to every request for 10 minutes", status=429)
             self._stop_requests(host, self.demand_of(host, call), refused, LONGEST_WAIT)
@@ -860,59 +900,72 @@ class Transport:
     def _record_quota(
         self, host: RegistryClient, call: Call, turn: Turn, response: Response, remaining: Remaining
     ) -> None:
-        """Apply a quota that a response reports. Quotas are for discovery, at some registries for only
-        one action of it.
+        """Apply a quota that a response reports. If the quota is used up for longer than a run waits,
+        stop the requests that it limits.
         """
+        # Quotas limit requests of discovery. At some registries they limit only one action, but the
+        # responses to all actions report them.
         action = PRODUCTS[host.registry.kind].quota_action or call.action
-        want = self.demand_of(host, call._replace(action=action))._replace(is_discovery=True)
-        meter = self.gate.limits[host.key].meters[want.meters[0]]
+        demand = self.demand_of(host, call._replace(action=action))._replace(is_discovery=True)
+        meter = self.gate.limits[host.key].meters[demand.meters[0]]
+        # The number of the request means nothing to another meter than its own.
         number = turn.number if meter is turn.meter else 0
-        if not meter.update_quota(response.came_at, number, remaining):
+        can_wait = meter.update_quota(response.came_at, number, remaining)
+        if not can_wait:
             used_up = RegistryError("the quota is used up", status=429)
-            self._stop_requests(host, want, used_up, remaining.seconds)
+            self._stop_requests(host, demand, used_up, remaining.seconds)
 
     # Errors, and what is done about them.
 
     def pause_after(
         self, error: SyncError, budget: RetryBudget, *hosts: Host, call: Call | None = None
     ) -> float:
-        """Return how many seconds to wait before a failed attempt is repeated (see `wait_to_retry`).
-        Raises the error if the attempt must not be repeated.
+        """Use up an attempt of `budget`, and return how many seconds to wait before a failed attempt
+        is repeated (see `wait_to_retry`). Raises the error if the attempt must not be repeated.
 
-        `hosts` are the hosts that the work needs: the source, then the target.
+        An attempt that failed because of an expired login or an outage uses up nothing. If the
+        registry asks for a longer wait than a run makes, requests to it are stopped. `hosts` are the
+        hosts that the work needs: the source, then the target. `call` is the failed request, if the
+        work is only that request.
         """
         is_stopped = any(host.stop_error for host in hosts)
         if isinstance(error, LoginExpired) and not is_stopped:
             return 0.0  # the upload limits how often its login is renewed
-        if error.unreachable_peer is not None and error.retryable and not is_stopped:
-            error.retries = budget.retries
-            return 0.0
-        answer = error if isinstance(error, RegistryError) else None
-        asked = 0.0
-        if answer is not None and answer.retry_after is not None:
-            asked = answer.retry_after
-
         error.retries = budget.retries
+        if error.unreachable_peer is not None and error.retryable and not is_stopped:
+            return 0.0  # `wait_to_retry` waits for the end of the outage
+
+        retry_after = 0.0  # the seconds for which the registry asks to wait
+        is_throttled = False
+        is_paced_by_window = False
+        if isinstance(error, RegistryError):
+            retry_after = error.retry_after or 0.0
+            is_throttled = error.status == 429
+            is_paced_by_window = error.is_paced_by_window
         pause = budget.take_attempt(
             anyio.current_time(),
             self.machine.chance(),
-            is_throttled=answer is not None and answer.status == 429,
-            retry_after=0.0 if answer is not None and answer.is_paced_by_window else asked,
+            is_throttled=is_throttled,
+            # A paced request waits in the queue of its window, which has recorded `retry_after`.
+            retry_after=0.0 if is_paced_by_window else retry_after,
         )
-        if answer is not None and answer.retryable and asked > LONGEST_WAIT:
+        is_wait_too_long = error.retryable and retry_after > LONGEST_WAIT
+        if isinstance(error, RegistryError) and is_wait_too_long:
             host = hosts[-1] if error.side is Side.TARGET else hosts[0]
-            want = None if call is None else self.demand_of(host, call)
-            self._stop_requests(host, want, answer, asked)
+            demand = None if call is None else self.demand_of(host, call)
+            self._stop_requests(host, demand, error, retry_after)  # makes `error` not retryable
         if pause is None or not error.retryable or is_stopped:
             raise error
         return pause
 
     def _stop_requests(
-        self, host: Host, want: Demand | None, error: RegistryError, seconds: float
+        self, host: Host, demand: Demand | None, error: RegistryError, seconds: float
     ) -> None:
-        """Make an error final because the registry asks for a longer wait than a run makes. Until that
-        time no more requests are sent to it. If a request of discovery was refused, only requests of
-        that kind are not sent, and images that are being copied are finished.
+        """Stop requests to a host for `seconds`, because it asks for a longer wait than a run makes.
+        Makes `error` final, and adds the time to its message.
+
+        If `demand` is the demand of a request of discovery, only requests with the same demand are
+        stopped, so that images that are being copied are finished. Otherwise all requests are stopped.
         """
         moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.machine.wall() + seconds))
         error.message += (
@@ -921,15 +974,15 @@ class Transport:
         error.is_final = True
 
         until = anyio.current_time() + seconds
-        if want is not None and want.is_discovery:
-            self._refused_discovery[want] = (error.without_place(), until)
+        if demand is not None and demand.is_discovery:
+            self._refused_discovery[demand] = (error.without_place(), until)
         else:
             host.stop(error, until)
 
-    def _check_not_stopped(self, host: RegistryClient, want: Demand) -> None:
-        """Raise the error for which the registry, or its discovery, gets no more requests."""
-        if want in self._refused_discovery:
-            error, until = self._refused_discovery[want]
+    def _check_not_stopped(self, host: RegistryClient, demand: Demand) -> None:
+        """Raise an error if `_stop_requests` or `RegistryClient.stop` has stopped such requests."""
+        if demand in self._refused_discovery:
+            error, until = self._refused_discovery[demand]
             if anyio.current_time() < until:
                 raise error.without_place()
         if host.stop_error is not None:
