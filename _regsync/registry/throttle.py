@@ -16,6 +16,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from _regsync.providers import Pace
@@ -109,8 +110,8 @@ class PermitNeed(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def permit_needs(demands: tuple[Demand, ...]) -> tuple[PermitNeed, ...]:
-    """Return the permits that `demands` take, by registry. The result is cached, because few
-    different demands occur and each request asks.
+    """Return the permits that `demands` take, added up for each registry. The result is cached,
+    because each request calls this function with one of a few demands.
     """
     by_host: dict[str, list[Demand]] = {}
     for demand in demands:
@@ -183,10 +184,11 @@ class CongestionWindow:
         """
         self.refused_since = min(self.refused_since, now)
         if number <= self._last_number_at_halving:
-            return 0.0
+            return 0.0  # the halving was for this refusal too, and has paused the window
         if now < self._epoch_end:
             return self._epoch_end - now
 
+        # Begin a new epoch.
         self.width = max(1.0, self.width / 2)
         self._last_number_at_halving = self.last_number
         self._epoch_end = now + _EPOCH
@@ -270,10 +272,11 @@ class GrantedRate:
         self._growth = 1
 
     def next_opening(self) -> float:
-        """Return the time from which the limit allows one more request."""
+        """Return the time from which the limit allows one more request; -inf if it does now."""
         limit = self.limit
         if limit is None or len(self._entries) < limit.requests:
             return -math.inf
+        # The next request would exceed the limit within `limit.seconds` of this request.
         return self._entries[-limit.requests].time + limit.seconds
 
     def enter(self, number: int, now: float) -> None:
@@ -292,30 +295,37 @@ class GrantedRate:
                 return
 
     def record_refusal(self, number: int) -> None:
-        """Record a 429."""
+        """Record a 429. From now on the next admitted request is the probe."""
         self._has_refused = True
         self.discard(number)
 
-        # Refusals of requests that were admitted before the probe belong to the refusal that the
-        # probe follows.
+        # A request that was admitted before the current probe is refused for the same reason as the
+        # request whose refusal the probe follows. The probe then stays the same.
         if self._probe is None or number >= self._probe.number:
             self._awaits_grant = True
             self._probe = None
 
     def record_grant(self, number: int) -> None:
-        """Record an answer other than a 429 or a server error."""
+        """Record an answer other than a 429 or a server error.
+
+        The answer to the probe, or to a later request, sets the limit. An answer that does not follow
+        a refusal counts towards the growth of the limit.
+        """
         if self._probe is not None and number >= self._probe.number:
-            self._learn(self._probe.time)
+            self._learn_limit(self._probe.time)
             self._awaits_grant = False
             self._probe = None
         elif self.limit is not None and not self._awaits_grant:
             self._until_growth -= 1
             if self._until_growth == 0:
-                self._grow(self.limit)
+                self._raise_limit(self.limit)
 
-    def _learn(self, until: float) -> None:
-        """Derive the limit from the requests that were granted before a refusal. `until` is the
-        admission time of the probe that ended the refusal.
+    def _learn_limit(self, until: float) -> None:
+        """Set the limit by the requests that were granted before a refusal. `until` is the admission
+        time of the probe that was granted after it.
+
+        The limit is unchanged if the probe before that was granted more than _LONGEST_STRETCH seconds
+        earlier, or if no request was granted between the two probes.
         """
         since = self._granted_since
         self._granted_since = until
@@ -327,7 +337,8 @@ class GrantedRate:
             self._until_growth = self.limit.requests
             self._growth = 1
 
-    def _grow(self, limit: Stretch) -> None:
+    def _raise_limit(self, limit: Stretch) -> None:
+        """Raise the current limit by the next step. Remove it if that would double it."""
         if self._growth >= limit.requests:
             self.limit = None
             return
@@ -337,15 +348,17 @@ class GrantedRate:
 
 
 def densest_stretch(times: Sequence[float], until: float) -> Stretch:
-    """Return the stretch with the highest rate that ends with the last request.
+    """Return the last requests, and the seconds they took, with the highest rate.
 
-    `times` are the admission times of the requests, in order. A stretch lasts from the admission of
-    its first request until `until`. It may leave out the beginning, when a run may have had little
-    to request. It holds at least half the requests, because the last few alone show no rate.
+    `times` are the admission times of the requests, in order. A stretch has the last N requests, and
+    lasts from the admission of the first of them until `until`. N is at least half of all requests,
+    because fewer show no rate. It may be less than all, because a run may have little to request at
+    its beginning.
     """
     fewest = (len(times) + 1) // 2
     counts = range(fewest, len(times) + 1)
-    return max((Stretch(count, until - times[-count]) for count in counts), key=lambda s: s.rate)
+    stretches = [Stretch(count, until - times[-count]) for count in counts]
+    return max(stretches, key=attrgetter("rate"))
 
 
 class Remaining(NamedTuple):
@@ -379,9 +392,11 @@ class Quota:
     def update(
         self, now: float, number: int, window: CongestionWindow, remaining: Remaining
     ) -> bool:
-        """Record the quota that the answer to request `number` reports.
+        """Record the quota that the answer to request `number` reports. `window` is the window of the
+        meter that this quota belongs to.
 
-        Returns False if the quota is used up for longer than a run waits (LONGEST_WAIT).
+        Returns False if the quota is used up for longer than a run waits (LONGEST_WAIT). Returns True
+        in all other cases, also if the answer is out of date and is ignored.
         """
         # Answers may overtake each other. An answer to a request that was admitted before the last
         # update may be older than it, and is used only if it reports fewer requests.
@@ -390,7 +405,8 @@ class Quota:
         self._left = remaining.requests
         self._last_number_at_update = window.last_number
 
-        # The registry may not have counted the requests in flight yet, so they are subtracted.
+        # The registry may not have counted the requests in flight (`occupants`), so they are
+        # subtracted.
         self._last_covered = window.last_number - len(window.occupants) + remaining.requests
 
         if remaining.requests > 0:
@@ -419,9 +435,10 @@ class Meter:
         return self.window.width
 
     def next_opening(self, *, is_discovery: bool) -> float:
-        """Return the time from which one more request may be admitted.
+        """Return the time from which one more request may be admitted. It may have passed.
 
-        Returns inf if only an answer can make room. Call `end_presumed_successes` first.
+        Returns inf if only an answer can make room in the window. Call `end_presumed_successes`
+        first.
         """
         window = self.window
         opens_at = max(
@@ -432,14 +449,13 @@ class Meter:
             opens_at = max(opens_at, self._quota.paused_until)
             is_full = is_full or not self._quota.covers(window.last_number + 1)
 
-        # If no request is under way, one request is admitted even without remaining quota, because
+        # If no request is in flight, one request is admitted even without remaining quota, because
         # only its answer can report a new quota.
         if not is_full or not window.occupants:
             return opens_at
         if not window.presumed_success_at:
             return math.inf
-
-        # The first presumed success makes room.
+        # The first upload that counts as a success without an answer makes room.
         return max(opens_at, min(window.presumed_success_at.values()))
 
     def end_presumed_successes(self, now: float) -> None:
@@ -468,7 +484,8 @@ class Meter:
         retry_after: float = 0.0,
         chance: float = 0.0,
     ) -> None:
-        """Remove a request from the window, and record its answer.
+        """Remove a request from the window, and record its answer. If the request was removed
+        before, only a 429 and `retry_after` are recorded.
 
         `number` is the request's, as returned by `enter`. `status` is the status of the answer, or
         0 if there is no answer. `retry_after` is the pause in seconds that the answer asks for.
@@ -496,7 +513,7 @@ class Meter:
         """Record a quota. `number` is the request that was answered, or 0 if it was a request of
         another meter.
 
-        Returns False if the quota is used up for longer than a run waits.
+        Returns False if the quota is used up for longer than a run waits, otherwise True.
         """
         return self._quota.update(now, number, self.window, remaining)
 
@@ -516,7 +533,7 @@ class RegistryLimits:
         self.meters: dict[str, Meter] = {}
 
         # Whether each first segment of a repository's name ("project") has its own meters.
-        self._per_project = per_project
+        self._has_meters_per_project = per_project
 
         # The pace of each action that has one.
         self._paces = {action: pace for pace in paces for action in pace.actions.split()}
@@ -525,18 +542,23 @@ class RegistryLimits:
         self._name_cache: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def meter_names(self, repository: str, *actions: str) -> tuple[str, ...]:
-        """Return the names of the meters for a request that performs all of `actions`. Meters are
-        created on first use.
+        """Return the names of the meters for a request that performs all of `actions`, without
+        repetitions. Creates each meter on first use.
         """
-        project = f"{repository.partition('/')[0]}: " if self._per_project else ""
+        project = f"{repository.partition('/')[0]}: " if self._has_meters_per_project else ""
         key = (project, *actions)
-        if key not in self._name_cache:
-            paces = {
-                project + self._paces[action].actions: self._paces[action] for action in actions
-            }
-            for name, pace in paces.items():
-                self.meters.setdefault(name, Meter(pace, self))
-            self._name_cache[key] = tuple(paces)
+        if key in self._name_cache:
+            return self._name_cache[key]
+
+        names: list[str] = []
+        for action in actions:
+            pace = self._paces[action]
+            name = project + pace.actions  # `pace.actions` are all actions that share the meter
+            if name not in self.meters:
+                self.meters[name] = Meter(pace, self)
+            if name not in names:
+                names.append(name)
+        self._name_cache[key] = tuple(names)
         return self._name_cache[key]
 
     def narrow_windows(self) -> None:
@@ -552,10 +574,12 @@ class RegistryLimits:
             return True
 
         # A fifth of the permits, and at least two (one of three or fewer), is reserved for requests
-        # without a body. A transfer within one registry has two bodies; it is admitted if no other
-        # body is in flight.
+        # without a body.
         least_reserved = 2 if self.cap > 3 else 1
-        most_bodies = max(1, self.cap - max(least_reserved, self.cap // 5))
+        reserved = max(least_reserved, self.cap // 5)
+        most_bodies = max(1, self.cap - reserved)
+        # A transfer within one registry has two bodies, which may be more than `most_bodies`. It is
+        # admitted if no other body is in flight.
         if self.bodies and self.bodies + need.bodies > most_bodies:
             return False
         return all(self.large_bodies[way] < _LARGE_STREAMS for way in need.large_bodies)
@@ -585,6 +609,7 @@ def has_permits(limits: Mapping[str, RegistryLimits], demands: tuple[Demand, ...
 def take(limits: Mapping[str, RegistryLimits], demands: Sequence[Demand], now: float) -> list[Slot]:
     """Take the permits, places in windows and tokens that `demands` name. Returns the places.
 
+    A demand takes a place in the window of its first meter, and a token of each of its meters.
     Call it only if `has_permits` is true and `refresh_next_opening` returns a time that has passed.
     """
     slots: list[Slot] = []
@@ -593,7 +618,8 @@ def take(limits: Mapping[str, RegistryLimits], demands: Sequence[Demand], now: f
             limits[demand.host].count_permit(demand, 1)
         if demand.meters:
             meters = [limits[demand.host].meters[name] for name in demand.meters]
-            slots.append(Slot(demand, meters[0], meters[0].enter(now)))
+            number = meters[0].enter(now)
+            slots.append(Slot(demand, meters[0], number))
             for meter in meters[1:]:
                 meter.take_token(now)
     return slots
@@ -602,9 +628,10 @@ def take(limits: Mapping[str, RegistryLimits], demands: Sequence[Demand], now: f
 def refresh_next_opening(
     limits: Mapping[str, RegistryLimits], demands: Sequence[Demand], now: float
 ) -> float:
-    """Return the time from which the windows and buckets have room for all of `demands`.
+    """End the presumed successes that are due, and return the time from which the windows and
+    buckets have room for all of `demands`.
 
-    Returns inf if only an answer can make room. Presumed successes that are due are recorded first.
+    Returns inf if only an answer can make room.
     """
     opens_at = -math.inf
     for demand in demands:
@@ -639,7 +666,10 @@ class RetryBudget:
         """Use up one attempt, and return the pause in seconds before the next one.
 
         `is_throttled` reports that the attempt was answered by 429, which uses up no attempt. The
-        pause is at least `retry_after` seconds. Returns None if the work must not be repeated.
+        pause is at least `retry_after` seconds.
+
+        Returns None if the work must not be repeated: no attempt is left, the answers have been 429
+        for more than THROTTLED_FOR seconds, or `retry_after` exceeds LONGEST_WAIT.
         """
         if is_throttled:
             if self._throttled_since is None:
@@ -663,10 +693,12 @@ def backoff(attempt: int, chance: float) -> float:
 
 
 def parse_quota(header: Callable[[str], str | None], wall_now: float) -> Remaining | None:
-    """Read the rest of a quota from the headers of an answer. Returns None if they report no quota."""
+    """Read the rest of a quota from the headers of an answer. Returns None if they report no quota.
+
+    `header` returns the value of a header by its name. `wall_now` is in seconds since 1970.
+    """
     for remaining_name, limit_name, reset_name in _QUOTA_HEADERS:
-        value = header(remaining_name)
-        remaining = re.match(_QUOTA, value) if value else None
+        remaining = re.match(_QUOTA, header(remaining_name) or "")
         if remaining is not None:
             limit = re.match(_QUOTA, header(limit_name) or "")
             reset = re.match(_QUOTA, header(reset_name) or "")
@@ -681,8 +713,10 @@ def _seconds_until_reset(
     limit: re.Match[str] | None,
     wall_now: float,
 ) -> float:
-    """Return the seconds until a quota is renewed: the reported time, or else the length of its
-    window.
+    """Return the seconds until a quota is renewed, by the first header that reports a time: the
+    time of the renewal (`reset`), or the length of the window (in `remaining` or `limit`).
+
+    Returns _USUAL_QUOTA if no header reports a time.
     """
     if reset is not None:
         seconds = float(reset["count"])

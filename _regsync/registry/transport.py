@@ -920,10 +920,10 @@ class Transport:
     def pause_after(
         self, error: SyncError, budget: RetryBudget, *hosts: Host, call: Call | None = None
     ) -> float:
-        """Use up an attempt of `budget`, and return how many seconds to wait before a failed attempt
-        is repeated (see `wait_to_retry`). Raises the error if the attempt must not be repeated.
+        """Count a failed attempt in `budget`, and return how many seconds to wait before it is
+        repeated (see `wait_to_retry`). Raises the error if the attempt must not be repeated.
 
-        An attempt that failed because of an expired login or an outage uses up nothing. If the
+        An expired login and an outage are not counted. If the
         registry asks for a longer wait than a run makes, requests to it are stopped. `hosts` are the
         hosts that the work needs: the source, then the target. `call` is the failed request, if the
         work is only that request.
