@@ -9,14 +9,11 @@ Follows: docs/design.md section 2 ("auth check").
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
-
-import anyio
 
 from _regsync.app.console import Console
 from _regsync.app.environment import connect
@@ -45,6 +42,8 @@ async def check_access(config: Config, console: Console) -> int:
     """Try the rights in every repository of the mappings, and show them. Returns the exit status."""
     with closing(connect(console)) as transport:
         places = places_in_use(config)
+        # Read the certificate files of all registries first, so that an unusable file ends the
+        # command before the first request.
         for registry, _ in places:
             transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
@@ -67,13 +66,14 @@ async def check_access(config: Config, console: Console) -> int:
 
 
 def places_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
-    """Return the repositories of the mappings, each once, without those in image layouts.
+    """Return the repositories of the mappings, except image layouts, as (registry, name).
 
-    A repository that is both a source and a target is returned as a target.
+    The side of a repository that is both a source and a target is TARGET.
     """
     places = dict[tuple[Registry, str], Side]()
     for mapping in config.mappings:
         if not mapping.source.is_layout:
+            # Do not replace TARGET, which an earlier mapping may have set.
             places.setdefault((mapping.source, mapping.source_repository), Side.SOURCE)
         for target in mapping.targets:
             if not target.is_layout:
@@ -83,19 +83,19 @@ def places_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
 
 @dataclass
 class Access:
-    """The rights that were found in one repository."""
+    """The rights that the credential has in one repository, as far as they were tried."""
 
     repository: RemoteRepository
     rights: list[str] = field(default_factory=list)  # of "pull" and "push", those that worked
-    # "opened" if an upload could be started, "absent" if the target repository does not exist, or
-    # None if no upload was tried
+    # "opened" if an upload could be started, "absent" if the target repository does not exist but a
+    # push would create it, or None if no upload was tried
     upload: str | None = None
     error: SyncError | None = None
     asks_for_login: bool = True  # False if the registry never asks for credentials
     account: EcrAccount | None = None  # None if the repository is not a target in ECR
 
     @property
-    def source(self) -> str | None:
+    def credential_found_at(self) -> str | None:
         """Where the accepted credential was found. None if the registry accepted no credential."""
         login = self.repository.host.authenticator
         is_accepted = login.is_proven and not login.is_anonymous and self.asks_for_login
@@ -105,12 +105,15 @@ class Access:
 
     @property
     def expires(self) -> str | None:
-        """When a cloud login expires, in UTC. None if this is unknown or later than LATEST_TIME."""
+        """When a cloud login expires, in UTC.
+
+        None if the credential is no cloud login, or if it expires at an unknown time, or later than
+        LATEST_TIME.
+        """
         cloud_login = self.repository.host.authenticator.cloud_login
-        expires = cloud_login.expires if cloud_login else math.inf
-        if not 0 <= expires < LATEST_TIME:
+        if cloud_login is None or not 0 <= cloud_login.expires < LATEST_TIME:
             return None
-        return time_text(expires)
+        return time_text(cloud_login.expires)
 
     def as_json(self) -> dict[str, object]:
         """Return the entry in `access` of the JSON document."""
@@ -120,7 +123,7 @@ class Access:
             "repository": str(self.repository),
             "rights": ",".join(self.rights),
             "method": registry.auth_type or "detected",
-            "source": self.source,
+            "source": self.credential_found_at,
             "expires": self.expires,
             "upload": self.upload,
             "mounting": None if self.account is None else MOUNTING[self.account.mounts],
@@ -145,21 +148,24 @@ def print_access(access: Access, console: Console) -> None:
 
 
 def list_remarks(access: Access) -> list[str]:
-    """Return the remarks of a line: the credential, its expiry, and why no push was tried."""
+    """Return the remarks of a line: the credential, its expiry, why no push was tried, mounting."""
     login = access.repository.host.authenticator
-    remarks = [access.source or "anonymous"]
-    if access.source is None and not login.is_anonymous:
-        remarks.append(f"no login needed, found: {login.credential.found_at}")
-    if access.expires:
+    if access.credential_found_at is not None:
+        remarks = [access.credential_found_at]
+    elif login.is_anonymous:
+        remarks = ["anonymous"]
+    else:
+        remarks = ["anonymous", f"no login needed, found: {login.credential.found_at}"]
+    if access.expires is not None:
         remarks.append(f"until {access.expires}")
-    if access.upload == "absent":
-        remarks.append("the repository does not exist yet, so no push was tried")
 
     account = access.account
-    if account is not None:
-        template = account.template_for(access.repository.name)
-        if access.upload == "absent" and template is not None:
+    if access.upload == "absent":
+        remarks.append("the repository does not exist yet, so no push was tried")
+        template = account.template_for(access.repository.name) if account is not None else None
+        if template is not None:
             remarks.append(f"the creation template {printable(template)!r} lets a push create it")
+    if account is not None:
         remarks.append(describe_mounting(account))
     return remarks
 
@@ -173,21 +179,34 @@ def describe_mounting(account: EcrAccount) -> str:
     return "blobs are not mounted between repositories: the account setting BLOB_MOUNTING is off"
 
 
+def can_be_created(repository: RemoteRepository, account: EcrAccount | None) -> bool:
+    """Report whether a push can create the repository, which does not exist.
+
+    `account` is the AWS account of the repository's registry, or None if that is not in ECR.
+    """
+    if repository.host.registry.kind == "ecr_public":
+        return False
+    if account is None:
+        return True
+    return account.template_for(repository.name) is not None
+
+
 class AccessCheck:
     """Tries the rights in repositories, and the credential of each registry."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        # The check of the credential, for each registry that has not asked for it yet. The result is
-        # whether the registry ever asks for a login.
+        # For each registry that had not accepted its credential yet when it was first checked, whether
+        # it ever asks for a login.
         self._credential_checks = dict[RegistryClient, Once[bool]]()
-
-        self._accounts: dict[RegistryClient, EcrAccount] = {}  # settings, for each registry in ECR
-        # For each registry in ECR, held while its settings are requested.
-        self._account_locks = defaultdict[RegistryClient, anyio.Lock](anyio.Lock)
+        # The account settings of each registry in ECR, which are requested once.
+        self._accounts = defaultdict[RegistryClient, Once["EcrAccount"]](Once)
 
     async def try_repository(self, repository: RemoteRepository) -> Access:
-        """Try the rights that a run needs in a repository. An error is returned in the result."""
+        """Try the rights that a run needs in a repository: pull at a source, push at a target.
+
+        If a right is missing, the returned `error` says so.
+        """
         access = Access(repository)
         try:
             with repository.adding_place("check", str(repository)):
@@ -195,7 +214,9 @@ class AccessCheck:
         except SyncError as error:
             access.error = error
             is_missing = isinstance(error, RegistryError) and error.status == 404
-            if is_missing and access.account and access.account.created_on_push is None:
+            account = access.account
+            has_unknown_templates = account is not None and account.created_on_push is None
+            if is_missing and has_unknown_templates:
                 # The usual hint ends with a command, so this advice is put in front of it.
                 template = "add a repository creation template for CREATE_ON_PUSH"
                 error.hint = f"{template}, or {error.hint}"
@@ -203,117 +224,115 @@ class AccessCheck:
         return access
 
     async def _try_rights_and_credential(self, access: Access) -> None:
-        repository = access.repository
+        """Store in `access` what works. Raises SyncError if a needed right is missing."""
         try:
             await self._try_rights(access)
         except RegistryError as error:
             # The registry may have answered 404 without asking for a login. If it refuses the
             # credential, report that error instead of the 404.
             if error.status == 404:
-                await self._check_credential(repository.host, repository)
+                await self._check_credential(access.repository)
             raise
-        access.asks_for_login = await self._check_credential(repository.host, repository)
+        access.asks_for_login = await self._check_credential(access.repository)
 
     async def _try_rights(self, access: Access) -> None:
-        """Try to pull, and at a target to push. Raises SyncError if a right is missing."""
-        await self._try_pull(access)
-        is_target = access.repository.side is Side.TARGET
-        if is_target and access.upload != "absent":
-            await self._try_push(access)
+        """List tags and, at a target that exists, start an upload. Store in `access` what works.
 
-    async def _try_pull(self, access: Access) -> None:
-        """List one page of tags. Sets `access.upload` to "absent" if a push would create the repository.
-
-        Raises SyncError if the listing is refused, unless this is a target that may still allow pushes.
+        Raises SyncError if a source refuses the listing, or if a target refuses the upload. A target
+        may refuse the listing, since a push needs no list of tags. A target that does not exist raises
+        SyncError unless a push would create it.
         """
         repository = access.repository
-        call = repository.build_call("tag_list", "GET", "tags/list?n=1")
         try:
-            await self._transport.request(repository.host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
+            await self._list_one_tag(repository)
+            access.rights.append("pull")
         except RegistryError as error:
-            # A credential that may not list tags may still be allowed to push.
             may_take_pushes = repository.side is Side.TARGET and error.status in (401, 403, 404)
             if not may_take_pushes:
                 raise
             if error.status == 404:
-                if not await self._may_be_created(access):
+                access.account = await self._account_of(repository.host)
+                if not can_be_created(repository, access.account):
                     raise
                 access.upload = "absent"
-        else:
-            access.rights.append("pull")
+                return
 
-    async def _may_be_created(self, access: Access) -> bool:
-        """Report whether a push can create the repository, which does not exist."""
-        host = access.repository.host
-        if host.registry.kind == "ecr_public":
-            return False
-        if host.registry.kind == "ecr":
-            access.account = await self._account_of(host)
-            return access.account.template_for(access.repository.name) is not None
-        return True
+        if repository.side is Side.TARGET:
+            await self._start_and_cancel_upload(repository)
+            access.rights.append("push")
+            access.upload = "opened"
+            access.account = await self._account_of(repository.host)
 
-    async def _try_push(self, access: Access) -> None:
-        """Start an upload and cancel it. Raises SyncError if the registry refuses it."""
-        repository = access.repository
-        host = repository.host
-        async with self._transport.pool.lease(host.origin) as lease:
+    async def _list_one_tag(self, repository: RemoteRepository) -> None:
+        call = repository.build_call("tag_list", "GET", "tags/list?n=1")
+        await self._transport.request(repository.host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
+
+    async def _start_and_cancel_upload(self, repository: RemoteRepository) -> None:
+        async with self._transport.pool.lease(repository.host.origin) as lease:
             # The digest is only sent at the end of an upload, and this upload is cancelled before.
             no_blob = Descriptor("", "", 0)
             upload = Upload(repository, self._transport, lease, no_blob)
             await upload.start()
             await upload.cancel_upload()
-        access.rights.append("push")
-        access.upload = "opened"
-        if host.registry.kind == "ecr":
-            access.account = await self._account_of(host)
 
-    async def _account_of(self, host: RegistryClient) -> EcrAccount:
-        """Return the settings of a registry's AWS account. They are requested once per registry."""
+    async def _account_of(self, host: RegistryClient) -> EcrAccount | None:
+        """Return the settings of a registry's AWS account, or None if the registry is not in ECR.
+
+        The settings are requested once per registry.
+        """
+        if host.registry.kind != "ecr":
+            return None
         from _regsync.auth.aws import EcrAccount, read_account
 
         login = host.authenticator.cloud_login
         if login is None:
             return EcrAccount(reason="only AWS's own credentials can read the account's settings")
-        async with self._account_locks[host]:
-            if host not in self._accounts:
-                self._accounts[host] = await read_account(login.machine, host.registry)
-        return self._accounts[host]
+        return await self._accounts[host].get(partial(read_account, login.machine, host.registry))
 
-    async def _check_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
-        """Check the credential with a registry. Returns False if the registry never asks for a login.
+    async def _check_credential(self, repository: RemoteRepository) -> bool:
+        """Check the credential of a registry. Returns whether the registry ever asks for a login.
 
-        If the registry has already accepted the credential, no request is sent. Otherwise the check is
-        made once per registry, because a push may need the credential later. If the registry refuses
-        the credential, RegistryError is raised for each of its repositories.
+        Sends no request if the registry has already asked for the credential and accepted it. Otherwise
+        the check is made once per registry, because a push may need the credential later. If the
+        registry refuses the credential, RegistryError is raised for each of its repositories.
         """
-        if host not in self._credential_checks:
+        host = repository.host
+        check = self._credential_checks.get(host)
+        # The check itself can make the credential proven although the registry never asks for it, so
+        # `is_proven` counts only before the check.
+        if check is None:
             if host.authenticator.is_proven:
                 return True
-            self._credential_checks[host] = Once()
+            check = Once()
+            self._credential_checks[host] = check
         try:
-            send = partial(self._send_credential, host, repository)
-            return await self._credential_checks[host].get(send)
+            return await check.get(partial(self._send_credential, repository))
         except SyncError as error:
             # The error may be that of a check for another repository, and names it.
             raise error.without_place() from error.__cause__
 
-    async def _send_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
+    async def _send_credential(self, repository: RemoteRepository) -> bool:
         """Request `/v2/` with the credential. Returns whether the registry asks for a login.
 
-        A registry that asks for logins in any repository asks for one here. Raises RegistryError if the
-        credential is refused.
+        A registry that asks for logins in any repository asks for one here. Returns False too if this
+        cannot be found out: without a credential, or if the registry does not serve `/v2/`. Raises
+        RegistryError if the credential is refused.
         """
+        host = repository.host
         login = host.authenticator
-        if login.is_anonymous and login.cloud_login is None:
+        # A cloud login is anonymous until its first request.
+        has_credential = not login.is_anonymous or login.cloud_login is not None
+        if not has_credential:
             return False
+        # `build_call` puts the repository before the path, but `/v2/` belongs to the whole registry.
         ping = repository.build_call("tag_list", "GET", "")._replace(path="/v2/")
         try:
             answer = await self._transport.request(host, ping, ok=(200,))
         except RegistryError as error:
             if error.status in (401, 403):
                 raise
-            return False  # the registry lacks this endpoint, so the credential cannot be checked
-        if login.is_proven:
+            return False
+        if login.is_proven:  # the transport has sent the credential in response to a 401
             return True
 
         # The registry has answered without asking for a login, so offer the credential in a second
