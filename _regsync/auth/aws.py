@@ -75,6 +75,7 @@ _PAUSE = 1.0  # seconds between two attempts
 _CONTAINER_SECONDS = 2.0  # timeout for a container's credential service
 _INSTANCE_SECONDS = 1.0  # timeout for EC2's metadata service
 _SSO_MARGIN = 60.0  # seconds for which an SSO token must remain valid
+_SSO_TIME_LENGTH = len("2026-11-22T12:00:00")  # without the time zone, which is always UTC
 
 # Matches the names of errors after which the same request may succeed.
 _TEMPORARY_ERRORS = "Throttl|TooMany|IDPComm"
@@ -130,7 +131,7 @@ async def log_in(
     if api is None:
         return None
     is_public = registry.kind == "ecr_public"
-    more_rights = ""
+    more_rights = ""  # further permissions that the action requires, for the error's hint
     if is_public:
         more_rights = " and sts:GetServiceBearerToken, or use auth_type: anonymous"
     try:
@@ -196,7 +197,8 @@ async def _find_api(
     # The user's settings select the endpoints of the services that issue keys (STS, SSO).
     use_fips = settings.is_set("use_fips_endpoint")
     use_dualstack = settings.is_set("use_dualstack_endpoint")
-    chain = _KeyChain(machine, settings, _Client(machine, use_fips, use_dualstack), region)
+    key_client = _Client(machine, use_fips=use_fips, use_dualstack=use_dualstack)
+    chain = _KeyChain(machine, settings, key_client, region)
     keys = await (chain.from_instance() if probing_metadata else chain.find())
     if keys is None:
         if probing_metadata:
@@ -212,8 +214,9 @@ async def _find_api(
     if ecr_host:
         use_fips = use_fips or ecr_host["fips"] is not None
         use_dualstack = use_dualstack or ecr_host["dualstack"] is not None
-    service = registry.kind.replace("_", "-")
-    return _Api(_Client(machine, use_fips, use_dualstack), keys, service, region)
+    api_client = _Client(machine, use_fips=use_fips, use_dualstack=use_dualstack)
+    service = "ecr-public" if registry.kind == "ecr_public" else registry.kind
+    return _Api(api_client, keys, service, region)
 
 
 class EcrAccount(NamedTuple):
@@ -242,24 +245,25 @@ class EcrAccount(NamedTuple):
 async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAccount:
     """Read the settings of a registry's AWS account from ECR's API (section 4.9).
 
-    Settings that the keys may not read stay unknown, and `reason` says why. Nothing is changed.
+    Settings that the keys may not read stay unknown, and `reason` says why. An error is only
+    reported in `reason`, because a copy does not depend on these settings. Nothing is changed.
     """
-    account = EcrAccount()
+    account = EcrAccount()  # all settings are unknown
     try:
         api = await _find_api(machine, registry, probing_metadata=False)
         assert api is not None  # None is only returned if probing_metadata is true
         answer = await api.call("DescribeRepositoryCreationTemplates", {})
         document = json_object(answer.encode()) or {}
-        owner = str(document.get("registryId"))
-        if not registry.host.startswith(f"{owner}."):
-            reason = f"{api.keys.found_at} belongs to account {printable(owner, 20)}"
+        account_of_keys = str(document.get("registryId"))
+        if not registry.host.startswith(f"{account_of_keys}."):
+            reason = f"{api.keys.found_at} belongs to account {printable(account_of_keys, 20)}"
             return account._replace(reason=reason)
         account = account._replace(created_on_push=_created_on_push(document))
 
         answer = await api.call("GetAccountSetting", {"name": "BLOB_MOUNTING"})
-        value = (json_object(answer.encode()) or {}).get("value")
-        if value in ("ENABLED", "DISABLED"):
-            return account._replace(mounts=value == "ENABLED")
+        mounting = (json_object(answer.encode()) or {}).get("value")
+        if mounting in ("ENABLED", "DISABLED"):
+            return account._replace(mounts=mounting == "ENABLED")
         return account._replace(reason="ECR did not say")
     except (AuthError, ConfigError) as error:
         hint = f" ({error.hint})" if error.hint else ""
@@ -330,8 +334,8 @@ def _read_keys(document: Mapping[str, object], label: str, *secrets: str) -> Cre
     can_be_in_header = re.fullmatch("[ -~]+", access_key + secret_key + session) is not None
     if access_key and secret_key and can_be_in_header:
         return Credential(access_key, secret_key, session, found_at=label)
-    default = "the access key or its secret is missing, or is not ASCII text"
-    reason = fields.get("message") or fields.get("code") or default
+    default_reason = "the access key or its secret is missing, or is not ASCII text"
+    reason = fields.get("message") or fields.get("code") or default_reason
     raise _error(f"{label} gives no AWS credentials: {printable(redact(reason, secrets), 200)}")
 
 
@@ -460,46 +464,47 @@ class _Client(NamedTuple):
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
     ) -> str:
-        """Send a request, and return the text of the answer.
+        """Send a request, and return the text of the answer, which contains at least one field.
 
-        The answer contains at least one field. Raises AuthError if every attempt fails, with `hint`
-        if the service refuses the request. If `keys` are given, they sign the request. `secrets`
-        are further secrets in the request.
+        A temporary failure is repeated. Raises AuthError if no attempt succeeds. `hint` is the
+        error's hint if the service refuses the request. If `keys` are given, they sign the request.
+        `secrets` are further secrets in the request. All secrets are masked in the error.
         """
         all_secrets = secrets if keys is None else (*secrets, *keys.secrets)
         attempts_left = _ATTEMPTS
         while True:
             with redacting(lambda: all_secrets):
-                result = await self._attempt(request, hint, keys)
-            if isinstance(result, str):
-                return result
+                text_or_failure = await self._attempt(request, hint, keys)
+            if isinstance(text_or_failure, str):
+                return text_or_failure
+            failure = text_or_failure
             attempts_left -= 1
-            if attempts_left == 0 or not result.is_temporary:
+            if attempts_left == 0 or not failure.is_temporary:
                 break
             await anyio.sleep(_PAUSE)
 
         who = keys.found_at if keys else "without keys"
         host = request.url.split("/")[2]
-        reason = printable(redact(result.text, all_secrets), 300)
-        raise _error(f"{who}: {host}: {reason}", result.hint, result.code)
+        reason = printable(redact(failure.text, all_secrets), 300)
+        raise _error(f"{who}: {host}: {reason}", failure.hint, failure.code)
 
     async def _attempt(
         self, request: Request, hint: str, keys: Credential | None
     ) -> str | _Failure:
         """Send a request once, signed by `keys` if they are given.
 
-        Returns the text of the answer, or the failure.
+        Returns the text of a successful answer. Returns the failure, which `hint` may explain, if
+        there is no answer or if the answer is an error or unreadable.
         """
         headers = sign(keys, request, self.machine.wall()) if keys else request.headers
-        is_container = not request.service
-        timeout = _CONTAINER_SECONDS if is_container else None
+        timeout = _CONTAINER_SECONDS if request.is_to_container_service else None
         try:
             answer = await self.machine.fetch(
                 request.method, request.url, headers, request.body, timeout
             )
         except WireError as error:
             # For a container's credential service, `hint` names the variable that has its address.
-            wire_hint = hint if is_container else error.hint
+            wire_hint = hint if request.is_to_container_service else error.hint
             return _Failure(error.message, wire_hint, error.code, is_temporary=True)
 
         text = answer.body.decode("utf-8", "replace")
@@ -510,20 +515,23 @@ class _Client(NamedTuple):
 
 
 def _failure_of(request: Request, answer: Answer, fields: dict[str, object], hint: str) -> _Failure:
-    """Describe an unsuccessful answer. `fields` are the parsed fields of its body."""
+    """Describe an unsuccessful answer. `fields` are the parsed fields of its body.
+
+    `hint` is the hint of the error, if no further attempt succeeds.
+    """
     # The location of the error's name depends on the service's protocol.
     name = fields.get("__type") or answer.headers.get("x-amzn-errortype") or fields.get("Code")
     error_name = str(name or "")
     message = fields.get("message") or fields.get("Message") or ""
 
-    # A container's credential service may not have started yet.
-    is_container = not request.service
     is_server_error = answer.status >= 500
     # A 200 only arrives here if its body is unreadable. The next attempt may return a complete
     # body.
     has_temporary_status = is_server_error or answer.status in (200, 429)
     has_temporary_name = re.search(_TEMPORARY_ERRORS, error_name) is not None
-    is_temporary = is_container or has_temporary_status or has_temporary_name
+    # A container's credential service may not have started yet, so each of its failures counts as
+    # temporary.
+    is_temporary = request.is_to_container_service or has_temporary_status or has_temporary_name
 
     code = WireError.code if is_server_error else AuthError.code
     return _Failure(f"status {answer.status} {error_name} {message}", hint, code, is_temporary)
@@ -532,8 +540,9 @@ def _failure_of(request: Request, answer: Answer, fields: dict[str, object], hin
 class _KeyChain:
     """Searches the sources of AWS keys, in the order of section 4.5.
 
-    In all methods, `label` names a source in messages, and `fields` are the fields of a profile, or
-    the environment variables of the same names. Keys are Credentials as described in `sigv4`.
+    In all methods, `label` names a source in messages. Keys are Credentials as described in
+    `sigv4`. A method returns None if a source has no keys and the next source is tried. It raises
+    AuthError if a source is configured but issues no keys (R8).
     """
 
     def __init__(
@@ -576,9 +585,10 @@ class _KeyChain:
         return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
 
     async def _assume_by_token(self, fields: dict[str, str], label: str) -> Credential:
-        """Assume a role with a token file of another identity provider, and return its keys.
+        """Assume a role with a token file of another identity provider, and return the role's keys.
 
-        A pod in EKS has such a file.
+        A pod in EKS has such a file. `fields` are the fields of a profile, or the environment
+        variables of the same names.
         """
         token = self._settings.read_required(fields[_TOKEN_FILE], label).strip()
         form = [
@@ -591,7 +601,10 @@ class _KeyChain:
     async def _assume_by_keys(
         self, fields: dict[str, str], label: str, keys: Credential
     ) -> Credential:
-        """Assume a role with other `keys`, and return the role's keys."""
+        """Assume a role with other `keys`, and return the role's keys.
+
+        `fields` are the fields of the profile that names the role.
+        """
         form = [
             ("Action", "AssumeRole"),
             *self._role_fields(fields, label),
@@ -603,7 +616,7 @@ class _KeyChain:
     def _role_fields(self, fields: dict[str, str], label: str) -> list[Pair]:
         """Return the form fields that both AssumeRole actions need.
 
-        Raises AuthError if there is no role.
+        Raises AuthError if `fields`, which are described in `_assume_by_token`, name no role.
         """
         role = fields.get("role_arn", "")
         session = fields.get("role_session_name") or f"regsync-{self._machine.wall():.0f}"
@@ -620,9 +633,10 @@ class _KeyChain:
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
     ) -> Credential:
-        """Request the keys of a role from STS. Raises AuthError if STS refuses the request.
+        """Request the keys of the role in `fields` from STS.
 
-        The request is either signed by `keys`, or proves the identity by the `secrets` in its form.
+        The request is either signed by `keys`, or proves the identity by the `secrets` in its
+        `form`. Raises AuthError if STS refuses the request.
         """
         body = urlencode([(name, value) for name, value in form if value]).encode()
         headers = [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")]
@@ -637,13 +651,14 @@ class _KeyChain:
     # Profiles.
 
     async def _from_profile(self, name: str, referrers: tuple[str, ...] = ()) -> Credential | None:
-        """Return the keys that a profile holds or leads to.
+        """Return the keys in a profile, or the keys of the role that the profile names.
 
-        Returns None if the profile has no keys and another source may be tried. Raises AuthError if
-        an explicitly selected profile is missing or has no keys.
+        Returns None if the next source is to be tried, because there is no default profile, or
+        because the profile names no source of keys. Raises AuthError if the user or another profile
+        refers to a profile that is missing, or if the profile's source of keys is broken.
 
-        `referrers` are the profiles that led here: each is the `source_profile` of the profile
-        before it.
+        `referrers` are the names of the profiles whose `source_profile` led to this profile. The
+        first is the profile that the search began with.
         """
         settings = self._settings
         profile = settings.section(f"profile {name}")
@@ -663,7 +678,7 @@ class _KeyChain:
             return await self._assume_by_token(profile, label)
         has_keys = "aws_access_key_id" in profile
         # If a profile is the source of another profile, its keys take precedence over its role.
-        is_source_with_keys = referrers and has_keys
+        is_source_with_keys = bool(referrers) and has_keys
         if "role_arn" in profile and not is_source_with_keys:
             keys = await self._keys_to_assume(profile, name, label, referrers)
             return await self._assume_by_keys(profile, label, keys)
@@ -724,22 +739,22 @@ class _KeyChain:
     async def _from_sso(self, profile: dict[str, str], label: str) -> Credential:
         """Return the keys of a role that the user's session of IAM Identity Center permits.
 
-        The fields of the session are in the profile, or in the section of its `sso_session`.
+        The fields of the session are in the profile, or in the section that its field `sso_session`
+        names. Raises AuthError if a field is missing, or if the user must log in again.
         """
         session_name = profile.get("sso_session", "")
         session = self._settings.section(f"sso-session {session_name}") or {}
         fields = profile | session
 
-        def is_usable(name: str) -> bool:
+        missing_or_different: list[str] = []
+        for name in ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name"):
             value = fields.get(name)
-            is_contradicted = name in profile and profile[name] != value
-            return bool(value) and not is_contradicted
-
-        names = ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name")
-        unusable = [name for name in names if not is_usable(name)]
-        if unusable:
+            is_different = name in profile and profile[name] != value
+            if not value or is_different:
+                missing_or_different.append(name)
+        if missing_or_different:
             raise _error(
-                f"{label}: missing, or different in its sso-session: {', '.join(unusable)}"
+                f"{label}: missing, or different in its sso-session: {', '.join(missing_or_different)}"
             )
 
         hint = f"run `aws sso login` for {label}"
@@ -762,14 +777,18 @@ class _KeyChain:
         """Return the access token that `aws sso login` has stored in a file.
 
         An expired token is renewed, but the renewed token is not written to the file. Raises
-        AuthError if there is no usable token.
+        AuthError if the file is missing, or if the token has expired and cannot be renewed.
+
+        `fields` are the fields of the profile and its session. `session_name` is "" if the profile
+        has no `sso_session`.
         """
         file_name = f"{name_hash(session_name or fields['sso_start_url'])}.json"
         text = self._settings.read_required(f"~/.aws/sso/cache/{file_name}", label, hint)
         stored = _parse_fields(text)
         # Both times are UTC in the same format, so that they can be compared as text.
         soon = time.gmtime(self._machine.wall() + _SSO_MARGIN)
-        is_live = str(stored.get("expiresAt"))[:19] >= time.strftime("%Y-%m-%dT%H:%M:%S", soon)
+        expires_at = str(stored.get("expiresAt"))[:_SSO_TIME_LENGTH]
+        is_live = expires_at >= time.strftime("%Y-%m-%dT%H:%M:%S", soon)
         if is_live:
             return str(stored.get("accessToken"))
 
@@ -777,9 +796,13 @@ class _KeyChain:
         can_renew = session_name and all(form.values())  # logins without sso-session cannot renew
         if not can_renew:
             raise _error(f"{label}: its SSO login has expired", hint)
+        return await self._renew_sso_token(fields["sso_region"], form, hint)
+
+    async def _renew_sso_token(self, region: str, form: dict[str, object], hint: str) -> str:
+        """Request a new access token. `form` contains the refresh token and its client."""
         body = json.dumps({**form, "grantType": "refresh_token"}).encode()
         headers = [("Content-Type", "application/json")]
-        request = self._client.build_request("oidc", fields["sso_region"], headers, body, "/token")
+        request = self._client.build_request("oidc", region, headers, body, "/token")
         secrets = tuple(str(value) for value in form.values())
         answer = await self._client.send(request, hint, secrets=secrets)
         return str(_parse_fields(answer).get("accessToken"))
@@ -787,9 +810,10 @@ class _KeyChain:
     # The machine's or container's own role.
 
     async def _from_container(self) -> Credential | None:
-        """Return the keys from the credential service in a container's environment variables.
+        """Return the keys from the credential service that a container's variables name.
 
-        Returns None if no variable names such a service.
+        Returns None if no variable names such a service. Raises AuthError if the service issues no
+        keys, or if keys from its address are not accepted.
         """
         path = self._variables.get(_CONTAINER_PATH)
         if path:
@@ -819,7 +843,8 @@ class _KeyChain:
     async def from_instance(self) -> Credential | None:
         """Return the keys of this machine's role from EC2's metadata service (IMDSv2).
 
-        Returns None if the metadata service does not answer or is disabled.
+        Returns None if the metadata service does not answer, is disabled or has no role. Raises
+        AuthError if the role has no keys.
         """
         is_ipv6 = self._variables.get("ec2_metadata_service_endpoint_mode", "").lower() == "ipv6"
         address = "[fd00:ec2::254]" if is_ipv6 else "169.254.169.254"
@@ -830,22 +855,21 @@ class _KeyChain:
             self.tried_sources.append(f"{label} (AWS_EC2_METADATA_DISABLED)")
             return None
         try:
-            token, answer = await self._fetch_instance_keys(f"{base}/latest")
+            return await self._fetch_instance_keys(base, label)
         except WireError as error:
             self.tried_sources.append(f"{label} ({printable(error.message, 150)})")
             return None
-        return _read_keys(_parse_fields(answer), label, token)
 
-    async def _fetch_instance_keys(self, base: str) -> tuple[str, str]:
-        """Fetch the keys of this machine's role from the metadata service below the URL `base`.
+    async def _fetch_instance_keys(self, base: str, label: str) -> Credential:
+        """Fetch the keys of this machine's role from the metadata service at the URL `base`.
 
-        Returns the session token, which is a secret, and the text of the answer with the keys.
-        Raises WireError if the service does not answer with status 200.
+        Raises WireError if the service does not answer with status 200, and AuthError if its answer
+        contains no keys.
         """
 
         async def fetch(method: str, path: str, header: Pair) -> bytes:
             answer = await self._machine.fetch(
-                method, f"{base}/{path}", [header], b"", _INSTANCE_SECONDS
+                method, f"{base}/latest/{path}", [header], b"", _INSTANCE_SECONDS
             )
             if answer.status != 200:
                 raise WireError(f"status {answer.status}")
@@ -856,7 +880,7 @@ class _KeyChain:
         session = ("x-aws-ec2-metadata-token", token)
         roles = "meta-data/iam/security-credentials/"
         with redacting(lambda: (token,)):
-            role_names = await fetch("GET", roles, session)
+            role_names = await fetch("GET", roles, session)  # one a line; a machine has one role
             role = quote(role_names.split(b"\n")[0])
-            document = await fetch("GET", f"{roles}{role}", session)
-        return token, document.decode("utf-8", "replace")
+            answer_with_keys = await fetch("GET", f"{roles}{role}", session)
+        return _read_keys(_parse_fields(answer_with_keys.decode("utf-8", "replace")), label, token)

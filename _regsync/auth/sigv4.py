@@ -27,6 +27,10 @@ class Request(NamedTuple):
     service: str = ""
     region: str = ""
 
+    @property
+    def is_to_container_service(self) -> bool:
+        return not self.service
+
     def __repr__(self) -> str:
         return "<Request>"  # headers and body may contain secrets
 
