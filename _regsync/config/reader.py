@@ -77,8 +77,13 @@ _MAX_TAGS_SHOWN = 3
 # Messages suggest no similar name after this many problems, because each search takes milliseconds.
 _MAX_PROBLEMS_WITH_SUGGESTION = 100
 
-# A similar name is searched among this many known names at most.
+# A similar name is searched among this many names at most, and for this many characters of the unknown
+# name, because the time of a search grows with both.
 _MAX_NAMES_SEARCHED = 500
+_MAX_CHARACTERS_SEARCHED = 64
+
+# The state directory if the configuration sets none.
+_DEFAULT_CACHE_DIR = ".regsync"
 
 
 class ConfigFile(NamedTuple):
@@ -100,6 +105,7 @@ def load(file: ConfigFile, *, should_lint: bool = False) -> Config:
     reader = Reader(file, should_lint=should_lint)
     document = reader.read_document()
 
+    # The values of `global`. Except for `cache_dir`, they are fields of Config with the same names.
     settings: dict[str, Any] = {}
     if "global" in document.values:
         settings = dict(document.values["global"].values)
@@ -110,6 +116,7 @@ def load(file: ConfigFile, *, should_lint: bool = False) -> Config:
     is_persistent = configured_dir is not None or not is_in_ci
 
     return Config(
+        # Since there are no problems, none of these registries is None.
         registries={alias: entry for alias, entry in reader.registries.items() if entry},
         mappings=tuple(document.values["mappings"]),
         warnings=tuple(str(warning) for warning in _in_file_order(reader.warnings)),
@@ -120,13 +127,17 @@ def load(file: ConfigFile, *, should_lint: bool = False) -> Config:
 
 
 def _cache_dir(reader: Reader, configured_dir: str | None) -> str | None:
-    """Return the state directory. The default is a directory beside the configuration file.
+    """Return the state directory.
 
-    Returns None if the configuration comes from standard input and sets no absolute directory.
+    For a configuration file, this is the configured directory or else a directory beside the file. For
+    standard input it is the configured directory, or None if that is not set or not absolute.
     """
-    if reader.file.base_dir is not None:
-        return configured_dir or reader.absolute_path(".regsync")
-    return configured_dir if configured_dir and _is_absolute(configured_dir) else None
+    is_from_stdin = reader.file.base_dir is None
+    if not is_from_stdin:
+        return configured_dir or reader.absolute_path(_DEFAULT_CACHE_DIR)
+    if configured_dir is not None and _is_absolute(configured_dir):
+        return configured_dir
+    return None
 
 
 def _in_file_order(problems: Iterable[Problem]) -> list[Problem]:
@@ -144,15 +155,24 @@ def _tags_example(node: Node) -> str:
     If the node is a tag or a short list of tags, the example repeats the tags.
     """
     is_list = node.tag == "seq"
-    names = node.items if is_list else [node]
-    are_short = all(re.fullmatch(_SHORT_TAG, name.text) for name in names)
-    if are_short and 0 < len(names) <= _MAX_TAGS_SHOWN:
-        # A tag that YAML reads as a number or as a truth value, such as 1.20 or on, needs quotes.
-        texts = [name.text if name.tag == "str" else f'"{name.text}"' for name in names]
+    scalars = node.items if is_list else [node]
+    are_short_tags = all(re.fullmatch(_SHORT_TAG, scalar.text) for scalar in scalars)
+    if are_short_tags and 0 < len(scalars) <= _MAX_TAGS_SHOWN:
+        tags = [_quote_unless_text(scalar) for scalar in scalars]
     else:
-        texts = ["..."]
-    glob = f"[{', '.join(texts)}]" if is_list else texts[0]
+        tags = ["..."]
+    glob = f"[{', '.join(tags)}]" if is_list else tags[0]
     return f"`tags: {{glob: {glob}}}`"
+
+
+def _quote_unless_text(scalar: Node) -> str:
+    """Quote a tag that YAML reads as a number or as a truth value, such as 1.20 or on."""
+    return scalar.text if scalar.tag == "str" else f'"{scalar.text}"'
+
+
+def _join_path(path: str, key: str) -> str:
+    """Return the path of the value under a key of the mapping at `path`."""
+    return f"{path}.{key}" if path else key
 
 
 class Section(NamedTuple):
@@ -200,7 +220,11 @@ class Reader:
         self.converted: dict[tuple[int, int], object] = {}
 
     def read_document(self) -> Section:
-        """Read the whole document. Raises ConfigError with all problems if there are any."""
+        """Read the whole document, and return it as the section "config".
+
+        Fills `registries`, `groups`, `defaults`, `secret_variables` and, if `should_lint` is set,
+        `warnings`. Raises ConfigError with all problems if there are any.
+        """
         document: Section | None = None
         try:
             root = compose(self.file.text, self.add_problem)
@@ -212,6 +236,7 @@ class Reader:
             place = Node("", error.line, error.column)
             self.add_problem(place, "", error.message)
 
+        # The document is None only if there is a problem.
         if self.problems or document is None:
             problems = tuple(_in_file_order(self.problems))
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -234,10 +259,14 @@ class Reader:
         self.warnings.append(self.make_problem(node, path, message))
 
     def add_field_problem(self, section: Section, name: str, message: str) -> None:
-        self.add_problem(section.nodes[name], f"{section.path}.{name}", message)
+        """Add a problem of a field. Its place is the section if the field is missing or inherited."""
+        node = section.nodes.get(name, section.node)
+        self.add_problem(node, _join_path(section.path, name), message)
 
     def add_field_warning(self, section: Section, name: str, message: str) -> None:
-        self.add_warning(section.nodes[name], f"{section.path}.{name}", message)
+        """Add a warning about a field. Its place is the section if the field is inherited."""
+        node = section.nodes.get(name, section.node)
+        self.add_warning(node, _join_path(section.path, name), message)
 
     def add_lint_warnings(self, section: Section, warnings: Iterable[LintWarning]) -> None:
         for warning in warnings:
@@ -250,24 +279,28 @@ class Reader:
             path = f"registries.{alias[:_MAX_NAME_IN_PATH]}"
             self.add_warning(key, path, "its credentials are never used: no mapping names it")
 
-    def suggest_name(self, text: str, known: list[str]) -> str:
-        """Return ": did you mean 'NAME'?" with the known name that is most similar to `text`.
+    def suggest_name(self, unknown: str, names: list[str]) -> str:
+        """Return ": did you mean 'NAME'?", the end of a message about an unknown name.
 
-        The result is the end of an error message. Returns an empty string if no known name is similar.
+        NAME is the most similar of the valid `names`. Returns an empty string if no name is similar, or
+        if there are too many problems to search names for each.
         """
         if len(self.problems) > _MAX_PROBLEMS_WITH_SUGGESTION:
             return ""
         import difflib  # needed only for error messages
 
-        similar = difflib.get_close_matches(text[:64], known[:_MAX_NAMES_SEARCHED], n=1)
+        similar = difflib.get_close_matches(
+            unknown[:_MAX_CHARACTERS_SEARCHED], names[:_MAX_NAMES_SEARCHED], n=1
+        )
         return f": did you mean {similar[0]!r}?" if similar else ""
 
     # Conversion by the type of a field.
 
     def convert(self, node: Node, field: Field, path: str) -> Any:
-        """Return the value of a node as the table describes the field. Returns None if it is invalid.
+        """Return the value of a node as a field of the table. Its Python type depends on the field's type.
 
-        Each pair of a node and a field is converted once, so that its problems are reported once.
+        Returns None if the value is invalid, or is stored in the reader (see `convert_once`). Each pair
+        of a node and a field is converted once, so that its problems are reported once.
         """
         key = (id(node), id(field))
         if key not in self.converted:
@@ -275,10 +308,10 @@ class Reader:
         return self.converted[key]
 
     def convert_once(self, node: Node, field: Field, path: str) -> Any:
-        """Convert a node without looking for an earlier result.
+        """Convert a node without looking for an earlier result in `converted`.
 
-        The sections `registries` and `target_groups` have no value of their own: their entries are
-        stored in the reader, where `find_registry` and `find_targets` look them up.
+        Returns None if the value is invalid. Also returns None for `registries`, `target_groups` and
+        `defaults`: their entries are stored in the reader, where later fields look them up.
         """
         match field.type:
             case "section":
@@ -288,7 +321,7 @@ class Reader:
             case "names" if field.section == "registry":
                 self.read_registries(node, path)
                 return None
-            case "names":
+            case "names":  # `target_groups`
                 self.read_groups(node, path)
                 return None
             case "all_or_texts" if node.is_scalar and self.is_all(node):
@@ -301,14 +334,15 @@ class Reader:
                 return self.read_scalar(node, field, path)
 
     def expect_tag(self, node: Node, tag: str, path: str, remedy: str = "") -> bool:
-        """Add a problem unless the node is a mapping (tag "map") or a list (tag "seq").
+        """Return True if the node has the tag "map" or "seq" that is expected here.
 
-        Returns True if the node has the tag.
+        Otherwise add a problem, whose message ends in `remedy`, and return False.
         """
-        if node.tag != tag:
-            wanted = "a mapping" if tag == "map" else "a list"
-            self.add_problem(node, path, f"must be {wanted}, not {node.kind}{remedy}")
-        return node.tag == tag
+        if node.tag == tag:
+            return True
+        wanted = "a mapping" if tag == "map" else "a list"
+        self.add_problem(node, path, f"must be {wanted}, not {node.kind}{remedy}")
+        return False
 
     def is_all(self, node: Node) -> bool:
         """Report whether a scalar is the word `all` after its variables have been replaced."""
@@ -325,39 +359,45 @@ class Reader:
         if not self.expect_tag(node, "map", path, remedy):
             return None
 
-        prefix = f"{path}." if path else ""
-        section = Section(node, path, self.read_keys(node, section_name, prefix), {})
-        for field in SECTIONS[section_name]:  # definitions come before their uses
-            field_node = section.nodes.get(field.name)
-            if field_node is None:
-                if field.required:
-                    self.add_problem(node, f"{prefix}{field.name}", f"required: {field.meaning}")
-                continue
-            value = self.convert(field_node, field, f"{prefix}{field.name}")
-            if value is not None:
-                section.values[field.name] = value
-            if field.needs_one_of and section.nodes.keys().isdisjoint(field.needs_one_of):
-                self.add_field_problem(
-                    section, field.name, f"needs `{'` or `'.join(field.needs_one_of)}`"
-                )
+        section = Section(node, path, nodes=self.read_keys(node, section_name, path), values={})
+        # In this order registries and groups are read before the fields that refer to them.
+        for field in SECTIONS[section_name]:
+            if field.name in section.nodes:
+                self.read_field(section, field)
+            elif field.required:
+                self.add_field_problem(section, field.name, f"required: {field.meaning}")
         return self.build_section(section_name, section)
 
-    def read_keys(self, node: Node, section_name: str, prefix: str) -> dict[str, Node]:
+    def read_field(self, section: Section, field: Field) -> None:
+        """Convert a field of a section, and store its value in `section.values` unless it is None."""
+        path = _join_path(section.path, field.name)
+        value = self.convert(section.nodes[field.name], field, path)
+        if value is not None:
+            section.values[field.name] = value
+        lacks_other_field = field.needs_one_of and section.nodes.keys().isdisjoint(
+            field.needs_one_of
+        )
+        if lacks_other_field:
+            needed = "` or `".join(field.needs_one_of)
+            self.add_field_problem(section, field.name, f"needs `{needed}`")
+
+    def read_keys(self, node: Node, section_name: str, path: str) -> dict[str, Node]:
         """Return the node of each field that a section sets, by the field's name.
 
         A field with the value null is omitted because null means that the field is not set. Adds a
         problem for each unknown key.
         """
-        known = [field.name for field in SECTIONS[section_name]]
+        field_names = [field.name for field in SECTIONS[section_name]]
         nodes: dict[str, Node] = {}
-        for name, entry in node.entries.items():
-            if section_name == "config" and name.startswith("x-"):
+        for key, entry in node.entries.items():
+            is_extension = section_name == "config" and key.startswith("x-")
+            if is_extension:
                 continue  # reserved for anchors, as in compose files
-            if name not in known:
-                message = f"unknown key{self.suggest_name(name, known)}"
-                self.add_problem(entry.key, f"{prefix}{mask_unless_word(name)}", message)
+            if key not in field_names:
+                message = f"unknown key{self.suggest_name(key, field_names)}"
+                self.add_problem(entry.key, _join_path(path, mask_unless_word(key)), message)
             elif entry.value.tag != "null":
-                nodes[name] = entry.value
+                nodes[key] = entry.value
         return nodes
 
     def read_mappings(self, node: Node, path: str) -> list[MappingRule]:
@@ -367,14 +407,16 @@ class Reader:
         for index, item in enumerate(node.items):
             rule = self.convert(item, MAPPING, f"{path}[{index}]")
             if rule is not None:
-                # A YAML alias may repeat an item. It is converted once and has several indexes.
+                # If a YAML alias repeats an item, `convert` returns the same rule for each index.
                 rules.append(rule._replace(index=index))
         return rules
 
     def read_registries(self, node: Node, path: str) -> None:
         for name, entry in self.read_names(node, path):
             registry = self.convert(entry, REGISTRY, f"{path}.{name[:_MAX_NAME_IN_PATH]}")
-            self.registries[name] = registry and registry._replace(alias=name)
+            if registry is not None:
+                registry = registry._replace(alias=name)
+            self.registries[name] = registry
 
     def read_groups(self, node: Node, path: str) -> None:
         for name, entry in self.read_names(node, path):
@@ -398,17 +440,18 @@ class Reader:
         return names
 
     def read_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
-        """Return the values of a list without duplicates. Returns None if any value is invalid.
+        """Return the values of a list without duplicates.
 
-        For a field of the type `one_or_texts` the node may also be a single scalar.
+        For a field of the type `one_or_texts` the node may also be a single scalar. Returns None if the
+        node is not a list, if any value is invalid, or if the list is empty although `field.if_empty`
+        is set.
         """
         if field.type == "one_or_texts" and node.tag != "seq":
             value = self.read_scalar(node, field, path)
             return None if value is None else (value,)
         if not self.expect_tag(node, "seq", path):
             return None
-        may_be_empty = not field.if_empty
-        if not node.items and not may_be_empty:
+        if field.if_empty and not node.items:
             self.add_problem(node, path, f"the list is empty: {field.if_empty}")
             return None
         values = [
@@ -427,7 +470,8 @@ class Reader:
     def read_scalar(self, node: Node, field: Field, path: str) -> Any:
         """Return the value of a scalar, after its variables have been replaced.
 
-        Returns None if the scalar is invalid.
+        Records the variables of a secret. Returns None if the scalar is invalid, or if it refers to an
+        invalid registry or group.
         """
         try:
             self.check_form(node, field)
@@ -445,9 +489,9 @@ class Reader:
         is_lone_variable = node.tag == "str" and re.fullmatch(_LONE_VARIABLE, node.text) is not None
         if node.tag in form.tags or is_lone_variable:
             return
-        remedy = ""
-        if "str" in form.tags and node.is_scalar and node.tag != "null":
-            remedy = ": put it in quotes"
+        accepts_text = "str" in form.tags
+        has_text = node.is_scalar and node.tag != "null"
+        remedy = ": put it in quotes" if accepts_text and has_text else ""
         raise ValueError(f"must be {form.wanted}, not {node.kind}{remedy}")
 
     def record_secret(self, node: Node, path: str) -> None:
@@ -465,6 +509,7 @@ class Reader:
         """Return the value of a scalar's text. All variables in the text must have been replaced.
 
         Aliases become registries, and paths become absolute. Raises ValueError if the text is invalid.
+        Returns None if the text names a registry or group whose own definition is invalid.
         """
         parsed = field.parse_text(text)
         match field.type:
@@ -477,70 +522,67 @@ class Reader:
             case _:
                 return parsed
 
-    def find_targets(self, text: str) -> tuple[Registry, ...] | None:
-        """Return the registries of the group `text`, or else the one registry with that alias.
+    def find_targets(self, name: str) -> tuple[Registry, ...] | None:
+        """Return the registries of the group `name`, or the one registry whose alias is `name`.
 
-        Returns None if the group or registry is defined but invalid. Raises ValueError if `text` is
-        unknown or ambiguous.
+        Returns None if the group or registry is defined but invalid. Raises ValueError if there is
+        neither a group nor a registry of this name, or if there are both.
         """
-        if text in self.groups and text in self.registries:
+        if name in self.groups and name in self.registries:
             raise ValueError(
-                f"{text!r} is both a group and a registry: rename one, or write a list"
+                f"{name!r} is both a group and a registry: rename one, or write a list"
             )
-        if text in self.groups:
-            return self.groups[text]
-        registry = self.find_registry(text)
+        if name in self.groups:
+            return self.groups[name]
+        registry = self.find_registry(name)
         return None if registry is None else (registry,)
 
-    def find_registry(self, text: str) -> Registry | None:
-        """Return the registry with the alias `text`.
+    def find_registry(self, alias: str) -> Registry | None:
+        """Return the registry with an alias.
 
         Returns None if the registry is defined but invalid. Raises ValueError if the alias is unknown.
         """
-        if text in self.registries:
-            return self.registries[text]
-        if text in self.groups:
+        if alias in self.registries:
+            return self.registries[alias]
+        if alias in self.groups:
             raise ValueError(
-                f"{text!r} is a group, which can only be the whole of `targets`: name a registry"
+                f"{alias!r} is a group, which can only be the whole of `targets`: name a registry"
             )
-        suggestion = self.suggest_name(text, [*self.registries, *self.groups])
-        raise ValueError(f"no registry or group is named {text!r}{suggestion}")
+        suggestion = self.suggest_name(alias, [*self.registries, *self.groups])
+        raise ValueError(f"no registry or group is named {alias!r}{suggestion}")
 
-    def absolute_path(self, text: str) -> str:
+    def absolute_path(self, path: str) -> str:
         """Replace `~` in a path, and make the path absolute.
 
         A relative path is relative to the configuration file. It is returned unchanged if the
         configuration comes from standard input. Raises ValueError if the home directory is unknown.
         """
-        if text == "~" or text.startswith(("~/", "~\\")):
+        begins_with_home = path == "~" or path.startswith(("~/", "~\\"))
+        if begins_with_home:
             home = self.file.home
-            if home and home != "~":
-                return home + text[1:]
-            raise ValueError(
-                f"{text!r}: no home directory is known: set HOME, or write the whole path"
-            )
-        if self.file.base_dir is None or _is_absolute(text):
-            return text
-        return f"{self.file.base_dir.rstrip('/')}/{text}"
+            # `os.path.expanduser` leaves `~` if there is no home directory.
+            if not home or home == "~":
+                raise ValueError(
+                    f"{path!r}: no home directory is known: set HOME, or write the whole path"
+                )
+            return home + path[1:]
+        if self.file.base_dir is None or _is_absolute(path):
+            return path
+        return f"{self.file.base_dir.rstrip('/')}/{path}"
 
     # Construction of the model.
 
     def build_section(self, name: str, section: Section) -> Any:
         """Return the record of the model for a section, or the section if the model has no record.
 
-        `defaults` are stored in the reader, where `build_mapping` uses them, and not returned.
+        Returns None for an invalid registry or mapping, and for `defaults`, which are stored in the
+        reader.
         """
-        if self.should_lint and "min_age" in section.values:
+        if self.should_lint and "min_age" in section.values:  # in `defaults` or in a mapping
             self.add_lint_warnings(section, lint_min_age(section.values["min_age"]))
         match name:
             case "defaults":
-                is_all_platforms = section.values.get("platforms") == ()
-                if is_all_platforms:
-                    message = (
-                        "'all' undoes a default and means nothing in `defaults`: omit the field"
-                    )
-                    self.add_field_problem(section, "platforms", message)
-                self.defaults = section
+                self.store_defaults(section)
                 return None
             case "registry":
                 return self.build_registry(section)
@@ -553,6 +595,14 @@ class Reader:
             case _:
                 return section
 
+    def store_defaults(self, section: Section) -> None:
+        """Store `defaults` for `build_mapping`. Adds a problem if they contain `platforms: all`."""
+        is_all_platforms = section.values.get("platforms") == ()
+        if is_all_platforms:
+            message = "'all' undoes a default and means nothing in `defaults`: omit the field"
+            self.add_field_problem(section, "platforms", message)
+        self.defaults = section
+
     def build_tags(self, section: Section) -> TagRule:
         rule = TagRule(**section.values)
         if self.should_lint and section.is_valid:
@@ -560,7 +610,10 @@ class Reader:
         return rule
 
     def build_artifacts(self, section: Section) -> ArtifactRule:
-        """Return the rule for artifacts. Adds a warning if the rule copies no artifacts."""
+        """Return the rule for artifacts.
+
+        If the rule copies no artifacts, adds a warning, and a problem if it also requires artifacts.
+        """
         rule = ArtifactRule(**section.values)
         if not rule.enabled:
             if rule.require_artifacts:
@@ -573,39 +626,50 @@ class Reader:
         return rule
 
     def build_registry(self, section: Section) -> Registry | None:
-        """Return a registry or an image layout without its alias, which `read_registries` sets."""
+        """Return a registry or an image layout without its alias, which `read_registries` sets.
+
+        Returns None if `url` is missing or invalid.
+        """
         self.check_login_fields(section)
-        if {"cloud_profile", "aws_profile"} <= section.nodes.keys():
+        has_both_profiles = {"cloud_profile", "aws_profile"} <= section.nodes.keys()
+        if has_both_profiles:
             message = "is the same field as `cloud_profile`: remove one of them"
             self.add_field_problem(section, "aws_profile", message)
-        values = dict(section.values)
-        if "url" not in values:
+        if "url" not in section.values:
             return None
-        address = values.pop("url")
+        address = section.values["url"]
         if address.scheme == LAYOUT_SCHEME:
             return self.build_layout(section, address.host)
 
         if "assume" in section.nodes:
             self.add_field_problem(section, "assume", "is only valid with `url: oci-layout:PATH`")
+        # The arguments of Registry have the names of the section's fields, except for these three.
+        values = dict(section.values)
+        del values["url"]
         if "aws_profile" in values:
             values["cloud_profile"] = values.pop("aws_profile")
         if "credentials" in values:
             values |= values.pop("credentials").values  # user name and password
-        auth_type = values.get("auth_type")
-        kind = kind_of(address.host, auth_type)
+        kind = kind_of(address.host, values.get("auth_type"))
         registry = Registry(alias="", **address._asdict(), kind=kind, **values)
+        self.warn_of_unencrypted_login(section, registry)
+        return registry
 
-        has_login = auth_type not in (None, "anonymous")
+    def warn_of_unencrypted_login(self, section: Section, registry: Registry) -> None:
+        has_login = registry.auth_type not in (None, "anonymous")
         if registry.scheme == "http" and has_login and not is_loopback(registry.host):
             where = registry.authority
             message = (
                 f"credentials are sent unencrypted to {where}: write https:// if it supports that"
             )
             self.add_field_warning(section, "url", message)
-        return registry
 
     def build_layout(self, section: Section, written_path: str) -> Registry | None:
-        """Return an image layout. No registry fields except `url` and `assume` apply to a layout."""
+        """Return an image layout without its alias.
+
+        Adds a problem for each field that does not apply to a layout. Returns None if a path begins
+        with `~` but the home directory is unknown.
+        """
         for name in section.nodes:
             if name not in ("url", "assume"):
                 self.add_field_problem(
@@ -630,8 +694,8 @@ class Reader:
     def check_login_fields(self, section: Section) -> None:
         """Add a problem for each field that `auth_type` requires or does not allow."""
         auth_type = section.values.get("auth_type")
-        is_invalid = "auth_type" in section.nodes and auth_type is None
-        if is_invalid:
+        is_type_invalid = "auth_type" in section.nodes and auth_type is None
+        if is_type_invalid:
             return
         for field in SECTIONS["registry"]:
             if not field.auth_type:
@@ -650,12 +714,15 @@ class Reader:
 
         Returns None if a field is invalid or missing. `read_mappings` sets the index.
         """
-        values = self.defaults.values | section.values
         for name in ("source", "targets"):
-            if name not in section.nodes and name not in self.defaults.nodes:
+            is_set = name in section.nodes or name in self.defaults.nodes
+            if not is_set:
                 message = "is missing: set it here or in `defaults`"
-                self.add_problem(section.node, f"{section.path}.{name}", message)
-        if not section.is_valid or not {"from", "source", "targets"} <= values.keys():
+                self.add_field_problem(section, name, message)
+        values = self.defaults.values | section.values
+        # An inherited value may be missing because `defaults` has an invalid value.
+        has_required_values = {"from", "source", "targets"} <= values.keys()
+        if not section.is_valid or not has_required_values:
             return None
 
         rule = MappingRule(
@@ -665,30 +732,26 @@ class Reader:
             targets=values["targets"],
             target_repository=values.get("to", values["from"]),
             tags=values.get("tags", TagRule()),
-            platforms=values.get("platforms") or None,
+            platforms=values.get("platforms") or None,  # `all` is an empty tuple
             artifacts=values.get("artifacts", ArtifactRule()),
             min_age=values.get("min_age", 0.0),
         )
         if self.should_lint:
             self.add_lint_warnings(section, lint_repositories(rule))
-            for warning in lint_moving_tags(rule):
-                # The field may be inherited from `defaults`.
-                node = section.nodes.get(warning.field, section.node)
-                self.add_warning(node, f"{section.path}.{warning.field}", warning.message)
+            self.add_lint_warnings(section, lint_moving_tags(rule))
         if rule.min_age and rule.source.is_layout:
             message = "images in an image layout have no age: write `min_age: 0`"
-            node = section.nodes.get("min_age", section.node)  # it may be inherited
-            self.add_problem(node, f"{section.path}.min_age", message)
+            self.add_field_problem(section, "min_age", message)
         stays_in_registry = any(target.address == rule.source.address for target in rule.targets)
         if stays_in_registry:
             self.check_copy_within_registry(section, rule)
         return rule
 
     def check_copy_within_registry(self, section: Section, rule: MappingRule) -> None:
-        """Check a mapping whose source registry is one of its targets.
+        """Check a mapping whose source registry is also one of its target registries.
 
-        Adds a problem if source and target are the same repository, or if the registry's limit allows
-        only one request at a time.
+        Adds a problem if source and target are the same repository, and a problem if the registry's
+        limit allows only one request at a time.
         """
         source = rule.source
         host = source.authority
@@ -702,9 +765,13 @@ class Reader:
         # A copy reserves a read slot and a write slot in one step (docs/design.md I8). If both slots
         # belong to the same registry, a limit of 1 would never admit the copy. All aliases of a host
         # share the smallest of their limits.
-        registries = [registry for registry in self.registries.values() if registry]
-        same_host = [registry for registry in registries if registry.address == source.address]
-        if any(registry.max_concurrent == 1 for registry in same_host):
+        valid_registries = [registry for registry in self.registries.values() if registry]
+        limits = [
+            registry.max_concurrent
+            for registry in valid_registries
+            if registry.address == source.address
+        ]
+        if 1 in limits:
             message = (
                 f"reads and writes {host} at once, whose max_concurrent is 1: set it to 2 or more"
             )
