@@ -2,9 +2,9 @@
 
 Owns: arguments, output and exit statuses.
 May not know: internals of `App`, `Proxy` and `checks`.
-Invariants: `serve` and `proxy` write one line to standard output, `serving URL`, as soon as they answer
-requests. They write nothing more until SIGINT or SIGTERM. Then they report the faults on standard error.
-`check` writes each row as soon as it is known, and its exit status is the verdict.
+Invariants: `serve` and `proxy` write one line to standard output, `serving URL`, as soon as they
+answer requests. They write nothing more until SIGINT or SIGTERM. Then they report the faults on
+standard error. `check` writes each row as soon as it is known, and its exit status is the verdict.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 
 async def _run_persona(arguments: argparse.Namespace) -> None:
-    """Serve a persona until a signal: each part at its own port, or all parts by their host names."""
+    """Serve a persona until a signal, each part at its own port or by its host name."""
     user, _, password = (arguments.user or "").partition(":")
     with contextlib.ExitStack() as stack:
         host_names = stack.enter_context(names(arguments.names)) if arguments.names else None
@@ -121,7 +121,8 @@ def _report(app: Site, arguments: argparse.Namespace) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     """Check a registry. Returns the exit status.
 
-    It is 0 if no check failed, 1 if a check failed, and 2 if the registry cannot be reached or used.
+    It is 0 if no check failed, 1 if a check failed, and 2 if the registry cannot be reached or
+    used.
     """
     user, _, password = (arguments.user or "").partition(":")
     context = ssl.create_default_context(cafile=arguments.ca) if arguments.ca else None

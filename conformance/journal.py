@@ -1,11 +1,11 @@
 """The journal of a server: every exchange in the order of arrival, and assertions about exchanges.
 
-Owns: the fields that are kept of an exchange; which exchanges a `Selector` matches; which secret was
-sent where.
+Owns: the fields that are kept of an exchange; which exchanges a `Selector` matches; which secret
+was sent where.
 May not know: what the registry holds, why it gave an answer.
-Invariants: an entry is made when a request's head has arrived. It is completed later and never removed,
-so that a request that breaks off is counted too; its status stays None. Only the server's thread writes
-a journal. Any thread may read it.
+Invariants: an entry is made when a request's head has arrived. It is completed later and never
+removed, so that a request that breaks off is counted too; its status stays None. Only the server's
+thread writes a journal. Any thread may read it.
 
 Assertions read like sentences:
 
@@ -54,8 +54,8 @@ _KEPT = """
     host if-match if-none-match proxy-authorization range transfer-encoding user-agent
 """
 
-# Kinds of paths. `messages.Request` recognises all of them except `token` and `storage`, which are set
-# by those services.
+# Kinds of paths. `messages.Request` recognises all of them except `token` and `storage`, which are
+# set by those services.
 KINDS = (
     *("ping", "catalog", "upload_start", "upload", "blob", "manifest", "tag_list", "referrers"),
     *("token", "storage", "other"),
@@ -72,8 +72,8 @@ _SECRET_FIELDS = (
     "client_assertion",
 )
 
-# Numbers that order the events of all journals, so that answers can be compared with requests at other
-# servers.
+# Numbers that order the events of all journals, so that answers can be compared with requests at
+# other servers.
 _ORDER = itertools.count(1)
 
 
@@ -129,16 +129,16 @@ class Entry:
     request_bytes: int = 0  # of the body
     response_bytes: int = 0  # of the body
     response_headers: Mapping[str, str] = field(default_factory=dict)
-    # Places of the request and of the answer in the order of all journals of the process. `ended` is
-    # None until answered.
+    # Places of the request and of the answer in the order of all journals of the process. `ended`
+    # is None until answered.
     begun: int = field(default_factory=lambda: next(_ORDER))
     ended: int | None = None
-    # Whether a hook or a fault has given the answer, or changed its status or body. Such an answer is no
-    # evidence against a client.
+    # Whether a hook or a fault has given the answer, or changed its status or body. Such an answer
+    # is no evidence against a client.
     tampered: bool = False
     codes: tuple[str, ...] = ()  # of an error body
-    # The fault verbs that took effect, and "lost" if a connection in memory broke before the client had
-    # read the answer.
+    # The fault verbs that took effect, and "lost" if a connection in memory broke before the client
+    # had read the answer.
     faults: list[str] = field(default_factory=list)
     secrets: list[str] = field(
         default_factory=list
@@ -329,7 +329,7 @@ class Entries(list[Entry]):
         return sum(entry.response_bytes for entry in self)
 
     def gaps(self) -> list[float]:
-        """Return the seconds between the beginning of each exchange and the beginning of the next."""
+        """Return the seconds between the beginnings of consecutive exchanges."""
         return [second.time - first.time for first, second in itertools.pairwise(self)]
 
     def _claim(self, holds: bool, claim: str) -> Entries:
@@ -380,7 +380,10 @@ class Journal:
         return entry
 
     def close(self, entry: Entry, status: int, headers: Mapping[str, str]) -> None:
-        """Record the answer to a request. `response_bytes` is counted later, as the body is sent."""
+        """Record the answer to a request.
+
+        `response_bytes` is counted later, as the body is sent.
+        """
         self._answered += 1
         entry.status = status
         entry.answered = self._answered

@@ -1,10 +1,11 @@
 """Requests, answers and bodies as values.
 
-Owns: `Request`, whose path is parsed once; `Response`; `Content`, whose bytes are kept in pieces and
-hashed as they arrive; the grammar of names; the form of error bodies; values in the text of rules.
+Owns: `Request`, whose path is parsed once; `Response`; `Content`, whose bytes are kept in pieces
+and hashed as they arrive; the grammar of names; the form of error bodies; values in the text of
+rules.
 May not know: sockets, h11, time, what a registry holds.
-Invariants: the bytes of a blob are never joined or copied on their way in or out. Only manifests, which
-are at most 4 MiB, are ever one object.
+Invariants: the bytes of a blob are never joined or copied on their way in or out. Only manifests,
+which are at most 4 MiB, are ever one object.
 Follows: the OCI distribution specification 1.1.1.
 """
 
@@ -43,8 +44,8 @@ __all__ = [
 
 Headers = Sequence[tuple[str, str]]
 
-# Repository names and tags (docs/protocol-facts.md section 1.1). The patterns end with `\Z`, because `$`
-# would also match before a final newline.
+# Repository names and tags (docs/protocol-facts.md section 1.1). The patterns end with `\Z`,
+# because `$` would also match before a final newline.
 _NAME = re.compile(
     r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z"
 )
@@ -53,8 +54,9 @@ _TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}\Z")
 ALGORITHMS: Mapping[str, int] = {"sha256": 64, "sha512": 128}
 _HEX = re.compile(r"[a-f0-9]+\Z")
 
-# Size of one piece of a stored body in bytes. It is large enough that hashing and receiving take longer
-# than the calls, and small enough that a wrong Content-Length cannot make the harness allocate gigabytes.
+# Size of one piece of a stored body in bytes. It is large enough that hashing and receiving take
+# longer than the calls, and small enough that a wrong Content-Length cannot make the harness
+# allocate gigabytes.
 PIECE = 1 << 20
 
 
@@ -82,8 +84,8 @@ def digest_of(data: bytes, algorithm: str = "sha256") -> str:
 class Content:
     """A sequence of bytes, kept in pieces, with a running sha256. Bytes can only be appended.
 
-    Bytes are appended in one of two ways. Either the caller receives them into the buffer that `room`
-    returns and then calls `advance`, or it passes them to `feed`, which keeps the object.
+    Bytes are appended in one of two ways. Either the caller receives them into the buffer that
+    `room` returns and then calls `advance`, or it passes them to `feed`, which keeps the object.
     """
 
     def __init__(self, data: bytes = b"") -> None:
@@ -206,7 +208,10 @@ class Request:
                 break
 
     def header(self, name: str, default: str = "") -> str:
-        """Return the value of a header. `name` is in lower case. Repeated headers are joined by commas."""
+        """Return the value of a header.
+
+        `name` is in lower case. Repeated headers are joined by commas.
+        """
         values = [value for key, value in self.headers if key == name]
         return ", ".join(values) if values else default
 
@@ -215,7 +220,10 @@ class Request:
         return next((value for key, value in self.query if key == name), None)
 
     def length(self) -> int | None:
-        """Return the value of Content-Length. Returns None if the header is absent or not a number."""
+        """Return the value of Content-Length.
+
+        Returns None if the header is absent or not a number.
+        """
         text = self.header("content-length")
         return int(text) if text.isascii() and text.isdigit() else None
 
@@ -239,8 +247,9 @@ class Response:
     status: int
     headers: list[tuple[str, str]] = field(default_factory=list)
     body: bytes | Sequence[memoryview] = b""
-    # Whether the answer is sent before the request's body is read (True) or after it (False). None means
-    # as in Go's servers, which first read bodies up to 256 KiB (docs/protocol-facts.md section 1.12).
+    # Whether the answer is sent before the request's body is read (True) or after it (False). None
+    # means as in Go's servers, which first read bodies up to 256 KiB (docs/protocol-facts.md
+    # section 1.12).
     early: bool | None = None
     # Whether the connection is closed after the answer.
     close: bool = False

@@ -2,9 +2,9 @@
 
 Owns: finding programs; starting and stopping these two.
 May not know: which requests they get.
-Invariants: if a program is missing, that is an error that names its package, never a skipped test. A
-registry that was started is always stopped. Its port is chosen by the kernel unless the caller passes a
-port, so that two registries never collide.
+Invariants: if a program is missing, that is an error that names its package, never a skipped test.
+A registry that was started is always stopped. Its port is chosen by the kernel unless the caller
+passes a port, so that two registries never collide.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ __all__ = [
 
 USER = "captain"
 PASSWORD = "open sesame"
-# A line of an htpasswd file: bcrypt of PASSWORD at the lowest cost. docker-registry supports only bcrypt.
+# A line of an htpasswd file: bcrypt of PASSWORD at the lowest cost. docker-registry supports only
+# bcrypt.
 HTPASSWD = f"{USER}:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"
 
 # The line of docker-registry's log that has its address.
@@ -52,8 +53,8 @@ class Gap(NamedTuple):
     why: str
 
 
-# Gaps of distribution 2.8.2 of Debian with deletion enabled. conformance/tests/test_checks.py compares
-# them with the real outcomes.
+# Gaps of distribution 2.8.2 of Debian with deletion enabled. conformance/tests/test_checks.py
+# compares them with the real outcomes.
 DISTRIBUTION_2_8_GAPS = (
     Gap("GET manifest: by a malformed digest*", "fail", "500 with code UNKNOWN"),
     Gap(
@@ -87,7 +88,10 @@ class MissingProgram(Exception):
 
 
 def find_program(program: str, package: str) -> str:
-    """Return the path of a program. Raises MissingProgram, which names Debian's package, if absent."""
+    """Return the path of a program.
+
+    Raises MissingProgram, which names Debian's package, if absent.
+    """
     path = shutil.which(program)
     if path is None:
         raise MissingProgram(
@@ -107,9 +111,9 @@ def docker_registry(
 ) -> Iterator[str]:
     """Run docker-registry while the block runs. Yields its HOST:PORT.
 
-    Configuration and log are in `directory`. So is its data, unless `in_memory`. `htpasswd` is the content
-    of an htpasswd file (see HTPASSWD). `tls` has the paths of certificate and key in PEM. `port` is 0 for
-    any free port, or the port of a registry that is started again.
+    Configuration and log are in `directory`. So is its data, unless `in_memory`. `htpasswd` is the
+    content of an htpasswd file (see HTPASSWD). `tls` has the paths of certificate and key in PEM.
+    `port` is 0 for any free port, or the port of a registry that is started again.
     """
     program = find_program("docker-registry", "docker-registry")
     home = Path(directory)
@@ -157,7 +161,10 @@ def docker_registry(
 def _settings(
     home: Path, tls: tuple[Path | str, Path | str] | None, port: int, *, in_memory: bool
 ) -> dict[str, object]:
-    """Return a configuration with deletion enabled. With a port of 0, the kernel chooses the port."""
+    """Return a configuration with deletion enabled.
+
+    With a port of 0, the kernel chooses the port.
+    """
     storage: dict[str, object] = {"filesystem": {"rootdirectory": str(home / "data")}}
     if in_memory:
         storage = {"inmemory": {}}
@@ -175,7 +182,10 @@ def _settings(
 
 
 def _follow(source: IO[bytes], log: Path, addresses: queue.Queue[str | None]) -> None:
-    """Copy the log of docker-registry to a file. Put its address into `addresses`, and None at the end."""
+    """Copy the log of docker-registry to a file.
+
+    Put its address into `addresses`, and None at the end.
+    """
     with log.open("wb") as out:
         for line in source:
             out.write(line)

@@ -42,7 +42,10 @@ class RepositoryKey(NamedTuple):
 
     @property
     def first_segment(self) -> str:
-        """The first path segment of the name. Some registries have settings for each, as a project."""
+        """The first path segment of the name.
+
+        Some registries have settings for each, as a project.
+        """
         return self.name.partition("/")[0]
 
     @property
@@ -51,8 +54,8 @@ class RepositoryKey(NamedTuple):
         return f"{self.host} {self.first_segment}"
 
 
-# The cache helps because the keys of an image's digests are needed some twenty times while the image is
-# copied.
+# The cache helps because the keys of an image's digests are needed some twenty times while the
+# image is copied.
 @lru_cache(4096)
 def key_of(digest: str) -> bytes:
     """Return the key of a digest: a byte for the algorithm and the first 32 bytes of the hash.
@@ -110,7 +113,7 @@ class Holder(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Which digests a tag had at its source and at its target when the target was last up to date."""
+    """The digests of a tag at its source and its target when the target was last up to date."""
 
     source: bytes  # key of the digest at the source
     pushed: bytes  # key of the digest at the target; another one if the index is trimmed
@@ -153,8 +156,8 @@ class Fact(NamedTuple):
 class Archive(Protocol):
     """Entries that earlier runs have left, and that this run adds.
 
-    A method that returns one entry returns None if there is no entry. A run finds all entries that it
-    has added itself.
+    A method that returns one entry returns None if there is no entry. A run finds all entries that
+    it has added itself.
     """
 
     @property
@@ -169,7 +172,7 @@ class Archive(Protocol):
         """Return `confirmed_at` of each of these manifests that has an entry, by key."""
 
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
-        """Return the repositories of a host from which a blob may be mounted, newest entry first."""
+        """Return the repositories of a host that hold a mountable blob, newest entry first."""
 
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
         """Return the snapshots that have one of these names, by name."""
@@ -196,9 +199,9 @@ class Archive(Protocol):
     ) -> None:
         """Remove old entries, and set `swept_at` to `now`.
 
-        Artifact checks are removed if their last check was before `checks_before`. Facts are removed if
-        they were learnt before `facts_before`. Other entries are removed if they were confirmed before
-        `entries_before`.
+        Artifact checks are removed if their last check was before `checks_before`. Facts are
+        removed if they were learnt before `facts_before`. Other entries are removed if they were
+        confirmed before `entries_before`.
         """
 
 

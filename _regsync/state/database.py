@@ -2,14 +2,15 @@
 
 Owns: `state.db` and its lock `state.lock`; the entries that are not in the file yet; when they are
 written.
-May not know: what an entry means and whether it is believed (state/knowledge.py), clocks, registries.
-Invariants: only the holder of the lock writes the file, or removes it if it is damaged. A failing disk
-never stops a run.
+May not know: what an entry means and whether it is believed (state/knowledge.py), clocks,
+registries.
+Invariants: only the holder of the lock writes the file, or removes it if it is damaged. A failing
+disk never stops a run.
 Follows: docs/design.md section 8.
 
-All access is on the event loop's thread. With 600,000 entries a look-up takes 10 microseconds, and a
-commit of 1,000 entries takes 10 ms. Entries are read one by one, so that the memory of a run does not
-depend on the size of the file.
+All access is on the event loop's thread. With 600,000 entries a look-up takes 10 microseconds, and
+a commit of 1,000 entries takes 10 ms. Entries are read one by one, so that the memory of a run does
+not depend on the size of the file.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ _COMMIT_SHARE = 0.05
 # How long a query of a reader, and the last commit of a run, wait for another process's lock, in
 # seconds.
 _BUSY_SECONDS = 2.0
-# The same for all other commits. They block the event loop, so they wait only briefly. If the file is
-# still locked, their entries stay in memory until the next commit.
+# The same for all other commits. They block the event loop, so they wait only briefly. If the file
+# is still locked, their entries stay in memory until the next commit.
 _WRITER_BUSY_SECONDS = 0.05
 
 # Maximum number of keys in one query. SQLite accepts at least 999 values
@@ -70,12 +71,12 @@ _Row = tuple[object, ...]
 class StateFile:
     """The state file between `load` and `close`. Implements `Archive` (state/archive.py).
 
-    Disk errors are not raised. They are logged by `log(level, event, message)`. The file is in one of these
-    states:
+    Disk errors are not raised. They are logged by `log(level, event, message)`. The file is in one
+    of these states:
 
     - writer: open, and this process holds the lock. New entries are noted in memory and committed;
-    - reader: open without the lock. Of new entries, only artifact checks and forgotten keys are noted,
-      for look-ups of this run. A writer becomes a reader if it cannot write any more;
+    - reader: open without the lock. Of new entries, only artifact checks and forgotten keys are
+      noted, for look-ups of this run. A writer becomes a reader if it cannot write any more;
     - closed: look-ups find only what this run has noted.
     """
 
@@ -88,8 +89,8 @@ class StateFile:
     ) -> None:
         """Keep the state in the directory `cache_dir`, or keep no state if it is None.
 
-        With `keeps_unwritten`, entries that could not be written stay in memory until the next `load`
-        of this object.
+        With `keeps_unwritten`, entries that could not be written stay in memory until the next
+        `load` of this object.
         """
         self._directory = cache_dir
         self._log = log
@@ -104,7 +105,8 @@ class StateFile:
         # Whether this run has opened the file, or found that there is none yet.
         self._is_used = False
 
-        # Entries that are not in the file yet. A look-up searches them first, because they are newer.
+        # Entries that are not in the file yet. A look-up searches them first, because they are
+        # newer.
         self._notes = Notes()
         self._new_notes = 0  # number of entries noted since the last commit
         # Set by each new entry. None until `commit_regularly` waits for an entry.
@@ -125,7 +127,8 @@ class StateFile:
     def load(self, *, may_write: bool = True) -> None:
         """Open the file.
 
-        It is opened for writing if `may_write` and if no other process holds the lock, else for reading.
+        It is opened for writing if `may_write` and if no other process holds the lock, else for
+        reading.
         """
         self._is_used = False
         if self._directory is None:
@@ -311,7 +314,8 @@ class StateFile:
         except sqlite3.Error as error:
             self._on_write_error(error)
 
-    # Look-ups of `Archive`. Rows with values of unexpected types are ignored: the file may be damaged.
+    # Look-ups of `Archive`. Rows with values of unexpected types are ignored: the file may be
+    # damaged.
 
     def _select(self, query: str, *values: object) -> list[_Row]:
         """Return all rows of a query. Returns no rows if the file cannot be read."""

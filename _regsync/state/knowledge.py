@@ -1,11 +1,12 @@
 """What this run believes about registries, repositories, blobs, manifests and tags.
 
-Owns: which evidence is enough to believe that a repository holds a digest; facts about hosts; when an
-entry of the archive is renewed.
+Owns: which evidence is enough to believe that a repository holds a digest; facts about hosts; when
+an entry of the archive is renewed.
 May not know: clocks (`now` is an argument), sockets, tasks, files, SQL.
-Invariants: every entry was made from a registry's answer. A wrong entry costs requests, and never leads
-to a wrong image (I5).
-Follows: docs/specification.md section 1.1 (three-step look-up), docs/design.md sections 6 (rules 10, 11), 7 and 8.
+Invariants: every entry was made from a registry's answer. A wrong entry costs requests, and never
+leads to a wrong image (I5).
+Follows: docs/specification.md section 1.1 (three-step look-up), docs/design.md sections 6 (rules
+10, 11), 7 and 8.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from _regsync.state.archive import (
     key_of,
 )
 
-# Evidence that a repository holds a blob or manifest, strongest first. Any evidence is enough to skip
-# a transfer, and to put a manifest that names the digest.
+# Evidence that a repository holds a blob or manifest, strongest first. Any evidence is enough to
+# skip a transfer, and to put a manifest that names the digest.
 #
 # | evidence  | where it comes from                                   | recorded by               |
 # |-----------|-------------------------------------------------------|---------------------------|
@@ -51,10 +52,11 @@ from _regsync.state.archive import (
 # | recent    | an entry that is at most 30 minutes old               | an earlier run            |
 # | archived  | an entry that is at most `ttl` seconds old            | an earlier run            |
 #
-# After a refused manifest, only confirmed evidence is left: the caller forgets all other parts of the
-# image, and asks the registry for each (I5). After `record_contradiction`, only confirmed evidence is
-# left, and evidence of tagged manifests that is recorded later. Archived evidence is not enough if the
-# host accepts manifests that name absent blobs, or if the caller passes `must_be_recent`.
+# After a refused manifest, only confirmed evidence is left: the caller forgets all other parts of
+# the image, and asks the registry for each (I5). After `record_contradiction`, only confirmed
+# evidence is left, and evidence of tagged manifests that is recorded later. Archived evidence is
+# not enough if the host accepts manifests that name absent blobs, or if the caller passes
+# `must_be_recent`.
 
 # Maximum age of a recent entry (docs/design.md section 7).
 _RECENT_SECONDS = 30 * 60
@@ -68,15 +70,16 @@ _CLOCK_AHEAD_SECONDS = 24 * 3600
 # Seconds between two removals of old entries. A removal reads the whole file.
 _SWEEP_SECONDS = 24 * 3600
 
-# An artifact check is removed if the artifacts were last looked at longer ago than this: the image is
-# no longer mirrored.
+# An artifact check is removed if the artifacts were last looked at longer ago than this: the image
+# is no longer mirrored.
 _ARTIFACT_CHECK_SECONDS = 400 * 86400
 
 
 class ProbeAnswers(NamedTuple):
     """Whether a registry answers a probing POST correctly (rule 11). None means unknown.
 
-    A probing POST finds out whether the repository has a blob. If it has not, the POST opens an upload.
+    A probing POST finds out whether the repository has a blob. If it has not, the POST opens an
+    upload.
     """
 
     absent: bool | None  # for an absent blob: whether the answer is 202
@@ -121,8 +124,8 @@ class HostFacts:
 class _Repository:
     """What this run has learnt about the content of one repository.
 
-    Confirmed and probed evidence is kept by digest (`str`). Everything that is compared with the archive
-    is kept by key (`bytes`, see `key_of`), because the archive has no digests.
+    Confirmed and probed evidence is kept by digest (`str`). Everything that is compared with the
+    archive is kept by key (`bytes`, see `key_of`), because the archive has no digests.
     """
 
     archive: Archive  # the archive that keeps this repository's entries
@@ -130,8 +133,8 @@ class _Repository:
     # Confirmed evidence, by digest.
     confirmed_blobs: set[str] = field(default_factory=set)
     confirmed_manifests: set[str] = field(default_factory=set)
-    # Blobs with probed evidence, by digest. `forget` does not remove them, so that the next request for
-    # such a blob is a HEAD (`needs_head`).
+    # Blobs with probed evidence, by digest. `forget` does not remove them, so that the next request
+    # for such a blob is a HEAD (`needs_head`).
     probed_blobs: set[str] = field(default_factory=set)
     # Keys of blobs with implied or probed evidence.
     implied_keys: set[bytes] = field(default_factory=set)
@@ -148,12 +151,13 @@ class _Repository:
 
     # Vouched evidence. Keys of manifests that a tag of this repository names in this run.
     tagged_keys: set[bytes] = field(default_factory=set)
-    # Keys of tagged manifests and of the blobs and manifests below them, as far as `_vouched_keys` has
-    # looked them up.
+    # Keys of tagged manifests and of the blobs and manifests below them, as far as `_vouched_keys`
+    # has looked them up.
     vouched_keys: set[bytes] = field(default_factory=set)
     # Keys of manifests that `_vouched_keys` has to look up.
     unexpanded_keys: list[bytes] = field(default_factory=list)
-    # Whether an answer of this run contradicts the archive. Then recent and archived evidence is void.
+    # Whether an answer of this run contradicts the archive. Then recent and archived evidence is
+    # void.
     is_contradicted: bool = False
 
     def record_contradiction(self) -> None:
@@ -170,8 +174,8 @@ class _Repositories(dict[RepositoryKey, _Repository]):
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
-        # Entries of image layouts. They are not saved, because another disk may be mounted in the next
-        # run (docs/design.md section 13).
+        # Entries of image layouts. They are not saved, because another disk may be mounted in the
+        # next run (docs/design.md section 13).
         self._layouts = Notes()
 
     def __missing__(self, where: RepositoryKey) -> _Repository:
@@ -185,8 +189,8 @@ class _Repositories(dict[RepositoryKey, _Repository]):
 class Knowledge:
     """What registries have answered in this run, and what earlier runs left in the archive.
 
-    `now` returns the time in seconds since 1970. `ttl` is the maximum age of an entry that is believed,
-    in seconds; 0 means no maximum.
+    `now` returns the time in seconds since 1970. `ttl` is the maximum age of an entry that is
+    believed, in seconds; 0 means no maximum.
     """
 
     def __init__(
@@ -206,20 +210,20 @@ class Knowledge:
 
         # Mount sources: repositories that hold a blob under a committed manifest, in three tables.
         #
-        # Repositories where this run has committed such a manifest, oldest first. Outer keys: hosts.
-        # Inner keys: digests. Values: repository names. A run has an entry for each blob that it
-        # copies, so the size of an entry counts.
+        # Repositories where this run has committed such a manifest, oldest first. Outer keys:
+        # hosts. Inner keys: digests. Values: repository names. A run has an entry for each blob
+        # that it copies, so the size of an entry counts.
         self._committed_holders: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
         # Repositories for which this run has implied evidence. Keys: host and key of the blob. The
         # inner dicts are ordered sets.
         self._implied_holders = defaultdict[tuple[str, bytes], dict[RepositoryKey, None]](dict)
-        # Repositories of the archive. This is a cache, because several decisions about one blob ask for
-        # them. It need not see changes of this run: `holders` consults the two tables above and
+        # Repositories of the archive. This is a cache, because several decisions about one blob ask
+        # for them. It need not see changes of this run: `holders` consults the two tables above and
         # `forgotten_keys`.
         self._archived_holders = lru_cache(4096)(self._read_holders)
 
-        # Keys: manifests. Values: the repositories where a tag names the manifest in this run, or names
-        # an index above it that this run has read. Nothing is removed: see `_is_tagged_in`.
+        # Keys: manifests. Values: the repositories where a tag names the manifest in this run, or
+        # names an index above it that this run has read. Nothing is removed: see `_is_tagged_in`.
         self._tagged_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
 
     # Blobs and manifests.
@@ -251,7 +255,7 @@ class Knowledge:
         return digest in self._repositories[where].confirmed_manifests
 
     def is_manifest_believed(self, where: RepositoryKey, digest: str) -> bool:
-        """Report whether there is evidence that a repository holds a manifest and all that it names."""
+        """Report whether there is evidence of a manifest with all its parts in a repository."""
         repository = self._repositories[where]
         if digest in repository.confirmed_manifests:
             return True
@@ -283,8 +287,8 @@ class Knowledge:
     ) -> None:
         """Record that a repository holds a manifest and the blobs that it names.
 
-        `blobs` and `children` are the digests that the manifest names. The blobs may be mounted from
-        the repository from now on.
+        `blobs` and `children` are the digests that the manifest names. The blobs may be mounted
+        from the repository from now on.
         """
         repository = self._repositories[where]
         repository.confirmed_manifests.add(digest)
@@ -318,7 +322,7 @@ class Knowledge:
         self._repositories[where].archive.put_blob(where, key_of(digest), entry)
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
-        """Drop all evidence of a blob or manifest, because an answer has shown that it may be absent.
+        """Drop all evidence of a blob or manifest, because an answer shows that it may be absent.
 
         If it is a manifest, evidence of the blobs and children that it names is dropped too, except
         confirmed evidence.
@@ -345,8 +349,8 @@ class Knowledge:
     def record_absent_blob(self, where: RepositoryKey, digest: str) -> None:
         """Record that a repository lacks a blob.
 
-        If a tagged manifest names the blob, the host has accepted a manifest without its blobs. Archived
-        entries of the host are then believed for 30 minutes only.
+        If a tagged manifest names the blob, the host has accepted a manifest without its blobs.
+        Archived entries of the host are then believed for 30 minutes only.
         """
         facts = self.facts_of(where.host)
         if facts.accepts_absent_blobs is not True and key_of(digest) in self._vouched_keys(where):
@@ -354,7 +358,10 @@ class Knowledge:
             self._put_fact(where.host, "is_lenient", True)
 
     def confirm_tagged_manifest(self, where: RepositoryKey, digest: str) -> None:
-        """Record that a tag of a repository names a manifest. The manifest vouches for all that it names."""
+        """Record that a tag of a repository names a manifest.
+
+        The manifest vouches for all that it names.
+        """
         key = key_of(digest)
         repository = self._repositories[where]
         repository.confirmed_manifests.add(digest)
@@ -365,10 +372,10 @@ class Knowledge:
     def record_tagged_content(
         self, host: str, digest: str, blobs: Iterable[str], children: Iterable[str]
     ) -> None:
-        """Record what a manifest names, as evidence for each repository of a host that has it tagged.
+        """Record what a manifest names, as evidence for all repositories where it is tagged.
 
-        Does nothing if no tag of the host names the manifest, directly or through an index. `blobs` and
-        `children` are the digests that the manifest names.
+        Does nothing if no tag of the host names the manifest, directly or through an index. `blobs`
+        and `children` are the digests that the manifest names.
         """
         key = key_of(digest)
         places = [
@@ -412,8 +419,8 @@ class Knowledge:
     def _is_tagged_in(self, where: RepositoryKey, key: bytes) -> bool:
         """Report whether a tag of a repository names a manifest, directly or through an index.
 
-        This run must have read that index. Returns False if the manifest was forgotten, or if an answer
-        has contradicted the evidence.
+        This run must have read that index. Returns False if the manifest was forgotten, or if an
+        answer has contradicted the evidence.
         """
         if where not in self._tagged_in.get(key, ()):
             return False
@@ -429,8 +436,9 @@ class Knowledge:
         self._repositories[where].record_contradiction()
 
     def record_populated(self, where: RepositoryKey, is_populated: bool = True) -> None:
-        """Record whether a repository holds manifests. A repository without manifests contradicts the
-        archive.
+        """Record whether a repository holds manifests.
+
+        A repository without manifests contradicts the archive.
         """
         repository = self._repositories[where]
         repository.is_populated = is_populated
@@ -446,7 +454,8 @@ class Knowledge:
     ) -> bool:
         """Report whether an entry of the archive with the time `confirmed_at` is believed.
 
-        A vouched entry is always believed. Any other entry must be young enough and not contradicted.
+        A vouched entry is always believed. Any other entry must be young enough and not
+        contradicted.
         """
         needs_recent = must_be_recent or self.facts_of(where.host).accepts_absent_blobs is True
         max_age = min(_RECENT_SECONDS, self._max_age) if needs_recent else self._max_age
@@ -460,10 +469,11 @@ class Knowledge:
         return -_CLOCK_AHEAD_SECONDS <= self._now() - time <= seconds
 
     def _vouched_keys(self, where: RepositoryKey) -> set[bytes]:
-        """Return the keys of a repository's tagged manifests, and of all blobs and manifests below them.
+        """Return the keys of a repository's tagged manifests and of all content below them.
 
-        A manifest whose content is not in the archive is included without its content. The archive is
-        read once for each manifest, when this method is first called after the manifest was added.
+        A manifest whose content is not in the archive is included without its content. The archive
+        is read once for each manifest, when this method is first called after the manifest was
+        added.
         """
         repository = self._repositories[where]
         vouched = repository.vouched_keys
@@ -494,8 +504,8 @@ class Knowledge:
     def holders(self, host: str, digest: str) -> Iterator[str]:
         """Yield the names of repositories that hold a blob under a committed manifest.
 
-        Repositories where this run has committed a manifest come first, then repositories with implied
-        evidence, then repositories of the archive.
+        Repositories where this run has committed a manifest come first, then repositories with
+        implied evidence, then repositories of the archive.
         """
         committed = self._committed_holders[host].get(digest, ())
         yield from committed
@@ -515,7 +525,7 @@ class Knowledge:
                 yield where.name
 
     def _read_holders(self, host: str, key: bytes) -> list[tuple[RepositoryKey, int]]:
-        """Return the repositories of the archive that hold a blob, each with the time of its entry."""
+        """Return the archived repositories of a blob, with the times of their entries."""
         holders = self._repositories.archive_of(host).holders_of(host, key)
         return [
             (RepositoryKey(host, holder.repository), holder.confirmed_at)
@@ -525,7 +535,10 @@ class Knowledge:
         ]
 
     def supports_mounts(self, host: str) -> bool | None:
-        """Report whether a host mounts blobs. Returns None until the first mount has been answered."""
+        """Report whether a host mounts blobs.
+
+        Returns None until the first mount has been answered.
+        """
         return self.facts_of(host).supports_mounts
 
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
@@ -551,11 +564,11 @@ class Knowledge:
             self._put_fact(host, "mounts", True)
 
     def needs_head(self, where: RepositoryKey, digest: str) -> bool:
-        """Report whether a HEAD must check for a blob before its upload is started by a probing POST.
+        """Report whether a HEAD must check for a blob before a probing POST starts its upload.
 
-        A HEAD is needed if the answer to the POST would not show whether the blob is present. It is not
-        needed in a repository without known manifests: most blobs are absent there, and the upload
-        needs the POST anyway.
+        A HEAD is needed if the answer to the POST would not show whether the blob is present. It is
+        not needed in a repository without known manifests: most blobs are absent there, and the
+        upload needs the POST anyway.
         """
         repository = self._repositories[where]
         answers = self.probe_answers(where)
@@ -670,8 +683,8 @@ class Knowledge:
         """
         if not name:
             return
-        # An unchanged snapshot is written again only after a quarter of `ttl`, so that most runs without
-        # changes write nothing.
+        # An unchanged snapshot is written again only after a quarter of `ttl`, so that most runs
+        # without changes write nothing.
         is_recent = (
             old is not None
             and old.snapshot == snapshot
@@ -692,8 +705,8 @@ class Knowledge:
     ) -> None:
         """Record the result of an artifact check. Does nothing if `name` is empty.
 
-        `first` is the time of the first check of the image, or 0 if this check is the first. A check
-        stays valid for longer than `ttl`.
+        `first` is the time of the first check of the image, or 0 if this check is the first. A
+        check stays valid for longer than `ttl`.
         """
         if not name:
             return
@@ -705,7 +718,10 @@ class Knowledge:
     # The end of a run.
 
     def finish(self) -> None:
-        """Renew vouched entries that are older than a quarter of `ttl`. Remove old entries once a day."""
+        """Renew vouched entries that are older than a quarter of `ttl`.
+
+        Remove old entries once a day.
+        """
         if self._ttl:
             for where, repository in self._repositories.items():
                 times = repository.archive.manifest_times(where, repository.tagged_keys)

@@ -2,12 +2,12 @@
 
 Owns: `seen.jsonl`; which time counts if clocks disagree; which entries are removed.
 May not know: registries, how `min_age` holds a digest back.
-Invariants: a lost or doubtful time makes a digest younger, never older. The file is replaced as a whole,
-after the new file has been synced to disk.
+Invariants: a lost or doubtful time makes a digest younger, never older. The file is replaced as a
+whole, after the new file has been synced to disk.
 Follows: docs/design.md section 12 ("Age").
 
-The age of a digest, which `min_age` requires, is counted from these times. They are not a cache, because
-registries do not report them.
+The age of a digest, which `min_age` requires, is counted from these times. They are not a cache,
+because registries do not report them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from _regsync.text import json_object, parse_time, printable, reason_of, time_te
 _VERSION = 1  # of the file's format
 _DAY = 86400  # seconds
 
-# An entry is removed if its digest was last seen longer ago than this. `last_seen` is updated once a
-# day, so the last day is added to the 90 days that are promised.
+# An entry is removed if its digest was last seen longer ago than this. `last_seen` is updated once
+# a day, so the last day is added to the 90 days that are promised.
 _KEPT_SECONDS = 91 * _DAY
 
 # Minimum seconds between two saves within a run. A killed run loses the entries of this time.
@@ -61,8 +61,8 @@ class Sighting:
     first_seen: int
     last_seen: int
     # The first time according to a clock that was ahead of the clock of `first_seen`. It is unknown
-    # which clock was right. So this time replaces `first_seen` when our clock has reached it, because
-    # a doubtful time must make the digest younger.
+    # which clock was right. So this time replaces `first_seen` when our clock has reached it,
+    # because a doubtful time must make the digest younger.
     first_by_fast_clock: int | None = None
 
     def effective_first_seen(self, now: int) -> int | None:
@@ -102,8 +102,9 @@ def first_seen_for(
 ) -> FirstSeen | None:
     """Load the first-seen times for a configuration. Returns None if no mapping has `min_age`.
 
-    Raises ConfigError if the directory cannot be used. Raises ConfigError too if there is no directory
-    and `known` (see `FirstSeen`) is None, because each run would then hold back every digest.
+    Raises ConfigError if the directory cannot be used. Raises ConfigError too if there is no
+    directory and `known` (see `FirstSeen`) is None, because each run would then hold back every
+    digest.
     """
     aged = next((mapping for mapping in config.mappings if mapping.min_age), None)
     if aged is None:
@@ -123,8 +124,8 @@ def first_seen_for(
 class FirstSeen:
     """The first-seen times of digests, from earlier runs and from this one.
 
-    `now` returns the time in seconds since 1970. Disk errors after `load` are not raised, but logged by
-    `log(level, event, message)`.
+    `now` returns the time in seconds since 1970. Disk errors after `load` are not raised, but
+    logged by `log(level, event, message)`.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class FirstSeen:
     ) -> None:
         """Keep the times in `directory`, or only in memory if it is None.
 
-        Without `may_write`, the file is read and never written. `known` holds times from elsewhere, in
-        seconds since 1970. If a digest has two times, the earlier one counts.
+        Without `may_write`, the file is read and never written. `known` holds times from elsewhere,
+        in seconds since 1970. If a digest has two times, the earlier one counts.
         """
         self._directory = directory
         self._now = now
@@ -160,8 +161,8 @@ class FirstSeen:
     def record_sighting(self, where: RepositoryKey, digest: str, min_age: float) -> int | None:
         """Record that a digest is seen now. Return until when it is held back because of `min_age`.
 
-        `min_age` is in seconds. The result is in seconds since 1970. Returns None if the digest is old
-        enough.
+        `min_age` is in seconds. The result is in seconds since 1970. Returns None if the digest is
+        old enough.
         """
         now = int(self._now())
         key = SeenKey(where, digest)
@@ -170,7 +171,10 @@ class FirstSeen:
         return held_until if held_until > now else None
 
     def first_seen_at(self, key: SeenKey) -> int | None:
-        """Return when a digest was first seen, in seconds since 1970. Returns None if it is unknown."""
+        """Return when a digest was first seen, in seconds since 1970.
+
+        Returns None if it is unknown.
+        """
         sighting = self._sightings.get(key)
         return None if sighting is None else sighting.effective_first_seen(int(self._now()))
 
@@ -178,8 +182,8 @@ class FirstSeen:
         """Record that a digest is seen now. Return when it was first seen."""
         sighting = self._sightings.get(key)
         if sighting is None or sighting.has_expired(now):
-            # If our clock is behind the clock of an earlier run, the digest may be as new as the latest
-            # time in the file.
+            # If our clock is behind the clock of an earlier run, the digest may be as new as the
+            # latest time in the file.
             is_clock_behind = self._latest > now
             later = self._latest if is_clock_behind else None
             self._sightings[key] = Sighting(
@@ -193,8 +197,8 @@ class FirstSeen:
             self._has_changed = True
         first_seen = sighting.effective_first_seen(now)
         if first_seen is None:
-            # The clock of these times was ahead of ours. The age is counted from now, and again from
-            # zero when our clock has reached the later of these times.
+            # The clock of these times was ahead of ours. The age is counted from now, and again
+            # from zero when our clock has reached the later of these times.
             first_seen = now
             sighting.first_by_fast_clock = max(
                 sighting.first_seen, sighting.first_by_fast_clock or 0
@@ -324,8 +328,8 @@ class FirstSeen:
         """Prevent other processes from saving until the block ends.
 
         The block also runs without a lock, if another process holds it for too long or if the file
-        system does not support locks. Times that another process saves meanwhile may then be lost, so
-        that its digests get the time of its next run.
+        system does not support locks. Times that another process saves meanwhile may then be lost,
+        so that its digests get the time of its next run.
         """
         assert self._directory is not None
         path = os.path.join(self._directory, "seen.lock")

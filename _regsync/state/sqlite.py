@@ -1,9 +1,10 @@
 """Open the SQLite file of the state, in a directory where other users may have put files.
 
-Owns: the tables and the version of the state file; which files SQLite may open; what its errors mean.
+Owns: the tables and the version of the state file; which files SQLite may open; what its errors
+mean.
 May not know: what the tables mean, when they are read and written.
-Invariants: SQLite never opens a link, a pipe or a file with a second name. A file of a newer version or of
-another program is never changed.
+Invariants: SQLite never opens a link, a pipe or a file with a second name. A file of a newer
+version or of another program is never changed.
 Follows: docs/design.md section 8.
 """
 
@@ -46,8 +47,8 @@ _SCHEMA = (
     "CREATE TABLE swept (id INTEGER PRIMARY KEY, moment INTEGER)",
 )
 
-# Maximum length of a value in bytes. The keys of all digests in a manifest of 4 MiB fit. A longer value
-# was written by another program, and reading it fails.
+# Maximum length of a value in bytes. The keys of all digests in a manifest of 4 MiB fit. A longer
+# value was written by another program, and reading it fails.
 _LONGEST_VALUE = 4 * 1024 * 1024
 
 # Places in the header of a SQLite file
@@ -79,8 +80,9 @@ _WAL_SUFFIXES = ("-wal", "-shm")
 
 
 class Damaged(Exception):
-    """The file is damaged, or was written by an older version. A run that may write replaces it, which
-    costs requests only.
+    """The file is damaged, or was written by an older version.
+
+    A run that may write replaces it, which costs requests only.
     """
 
 
@@ -91,8 +93,8 @@ class BelongsToOthers(Exception):
 def open_for_writing(path: str, busy_seconds: float) -> sqlite3.Connection:
     """Open the file, or create it, and begin a transaction.
 
-    The caller must hold the lock. A query waits up to `busy_seconds` for another process's lock on the
-    file. Raises Damaged, BelongsToOthers, OSError and sqlite3.Error.
+    The caller must hold the lock. A query waits up to `busy_seconds` for another process's lock on
+    the file. Raises Damaged, BelongsToOthers, OSError and sqlite3.Error.
     """
     header = _read_header(path, os.O_RDWR | os.O_CREAT)  # empty if the file is new
     _check_header(header)
@@ -102,13 +104,13 @@ def open_for_writing(path: str, busy_seconds: float) -> sqlite3.Connection:
     with _raising_damage():
         connection = _connect(path, "rw", busy_seconds)
         with _closing_on_failure(connection):
-            # A commit does not wait for the disk. If a power cut damages the file, that costs requests
-            # only (I5).
+            # A commit does not wait for the disk. If a power cut damages the file, that costs
+            # requests only (I5).
             _execute_each(connection, ("PRAGMA synchronous = OFF", "PRAGMA journal_mode = DELETE"))
             if not _has_tables(connection):
                 _make_tables(connection)
-            # All queries until the next commit share one transaction. Without a transaction, each query
-            # would lock and unlock the file.
+            # All queries until the next commit share one transaction. Without a transaction, each
+            # query would lock and unlock the file.
             connection.execute("BEGIN")
     return connection
 
@@ -116,8 +118,8 @@ def open_for_writing(path: str, busy_seconds: float) -> sqlite3.Connection:
 def open_for_reading(path: str, busy_seconds: float) -> sqlite3.Connection | None:
     """Open the file for reading, while another process may write it.
 
-    Returns None if there is no file or if it has no tables yet. The file is not repaired or removed.
-    Raises Damaged, BelongsToOthers, OSError and sqlite3.Error.
+    Returns None if there is no file or if it has no tables yet. The file is not repaired or
+    removed. Raises Damaged, BelongsToOthers, OSError and sqlite3.Error.
     """
     try:
         header = _read_header(path, os.O_RDONLY)
@@ -154,7 +156,8 @@ def remove_if_ours(path: str, beginning: bytes) -> None:
             os.unlink(path)
 
 
-# What SQLite's errors mean. They are recognised by their messages, because Python 3.10 has no codes.
+# What SQLite's errors mean. They are recognised by their messages, because Python 3.10 has no
+# codes.
 
 
 def is_damage(error: Exception) -> bool:
@@ -230,8 +233,8 @@ def _check_header(header: bytes) -> None:
         raise BelongsToOthers("it was written by a newer version of regsync")
     if version < _VERSION:
         raise Damaged("it was written by an earlier version of regsync")
-    # These bytes are different if the file uses a write-ahead log. This program never uses such a log,
-    # because it needs shared memory, which network disks lack.
+    # These bytes are different if the file uses a write-ahead log. This program never uses such a
+    # log, because it needs shared memory, which network disks lack.
     if header[_WRITE_AND_READ_VERSION] != _ROLLBACK_JOURNAL:
         raise Damaged("it was changed by another program")
 
@@ -242,8 +245,8 @@ def _check_header(header: bytes) -> None:
 def _connect(path: str, mode: str, busy_seconds: float) -> sqlite3.Connection:
     """Open an existing file without checking all of it.
 
-    `PRAGMA quick_check` would read the whole file in each run. Damage is detected when a damaged page is
-    read, and a wrong entry costs requests only (I5).
+    `PRAGMA quick_check` would read the whole file in each run. Damage is detected when a damaged
+    page is read, and a wrong entry costs requests only (I5).
     """
     url_path = os.path.join(os.getcwd(), path).replace(os.sep, "/").lstrip("/")
     uri = f"file:///{quote(os.fsencode(url_path))}?mode={mode}"

@@ -2,8 +2,8 @@
 
 Owns: docs/design.md section 6 as rules about sequences of requests.
 May not know: credentials, the grammar of requests.
-Invariants: a request may be repeated once for each failure of it. The client is assumed to know an answer
-only if the answer was complete before the next request was sent.
+Invariants: a request may be repeated once for each failure of it. The client is assumed to know an
+answer only if the answer was complete before the next request was sent.
 Follows: docs/design.md sections 6 and 7 (I4).
 """
 
@@ -24,14 +24,15 @@ _TRIVIAL = (digest_of(b"{}"), digest_of(b""))
 
 
 def _area(act: Act) -> tuple[str, str]:
-    """Return the host and the first path segment, for which a client's facts hold (rules 11, 15)."""
+    """Return the host and the first path segment, for which facts hold (rules 11, 15)."""
     return act.place, act.entry.repository.partition("/")[0]
 
 
 def _is_mount(act: Act) -> bool:
     """Whether the request mounts from another repository.
 
-    With its own repository as source, it is a probing POST, which checks whether the blob is present.
+    With its own repository as source, it is a probing POST, which checks whether the blob is
+    present.
     """
     source = act.query.get("from")
     return bool(act.query.get("mount")) and source not in (None, act.entry.repository)
@@ -95,7 +96,8 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
                 for act in run.acts
                 if act.repository == first.repository and first.begun < act.begun < second.begun
             ]
-            # The second request is justified if the tag was put in between, or its manifest is gone.
+            # The second request is justified if the tag was put in between, or its manifest is
+            # gone.
             was_put = any((act.method, act.kind) == ("PUT", "manifest") for act in between)
             is_gone = any(act.status == 404 and ":" in act.reference for act in between)
             if not was_put and not is_gone:
@@ -130,8 +132,8 @@ def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
 def _reads_back(run: Run, put: Act, act: Act) -> bool:
     """Whether `act` checks if other writers have changed a list of referrers (section 1.10).
 
-    This holds for the first read after the put. It holds for later reads if an earlier read has found
-    another list.
+    This holds for the first read after the put. It holds for later reads if an earlier read has
+    found another list.
     """
     if not FALLBACK.match(act.reference):
         return False
@@ -298,7 +300,7 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
             other for other in about if other.kind == "upload_start" and "digest" in other.query
         ]
         if with_its_bytes:
-            continue  # the blob was sent in the POST: an earlier run had found that uploads are accepted
+            continue  # sent in the POST: an earlier run had found that uploads are accepted
         targets = {other.repository for other in about if other.is_write}
         accepted = [first[target] for target in targets if target in first] or starts[:1]
         is_open = any(start.before(act) for start in accepted)
@@ -312,8 +314,8 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
 def _sessions_by_blob(run: Run) -> Iterator[list[Session]]:
     """Yield the sessions in groups with one repository and one digest.
 
-    The first session of an area that a probing POST for a present blob has opened is in a group of its
-    own: rule 11 allows one such session.
+    The first session of an area that a probing POST for a present blob has opened is in a group of
+    its own: rule 11 allows one such session.
     """
     with_digest = [session for session in run.sessions if session.digest]
     groups: dict[object, list[Session]] = {}

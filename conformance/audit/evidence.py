@@ -2,8 +2,8 @@
 
 Owns: deriving facts about a client from journals and from the registries' content.
 May not know: any rule.
-Invariants: the client is assumed to know only complete answers of the registry itself. An answer of a
-hook is no evidence against the client.
+Invariants: the client is assumed to know only complete answers of the registry itself. An answer of
+a hook is no evidence against the client.
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ class Act(NamedTuple):
 
     @property
     def begun(self) -> int:
-        """The place of the request in the order of all journals. `entry.ended` is that of the answer."""
+        """The place of the request in the order of all journals.
+
+        `entry.ended` is that of the answer.
+        """
         return self.entry.begun
 
     @property
@@ -149,7 +152,7 @@ class Act(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the client may repeat the request: it has no final answer and was not redirected."""
+        """Whether the request may be repeated: it has no final answer and was not redirected."""
         return not self.has_final_answer and self.status not in (304, *_REDIRECTS)
 
     @property
@@ -160,7 +163,10 @@ class Act(NamedTuple):
         return refused and not self.is_disturbed
 
     def before(self, other: Act) -> bool:
-        """Whether this was answered before `other` began. The client may not have read the answer yet."""
+        """Whether this was answered before `other` began.
+
+        The client may not have read the answer yet.
+        """
         return self.entry.ended is not None and self.entry.ended < other.begun
 
     def __str__(self) -> str:
@@ -216,10 +222,10 @@ def without_digest(target: str) -> str:
 class Run:
     """The exchanges of one run with all registries, token services and storages.
 
-    `sites` has them by origin, as in `http://127.0.0.1:5000`. Exchanges that began at or before `since`
-    belong to an earlier run. `readonly` holds origins of registries that are only sources. With
-    `remembered`, the client knows the challenges of earlier runs. `realms` holds origins of token services
-    that any registry may name.
+    `sites` has them by origin, as in `http://127.0.0.1:5000`. Exchanges that began at or before
+    `since` belong to an earlier run. `readonly` holds origins of registries that are only sources.
+    With `remembered`, the client knows the challenges of earlier runs. `realms` holds origins of
+    token services that any registry may name.
     """
 
     def __init__(
@@ -280,13 +286,19 @@ class Run:
         self.arrivals = self._find_arrivals()
 
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
-        """Yield the exchanges with a method and a kind, in order. None matches every method or kind."""
+        """Yield the exchanges with a method and a kind, in order.
+
+        None matches every method or kind.
+        """
         for act in self.acts:
             if method in (None, act.method) and kind in (None, act.kind):
                 yield act
 
     def repositories(self, place: str) -> Mapping[str, Repository]:
-        """Return the repositories of a site. Returns none if the site is no registry of the harness."""
+        """Return the repositories of a site.
+
+        Returns none if the site is no registry of the harness.
+        """
         repositories: Mapping[str, Repository] = getattr(self.sites[place], "repositories", {})
         return repositories
 
@@ -315,7 +327,8 @@ class Run:
     def had_read(self, earlier: Act, act: Act) -> bool:
         """Whether the client had read the answer to `earlier` when it sent `act`.
 
-        The proof is a request on the connection of `earlier`, after that answer and not after `act`.
+        The proof is a request on the connection of `earlier`, after that answer and not after
+        `act`.
         """
         if not earlier.before(act):
             return False
@@ -406,7 +419,7 @@ class Run:
         return sessions
 
     def _assign(self, act: Act) -> None:
-        """Add an exchange to its upload session, or to the strays if it is an upload without a session."""
+        """Add an exchange to its upload session, or an upload without a session to the strays."""
         if act.kind == "upload_start":
             return
 
@@ -421,8 +434,8 @@ class Run:
                 self.strays.append(act)
             return
 
-        # If several sessions have the same path, the query of the Location distinguishes them. If the
-        # query is the same too, the first session without a success is chosen.
+        # If several sessions have the same path, the query of the Location distinguishes them. If
+        # the query is the same too, the first session without a success is chosen.
         exact = [
             candidate
             for candidate in candidates
@@ -458,7 +471,10 @@ class Run:
 
 
 def _find_commits(acts: Iterable[Act]) -> dict[tuple[str, str, str], Act]:
-    """Return the exchange that committed each manifest first. Keys: place, repository name, digest."""
+    """Return the exchange that committed each manifest first.
+
+    Keys: place, repository name, digest.
+    """
     commits: dict[tuple[str, str, str], Act] = {}
     for act in acts:
         digest = act.said_digest or act.digest

@@ -2,8 +2,8 @@
 
 Owns: the table of mistakes and their order.
 May not know: how a client works, which task it had.
-Invariants: a finding has the name of its mistake and its exchanges. Requests that a failure or an answer
-of a hook explains are no findings.
+Invariants: a finding has the name of its mistake and its exchanges. Requests that a failure or an
+answer of a hook explains are no findings.
 
 The rules are in `protocol` (requests that strict registries refuse), `safety` (secrets and content)
 and `discipline` (requests that were not needed).
@@ -55,9 +55,9 @@ def audit(
 ) -> list[Finding]:
     """Return the mistakes of one run.
 
-    `kinds` selects the rules. `excused` holds names of mistakes that a test provokes. `since` excludes
-    earlier runs (see `latest`). `Run` describes the other arguments. A violation in a registry's journal
-    that no rule explains is the mistake `refused_as_wrong`.
+    `kinds` selects the rules. `excused` holds names of mistakes that a test provokes. `since`
+    excludes earlier runs (see `latest`). `Run` describes the other arguments. A violation in a
+    registry's journal that no rule explains is the mistake `refused_as_wrong`.
     """
     run = Run(sites, since, readonly=readonly, remembered=remembered, realms=realms)
     findings = [

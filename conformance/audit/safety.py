@@ -115,7 +115,8 @@ def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential is sent before, or in another way than, it was asked for there")
 def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        # The login service of a cloud gets proofs of identity without a challenge. It refuses wrong ones.
+        # The login service of a cloud gets proofs of identity without a challenge. It refuses wrong
+        # ones.
         if not _has_credential(act) or _registries_naming(run, act) or act.kind == "login":
             continue
         scheme = act.authorization.scheme

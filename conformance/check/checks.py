@@ -2,8 +2,8 @@
 
 Owns: the form of a check and its outcome: pass, fail or skip.
 May not know: the requests of any check (the modules of the workflows), which checks run (`suite`).
-Invariants: a check passes only if the registry did what the cited sentence requires. It is skipped, with
-the reason, if the registry lacks an optional feature or if the check could not be set up.
+Invariants: a check passes only if the registry did what the cited sentence requires. It is skipped,
+with the reason, if the registry lacks an optional feature or if the check could not be set up.
 Follows: the OCI distribution specification 1.1.1, cited by section and keyword (MUST, SHOULD, MAY).
 """
 
@@ -135,8 +135,8 @@ def check(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add a function to the table.
 
-    If `data` is a sequence of kinds, the function is added once for each kind. It is then called with the
-    run and the kind, otherwise with the run alone.
+    If `data` is a sequence of kinds, the function is added once for each kind. It is then called
+    with the run and the kind, otherwise with the run alone.
     """
 
     def add(act: Callable[..., None]) -> Callable[..., None]:
@@ -152,8 +152,8 @@ def check(
     return add
 
 
-# Functions that build content, by kind of data. Each run has its own content, so that content of earlier
-# runs does not matter.
+# Functions that build content, by kind of data. Each run has its own content, so that content of
+# earlier runs does not matter.
 
 BLOBS: Mapping[str, Callable[[Seed], bytes]] = {
     "blob": lambda seed: seed.blob(1000),
@@ -344,7 +344,7 @@ class Run:
 
 
 def codes(reply: Reply) -> list[str]:
-    """Return the codes of an error body, or no codes if it does not have the specification's form."""
+    """Return the codes of an error body, or no codes if its form is not the specification's."""
     try:
         entries = json.loads(reply.body)["errors"]
         texts = [entry["code"] for entry in entries]

@@ -1,10 +1,10 @@
 """Images with their attachments, pushed to a registry as clients push them.
 
-Owns: families (an image, its referrers, cosign's tags, and the parts that a copy with `platforms` keeps);
-the index that a client keeps under the fallback tag.
+Owns: families (an image, its referrers, cosign's tags, and the parts that a copy with `platforms`
+keeps); the index that a client keeps under the fallback tag.
 May not know: the task of a copying program.
-Invariants: the subject of every referrer is in the family. A referrer is `lost` if a copy does not keep its
-subject, or if its subject is lost.
+Invariants: the subject of every referrer is in the family. A referrer is `lost` if a copy does not
+keep its subject, or if its subject is lost.
 Follows: docs/protocol-facts.md section 1.10 and the shapes of shapes_artifacts.py.
 """
 
@@ -66,7 +66,10 @@ class Family:
         return [image for image in attachments if image.top not in self.lost]
 
     def load_into(self, app: App, repository: str = "app", tag: str = "v1") -> Family:
-        """Store the family in a registry of the harness. Adds fallback tags if it has no referrers API."""
+        """Store the family in a registry of the harness.
+
+        Adds fallback tags if it has no referrers API.
+        """
         self.sample.load_into(app, repository, tag)
         if not has_api(app):
             for name, index in fallback_lists(self.sample.attached).items():
@@ -89,7 +92,10 @@ class Family:
 
 
 def referrers_tag(digest: str) -> str:
-    """Return the fallback tag of a digest. Its parts are cut to 32 and 64 characters (section 1.10)."""
+    """Return the fallback tag of a digest.
+
+    Its parts are cut to 32 and 64 characters (section 1.10).
+    """
     algorithm, _, encoded = digest.partition(":")
     return f"{algorithm[:32]}-{encoded[:64]}"
 
@@ -119,7 +125,10 @@ def has_api(app: App) -> bool:
 
 
 def plain(seed: Seed, image: Image | None = None) -> Sample:
-    """Return an image with an SBOM and two signatures. One signature has annotations in two scripts."""
+    """Return an image with an SBOM and two signatures.
+
+    One signature has annotations in two scripts.
+    """
     image = image or seed.image(sizes=(300, 600))
     notes = {"org.example.name": "Prüfsumme 校验", "org.example.empty": ""}
     attached = (
@@ -192,7 +201,7 @@ def _everything(seed: Seed) -> Sample:
 
 
 def _filtered(seed: Seed) -> Family:
-    """Return an index of three platforms, of which a copy selects two, with attestations and referrers."""
+    """Return an attested and signed index of three platforms, of which a copy selects two."""
     systems = ("amd64", "arm64", "s390x")
     children = [
         seed.image(sizes=(200 + number,), architecture=system)

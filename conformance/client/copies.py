@@ -80,7 +80,7 @@ def push_http(
     authorization: str | None = None,
     context: ssl.SSLContext | None = None,
 ) -> Image:
-    """Push the whole graph, children first, then the top under every tag, or by digest without tags."""
+    """Push the whole graph, children first, then the top under all tags, or by its digest."""
     with _client(address, authorization, context) as client:
         base = f"/v2/{repository}"
         for digest, data in image.blobs.items():
@@ -109,8 +109,8 @@ def fetch_http(
 ) -> dict[str, bytes]:
     """Fetch the graph below `reference`. Returns the verified bytes by digest.
 
-    Foreign layers that are absent are left out. With `referrers`, all referrers of manifests of the graph
-    are fetched too, by the API or the fallback tag.
+    Foreign layers that are absent are left out. With `referrers`, all referrers of manifests of the
+    graph are fetched too, by the API or the fallback tag.
     """
     contents: dict[str, bytes] = {}
     with _client(address, authorization, context) as client:

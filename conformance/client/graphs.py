@@ -1,10 +1,10 @@
 """Walk over images, their referrers and cosign's tags at a registry, and compare two walks.
 
-Owns: walks from digests as by `cosign verify` and by clients of OCI 1.1, with the referrers API or the
-fallback tag; comparing two walks.
+Owns: walks from digests as by `cosign verify` and by clients of OCI 1.1, with the referrers API or
+the fallback tag; comparing two walks.
 May not know: how content was pushed.
-Invariants: a list of referrers is accepted only if every entry occurs once and correctly describes an
-existing manifest with that subject.
+Invariants: a list of referrers is accepted only if every entry occurs once and correctly describes
+an existing manifest with that subject.
 Follows: docs/protocol-facts.md section 1.10 and cosign specs/SIGNATURE_SPEC.md.
 """
 

@@ -1,10 +1,11 @@
 """An HTTP client of one registry, for the checks. It is simple rather than fast.
 
-Owns: connections, redirects of downloads, Basic and the token service, waits that a registry asks for.
+Owns: connections, redirects of downloads, Basic and the token service, waits that a registry asks
+for.
 May not know: which answer is right.
-Invariants: an answer is returned unchanged with any status, except a 401 or 429 that the client can handle.
-Credentials are sent only to the registry's origin and to the realm that it names. Only http.client is
-used.
+Invariants: an answer is returned unchanged with any status, except a 401 or 429 that the client can
+handle. Credentials are sent only to the registry's origin and to the realm that it names. Only
+http.client is used.
 Follows: RFC 9110 and the distribution project's token specification (docs/protocol-facts.md section
 2).
 """

@@ -1,9 +1,10 @@
 """AWS's login services: STS, ECR's two APIs, SSO, container and machine metadata.
 
-Owns: identities with their keys, tokens, expiry times and permissions; the refusals of each service.
+Owns: identities with their keys, tokens, expiry times and permissions; the refusals of each
+service.
 May not know: sockets, any client, what a registry holds (`Private` and `Public` only check logins).
-Invariants: a service accepts only requests exactly as documented. A request that no correct client sends is
-refused and recorded in `journal.violations`. Time is an argument.
+Invariants: a service accepts only requests exactly as documented. A request that no correct client
+sends is refused and recorded in `journal.violations`. Time is an argument.
 Follows: docs/protocol-facts.md section 4.
 """
 
@@ -100,10 +101,10 @@ class _Refusal(NamedTuple):
 class Aws(Site):
     """All services of one account. The host name of a request determines the service.
 
-    `now` returns the time in seconds since 1970. `password_life` and `keys_life` are the seconds for which
-    ECR's passwords and temporary keys are valid. `instance_role` is the role of the machine, or None if it
-    has no role. `container` has the path of a container's credentials and the token that is required
-    there, or None if there are none.
+    `now` returns the time in seconds since 1970. `password_life` and `keys_life` are the seconds
+    for which ECR's passwords and temporary keys are valid. `instance_role` is the role of the
+    machine, or None if it has no role. `container` has the path of a container's credentials and
+    the token that is required there, or None if there are none.
     """
 
     def __init__(
@@ -129,7 +130,8 @@ class Aws(Site):
         self.settings: dict[str, str] = {"BLOB_MOUNTING": "DISABLED"}
         # Its repository creation templates. Keys: prefixes. Values: what each is applied for.
         self.templates: dict[str, list[str]] = {}
-        # Passwords that were issued. Outer keys: services. Inner keys: passwords. Values: expiry times.
+        # Passwords that were issued. Outer keys: services. Inner keys: passwords. Values: expiry
+        # times.
         self.passwords: dict[str, dict[str, float]] = {"ecr": {}, "ecr-public": {}}
         self.requests: list[str] = []  # the service of each request
         # All secrets. Tests search outputs for them.
@@ -278,8 +280,8 @@ class Aws(Site):
         canonical = canonical_request(request, body, signed)
         signature = signature_of(identity.secret, claim, date, canonical)
         if not hmac.compare_digest(signature, claim.signature):
-            # As at STS, the message contains all signed values. A client that prints the whole message
-            # discloses the session token.
+            # As at STS, the message contains all signed values. A client that prints the whole
+            # message discloses the session token.
             text = f"The Canonical String for this request should have been '{canonical}'"
             return _Refusal("SignatureDoesNotMatch", text)
 
@@ -588,7 +590,7 @@ class Aws(Site):
 
 
 class Private:
-    """Logins at an ECR registry: Basic with a password that ECR has issued (sections 4.3 and 4.7)."""
+    """Logins at an ECR registry: Basic with a password of its API (sections 4.3 and 4.7)."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
@@ -621,7 +623,8 @@ class _PublicToken(NamedTuple):
 class Public:
     """Logins at ECR Public: Bearer (section 4.3).
 
-    Tokens are issued for a password of its API, or without a login. Tokens without a login allow pulls only.
+    Tokens are issued for a password of its API, or without a login. Tokens without a login allow
+    pulls only.
     """
 
     def __init__(self, aws: Aws, *, token_life: float = 43200.0) -> None:

@@ -2,8 +2,9 @@
 
 Owns: identities with their secrets; signed tokens with audience, tenant and lifetime.
 May not know: any client, what the registry holds.
-Invariants: a token is issued only for the right secret, audience and tenant. A request that no correct
-client sends is refused and recorded in the journal, without its secret. Time is an argument.
+Invariants: a token is issued only for the right secret, audience and tenant. A request that no
+correct client sends is refused and recorded in the journal, without its secret. Time is an
+argument.
 Follows: docs/protocol-facts.md sections 6.1 to 6.4.
 """
 
@@ -95,8 +96,8 @@ class Identity:
     # The federated token that is valid now.
     assertion: str = ""
     refresh_tokens: set[str] = field(default_factory=set)
-    # "system" for the identity of the machine, "user" for an identity that requests select by client id, ""
-    # if it is not managed.
+    # "system" for the identity of the machine, "user" for an identity that requests select by
+    # client id, "" if it is not managed.
     managed: str = ""
 
 
@@ -146,9 +147,9 @@ class _Signer:
 class Directory(Site):
     """The authority of a cloud, and the metadata services of its machines.
 
-    Tests may add to `identities`. `unknown` has audiences that the directory refuses, as if the tenant did
-    not use these services. `header` is the value of IDENTITY_HEADER of App Service. Tokens are valid for
-    `life` seconds.
+    Tests may add to `identities`. `unknown` has audiences that the directory refuses, as if the
+    tenant did not use these services. `header` is the value of IDENTITY_HEADER of App Service.
+    Tokens are valid for `life` seconds.
     """
 
     def __init__(
@@ -313,7 +314,7 @@ class Directory(Site):
     def _answer_with_token(
         self, identity: Identity, audience: str, unknown: str, *, text: bool = False
     ) -> Response:
-        """Return an answer with a token, or a refusal with the text `unknown` for an unknown audience.
+        """Return an answer with a token, or the refusal `unknown` for an unknown audience.
 
         With `text`, the answer has the form of metadata services.
         """
@@ -395,10 +396,10 @@ class Directory(Site):
 class Exchange(TokenService):
     """The token endpoints of a registry.
 
-    They exchange a token of the directory for a refresh token, and that for an access token. `directory`
-    verifies the first. `tenants` has the tenants that may log in; if empty, all may. Refresh tokens are
-    valid for `refresh_life` seconds (section 6.1). `refusal` is the status for an invalid refresh token:
-    both 401 and 400 have been reported (section 2.4).
+    They exchange a token of the directory for a refresh token, and that for an access token.
+    `directory` verifies the first. `tenants` has the tenants that may log in; if empty, all may.
+    Refresh tokens are valid for `refresh_life` seconds (section 6.1). `refusal` is the status for
+    an invalid refresh token: both 401 and 400 have been reported (section 2.4).
     """
 
     def __init__(self, users: Mapping[str, str] | None = None, **options: Any) -> None:

@@ -3,12 +3,13 @@
 Owns: the token endpoint, the security token service, impersonation and the metadata server; their
 accounts, keys and pools; the credential files of these accounts.
 May not know: registries, sockets, any client.
-Invariants: a token is issued only for the credential of an identity. The signature of a JWT is verified with
-the account's public key, and all its claims are checked. A request that no correct client sends is refused
-*and* recorded in `journal.violations`. Time is an argument.
+Invariants: a token is issued only for the credential of an identity. The signature of a JWT is
+verified with the account's public key, and all its claims are checked. A request that no correct
+client sends is refused *and* recorded in `journal.violations`. Time is an argument.
 Follows: docs/protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
 
-One Site answers under all host names. Each path belongs to one service, which refuses other host names.
+One Site answers under all host names. Each path belongs to one service, which refuses other host
+names.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Key(NamedTuple):
     exponent: int
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
-        """Report whether a signature is valid: RSASSA-PKCS1-v1_5 with SHA-256 (RFC 8017 section 8.2.2)."""
+        """Report whether an RSASSA-PKCS1-v1_5 signature is valid (RFC 8017 section 8.2.2)."""
         size = (self.modulus.bit_length() + 7) // 8
         if len(signature) != size:
             return False
@@ -103,7 +104,10 @@ class Key(NamedTuple):
 
 @functools.cache
 def make_key(number: int = 0) -> Key:
-    """Make an RSA key with the program `openssl`. Within a process, a number always has the same key."""
+    """Make an RSA key with the program `openssl`.
+
+    Within a process, a number always has the same key.
+    """
     program = find_program("openssl", "openssl")
 
     def run(*arguments: str, text: str = "") -> str:
@@ -142,7 +146,8 @@ class Google(Site):
 
     def __post_init__(self) -> None:
         super().__init__()
-        # Service accounts: one with a key, one that others may impersonate, and that of the machine.
+        # Service accounts: one with a key, one that others may impersonate, and that of the
+        # machine.
         self.robot = "robot@project.iam.gserviceaccount.com"
         self.target = "target@project.iam.gserviceaccount.com"
         self.machine = "machine@project.iam.gserviceaccount.com"
@@ -610,7 +615,7 @@ class Running:
 
 @contextlib.contextmanager
 def google(names: Names, **options: Any) -> Iterator[Running]:
-    """Serve the services under their host names over TLS, and the metadata server at a local port."""
+    """Serve the services by host names over TLS, and the metadata server at a local port."""
     site = Google(**options)
     with (
         run_in_thread(site, ssl_context=names.context(HOSTS)) as server,

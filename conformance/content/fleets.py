@@ -2,8 +2,9 @@
 
 Owns: which images share which layers.
 May not know: how images are copied.
-Invariants: a fleet depends only on its parameters. If two fleets differ only in `left_out` or `moved`, all
-other tags are equal byte for byte, so that one fleet can be an older state of the other.
+Invariants: a fleet depends only on its parameters. If two fleets differ only in `left_out` or
+`moved`, all other tags are equal byte for byte, so that one fleet can be an older state of the
+other.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Fleet:
     own: int = 3  # number of layers that an image does not share
     size: int = 2000  # bytes of a layer
     bases: int = 1  # number of bases; repository n is built on base n % bases
-    # If not empty, each tag is an index with an image for each platform, and each platform has its own
-    # bases.
+    # If not empty, each tag is an index with an image for each platform, and each platform has its
+    # own bases.
     platforms: tuple[str, ...] = ()
     left_out: int = 0  # how many of the newest tags are missing
     # Percentage of tags that name another image, with the same base and other layers of its own.
@@ -64,7 +65,7 @@ class Fleet:
         return self
 
     def weights(self) -> Mapping[str, int]:
-        """Return the bytes of all blobs, counted once, once for each repository, and once for each tag."""
+        """Return the bytes of all blobs, counted once, by repository, and by tag."""
         once: dict[str, int] = {}
         repository: dict[tuple[str, str], int] = {}
         every = 0

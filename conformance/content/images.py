@@ -1,9 +1,10 @@
 """Seeded images, with the same bytes in every run and with every version of Python.
 
 Owns: building image graphs of all shapes that a registry may hold.
-May not know: the network, the clock, `random` (whose numbers may differ between versions of Python).
-Invariants: equal seeds and calls give equal bytes. Gzip members have no time and are stored uncompressed,
-because versions of zlib compress differently.
+May not know: the network, the clock, `random` (whose numbers may differ between versions of
+Python).
+Invariants: equal seeds and calls give equal bytes. Gzip members have no time and are stored
+uncompressed, because versions of zlib compress differently.
 Follows: the OCI image specification 1.1 and docs/protocol-facts.md sections 1.3 to 1.6.
 """
 
@@ -209,8 +210,8 @@ class Seed:
         """Build an image manifest.
 
         `layers` has the bytes or streams of the layers. Without it, a new layer is made for each of
-        `sizes`. `foreign` adds a non-distributable layer for each URL. `inline_config` adds the config to
-        its descriptor as `data`. `extra` adds fields that are not in the specification.
+        `sizes`. `foreign` adds a non-distributable layer for each URL. `inline_config` adds the
+        config to its descriptor as `data`. `extra` adds fields that are not in the specification.
         """
         types = TYPES[format]
         if layers is None:
@@ -271,7 +272,10 @@ class Seed:
         annotations: Mapping[str, str] | None = None,
         spacing: Literal["plain", "indent", "odd"] = "plain",
     ) -> Image:
-        """Build an artifact manifest. `config_type` sets the config's type, as in OCI 1.0 artifacts."""
+        """Build an artifact manifest.
+
+        `config_type` sets the config's type, as in OCI 1.0 artifacts.
+        """
         data = self.blob(size)
         config = EMPTY_CONFIG if config_type is None else self.blob(20)
         document: Document = {"schemaVersion": 2, "mediaType": OCI_MANIFEST}
@@ -307,8 +311,8 @@ class Seed:
     ) -> Image:
         """Build an index of `children`, or without them of a new image for each platform.
 
-        Children may be images or indexes. `attestations` adds an entry for each image as buildkit does:
-        platform unknown/unknown with the annotation `vnd.docker.reference.digest`.
+        Children may be images or indexes. `attestations` adds an entry for each image as buildkit
+        does: platform unknown/unknown with the annotation `vnd.docker.reference.digest`.
         """
         if children is None:
             children = [self._platform_image(format, text) for text in platforms]
@@ -375,7 +379,7 @@ class Seed:
         return _single(encode(document), OCI_MANIFEST, [config, statement], ())
 
     def fallback_index(self, referrers: Iterable[Image]) -> Image:
-        """Build the index that clients keep under the fallback tag (docs/protocol-facts.md section 1.10)."""
+        """Build the index under a fallback tag (docs/protocol-facts.md section 1.10)."""
         entries = []
         for referrer in referrers:
             document = referrer.document

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Sample", "Shape"]
 
-# When a copier can detect that a shape cannot be copied: from its documents, before it sends anything; from
-# the bytes of its blobs, so that blobs may have been pushed, but no manifest; or only from the refusal of
-# a strict target.
+# When a copier can detect that a shape cannot be copied: from its documents, before it sends
+# anything; from the bytes of its blobs, so that blobs may have been pushed, but no manifest; or
+# only from the refusal of a strict target.
 Found = Literal["document", "content", "target"]
 
 
@@ -47,7 +47,7 @@ class Sample:
         return self
 
     def parts(self) -> dict[str, Image]:
-        """Return all images of the sample: the image by "", referrers by digest, tagged images by tag."""
+        """Return the image by "", its referrers by digest, and the tagged images by tag."""
         return {"": self.image, **{image.top: image for image in self.attached}, **self.tagged}
 
     def fingerprint(self) -> str:

@@ -2,8 +2,8 @@
 
 Owns: the whole list.
 May not know: how a shape is built.
-Invariants: names are unique and do not change, because tests contain the digest of each shape. Shapes that
-must be copied come first, then shapes that must be refused.
+Invariants: names are unique and do not change, because tests contain the digest of each shape.
+Shapes that must be copied come first, then shapes that must be refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Shapes that are not images: artifacts, referrers, attestations, content of cosign and other tools.
+"""Shapes that are not images: artifacts, referrers, attestations, content of other tools.
 
 Owns: these shapes.
 May not know: registries, clients.
-Invariants: as in shapes_images.py. The subject of a referrer is in the same sample, unless the shape is
-about an absent subject.
+Invariants: as in shapes_images.py. The subject of a referrer is in the same sample, unless the
+shape is about an absent subject.
 Follows: the OCI image specification 1.1 ("Guidelines for Artifact Usage"), docs/protocol-facts.md
 sections 1.3 and 1.10, and the documents of the named tools.
 """

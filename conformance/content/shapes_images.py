@@ -149,7 +149,7 @@ def _odd_platforms(seed: Seed) -> Image:
 
 
 def _repeated(seed: Seed) -> Image:
-    """Build an image with a layer that occurs five times, and with the config's bytes as a layer."""
+    """Build an image with one layer five times, and with the config's bytes as a layer."""
     config, (first, second) = base(seed)
     return compose(
         config, [first, second, first, first, first, first, Part(TAR, config.data), second]

@@ -2,8 +2,8 @@
 
 Owns: these shapes, each with the reason.
 May not know: registries, clients.
-Invariants: each shape is a valid image with exactly one defect. There is no index that contains itself,
-because its digest would depend on itself.
+Invariants: each shape is a valid image with exactly one defect. There is no index that contains
+itself, because its digest would depend on itself.
 Follows: docs/protocol-facts.md sections 1.3 to 1.6 and 9.2 (R11 to R14).
 """
 

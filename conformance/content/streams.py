@@ -2,9 +2,9 @@
 
 Owns: `Stream`, seeded bytes of any length that need almost no memory.
 May not know: HTTP, images.
-Invariants: the bytes of a Stream depend only on its seed, number and size, in every run and with every
-version of Python. All its pieces differ, so that a missing, repeated or exchanged piece changes the
-digest.
+Invariants: the bytes of a Stream depend only on its seed, number and size, in every run and with
+every version of Python. All its pieces differ, so that a missing, repeated or exchanged piece
+changes the digest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _STAMP = 32  # bytes at the start of each piece that identify it
 
 @functools.lru_cache(maxsize=4)
 def _filling(seed: int) -> bytes:
-    """Return the bytes after each stamp in all streams of a seed. They are shared to save memory."""
+    """Return the bytes after each stamp in all streams of a seed.
+
+    They are shared to save memory.
+    """
     return hashlib.shake_128(b"stream %d" % seed).digest(_PIECE - _STAMP)
 
 
@@ -54,7 +57,10 @@ class Stream(Content):
         return self._digests[algorithm]
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[memoryview]:
-        """Return views of the bytes from `start` to `stop`. They take about 600 bytes for each MiB."""
+        """Return views of the bytes from `start` to `stop`.
+
+        They take about 600 bytes for each MiB.
+        """
         stop = self.size if stop is None else min(stop, self.size)
         filling = memoryview(_filling(self._seed))
         views: list[memoryview] = []

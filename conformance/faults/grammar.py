@@ -11,7 +11,7 @@ Invariants: text that does not conform to the grammar is refused with its line a
                repository= reference= host= path= header.NAME= query.NAME=      a glob
                nth=2  nth=1,3  every=3  first=2  since=4  chance=0.1  at-most=5
                of-each  optional
-    VERB     = name [ARGUMENT] { NAME=ARGUMENT }      header.NAME= for headers, with - to leave one out
+    VERB     = name [ARGUMENT] { NAME=ARGUMENT }      header.NAME= for headers; - leaves one out
     ARGUMENT = word | "text" with \\" \\\\ \\r \\n \\t \\xHH | several, with commas and no spaces
                bytes: 10  64KiB  1MiB   time: 2s  500ms  1m   yes or no: yes  no
 

@@ -1,10 +1,10 @@
 """The faults of one exchange: the places at which verbs may act, and the verbs that struck it.
 
-Owns: `Effect`, with a method for each place of an exchange; `Injection`, which calls all verbs at each
-place; `Gate`, for which a stalled exchange waits.
+Owns: `Effect`, with a method for each place of an exchange; `Injection`, which calls all verbs at
+each place; `Gate`, for which a stalled exchange waits.
 May not know: sockets, what each verb does (verbs.py), which exchange is struck (rules.py).
-Invariants: verbs that wait act before a verb that ends the exchange. Each effect records that it has taken
-effect, so that a fault without effect is detected.
+Invariants: verbs that wait act before a verb that ends the exchange. Each effect records that it
+has taken effect, so that a fault without effect is detected.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ class Effect:
         return None
 
     def alter(self, data: memoryview, offset: int) -> None:
-        """Change bytes of the request's body in place. `offset` is the position of the first byte."""
+        """Change bytes of the request's body in place.
+
+        `offset` is the position of the first byte.
+        """
 
     def check(self, received: int) -> None:
         """Raise Dropped if the connection ends after `received` bytes of the request's body."""
@@ -141,7 +144,10 @@ class Effect:
         return False
 
     def stream(self, pieces: Pieces, size: int | None) -> Pieces:
-        """Return the body of the answer as it is to be sent. `size` is in bytes, or None if unknown."""
+        """Return the body of the answer as it is to be sent.
+
+        `size` is in bytes, or None if unknown.
+        """
         return pieces
 
     def surround(self, pieces: Pieces) -> Pieces:

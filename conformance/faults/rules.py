@@ -2,8 +2,9 @@
 
 Owns: which exchanges a rule matches, which occurrences it strikes, and the record of its strikes.
 May not know: sockets, what the verbs do (verbs.py), what a registry holds.
-Invariants: the same seed, rules and requests give the same faults, also if requests of different names
-arrive in another order. `check` reports a rule that never struck, and a verb that never took effect.
+Invariants: the same seed, rules and requests give the same faults, also if requests of different
+names arrive in another order. `check` reports a rule that never struck, and a verb that never took
+effect.
 
 Rules read like sentences:
 
@@ -11,10 +12,10 @@ Rules read like sentences:
     faults.on("GET", "blob").first(2).of_each().delay(30).status(503, retry_after=5)
     faults.on("GET HEAD", "manifest").chance(0.1).lie("Docker-Content-Digest")
 
-Rules are applied in the order in which they were written. All rules that match an exchange take effect,
-up to and including the first rule that ends the exchange, by an answer in the registry's place or by
-dropping the connection. Later rules do not count that exchange. So two rules for the first answer apply to
-the first two answers.
+Rules are applied in the order in which they were written. All rules that match an exchange take
+effect, up to and including the first rule that ends the exchange, by an answer in the registry's
+place or by dropping the connection. Later rules do not count that exchange. So two rules for the
+first answer apply to the first two answers.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ def _verb(make: Callable[_P, Effect]) -> Callable[Concatenate[Rule, _P], Rule]:
 class Rule:
     """Which exchanges to strike, at which occurrences, with which verbs.
 
-    The methods that set a condition or add a verb return the rule, so that calls can be chained. Each
-    verb acts at a certain place of the exchange. At one place, verbs that wait act before a verb that
-    ends the exchange.
+    The methods that set a condition or add a verb return the rule, so that calls can be chained.
+    Each verb acts at a certain place of the exchange. At one place, verbs that wait act before a
+    verb that ends the exchange.
     """
 
     status = _verb(Status)
@@ -117,8 +118,8 @@ class Rule:
         self._is_optional = False
         # The conditions in the grammar of rules, for `str`.
         self._words: list[str] = []
-        # Number of occurrences and of strikes. The key is the name of the request with `of_each`, else
-        # empty.
+        # Number of occurrences and of strikes. The key is the name of the request with `of_each`,
+        # else empty.
         self._counts: Counter[Name] = Counter()
         self._hits: Counter[Name] = Counter()
         # Number of random numbers drawn, by the name of the request.
@@ -155,8 +156,8 @@ class Rule:
     def chance(self, probability: float) -> Rule:
         """Strike with a probability.
 
-        Each decision depends on the seed, the name of the request and the number of earlier decisions
-        for that name. So it does not depend on the order of different requests.
+        Each decision depends on the seed, the name of the request and the number of earlier
+        decisions for that name. So it does not depend on the order of different requests.
         """
         if not 0 < probability <= 1 or self._chance is not None:
             raise ValueError("one probability, above 0 and up to 1")
@@ -173,7 +174,7 @@ class Rule:
         return self
 
     def of_each(self) -> Rule:
-        """Count occurrences and strikes separately for each method, kind, repository and reference."""
+        """Count occurrences and strikes separately for each name of a request (see `_name`)."""
         self._is_of_each = True
         self._words.append("of-each")
         return self
@@ -230,13 +231,16 @@ class Rule:
         return False
 
     def _draw(self, name: Name) -> float:
-        """Return a pseudo-random number in [0, 1) for a name. Further calls return other numbers."""
+        """Return a pseudo-random number in [0, 1) for a name.
+
+        Further calls return other numbers.
+        """
         self._draws[name] += 1
         text = "\n".join(map(str, (self._seed, self._number, *name, self._draws[name])))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
     def _try_admit(self) -> bool:
-        """Report whether a throttle of this rule admits one more request, and count the request if so."""
+        """Report whether a throttle of this rule admits one more request, and count it if so."""
         return any(
             isinstance(effect, Throttle) and effect.try_admit(clock()) for effect in self.effects
         )
@@ -323,9 +327,9 @@ class Faults:
     ) -> Rule:
         """Add a rule for the requests that satisfy all conditions.
 
-        `method` and `kind` may have several values, separated by spaces. `header` and `query` have globs
-        for the values of headers and parameters that must be present. The other strings are globs. In
-        globs, `*` matches slashes too. `where` is a predicate on the request.
+        `method` and `kind` may have several values, separated by spaces. `header` and `query` have
+        globs for the values of headers and parameters that must be present. The other strings are
+        globs. In globs, `*` matches slashes too. `where` is a predicate on the request.
         """
         selector = Selector.of(
             method,

@@ -2,8 +2,8 @@
 
 Owns: a class for each verb, and their table, `VERBS`.
 May not know: sockets, which exchange is struck (rules.py), what a registry holds.
-Invariants: only anyio waits, so that waits take no time on a virtual clock. A verb that cannot be applied to
-an exchange leaves it unchanged and does not call `record`.
+Invariants: only anyio waits, so that waits take no time on a virtual clock. A verb that cannot be
+applied to an exchange leaves it unchanged and does not call `record`.
 Follows: RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and
 docs/protocol-facts.md sections 1.7 to 1.13 and 2.1.
 """
@@ -66,8 +66,8 @@ _SMALLEST_PIECE = 16  # bytes of a throttled body, even if that makes fewer piec
 class _Answering(Effect):
     """A verb that answers instead of the registry.
 
-    If `at` is "request", the registry does not carry out the request. If `at` is "answer", the registry
-    carries it out, and the verb's answer replaces the registry's.
+    If `at` is "request", the registry does not carry out the request. If `at` is "answer", the
+    registry carries it out, and the verb's answer replaces the registry's.
     """
 
     at: At = "request"
@@ -99,7 +99,8 @@ class _Answering(Effect):
 class Status(_Answering):
     """Answer with a status, and with `body` or an error body with the code `error`.
 
-    `retry_after` is in seconds, a time, or the text of the header. For `early` see `Response.early`.
+    `retry_after` is in seconds, a time, or the text of the header. For `early` see
+    `Response.early`.
     """
 
     verb: ClassVar[str] = "status"
@@ -193,7 +194,7 @@ class Challenge(_Answering):
 
 @dataclass
 class Forget(_Answering):
-    """Lose an upload session: answer 404 to this request and to all later requests of the session."""
+    """Lose an upload session: answer 404 to this and all later requests of the session."""
 
     verb: ClassVar[str] = "forget"
     early: bool | None = None
@@ -252,8 +253,8 @@ class _Placed(Effect):
     # Whose body. None: the request's for POST, PUT and PATCH, else the response's.
     of: Side | None
     # Without `after`: act when the request's head has arrived and nothing has been carried out
-    # ("request"), when the request has been carried out but not answered ("answer"), or in the middle of
-    # the answer's head ("head").
+    # ("request"), when the request has been carried out but not answered ("answer"), or in the
+    # middle of the answer's head ("head").
     at: At
     # Act each time after this number of bytes.
     every: int | None = None
@@ -418,7 +419,7 @@ class Drop(_Placed):
 
 @dataclass
 class Throttle(Effect):
-    """Limit a body to `rate` bytes per second, or answer 429 after `requests` requests in `seconds`."""
+    """Limit a body to `rate` bytes a second, or answer 429 after `requests` in `seconds`."""
 
     verb: ClassVar[str] = "throttle"
     rate: int | None = None
@@ -450,7 +451,10 @@ class Throttle(Effect):
         return error(429, "TOOMANYREQUESTS", "too many requests", headers=after)
 
     def try_admit(self, now: float) -> bool:
-        """Report whether one more request is admitted, and count it if so. Sets `wait` otherwise."""
+        """Report whether one more request is admitted, and count it if so.
+
+        Sets `wait` otherwise.
+        """
         if self.requests is None:
             return False
         while self._admitted and self._admitted[0] <= now - self.seconds:
@@ -495,8 +499,8 @@ class Throttle(Effect):
 class Truncate(Effect):
     """End the response's body after `at` bytes, with correct framing for the shorter body.
 
-    `framing` is "length" for Content-Length, "chunked" for chunked coding, or "close" to end the body with
-    the connection. `drop` makes a body that is shorter than its Content-Length.
+    `framing` is "length" for Content-Length, "chunked" for chunked coding, or "close" to end the
+    body with the connection. `drop` makes a body that is shorter than its Content-Length.
     """
 
     verb: ClassVar[str] = "truncate"
@@ -598,8 +602,8 @@ class Corrupt(Effect):
 class Lie(Effect):
     """Send wrong headers.
 
-    Headers in `names` get a wrong but well-formed value if the answer has them. `headers` has values by
-    name. A value of None removes the header.
+    Headers in `names` get a wrong but well-formed value if the answer has them. `headers` has
+    values by name. A value of None removes the header.
     """
 
     verb: ClassVar[str] = "lie"

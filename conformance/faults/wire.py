@@ -3,8 +3,8 @@
 Owns: `Wire`, a sequence of bytes and waits; `Streamed`, an answer with a body from another source;
 `Dropped`, the end of a connection; heads and chunked coding as bytes.
 May not know: sockets, what a registry is, why an answer is late or wrong.
-Invariants: a piece is counted in the journal's entry before it is sent. Framing is not counted. A server
-only sends the pieces of a Wire in order.
+Invariants: a piece is counted in the journal's entry before it is sent. Framing is not counted. A
+server only sends the pieces of a Wire in order.
 Follows: RFC 9112.
 """
 
@@ -48,8 +48,8 @@ class Streamed(Response):
     """An answer with a body from another source. `headers` determine its framing.
 
     With `Transfer-Encoding: chunked`, the pieces are sent in that coding. Without it and without
-    `Content-Length`, the end of the connection ends the body. `stream` is None if the answer has no body
-    (to HEAD, 204, 304).
+    `Content-Length`, the end of the connection ends the body. `stream` is None if the answer has no
+    body (to HEAD, 204, 304).
     """
 
     stream: Pieces | None = None
@@ -136,7 +136,10 @@ def as_wire(
     entry: Entry,
     shape: Callable[[Pieces], Pieces] = lambda pieces: pieces,
 ) -> Wire:
-    """Return an answer as a Wire. `shape` may change the pieces of the body before they are counted."""
+    """Return an answer as a Wire.
+
+    `shape` may change the pieces of the body before they are counted.
+    """
     headers = with_framing(answer)
     fields = {name.lower(): value for name, value in headers}
     is_chunked = "chunked" in fields.get("transfer-encoding", "").lower()

@@ -3,8 +3,8 @@
 Owns: its leniencies and its error answers.
 May not know: sockets, other providers.
 Invariants: the persona `distribution` answers as Debian's docker-registry 2.8.2.
-conformance/tests/test_docker_registry.py compares both, and has the table of the remaining differences.
-The behaviour of version 3 was taken from its source code.
+conformance/tests/test_docker_registry.py compares both, and has the table of the remaining
+differences. The behaviour of version 3 was taken from its source code.
 Follows: docs/protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
 """
 
@@ -59,7 +59,8 @@ def _changed(
 ) -> Request:
     """Return a request with a changed query.
 
-    The parameters `without` are removed, and those of `query` are added. `headers` replaces all headers.
+    The parameters `without` are removed, and those of `query` are added. `headers` replaces all
+    headers.
     """
     parameters = [(key, value) for key, value in request.query if key not in without | set(query)]
     target = f"{request.path}?{urlencode([*parameters, *query.items()])}"
@@ -105,7 +106,7 @@ def _upload(provider: Provider, request: Request) -> Upload | None:
 
 
 def _state_is_an_offset(provider: Provider, request: Request) -> Request:
-    """Accept an old Location while its offset is still right, as after a status request (section 1.9)."""
+    """Accept an old Location while its offset is right (section 1.9)."""
     state = request.parameter("_state")
     upload = _upload(provider, request) if request.kind == "upload" and state is not None else None
     if upload is None or provider.notes.get((request.reference, state)) != upload.content.size:
@@ -167,7 +168,7 @@ def _no_page(provider: Provider, request: Request) -> Response | None:
 
 
 def _manifests_by_sha256(provider: Provider, request: Request) -> Response | None:
-    """Refuse digests of manifests that are malformed or sha512, and the deletion of tags (section 1.7)."""
+    """Refuse malformed and sha512 digests of manifests, and deletions of tags (section 1.7)."""
     if request.kind != "manifest":
         return None
     is_by_digest = ":" in request.reference
@@ -186,8 +187,8 @@ def _manifests_by_sha256(provider: Provider, request: Request) -> Response | Non
 def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Response | None:
     """Refuse layers with `urls` by three errors, and absent layers by one.
 
-    The type of a layer does not matter, and neither does the presence of a layer with `urls`. This was
-    observed, as in section 1.12.
+    The type of a layer does not matter, and neither does the presence of a layer with `urls`. This
+    was observed, as in section 1.12.
     """
     try:
         stored = read_manifest(body, request.header("content-type").partition(";")[0].strip(), "")
@@ -215,7 +216,7 @@ def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Resp
 
 
 def _uploads(provider: Provider, request: Request, answer: Response) -> Response:
-    """Answer uploads with distribution's errors, and record the offset of each Location (section 1.9)."""
+    """Answer uploads with other errors, and record each Location's offset (section 1.9)."""
     if request.kind == "upload" and answer.status == 416:
         return error(404, "BLOB_UPLOAD_INVALID", "blob upload invalid")
     if request.kind == "upload" and answer.status == 201:
@@ -277,7 +278,7 @@ def _tags(provider: Provider, request: Request, answer: Response) -> Response:
 
 
 def _errors(provider: Provider, request: Request, answer: Response) -> Response:
-    """Answer 405 with Go's page, 400 instead of 413 for a large manifest, and 304 without headers."""
+    """Answer 405 with Go's page, 400 for a large manifest, and 304 without headers."""
     if answer.status == 405:
         allowed = _ALLOWED.get(request.kind, "GET")
         return Response(405, [_NOSNIFF, ("Allow", allowed), _PLAIN], b"Method Not Allowed\n")
@@ -310,8 +311,8 @@ PERSONAS: Mapping[str, Persona] = {
         after=(_uploads, _blobs, _tags, _errors, _version),
     ),
     "distribution3": Persona(
-        # Keeps the bytes of a body that breaks off. A GET on the old Location returns their number, and a
-        # PUT can send the other bytes.
+        # Keeps the bytes of a body that breaks off. A GET on the old Location returns their number,
+        # and a PUT can send the other bytes.
         source="docs/protocol-facts.md sections 1.7 (Content-Range), 1.9 (resuming), 7.7 (no referrers)",
         hosts={"registry": "distribution3.test"},
         options={"referrers_api": False, "single_post": False, "resumable": True},

@@ -55,7 +55,8 @@ def _add_quota_headers(provider: Provider, request: Request, answer: Response) -
 def _grants(user: str | None, access: Access) -> bool:
     """Report whether a user has a permission.
 
-    Names of one component have none: clients abbreviate names that begin with `library/` at the registry.
+    Names of one component have none: clients abbreviate names that begin with `library/` at the
+    registry.
     """
     return "/" in access.name and (access.action == "pull" or user is not None)
 

@@ -1,6 +1,7 @@
 """Amazon ECR and ECR Public: differences in content, messages and rates.
 
-Owns: repositories that must be created first; blobs that are visible late; ECR's messages; its rates.
+Owns: repositories that must be created first; blobs that are visible late; ECR's messages; its
+rates.
 May not know: sockets, logins (`clouds.aws`), any client.
 Invariants: all other behaviour is the strict registry's.
 Follows: docs/protocol-facts.md sections 4.7 to 4.9.
@@ -32,7 +33,10 @@ def _absent_repository(provider: Provider, request: Request) -> Response | None:
 
 
 def _unreferenced(provider: Provider, request: Request) -> Response | None:
-    """Refuse to serve a blob that no manifest names. ECR has download URLs only for layers of images."""
+    """Refuse to serve a blob that no manifest names.
+
+    ECR has download URLs only for layers of images.
+    """
     repository = provider.repositories.get(request.repository)
     if request.kind != "blob" or request.method != "GET" or repository is None:
         return None

@@ -1,7 +1,7 @@
 """Google's registries: Artifact Registry and the former Container Registry.
 
-Owns: uploads without PATCH; long Locations outside of `/v2/`; mounts without `from`; rates by project;
-the permissions of their token service.
+Owns: uploads without PATCH; long Locations outside of `/v2/`; mounts without `from`; rates by
+project; the permissions of their token service.
 May not know: sockets, access tokens (`clouds.google`), any client.
 Invariants: all other behaviour is the strict registry's.
 Follows: docs/protocol-facts.md sections 1.8, 5.1, 5.2 and 5.5.
@@ -93,7 +93,10 @@ def _grants(user: str | None, access: Access) -> bool:
 
 
 def _with_logins(host: str) -> Persona:
-    """Return the row of a registry with logins. Tests set its `tokens.google`, which issues tokens."""
+    """Return the row of a registry with logins.
+
+    Tests set its `tokens.google`, which issues tokens.
+    """
     return Persona(
         source="docs/protocol-facts.md sections 5.1, 5.2, 5.5",
         hosts={"registry": host},

@@ -2,12 +2,12 @@
 
 Owns: the table of all rows.
 May not know: the content of any row (the modules of the providers).
-Invariants: the behaviour of a row is documented in docs/protocol-facts.md, by section. Behaviour that a row
-does not change is strict.
+Invariants: the behaviour of a row is documented in docs/protocol-facts.md, by section. Behaviour
+that a row does not change is strict.
 
 A new provider is a row in a module of its own. Behaviour for which there is no option is added by
-functions: `rewrites` change a request, `before` answers instead of the registry, `judges` answer to a
-received manifest, `after` changes an answer.
+functions: `rewrites` change a request, `before` answers instead of the registry, `judges` answer to
+a received manifest, `after` changes an answer.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Running:
 def imitate(name: str, **options: Any) -> Provider:
     """Return a provider that is not served. It can answer in memory or listen in a `Network`.
 
-    `users`, `now` and `wall` are options of Provider. Other options are App's, and override the row's.
+    `users`, `now` and `wall` are options of Provider. Other options are App's, and override the
+    row's.
     """
     return Provider(PERSONAS[name], **options)
 
@@ -80,9 +81,9 @@ def persona(
 ) -> Iterator[Running]:
     """Serve a provider while the block runs, each part in a thread of its own.
 
-    Without `names`, each part is at a port of 127.0.0.1, over plain HTTP. With `names`, each part is at its
-    host name, over TLS, for clients that use `names.environ`. `port` is the port of the registry; 0 means
-    any free port.
+    Without `names`, each part is at a port of 127.0.0.1, over plain HTTP. With `names`, each part
+    is at its host name, over TLS, for clients that use `names.environ`. `port` is the port of the
+    registry; 0 means any free port.
     """
     provider = imitate(name, **options)
     hosts = provider.row.hosts

@@ -3,8 +3,8 @@
 Owns: the fields of a row (`Persona`); the registry made from a row (`Provider`); the object storage
 behind a registry (`Storage`).
 May not know: sockets, any client, the rows of the providers (see `personas`).
-Invariants: behaviour that a row does not change is strict. The functions of a row are called in the order
-`rewrites`, `before`, `judges`, `after`.
+Invariants: behaviour that a row does not change is strict. The functions of a row are called in the
+order `rewrites`, `before`, `judges`, `after`.
 Follows: docs/protocol-facts.md sections 1.13 and 4.9.
 """
 
@@ -36,15 +36,15 @@ __all__ = [
     "Storage",
 ]
 
-# The parts of a provider: the registry itself, its token service, the object storage that serves its
-# blobs, and the directory of identities that it trusts.
+# The parts of a provider: the registry itself, its token service, the object storage that serves
+# its blobs, and the directory of identities that it trusts.
 Role: TypeAlias = Literal["registry", "token", "storage", "authority"]
 # Which blobs are mounted: all, only blobs that a manifest of the source repository names, or none.
 Mount: TypeAlias = Literal["any", "committed", "never"]
 
-# Functions of a row. A Rewrite returns the request that the registry processes. A Before answers instead of
-# the registry, a Judge instead of storing a manifest with these bytes, unless they return None. An After
-# returns the answer that is sent.
+# Functions of a row. A Rewrite returns the request that the registry processes. A Before answers
+# instead of the registry, a Judge instead of storing a manifest with these bytes, unless they
+# return None. An After returns the answer that is sent.
 Rewrite: TypeAlias = "Callable[[Provider, Request], Request]"
 Before: TypeAlias = "Callable[[Provider, Request], Response | None]"
 Judge: TypeAlias = "Callable[[Provider, Request, bytes], Response | None]"
@@ -88,8 +88,8 @@ class Persona:
 class Provider(App):
     """A registry that behaves according to a row. `sites` has all its parts by role.
 
-    `auth` replaces the row's own token service (see `conformance/clouds/aws.py`). `now` is the clock of
-    rates and tokens, `wall` the clock of dates. Other options are App's.
+    `auth` replaces the row's own token service (see `conformance/clouds/aws.py`). `now` is the
+    clock of rates and tokens, `wall` the clock of dates. Other options are App's.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Provider(App):
         return request.kind
 
     def start(self, request: Request) -> Answer | Reception:
-        """Decide on a request with the row's functions before and after the strict registry's decision."""
+        """Decide as the strict registry, with the row's functions before and after."""
         for rewrite in self.row.rewrites:
             request = rewrite(self, request)
         if self.row.mount == "committed":
@@ -183,7 +183,7 @@ class Provider(App):
         return None
 
     def _after(self, request: Request, answer: Response) -> Response:
-        """Return the answer to send: perhaps a redirect to the storage, changed by the row's functions."""
+        """Return the answer to send, which may be a redirect to the storage."""
         is_served = request.kind == "blob" and answer.status in (200, 206)
         if self.storage is not None and is_served and request.method in self.row.redirects:
             where = self.storage.sign(request.method, request.repository, request.reference)
@@ -194,7 +194,7 @@ class Provider(App):
         return answer
 
     def _without_from(self, request: Request) -> Request:
-        """Return the request without the mount if no manifest of the source names the blob (section 4.9)."""
+        """Remove a mount if no manifest of the source names the blob (section 4.9)."""
         mount = request.parameter("mount")
         source = request.parameter("from")
         if request.kind != "upload_start" or mount is None or source is None:
@@ -209,7 +209,10 @@ class Provider(App):
         return replace(request, target=f"{request.path}?{query}")
 
     def user(self, request: Request) -> str | None:
-        """Return the user of a request. Returns None if it is anonymous or if there are no logins."""
+        """Return the user of a request.
+
+        Returns None if it is anonymous or if there are no logins.
+        """
         return None if self.tokens is None else self.tokens.user(request)
 
 
@@ -242,7 +245,10 @@ class Storage(Site):
         return hmac.new(self._secret, f"{method} {path} {expires}".encode(), "sha256").hexdigest()
 
     def start(self, request: Request) -> Answer | Reception:
-        """Answer with a blob if the signature is valid. Refusals are in XML, as at real storages."""
+        """Answer with a blob if the signature is valid.
+
+        Refusals are in XML, as at real storages.
+        """
         request.kind = "storage"
         for name in ("authorization", "cookie", "proxy-authorization"):
             if request.header(name):

@@ -2,9 +2,9 @@
 
 Owns: the actions as which a request counts; sliding windows; the remaining quota; the refusal.
 May not know: what a registry holds, sockets, a clock (`now` is an argument).
-Invariants: in every window of a cap's length, at most as many requests are admitted as the cap allows. A
-refused request does not count. So a client whose rate plus burst exceeds the cap is refused at its burst, as
-in the clouds.
+Invariants: in every window of a cap's length, at most as many requests are admitted as the cap
+allows. A refused request does not count. So a client whose rate plus burst exceeds the cap is
+refused at its burst, as in the clouds.
 Follows: docs/protocol-facts.md sections 1.12 (429, TOOMANYREQUESTS, Retry-After), 4.8, 5.5, 6.5 and
 7.2 (what is counted); the actions are those of docs/design.md section 9.
 """
@@ -66,8 +66,8 @@ class Cap:
     actions: frozenset[str] = ACTIONS
     # Whether each action is counted separately, as AWS does by API.
     apart: bool = False
-    # Returns the key of the count for a request, such as its user or repository. None: the cap does not
-    # apply to the request.
+    # Returns the key of the count for a request, such as its user or repository. None: the cap does
+    # not apply to the request.
     per: Callable[[Request], str | None] = lambda request: ""
 
 
@@ -88,7 +88,8 @@ class Rates:
         self.retry_after = retry_after
         self.message = message
         self.refused: Counter[str] = Counter()
-        # Times of the admitted requests. Keys: the cap, the action if counted apart, the result of `per`.
+        # Times of the admitted requests. Keys: the cap, the action if counted apart, the result of
+        # `per`.
         self._times: defaultdict[tuple[Cap, str, str], deque[float]] = defaultdict(deque)
 
     def refuse(self, request: Request) -> Response | None:

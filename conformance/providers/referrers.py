@@ -88,7 +88,10 @@ def _unannounced(provider: Provider, request: Request, answer: Response) -> Resp
 
 
 def _late(provider: Provider, request: Request, answer: Response) -> Response:
-    """List a referrer only LATE seconds after it was put. Content loaded by tests counts as older."""
+    """List a referrer only LATE seconds after it was put.
+
+    Content loaded by tests counts as older.
+    """
     if request.kind == "manifest" and request.method == "PUT" and answer.status == 201:
         provider.notes.setdefault(("put", answer.header("Docker-Content-Digest")), provider.now())
     if request.kind == "referrers" and answer.status == 200:

@@ -3,9 +3,10 @@
 Owns: every answer of the registry except those under /blobs/uploads/.
 May not know: sockets, time, any client.
 Invariants: content becomes visible only after its digest, size and media type and everything that a
-manifest names were verified. Every refusal has the specification's error body with one of its codes, or
-TAG_INVALID, a code of older versions, which ECR uses for immutable tags. A request that no correct client
-sends is refused *and* recorded in `journal.violations`, so that a test can fail on it.
+manifest names were verified. Every refusal has the specification's error body with one of its
+codes, or TAG_INVALID, a code of older versions, which ECR uses for immutable tags. A request that
+no correct client sends is refused *and* recorded in `journal.violations`, so that a test can fail
+on it.
 Follows: the OCI distribution specification 1.1.1. If it leaves a choice, distribution's behaviour
 (docs/protocol-facts.md sections 1.2 to 1.12).
 """
@@ -62,8 +63,8 @@ _METHODS = {
     "upload": {"GET", "PATCH", "PUT", "DELETE"},
 }
 
-# The query parameters of the specification. Other parameters are ignored, because registries may define
-# their own.
+# The query parameters of the specification. Other parameters are ignored, because registries may
+# define their own.
 _PARAMETERS = {"artifactType", "digest", "from", "last", "mount", "n"}
 
 
@@ -85,7 +86,10 @@ class _Page(NamedTuple):
 
 
 class App(Uploads):
-    """A registry. Its options, which conformance/README.md describes, are differences among registries."""
+    """A registry.
+
+    Its options, which conformance/README.md describes, are differences among registries.
+    """
 
     def __init__(
         self,
@@ -135,7 +139,10 @@ class App(Uploads):
     # Methods with which tests store and inspect content without a request.
 
     def add_blob(self, repository: str, data: bytes, digest: str | None = None) -> str:
-        """Store a blob. If `digest` is given, it is not verified, so that tests can store wrong content."""
+        """Store a blob.
+
+        If `digest` is given, it is not verified, so that tests can store wrong content.
+        """
         digest = digest or digest_of(data)
         self.repositories[repository].blobs[digest] = Content(data)
         return digest
@@ -201,9 +208,10 @@ class App(Uploads):
         return decided
 
     def _refuse_framing(self, request: Request) -> Response | None:
-        """Refuse a body without a length, a malformed length, or a body that the method does not allow.
+        """Refuse a body without a length, a malformed length, or an unexpected body.
 
-        `Expect` is refused too, because the server never sends 100 Continue (docs/design.md section 9).
+        `Expect` is refused too, because the server never sends 100 Continue (docs/design.md
+        section 9).
         """
         if request.header("expect"):
             return self._refuse_mistake(request, 417, "UNSUPPORTED", "Expect is not met here")
@@ -227,7 +235,7 @@ class App(Uploads):
         return None
 
     def _refuse_names(self, request: Request) -> Response | None:
-        """Refuse malformed paths, names, digests and tags, and methods that the path does not allow."""
+        """Refuse malformed paths, names, digests and tags, and methods unknown to the path."""
         kind = request.kind
         name = request.repository
         reference = request.reference
@@ -395,8 +403,8 @@ class App(Uploads):
 
         accepted = {part.partition(";")[0].strip() for part in request.header("accept").split(",")}
         if manifest.media_type not in accepted:
-            # As distribution, which supports neither q-values nor */* (docs/protocol-facts.md section
-            # 1.3).
+            # As distribution, which supports neither q-values nor */* (docs/protocol-facts.md
+            # section 1.3).
             if manifest.media_type in (OCI_MANIFEST, OCI_INDEX):
                 kind = "manifest" if manifest.media_type == OCI_MANIFEST else "index"
                 text = f"OCI {kind} found, but accept header does not support OCI {kind}s"
@@ -453,21 +461,23 @@ class App(Uploads):
         try:
             stored = read_manifest(body, media_type, digest, any_type=self.any_manifest_type)
         except Mislabelled as problem:
-            # The specification: a client "MUST set the Content-Type header to the value specified by the
-            # mediaType field".
+            # The specification: a client "MUST set the Content-Type header to the value specified
+            # by the mediaType field".
             return self._refuse_mistake(
                 request, 400, "MANIFEST_INVALID", f"manifest invalid: {problem}"
             )
         except Invalid as problem:
             return error(400, "MANIFEST_INVALID", "manifest invalid", str(problem))
 
-        # `_repository` does not create the repository, which must not exist until the manifest is valid.
+        # `_repository` does not create the repository, which must not exist until the manifest is
+        # valid.
         repository = self._repository(request.repository)
         refusal = self._refuse_missing(repository, stored) if self.require_blobs else None
         if refusal is not None:
             return refusal
         if not by_digest and self.immutable_tags and request.reference in repository.tags:
-            # The put is refused even if the digest is the same (docs/protocol-facts.md section 4.9).
+            # The put is refused even if the digest is the same (docs/protocol-facts.md section
+            # 4.9).
             text = f"The image tag '{request.reference}' already exists and the repository is immutable."
             return error(400, "TAG_INVALID", text)
 

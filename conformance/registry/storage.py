@@ -136,7 +136,8 @@ def _descriptors(document: dict[str, Any], key: str) -> Iterator[dict[str, Any]]
 def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool = False) -> Stored:
     """Parse a manifest that was sent with a Content-Type of `media_type`.
 
-    With `any_type`, unknown media types are accepted too. Raises Invalid if the manifest is not valid.
+    With `any_type`, unknown media types are accepted too. Raises Invalid if the manifest is not
+    valid.
     """
     try:
         document = json.loads(body)
@@ -192,8 +193,8 @@ class Repository:
     blobs: dict[str, Content] = field(default_factory=dict)  # by digest
     tags: dict[str, str] = field(default_factory=dict)  # digests, by tag
     uploads: dict[str, Upload] = field(default_factory=dict)  # open sessions, by identity
-    # Whether a manifest has ever been put. Without one, `tags/list` answers 404. Deletions do not change
-    # this.
+    # Whether a manifest has ever been put. Without one, `tags/list` answers 404. Deletions do not
+    # change this.
     is_founded: bool = False
 
     def find(self, reference: str) -> Stored | None:

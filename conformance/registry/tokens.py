@@ -2,12 +2,12 @@
 
 Owns: challenges, scopes, tokens, users.
 May not know: what a registry holds.
-Invariants: a token grants those of the requested permissions that the user has, without an error for the
-others (docs/protocol-facts.md section 2.5). If a token lacks a permission, the registry answers 401 with
-`insufficient_scope`. Time is an argument.
+Invariants: a token grants those of the requested permissions that the user has, without an error
+for the others (docs/protocol-facts.md section 2.5). If a token lacks a permission, the registry
+answers 401 with `insufficient_scope`. Time is an argument.
 
-`TokenService` is a Site. Passed to `App(auth=...)` alone, it answers under `path` of the registry. It can
-also be served at another origin; then `realm` must be its URL.
+`TokenService` is a Site. Passed to `App(auth=...)` alone, it answers under `path` of the registry.
+It can also be served at another origin; then `realm` must be its URL.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ def _scopes_of(needs: Sequence[Access]) -> str:
 
 
 def _permissions_of(kind: str, name: str, actions: str) -> set[Access]:
-    """Return the permissions of one scope. On a repository, the action `*` stands for all actions."""
+    """Return the permissions of one scope.
+
+    On a repository, the action `*` stands for all actions.
+    """
     action_names = set(actions.split(","))
     if kind == "repository" and "*" in action_names:
         action_names = action_names - {"*"} | {"pull", "push", "delete"}
@@ -141,7 +144,7 @@ class BasicAuth:
         return None
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse a request without a valid login, unless it is a pull and anonymous pulls are allowed."""
+        """Refuse a request without a valid login, except an allowed anonymous pull."""
         header = request.header("authorization")
         login = _read_basic(header)
         if login is not None and self.users.get(login.user) == login.password:
@@ -166,15 +169,15 @@ class TokenService(Site):
 
     `requests` counts token requests. `issued` holds the scopes of each token in order. Arguments:
 
-    - `users`: passwords by user name. `anonymous`: whether clients without a login get tokens. `grants`:
-      who has which permission; by default users have all, and anonymous clients may pull;
-    - `realm`, `path`, `service`: contents of challenges. `form`: their form, one of FORMS by name or a
-      function. Without `realm`, the service is at `path` of the registry;
-    - `field`: name of the field that holds the token. `jwt`: whether the token is a JWT. `expires_in`:
-      seconds, or None to leave that field out; tokens are then valid for `lifetime` seconds. `uses`:
-      number of requests for which a token is valid;
-    - `one_scope`: only the first scope parameter counts, as at some registries. `exact_scope`: a token
-      for more repositories than the request needs is refused with 403, as at cgr.dev;
+    - `users`: passwords by user name. `anonymous`: whether clients without a login get tokens.
+      `grants`: who has which permission; by default users have all, and anonymous clients may pull;
+    - `realm`, `path`, `service`: contents of challenges. `form`: their form, one of FORMS by name
+      or a function. Without `realm`, the service is at `path` of the registry;
+    - `field`: name of the field that holds the token. `jwt`: whether the token is a JWT.
+      `expires_in`: seconds, or None to leave that field out; tokens are then valid for `lifetime`
+      seconds. `uses`: number of requests for which a token is valid;
+    - `one_scope`: only the first scope parameter counts, as at some registries. `exact_scope`: a
+      token for more repositories than the request needs is refused with 403, as at cgr.dev;
     - `post`: whether POST is accepted too, with a refresh token or a password;
     - `protects_ping`: whether `/v2/` needs a token;
     - `now`: the clock for the validity of tokens. `wall`: the clock for `exp` of a JWT.
@@ -230,8 +233,9 @@ class TokenService(Site):
         self.issued: list[str] = []
         # By the text of the token.
         self._tokens: dict[str, _Token] = {}
-        # Part of each token, so that two services never issue the same token. The number is repeated, so
-        # that one damaged byte does not turn the token into another service's token either.
+        # Part of each token, so that two services never issue the same token. The number is
+        # repeated, so that one damaged byte does not turn the token into another service's token
+        # either.
         number = next(_SERVICES)
         self._own = f"{number}-{number}"
 
@@ -265,7 +269,10 @@ class TokenService(Site):
         return None
 
     def user(self, request: Request) -> str | None:
-        """Return the user of a request's token. Returns None if the token is anonymous or unknown."""
+        """Return the user of a request's token.
+
+        Returns None if the token is anonymous or unknown.
+        """
         token = self._tokens.get(request.header("authorization").partition(" ")[2])
         return None if token is None else token.user
 

@@ -1,7 +1,7 @@
 """Upload sessions and mounts of the registry.
 
-Owns: offsets; Locations, each of which is valid for one request; the state of a session after a body
-broke off.
+Owns: offsets; Locations, each of which is valid for one request; the state of a session after a
+body broke off.
 May not know: manifests, tags, sockets.
 Invariants: bytes become a blob only if they have the digest of the request. A PUT ends its session,
 whatever the answer.
@@ -128,13 +128,16 @@ class Uploads(Site):
     def _answer_with_location(
         self, request: Request, upload: Upload, status: int = 202
     ) -> Response:
-        """Return an answer with a new Location of the session. Earlier Locations are no longer valid."""
+        """Return an answer with a new Location of the session.
+
+        Earlier Locations are no longer valid.
+        """
         upload.sequence += 1
         path = f"/v2/{request.repository}/blobs/uploads/{upload.identity}?_state={upload.sequence}"
         headers = [
             ("Location", path if self.locations == "relative" else request.origin + path),
-            # As at distribution, 0-0 stands for no byte and for one byte (docs/protocol-facts.md section
-            # 1.9).
+            # As at distribution, 0-0 stands for no byte and for one byte (docs/protocol-facts.md
+            # section 1.9).
             ("Range", f"0-{max(upload.content.size - 1, 0)}"),
             ("Docker-Upload-UUID", upload.identity),
         ]

@@ -3,8 +3,8 @@
 Owns: the interface of connections (`Connection`), and its implementation by sockets
 (`SocketConnection`).
 May not know: HTTP.
-Invariants: sent bytes are counted in the journal's entry before the client can read them, so that a test
-that has the answer also finds its bytes counted.
+Invariants: sent bytes are counted in the journal's entry before the client can read them, so that a
+test that has the answer also finds its bytes counted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..journal import Entry
 
 __all__ = ["LINGER", "Connection", "Gone", "SocketConnection"]
 
-# After an early answer, the rest of the body is received for at most this many seconds. Closing earlier
-# would reset the connection, and the client would lose the answer.
+# After an early answer, the rest of the body is received for at most this many seconds. Closing
+# earlier would reset the connection, and the client would lose the answer.
 LINGER = 2.0
 _READ = 1 << 16  # maximum number of bytes that `receive` returns
 _TURN = 1 << 20  # number of bytes after which a connection lets other tasks run
@@ -52,7 +52,7 @@ class Connection(Protocol):
         """Send all of `piece`, and count its bytes in `entry`."""
 
     async def linger(self) -> None:
-        """Receive and drop bytes for up to LINGER seconds, so that the client gets the last answer."""
+        """Drop received bytes for up to LINGER seconds, so that the client gets the last answer."""
 
     def reset(self) -> None:
         """Make the following `close` reset the connection."""

@@ -3,8 +3,8 @@
 Owns: the order of the steps (journal, faults, intercept, decision on the head, body, answer, amend,
 faults again); the destination of a body.
 May not know: sockets, what a registry holds.
-Invariants: a body is never needed as one object. The server receives its next bytes into the buffer that
-`room` returns, calls `advance`, and awaits `pace` unless it is None.
+Invariants: a body is never needed as one object. The server receives its next bytes into the buffer
+that `room` returns, calls `advance`, and awaits `pace` unless it is None.
 
 The server runs an Exchange over a stream. `Site.handle` runs it in memory.
 """
@@ -36,7 +36,7 @@ Decision: TypeAlias = "Answer | Reception"
 
 
 def _substance(answer: Answer) -> object:
-    """Return a value that changes with the status or body of an answer, but not with its headers."""
+    """Return a value that changes with an answer's status or body, but not its headers."""
     return answer if isinstance(answer, bytes) else (answer.status, id(answer.body))
 
 
@@ -76,8 +76,9 @@ class Reception:
 class Exchange:
     """The processing of one request.
 
-    The server calls `ask_hooks`, then `start`, then `room` and `advance` (or `feed`) for the body, then
-    `finish`, or `abort` if the body breaks off. Every await may raise `Dropped`, which ends the connection.
+    The server calls `ask_hooks`, then `start`, then `room` and `advance` (or `feed`) for the body,
+    then `finish`, or `abort` if the body breaks off. Every await may raise `Dropped`, which ends
+    the connection.
     """
 
     def __init__(self, site: Site, request: Request) -> None:
@@ -151,7 +152,10 @@ class Exchange:
         return bool(answer.early) or is_long
 
     def room(self, expected: int) -> memoryview:
-        """Return a buffer for the next bytes of the body. `expected` is the number still to come."""
+        """Return a buffer for the next bytes of the body.
+
+        `expected` is the number still to come.
+        """
         reception = self._reception
         if reception is None or (reception.limit is not None and self.received >= reception.limit):
             if self._scratch is None:
@@ -255,8 +259,8 @@ class Site:
         self.journal = Journal()
         # Applied before all else to requests, and after all else to answers.
         self.faults = Faults()
-        # Called with each request that no fault has answered. It may answer instead of `start`, and may
-        # be asynchronous.
+        # Called with each request that no fault has answered. It may answer instead of `start`, and
+        # may be asynchronous.
         self.intercept: Intercept | None = None
         # Called with each answer. It returns the answer to send.
         self.amend: Callable[[Request, Answer], Answer] | None = None

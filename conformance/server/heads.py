@@ -2,8 +2,8 @@
 
 Owns: the subset of HTTP/1.1 heads that one regular expression can parse.
 May not know: sockets, what a request means.
-Invariants: h11 accepts every head that `read_plain_head` accepts, with the same result. So h11 alone
-decides which heads are errors. Tests compare both on heads of every kind.
+Invariants: h11 accepts every head that `read_plain_head` accepts, with the same result. So h11
+alone decides which heads are errors. Tests compare both on heads of every kind.
 Follows: RFC 9112 sections 3 to 6.
 
 Without this module, h11 takes a third of the time of a small request.
@@ -21,7 +21,8 @@ _PLAIN = re.compile(
     rb"(GET|HEAD|POST|PUT|PATCH|DELETE) ([!-~]+) HTTP/1\.1\r\n"
     rb"((?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:(?: ?[!-~](?:[ -~]*[!-~])?)?\r\n)+)\r\n"
 )
-# Heads with one of these headers are left to h11, because they change how the following bytes are read.
+# Heads with one of these headers are left to h11, because they change how the following bytes are
+# read.
 _LEFT_TO_H11 = frozenset({"transfer-encoding", "upgrade"})
 _DIGITS = 20  # maximum number of digits of Content-Length, as in h11
 

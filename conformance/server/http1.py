@@ -2,10 +2,10 @@
 
 Owns: heads, framing, keep-alive, when a connection ends.
 May not know: sockets, TLS, what a registry is.
-Invariants: one exchange at a time per connection. A body of known length is received into the buffer of
-`Exchange.room`, and sent from the stored pieces, without another buffer. h11 parses only chunked bodies
-and the heads that `heads` does not support, because its buffer costs two copies (docs/bodies.md). Each
-exchange has a parser of its own.
+Invariants: one exchange at a time per connection. A body of known length is received into the
+buffer of `Exchange.room`, and sent from the stored pieces, without another buffer. h11 parses only
+chunked bodies and the heads that `heads` does not support, because its buffer costs two copies
+(docs/bodies.md). Each exchange has a parser of its own.
 """
 
 from __future__ import annotations
@@ -201,7 +201,10 @@ class Endpoint:
     async def _receive_chunks(
         connection: Connection, parser: h11.Connection, exchange: Exchange
     ) -> bytes:
-        """Receive a chunked body into the exchange. Returns the bytes that were received after it."""
+        """Receive a chunked body into the exchange.
+
+        Returns the bytes that were received after it.
+        """
         event = parser.next_event()
         while not isinstance(event, h11.EndOfMessage):
             if event is h11.NEED_DATA:

@@ -1,10 +1,10 @@
 """A network in memory: sites and their clients in one process, on the clock of the event loop.
 
-Owns: the bytes between two ends, and when they arrive (latency, bandwidth, a window); the addresses at
-which sites listen; outages.
+Owns: the bytes between two ends, and when they arrive (latency, bandwidth, a window); the addresses
+at which sites listen; outages.
 May not know: HTTP, what a registry holds, who the client is.
-Invariants: only the event loop waits. So an outage of ten minutes takes no time on a virtual clock (trio's
-MockClock). Bytes arrive in order, and not earlier than latency and bandwidth allow.
+Invariants: only the event loop waits. So an outage of ten minutes takes no time on a virtual clock
+(trio's MockClock). Bytes arrive in order, and not earlier than latency and bandwidth allow.
 
 A client calls `Network.connect`, then reads and writes through the returned `End`.
 """
@@ -30,8 +30,8 @@ from .http1 import Endpoint
 
 __all__ = ["End", "Link", "MemoryConnection", "Network", "Place", "network"]
 
-# Maximum number of bytes that arrive together. On a slow link the number is smaller, so that they take
-# no longer than a second.
+# Maximum number of bytes that arrive together. On a slow link the number is smaller, so that they
+# take no longer than a second.
 _PIECE = 1 << 16
 
 
@@ -41,9 +41,9 @@ class Link:
 
     latency: float = 0.0  # seconds
     bandwidth: float = math.inf  # bytes per second
-    # Maximum number of bytes of one connection that are in transit or unread. Then the writer has to
-    # wait. None means the bytes that arrive within one second plus the latency, at most 256 KiB. Then no
-    # connection waits long behind the bytes of another one.
+    # Maximum number of bytes of one connection that are in transit or unread. Then the writer has
+    # to wait. None means the bytes that arrive within one second plus the latency, at most 256 KiB.
+    # Then no connection waits long behind the bytes of another one.
     window: int | None = None
 
     @property
@@ -167,7 +167,10 @@ class _Pipe:
                 piece.entry.faults.append("lost")
 
     def break_off(self, problem: str, *, drop_unread: bool = False) -> None:
-        """Make all writes fail, and all reads after the last byte. `drop_unread` drops unread bytes."""
+        """Make all writes fail, and all reads after the last byte.
+
+        `drop_unread` drops unread bytes.
+        """
         self._problem = problem
         if drop_unread:
             self._pieces.clear()
@@ -183,8 +186,9 @@ class End:
         self.closed = False
 
     def read_into(self, room: memoryview) -> int | None:
-        """Read into `room`. Returns the number of bytes, 0 at the end, or None if none have arrived.
+        """Read into `room`. Returns the number of bytes.
 
+        Returns 0 at the end of the connection, and None if no bytes have arrived yet.
         Raises ConnectionResetError if the connection is broken.
         """
         return self._incoming.read_into(room)
@@ -192,8 +196,8 @@ class End:
     def write(self, data: bytes | memoryview, entry: Entry | None = None) -> int | None:
         """Write as many bytes as possible. Returns their number, or None if the window is full.
 
-        A server passes the `entry` of the exchange that the bytes answer. Raises ConnectionResetError if
-        the connection is broken.
+        A server passes the `entry` of the exchange that the bytes answer. Raises
+        ConnectionResetError if the connection is broken.
         """
         return self._outgoing.write(data, entry)
 
@@ -388,14 +392,20 @@ class Network:
         up: Link | None = None,
         down: Link | None = None,
     ) -> Place:
-        """Make a Site listen under a name. `up` is the link to the site, `down` the link from it."""
+        """Make a Site listen under a name.
+
+        `up` is the link to the site, `down` the link from it.
+        """
         port = port or (443 if scheme == "https" else 80)
         place = Place(site, scheme, host, port, up or Link(), down or Link())
         self._places[host, port] = place
         return place
 
     async def connect(self, host: str, port: int) -> End:
-        """Connect to a place. Raises OSError if the name is unknown or the connection is refused."""
+        """Connect to a place.
+
+        Raises OSError if the name is unknown or the connection is refused.
+        """
         self.attempts += 1
         await anyio.lowlevel.checkpoint()
         place = self._places.get((host, port))

@@ -1,14 +1,14 @@
-"""A forward proxy and a temporary certificate authority, so that programs reach local sites by names.
+"""A forward proxy and a temporary certificate authority, to reach local sites by host names.
 
 Owns: the local port of each host name; CONNECT; the certificates for those names.
 May not know: the content of a tunnel.
-Invariants: a tunnel leads only to a registered name, so that a test cannot reach the network by mistake.
-Other requests are recorded in `refused`.
+Invariants: a tunnel leads only to a registered name, so that a test cannot reach the network by
+mistake. Other requests are recorded in `refused`.
 Follows: RFC 9110 section 9.3.6; docs/protocol-facts.md sections 8.1 and 8.2 (which variables
 clients read).
 
-A client in the same process needs neither sockets nor this module (see `memory`). Certificates are made by
-the program `openssl`, because the standard library cannot make them.
+A client in the same process needs neither sockets nor this module (see `memory`). Certificates are
+made by the program `openssl`, because the standard library cannot make them.
 """
 
 from __future__ import annotations
@@ -156,7 +156,10 @@ async def _join(client: anyio.abc.ByteStream, server: anyio.abc.ByteStream) -> N
 
 @contextlib.contextmanager
 def names(directory: Path | str) -> Iterator[Names]:
-    """Run the proxy in another thread while the block runs. Its files are written to `directory`."""
+    """Run the proxy in another thread while the block runs.
+
+    Its files are written to `directory`.
+    """
     Path(directory).mkdir(parents=True, exist_ok=True)
     known_names = Names(Path(directory))
 

@@ -2,10 +2,10 @@
 
 Owns: the exchange with the upstream; which of the upstream's URLs are rewritten.
 May not know: what the registry holds, what the faults do.
-Invariants: requests are forwarded unchanged. No body is held as a whole: each direction has one buffer.
-If an answer contains the upstream's origin (in Location, Link or the realm of a challenge), it is replaced
-by the proxy's origin, so that the client continues to use the proxy. Each exchange has its own connection
-to the upstream. The journal has the number of the client's connection.
+Invariants: requests are forwarded unchanged. No body is held as a whole: each direction has one
+buffer. If an answer contains the upstream's origin (in Location, Link or the realm of a challenge),
+it is replaced by the proxy's origin, so that the client continues to use the proxy. Each exchange
+has its own connection to the upstream. The journal has the number of the client's connection.
 Follows: RFC 9110 section 7.6 (hop-by-hop fields).
 """
 
@@ -78,7 +78,10 @@ class _Upstream:
             await self.send(h11.Data(data=data))
 
     async def send(self, event: h11.Event) -> None:
-        """Send an event unless the upstream no longer accepts bytes. It may have answered already."""
+        """Send an event unless the upstream no longer accepts bytes.
+
+        It may have answered already.
+        """
         data = self._parser.send(event)
         if data and not self._is_broken:
             try:
@@ -126,9 +129,9 @@ class _Upstream:
 class Proxy(Site):
     """A Site that forwards requests to another registry.
 
-    `upstream` is its origin, as in https://registry.test:5000. Without `rewrite`, the upstream's origin in
-    answers is not replaced. `token_path` is the path of the upstream's token service. `context` is for TLS
-    to the upstream. `connect` replaces the system's sockets.
+    `upstream` is its origin, as in https://registry.test:5000. Without `rewrite`, the upstream's
+    origin in answers is not replaced. `token_path` is the path of the upstream's token service.
+    `context` is for TLS to the upstream. `connect` replaces the system's sockets.
     """
 
     def __init__(
@@ -174,7 +177,10 @@ class Proxy(Site):
         return connection
 
     async def _start_later(self, request: Request) -> Answer | Reception:
-        """Forward a head to the upstream. The Reception forwards the body and returns the answer."""
+        """Forward a head to the upstream.
+
+        The Reception forwards the body and returns the answer.
+        """
         request.kind = self.kind_of(request)
         try:
             upstream = _Upstream(await self._connect(self._host, self._port))

@@ -41,8 +41,8 @@ class Server(Endpoint):
     def wait_until_idle(self, seconds: float = 30.0) -> None:
         """Wait until no connection is open. Must not be called in the server's thread.
 
-        By then, all requests of a client that was killed have been processed. Raises TimeoutError if a
-        connection is still open after `seconds`.
+        By then, all requests of a client that was killed have been processed. Raises TimeoutError
+        if a connection is still open after `seconds`.
         """
         with self._closing:
             if not self._closing.wait_for(lambda: self._open_connections == 0, seconds):
@@ -81,7 +81,10 @@ class Server(Endpoint):
 async def serve(
     app: Site, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
 ) -> AsyncIterator[Server]:
-    """Serve `app` while the block runs, then close all connections. A port of 0 means any free port."""
+    """Serve `app` while the block runs, then close all connections.
+
+    A port of 0 means any free port.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
