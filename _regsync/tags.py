@@ -86,7 +86,7 @@ def _parse_glob(pattern: str) -> _Pattern:
     if not pattern:
         raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
 
-    tokens: list[_Token] = []
+    written_tokens: list[_Token] = []
     open_braces = 0
     for match in _WRITTEN_TOKEN.finditer(pattern):
         token = _parse_token(pattern, match, is_in_braces=open_braces > 0)
@@ -94,17 +94,17 @@ def _parse_glob(pattern: str) -> _Pattern:
             open_braces += 1
         elif token is _Mark.CLOSE:
             open_braces -= 1
-        tokens.append(token)
+        written_tokens.append(token)
     if open_braces > 0:
         raise ValueError(f"{pattern!r} has a '{{' without '}}'")
 
-    tokens = _join_texts(tokens)
+    tokens = _join_texts(written_tokens)
     has_wildcards = any(not isinstance(token, str) for token in tokens)
     if has_wildcards:
         return _Pattern(tuple(tokens), literal=None)
 
     # Literals are requested without a listing, so they must be valid tags (docs/design.md section 5).
-    literal = "".join(map(str, tokens))
+    literal = "".join(map(str, tokens))  # all tokens are strings
     if not is_tag(literal):
         raise ValueError(
             f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most"
@@ -113,24 +113,29 @@ def _parse_glob(pattern: str) -> _Pattern:
 
 
 def _parse_token(pattern: str, match: re.Match[str], *, is_in_braces: bool) -> _Token:
-    """Return the token for a match of `_WRITTEN_TOKEN`. Raises ValueError if it is invalid."""
+    """Return the token for a match of `_WRITTEN_TOKEN`. Raises ValueError if it is invalid.
+
+    `pattern` is the whole glob, for error messages. A comma or a closing brace has its special
+    meaning only if `is_in_braces` is set.
+    """
     if match["members"] is not None:
         is_negated = match["negated"] == "!"
         return _parse_character_set(pattern, match["members"], is_negated=is_negated)
     if match["unfinished"]:
         character = match["unfinished"]
-        trouble = "'[' without ']'" if character == "[" else "a backslash at its end"
-        raise ValueError(f"{pattern!r} has {trouble}: for the character itself write \\{character}")
+        defect = "'[' without ']'" if character == "[" else "a backslash at its end"
+        raise ValueError(f"{pattern!r} has {defect}: for the character itself write \\{character}")
 
     special = match["special"]
     if special is None:
         return match["escaped"] or match["literal"]
     if special == "?":
         return _ANY_CHARACTER
-    if special == "," and not is_in_braces:
-        return ","  # outside of braces a comma is literal text
-    if special == "}" and not is_in_braces:
-        raise ValueError(f"{pattern!r} has a '}}' without '{{'")
+    if not is_in_braces:
+        if special == ",":
+            return ","  # literal text
+        if special == "}":
+            raise ValueError(f"{pattern!r} has a '}}' without '{{'")
     return _Mark(special)
 
 
@@ -144,7 +149,7 @@ def _parse_character_set(pattern: str, members: str, *, is_negated: bool) -> _Ch
     if members.startswith("^") and not is_negated:
         raise ValueError(f"{pattern!r}: negate a set by '!', as in [!a-z]")
     spans: list[_Span] = []
-    for first, last in _SET_MEMBER.findall(members):
+    for first, last in _SET_MEMBER.findall(members):  # `last` is empty if there is no range
         low = first[-1]  # without a backslash
         high = last[-1] if last else low
         if low > high:
@@ -180,7 +185,7 @@ def _matches(tokens: Sequence[_Token], tag: str) -> bool:
     examines each position at most once. Backtracking, as in `re`, could take exponential time.
     """
     positions = {0}
-    choices: list[_Choice] = []
+    choices: list[_Choice] = []  # the choices around the current token; the innermost comes last
     for token in tokens:
         if isinstance(token, str):
             positions = {
@@ -235,8 +240,8 @@ class TagRule(NamedTuple):
     A field that is not set is None or an empty tuple.
     """
 
-    glob: tuple[str, ...] = ()  # patterns
-    exclude: tuple[str, ...] = ()  # patterns
+    glob: tuple[str, ...] = ()  # patterns of the tags to select; () for every tag
+    exclude: tuple[str, ...] = ()  # patterns of tags to drop
     semver: str | None = None  # a range
     semver_prerelease: Prerelease | None = None
     sort: _Order | None = None
@@ -272,9 +277,9 @@ class SelectionWarning(NamedTuple):
 class Selection(NamedTuple):
     """The result of applying a rule to a listing."""
 
-    kept: tuple[str, ...]
-    dropped: Mapping[str, Reason]  # by tag
-    min_tags: int = 0
+    kept: tuple[str, ...]  # the selected tags, in the order of the rule
+    dropped: Mapping[str, Reason]  # tag -> the part of the rule that drops it
+    min_tags: int = 0  # see `TagRule`
 
     def shortfall(self, source: str) -> str | None:
         """Return a warning if fewer tags than `min_tags` are kept, or None."""
@@ -294,7 +299,8 @@ class Selection(NamedTuple):
 def select_literals(rule: TagRule) -> Selection | None:
     """Return the selection of a rule that lists its tags without wildcards.
 
-    Returns None if the rule cannot be applied without a listing.
+    Returns None if the rule cannot be applied without a listing. Raises ValueError if a pattern is
+    invalid.
     """
     needs_listing = not rule.glob or rule.exclude or rule.drops_versions or rule.latest
     if needs_listing:
@@ -324,11 +330,9 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
             dropped[tag] = reason
 
     ranked = _ordered(candidates, rule.order, compiled.version_of)
-    kept = ranked
-    beyond_latest: tuple[str, ...] = ()
-    if rule.latest is not None:
-        kept = ranked[: rule.latest]
-        beyond_latest = ranked[rule.latest :]
+    latest = len(ranked) if rule.latest is None else rule.latest
+    kept = ranked[:latest]
+    beyond_latest = ranked[latest:]
 
     # If fewer than `min_tags` tags are kept, dropped tags are restored: first tags that `latest` cut
     # off, then tags dropped because of their version (docs/design.md section 5, step 6).
@@ -340,33 +344,36 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
             tag for tag, reason in dropped.items() if compiled.can_restore(tag, reason)
         ]
         restorable = (*beyond_latest, *_ordered(dropped_by_version, order, compiled.version_of))
-        if restorable:  # otherwise `kept` must remain in its own order
-            kept = _ordered((*kept, *restorable[:missing]), order, compiled.version_of)
+        restored = restorable[:missing]
+        if restored:  # otherwise `kept` must remain in its own order
+            kept = _ordered((*kept, *restored), order, compiled.version_of)
 
     dropped |= dict.fromkeys(beyond_latest, "latest")
     for tag in kept:
-        dropped.pop(tag, None)
+        dropped.pop(tag, None)  # a restored tag
     return Selection(kept, dropped, min_tags)
 
 
 def selectable(tags: Iterable[str], rule: TagRule) -> tuple[str, ...]:
-    """Return the tags that a rule could select, whatever other tags the listing has.
+    """Return the tags that a rule could select from a listing that also has unknown tags.
 
     The effect of `latest` is ignored, and `min_tags` is assumed to restore every tag that it can.
     """
     compiled = _CompiledRule(rule)
-    kept: list[str] = []
+    restores_tags = bool(rule.min_tags)
+    selected: list[str] = []
     for tag in tags:
         reason = compiled.reason_to_drop(tag)
-        if reason is None or (rule.min_tags and compiled.can_restore(tag, reason)):
-            kept.append(tag)
-    return tuple(kept)
+        if reason is None or (restores_tags and compiled.can_restore(tag, reason)):
+            selected.append(tag)
+    return tuple(selected)
 
 
 class _CompiledRule:
     """A rule with its globs and its range parsed, for the tags of one listing."""
 
     def __init__(self, rule: TagRule) -> None:
+        # Functions that report whether a tag matches `glob` and whether it matches `exclude`.
         self.is_wanted = compile_glob(*rule.glob or ("*",))
         self.is_excluded = compile_glob(*rule.exclude)
         self.takes_referrer_tags = any(
@@ -379,7 +386,7 @@ class _CompiledRule:
         self.prerelease: Prerelease = rule.semver_prerelease or default
 
     def reason_to_drop(self, tag: str) -> Reason | None:
-        """Return why a tag is dropped regardless of `latest`, or None if the tag is a candidate."""
+        """Return the reason why a tag is dropped. Returns None if only `latest` may drop it."""
         if not self.takes_referrer_tags and is_referrer_tag(tag):
             return "referrer_tag"
         if not self.is_wanted(tag):
@@ -396,15 +403,16 @@ class _CompiledRule:
     def _reason_by_version(self, tag: str) -> Reason | None:
         """Return "semver" if the range drops a tag, or "prerelease" if the rule for pre-releases does.
 
-        Returns None if the tag is not dropped because of its version.
+        Returns None if neither drops the tag. Without a range, a tag that is not a version counts as
+        a release.
         """
         if self.range is None and self.prerelease == "include":
             return None
         version = self.version_of(tag)
         if self.range is None:
             is_prerelease = version is not None and version.is_prerelease
-            wants_prereleases = self.prerelease == "only"
-            return None if is_prerelease == wants_prereleases else "prerelease"
+            is_dropped = is_prerelease if self.prerelease == "exclude" else not is_prerelease
+            return "prerelease" if is_dropped else None
         if version is None:
             return "semver"
         if admits(self.range, version, self.prerelease):
