@@ -199,7 +199,7 @@ class LockedReferrers(Referrers):
         image = self._discovery.locked_image(mapping, lookup.reference)
         wanted = self._locked_artifacts(mapping, lookup) if mapping.artifacts.enabled else []
         return tuple(
-            _artifact_from_lock(artifact, None)
+            _artifact_from_lock(artifact, lookup=None)
             for artifact in image.artifacts
             if artifact not in wanted
         )
@@ -210,31 +210,35 @@ class LockedReferrers(Referrers):
         """Return the artifacts of one subject that are in an image's line and that a mapping selects."""
         source = self._discovery.source_of(mapping)
         image = self._discovery.locked_image(mapping, tag)
-        found = list[Artifact]()
         search = Search(mapping, source)
+        artifacts = list[Artifact]()
+        # The filters see the artifacts of all subjects, because an artifact of a rejected artifact is
+        # rejected too.
         for artifact in _filter_artifacts(image.artifacts, search, keeps_unknown=True):
-            if artifact.subject == subject:
-                # No look-up is made, because the lock has the digest and no target is asked.
-                lookup = TagLookup(
-                    source,
-                    reference=artifact.tag or artifact.digest,
-                    tree=None,
-                    digest=artifact.digest,
-                    source_digest=artifact.digest,
-                    targets=(),
-                )
-                found.append(_artifact_from_lock(artifact, lookup))
-        return found
+            if artifact.subject != subject:
+                continue
+            # The digest is taken from the lock without a request, and no target is asked.
+            lookup = TagLookup(
+                source,
+                reference=artifact.tag or artifact.digest,
+                tree=None,
+                digest=artifact.digest,
+                source_digest=artifact.digest,
+                targets=(),
+            )
+            artifacts.append(_artifact_from_lock(artifact, lookup))
+        return artifacts
 
     def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
-        """Report whether an artifact may have artifacts of its own.
+        """Report whether artifacts of an artifact should be searched for.
 
-        For the artifact of a cosign tag this is true only if the image's line has such artifacts.
+        They always should for an artifact from a referrers list. For the manifest under a cosign tag
+        they should only if the line of the image of `tag` has such artifacts.
         """
+        if artifact.entry is not None:
+            return True
         image = self._discovery.locked_image(mapping, tag)
-        return artifact.entry is not None or any(
-            other.subject == artifact.source_digest for other in image.artifacts
-        )
+        return any(locked.subject == artifact.source_digest for locked in image.artifacts)
 
     async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
         """Return True without a request, because the lock names the artifact."""
@@ -266,12 +270,12 @@ class LockedReferrers(Referrers):
             by_digest = await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
             return _artifact_from_lock(artifact, by_digest)
         # The artifact is fetched by its digest, because its tag at the source may have been moved.
-        tags = self._discovery.new_target_tags(
+        target_tags = self._discovery.new_target_tags(
             search.repositories, search.mapping, digest, artifact.tag
         )
-        self._discovery.load_snapshots(tags)
+        self._discovery.load_snapshots(target_tags)
         lookup = await self._discovery.look_up(
-            search.mapping, digest, tags, known_to_lack=known_to_lack
+            search.mapping, digest, target_tags, known_to_lack=known_to_lack
         )
         return _artifact_from_lock(artifact, lookup)
 
@@ -297,16 +301,18 @@ def _artifact_from_lock(artifact: LockedArtifact, lookup: TagLookup | None) -> A
 def _filter_artifacts(
     artifacts: Sequence[LockedArtifact], search: Search, *, keeps_unknown: bool = False
 ) -> list[LockedArtifact]:
-    """Return the artifacts that pass the filters, unless their subject is an artifact that does not.
+    """Return the artifacts whose types pass the filters of a search.
 
-    With `keeps_unknown` artifacts without a type in the lock pass the filters.
+    An artifact of an artifact that does not pass is left out too. With `keeps_unknown` an artifact
+    passes if the lock does not have its types.
     """
-    # Digests of artifacts that do not pass.
+    # The digests of the artifacts that are left out.
     refused_digests = set[str]()
     filtered = list[LockedArtifact]()
-    for artifact in artifacts:  # each artifact follows its subject
-        has_no_types = len(artifact.types) == 0
-        passes = search.wants(frozenset(artifact.types)) or (has_no_types and keeps_unknown)
+    # Each artifact follows its subject, so the subject's digest is refused before.
+    for artifact in artifacts:
+        is_unknown = len(artifact.types) == 0
+        passes = search.wants(frozenset(artifact.types)) or (is_unknown and keeps_unknown)
         if passes and artifact.subject not in refused_digests:
             filtered.append(artifact)
         else:

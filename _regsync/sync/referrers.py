@@ -207,7 +207,7 @@ class Referrers:
 
         # The artifacts of a subject, shared by all tags of its image (rule 7). The key holds the
         # mapping's index and all other inputs of the search (`_direct_artifacts`).
-        self._artifacts = defaultdict[object, Once[list[Artifact]]](Once)
+        self._cached_artifacts = defaultdict[object, Once[list[Artifact]]](Once)
         # Limits how many subjects are searched concurrently.
         self._permits = anyio.CapacityLimiter(_MOST_CONCURRENT_SUBJECTS)
 
@@ -379,13 +379,14 @@ class Referrers:
     def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
         """Report whether artifacts of an artifact should be searched for.
 
-        For the manifest under a cosign tag, only if the source's tag listing shows such artifacts.
-        `tag` is used only by `LockedReferrers`.
+        They always should for an artifact from a referrers list. For the manifest under a cosign tag
+        they should only if the source's tag listing shows such artifacts. `tag` is used only by
+        `LockedReferrers`.
         """
+        if artifact.entry is not None:
+            return True
         source = self._discovery.source_of(mapping)
-        return artifact.entry is not None or bool(
-            self.listed_tag_bits(source, artifact.source_digest)
-        )
+        return self.listed_tag_bits(source, artifact.source_digest) != 0
 
     async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
         """Report whether the source holds an artifact that it lists."""
@@ -415,32 +416,38 @@ class Referrers:
         """
         rule = mapping.artifacts
         has_filters = bool(rule.include or rule.exclude)
-        takes_all = rule.enabled and not has_filters
-        if takes_all and not mapping.platforms:
+        takes_all_types = rule.enabled and not has_filters
+        if takes_all_types and not mapping.platforms:
             return ()
 
         source = lookup.source
         top = await self._discovery.fetch_manifest(source, lookup.source_digest)
-        subjects = await self._subjects_below(source, top)
+        all_subjects = await self._subjects_below(source, top)
         copied_subjects = list[str]()
         if rule.enabled:
             copied_subjects = await self._copied_subjects(mapping, lookup)
-        if takes_all:
-            # Only subjects that the platform filter removes have artifacts that are not copied.
-            copied = set(copied_subjects)
-            subjects = [digest for digest in subjects if digest not in copied]
-
-        self.lists.expect_subjects(source, len(subjects))
         without_filters = rule._replace(include=(), exclude=())
-        search = Search(mapping._replace(platforms=None, artifacts=without_filters), source)
-        artifacts = await self._find_transitively(search, subjects, is_deep=True)
-        if takes_all:
-            return tuple(artifacts)
+        search_for_all = Search(mapping._replace(platforms=None, artifacts=without_filters), source)
 
-        filtered_search = Search(mapping._replace(platforms=None), source)
-        wanted = await self._find_transitively(filtered_search, copied_subjects, is_deep=True)
-        references = {artifact.reference for artifact in wanted}
-        return tuple(artifact for artifact in artifacts if artifact.reference not in references)
+        if takes_all_types:
+            # Only the subjects that the platform filter removes have artifacts that are not copied.
+            copied = set(copied_subjects)
+            removed_subjects = [digest for digest in all_subjects if digest not in copied]
+            self.lists.expect_subjects(source, len(removed_subjects))
+            return tuple(
+                await self._find_transitively(search_for_all, removed_subjects, is_deep=True)
+            )
+
+        self.lists.expect_subjects(source, len(all_subjects))
+        artifacts = await self._find_transitively(search_for_all, all_subjects, is_deep=True)
+        search_for_copied = Search(mapping._replace(platforms=None), source)
+        copied_artifacts = await self._find_transitively(
+            search_for_copied, copied_subjects, is_deep=True
+        )
+        copied_references = {artifact.reference for artifact in copied_artifacts}
+        return tuple(
+            artifact for artifact in artifacts if artifact.reference not in copied_references
+        )
 
     async def _copied_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests of an image's manifests that are copied and may have artifacts."""
@@ -454,18 +461,20 @@ class Referrers:
 
         Only indexes are fetched, because other manifests have no children.
         """
-        subjects = {top.digest: None}
+        digests = {top.digest: None}  # a dict, because it keeps the order
         indexes = [top]
         for index in indexes:  # the list grows by the indexes that each index names
             for entry in index.children:
-                if entry.attested_digest or entry.digest in subjects:
+                is_attestation = bool(entry.attested_digest)
+                if is_attestation or entry.digest in digests:
                     continue
-                subjects[entry.digest] = None
-                if entry.is_index and len(subjects) <= MOST_ARTIFACTS:
+                digests[entry.digest] = None
+                # With more digests than the limit, the search fails anyway.
+                if entry.is_index and len(digests) <= MOST_ARTIFACTS:
                     indexes.append(
                         await self._discovery.fetch_manifest(source, entry.digest, entry)
                     )
-        return list(subjects)
+        return list(digests)
 
     def search_for(
         self,
@@ -508,18 +517,18 @@ class Referrers:
     ) -> list[Artifact]:
         """Find the artifacts of these subjects, the artifacts of these artifacts, and so on.
 
-        Artifacts that the filters reject are left out. Unless the search is deep, the artifacts of an
-        artifact are not searched for if every target holds it. Raises SyncError if a request fails, or
-        if there are too many artifacts.
+        Returns each artifact once, after its subject. Artifacts that the filters reject are left out.
+        Unless the search is deep, an artifact that every target holds is not searched for artifacts of
+        its own. Raises SyncError if a request fails, or if there are too many artifacts.
         """
         source = search.source
         # The subjects of the current level: first those of the image, then their artifacts.
         level = list(dict.fromkeys(subjects))
         # All subjects of this and earlier levels, because a chain of artifacts may be a cycle.
         seen = set[str]()
-        # Has an artifact once for each of its subjects.
+        # All artifacts so far. An artifact of several subjects is in the list several times.
         found = list[Artifact]()
-        # Has each artifact once.
+        # Each artifact once, by its reference.
         by_reference = dict[str, Artifact]()
 
         async def collect(subject: str) -> None:
@@ -539,7 +548,8 @@ class Referrers:
             for artifact in by_reference.values():
                 below += await self._subjects_in(source, artifact, is_deep=is_deep)
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
-            if len(found) > MOST_ARTIFACTS or len(level) > MOST_ARTIFACTS:
+            has_too_many = len(found) > MOST_ARTIFACTS or len(level) > MOST_ARTIFACTS
+            if has_too_many:
                 break
             if not level:
                 return list(by_reference.values())
@@ -568,13 +578,14 @@ class Referrers:
         return await self._subjects_below(source, index)
 
     async def _direct_artifacts(self, search: Search, subject: str) -> list[Artifact]:
-        """Find the artifacts that refer to a subject directly. The result is cached (rule 7)."""
-        if len(self._artifacts) > _MOST_CACHED_SUBJECTS:
-            # Drop the oldest result.
-            self._artifacts.pop(next(iter(self._artifacts)))
+        """Find the artifacts that refer to a subject directly, or take them from the cache (rule 7)."""
+        if len(self._cached_artifacts) > _MOST_CACHED_SUBJECTS:
+            # Drop the oldest subject.
+            self._cached_artifacts.pop(next(iter(self._cached_artifacts)))
         targets = search.targets_for(subject)
-        once = self._artifacts[search.mapping.index, search.is_filtered, targets, subject]
-        return await once.get(partial(self._fetch_direct_artifacts, search, subject))
+        # The mapping's index stands for its filters, which `find_left_behind` ignores in one search.
+        cached = self._cached_artifacts[search.mapping.index, search.is_filtered, targets, subject]
+        return await cached.get(partial(self._fetch_direct_artifacts, search, subject))
 
     async def _fetch_direct_artifacts(self, search: Search, subject: str) -> list[Artifact]:
         """Ask the source for the artifacts of a subject, and the targets for each artifact."""
@@ -585,15 +596,15 @@ class Referrers:
             text = f"{source}: no artifacts found (no referrers API, no fallback tag); images are copied without"
             self._discovery.log_once("info", "no_referrers", text)
 
-        examine = partial(self._examine, search, subject)
-        requests = [
-            partial(examine, entry.digest, entry)
-            for entry in entries
-            # A list may name its own subject, which is not an artifact.
-            if entry.digest != subject
+        # A list may name its own subject, which is not an artifact.
+        references: list[tuple[str, Descriptor | None]] = [
+            (entry.digest, entry) for entry in entries if entry.digest != subject
         ]
-        requests += [partial(examine, tag, None) for tag in tags]
-        artifacts = await gather(requests)
+        references += [(tag, None) for tag in tags]
+        artifacts = await gather(
+            partial(self._examine, search, subject, reference, entry)
+            for reference, entry in references
+        )
         return [artifact for artifact in artifacts if artifact is not None]
 
     async def _possible_cosign_tags(self, search: Search, subject: str) -> list[str]:
@@ -604,27 +615,27 @@ class Referrers:
         if listed is not None:
             return [tag for tag in cosign_tags if tag in listed]
         if self.lists.has_api(source) is False:
-            return cosign_tags
+            return cosign_tags  # each of these tags is looked up
         if self._never_lists_tags and subject == search.image_digest:
             return await self._existing_tags(source, cosign_tags)
         # A source with the referrers API may also have cosign tags. Asking for them would cost three
         # requests a subject, so only runs that list the source's tags find them.
         return []
 
-    async def _existing_tags(self, source: Repository, tags: Iterable[str]) -> list[str]:
+    async def _existing_tags(self, source: Repository, tags: Sequence[str]) -> list[str]:
         """Return the tags that exist at the source. Each tag costs a HEAD request."""
 
-        async def existing(tag: str) -> str:
+        async def tag_exists(tag: str) -> bool:
             try:
                 await self._discovery.resolve_digest(source, tag, by_head=True)
             except RegistryError as error:
                 if error.status != 404:
                     raise
-                return ""
-            return tag
+                return False
+            return True
 
-        found = await gather(partial(existing, tag) for tag in tags)
-        return [tag for tag in found if tag]
+        answers = await gather(partial(tag_exists, tag) for tag in tags)
+        return [tag for tag, exists in zip(tags, answers, strict=True) if exists]
 
     async def _examine(
         self, search: Search, subject: str, reference: str, entry: Descriptor | None
@@ -697,35 +708,38 @@ class Referrers:
         unless the state says that it holds the artifact. Returns None if all targets are known to hold
         the artifact.
         """
-        targets = [
+        repositories = [
             target.repository
             for target in search.targets
             if not self._is_known_to_hold(target, digest)
         ]
-        if not targets:
+        if not repositories:
             return None
-        lacking = [
+        repositories_not_asked = [
             repository
-            for repository in targets
+            for repository in repositories
             if repository in known_to_lack
             and not self._knowledge.is_manifest_believed(repository.pool, digest)
         ]
-        # The state keeps snapshots only of tags.
-        tags = [TargetTag(target, digest, snapshot_key=b"") for target in targets]
+        # The state keeps snapshots only of tags, so a digest has no snapshot key.
+        target_tags = [
+            TargetTag(repository, digest, snapshot_key=b"") for repository in repositories
+        ]
         return await self._discovery.look_up(
-            search.mapping, digest, tags, known_to_lack=lacking, expected=expected
+            search.mapping,
+            digest,
+            target_tags,
+            known_to_lack=repositories_not_asked,
+            expected=expected,
         )
 
     def _is_known_to_hold(self, target: SearchedTarget, digest: str) -> bool:
         """Report whether a target is known to hold an artifact. No request is sent."""
         pool = target.repository.pool
-        # This run has put the artifact there, or has seen it there.
-        if self._knowledge.is_confirmed(pool, digest):
+        has_been_seen_by_this_run = self._knowledge.is_confirmed(pool, digest)
+        if has_been_seen_by_this_run or digest in target.unchanged_list:
             return True
-        if digest in target.unchanged_list:
-            return True
-        # An earlier run has put the artifact there, or has seen it there. That counts only if the last
-        # search found all artifacts there.
+        # What earlier runs have put or seen counts only if the last search found all artifacts there.
         return target.was_complete and self._knowledge.is_manifest_believed(pool, digest)
 
     async def _examine_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
@@ -738,10 +752,10 @@ class Referrers:
             for target in search.targets_for(subject)
             if target.lacks_image or target.had_no_cosign_tags
         ]
-        tags = self._discovery.new_target_tags(search.repositories, search.mapping, tag, tag)
-        self._discovery.load_snapshots(tags)
+        target_tags = self._discovery.new_target_tags(search.repositories, search.mapping, tag, tag)
+        self._discovery.load_snapshots(target_tags)
         lookup = await self._discovery.look_up(
-            search.mapping, tag, tags, known_to_lack=known_to_lack
+            search.mapping, tag, target_tags, known_to_lack=known_to_lack
         )
         types = frozenset[str]()
         # If a target lacks the artifact, its manifest has been fetched and this sends no request. If
