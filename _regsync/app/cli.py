@@ -50,6 +50,11 @@ METAVARS = {
     "one_or_texts": "PATTERN",
     "all_or_texts": "OS/ARCH[/VARIANT]",
 }
+LIST_TYPES = ("one_or_texts", "all_or_texts")  # the types of METAVARS whose fields take a list
+
+# Characters of an unknown command that are compared with the commands. The comparison of long texts
+# takes quadratic time.
+LONGEST_COMPARED = 64
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,25 +81,20 @@ class Command(NamedTuple):
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. The result has the name of the command in `command`.
+    """Parse the command line. The returned `command` is the name of the command.
 
-    Raises ConfigError if there is no command, or if the command does not accept its arguments.
+    Raises ConfigError if there is no command, if the command does not exist, or if it does not accept
+    its arguments. Exits if the command line asks for help.
     """
     name, words = split_command(argv)
     if name is None and "--version" in words:
         words.remove("--version")
         name = "version"
-    if name is None:
-        parser = program_parser()
-    elif name in COMMANDS:
-        parser = command_parser(name, COMMANDS[name])
-    else:
-        import difflib  # only needed for this error
+    if name is not None and name not in COMMANDS:
+        raise unknown_command_error(name)
 
-        near = difflib.get_close_matches(name[:64], COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
-        raise ConfigError(f"there is no command {mask_unless_word(name)!r}", hint=hint)
-
+    # Without a command, the options are parsed all the same, because one of them may be `--help`.
+    parser = program_parser() if name is None else command_parser(name, COMMANDS[name])
     arguments, unknown = parser.parse_known_args(words, argparse.Namespace(command=name))
     if unknown:
         # An unknown word, or the value after an option's `=`, may be a secret.
@@ -105,18 +105,29 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+def unknown_command_error(name: str) -> ConfigError:
+    import difflib  # only needed for this error
+
+    similar_names = difflib.get_close_matches(name[:LONGEST_COMPARED], COMMANDS, n=1)
+    hint = f"did you mean {similar_names[0]!r}?" if similar_names else "see `regsync --help`"
+    return ConfigError(f"there is no command {mask_unless_word(name)!r}", hint=hint)
+
+
 def split_command(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the name of the command and all other words. The name is None if there is no command.
 
     The name is the first word that is neither an option nor the value of an option.
     """
-    options_with_value = ("--log-format", "-c", "--config")  # those that may precede a command
-    previous = ""
-    for place, word in enumerate(argv):
-        if not word.startswith("-") and previous not in options_with_value:
-            return word, [*argv[:place], *argv[place + 1 :]]
-        previous = word
-    return None, [*argv]
+    # The options that may precede the command and are followed by a value.
+    options_with_value = ("--log-format", "-c", "--config")
+    previous_word = ""
+    for index, word in enumerate(argv):
+        is_option = word.startswith("-")
+        is_value_of_option = previous_word in options_with_value
+        if not is_option and not is_value_of_option:
+            return word, [*argv[:index], *argv[index + 1 :]]
+        previous_word = word
+    return None, list(argv)
 
 
 def program_parser() -> Parser:
@@ -160,9 +171,9 @@ def command_parser(name: str, command: Command) -> Parser:
 
 def describe_statuses(command: Command) -> str:
     """Return a line of help for each exit status that a command can return."""
-    meanings = dict(line.split(maxsplit=1) for line in STATUSES.splitlines())
+    meanings = dict(line.split(maxsplit=1) for line in STATUSES.splitlines())  # by exit status
     meanings |= command.own_statuses
-    return "\n".join(f"  {number:<5}{meanings[number]}" for number in command.statuses.split())
+    return "\n".join(f"  {status:<5}{meanings[status]}" for status in command.statuses.split())
 
 
 def make_parser(prog: str, description: str, epilog: Sequence[str]) -> Parser:
@@ -178,19 +189,22 @@ def make_parser(prog: str, description: str, epilog: Sequence[str]) -> Parser:
 
 
 def help_width() -> int:
-    """Return the width of help in columns, as argparse would compute it."""
-    # argparse would import `shutil` and three compression modules for this, on every start.
+    """Return the width of help in columns, as argparse would compute it.
+
+    argparse itself would import `shutil` and three compression modules for this, on every start.
+    """
+    columns, _ = terminal_size(sys.stdout)
     variable = os.environ.get("COLUMNS", "")
     if variable.isdecimal() and int(variable) > 0:
-        return int(variable) - 2
-    columns, _ = terminal_size(sys.stdout)
-    return columns - 2
+        columns = int(variable)
+    return columns - 2  # the margin of argparse
 
 
 def add_global_arguments(parser: Parser, *, asks_registries: bool) -> None:
     """Add the options of all commands.
 
-    If the command asks no registries, its help does not show the options about requests and progress.
+    If the command asks no registries, the options about requests and progress are accepted, but its
+    help does not show them.
     """
     verbose_help = "show decisions and retries; -vv: also every request"
     no_progress_help = "do not show progress"
@@ -223,7 +237,7 @@ def add_config_file(parser: Parser) -> None:
     """Add a required configuration, either as the argument FILE or as the option -c."""
     forms = parser.add_mutually_exclusive_group(required=True)
     meaning = "the configuration; - reads standard input"
-    # Both forms set `file`. If one of them is absent, its default must not overwrite the other's value.
+    # Both forms set `file`. The default of the absent form must not overwrite the value of the other.
     no_default = argparse.SUPPRESS
     forms.add_argument("file", metavar="FILE", nargs="?", default=no_default, help=meaning)
     forms.add_argument(
@@ -258,7 +272,7 @@ def add_locked(
 
 def add_field(parser: Parser, option: str, field: Field, meaning: str) -> None:
     """Add an option for a field of the configuration. An option for a list may be repeated."""
-    is_list = field.type in ("one_or_texts", "all_or_texts")
+    is_list = field.type in LIST_TYPES
     parser.add_argument(
         option,
         action="append" if is_list else "store",
@@ -462,11 +476,11 @@ def add_version_arguments(parser: Parser) -> None:
 # Running
 
 
-def main(argv: Sequence[str], closed: str = "") -> int:
-    """Run one command. Returns its exit status.
+def main(argv: Sequence[str], closed_reason: str = "") -> int:
+    """Run one command, and report the error that ends it. Returns the exit status.
 
-    `closed` is the reason why the FIPS gate is closed. It is empty if the gate holds or if this
-    build has no gate.
+    `closed_reason` is the reason why the FIPS gate is closed. It is empty if the gate holds or if
+    this build has no gate.
     """
     # Look for these two options before parsing, because they decide how an error of the parser is
     # shown.
@@ -475,26 +489,28 @@ def main(argv: Sequence[str], closed: str = "") -> int:
     make_console = partial(
         Console, sys.stdout, sys.stderr, writes_json=writes_json, logs_json=logs_json
     )
+    # Until the other options have been parsed, a console with their defaults shows the errors.
     console = make_console(level="warning", shows_progress=False)
-    verbosity = 0
+    shows_traceback = False
     try:
         # Help and the schema are shown although the gate is closed, with this warning.
         asks_for_help = "-h" in argv or "--help" in argv
-        if closed and (asks_for_help or argv[:1] == ["schema"]):
-            console.log("warning", "gate_closed", closed)
+        if closed_reason and (asks_for_help or argv[:1] == ["schema"]):
+            console.log("warning", "gate_closed", closed_reason)
         arguments = parse_arguments(argv)
-        verbosity = arguments.v or 0
+        shows_traceback = (arguments.v or 0) >= 2
         console = make_console(
             level=log_level(arguments), shows_progress=not (arguments.q or arguments.no_progress)
         )
-        if closed and arguments.command not in ("schema", "version"):
-            raise ConfigError(closed, hint=REMEDY)
-        arguments.closed = closed  # for `version`
+        if closed_reason and arguments.command not in ("schema", "version"):
+            raise ConfigError(closed_reason, hint=REMEDY)
+        arguments.closed_reason = closed_reason  # `version` prints it
         return COMMANDS[arguments.command].run(arguments, console)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if verbosity > 1 and not isinstance(error, ConfigError):
+        # An invalid configuration or command line is no defect of this program.
+        if shows_traceback and not isinstance(error, ConfigError):
             sys.excepthook(type(error), error, error.__traceback__)
         return report_error(console, error)
     finally:
@@ -506,7 +522,7 @@ def log_level(arguments: argparse.Namespace) -> str:
     """Return the lowest level of log lines to show."""
     if arguments.q:
         return "error"
-    if not arguments.v:
+    if arguments.v is None:
         return "info" if arguments.command == "watch" else "warning"
     return "debug" if arguments.v == 1 else "trace"
 
@@ -524,7 +540,11 @@ def discard_lost_output() -> None:
 
 
 def report_error(console: Console, error: BaseException) -> int:
-    """Report the error that ended a command. Returns the exit status."""
+    """Show the error that ended a command, unless it is a broken pipe. Returns the exit status.
+
+    If the error is that of a write to standard output or standard error, `console.has_lost_output` is
+    set.
+    """
     # A task group raises an exception group. Report its first exception.
     while members := getattr(error, "exceptions", None):
         error = members[0]
@@ -540,7 +560,7 @@ def report_error(console: Console, error: BaseException) -> int:
         hint = "report this defect, with the output of a run with -vv"
         reported = RegsyncError(message, hint=hint)
 
-    # Do not report a broken pipe: the reader has closed it on purpose, as `head` does.
+    # Do not show a broken pipe: the reader has closed it on purpose, as `head` does.
     if not isinstance(error, BrokenPipeError):
         try:
             console.show_error(reported)

@@ -488,4 +488,4 @@ def run_version(arguments: Namespace, console: Console) -> int:
 
     if arguments.sbom:
         return version.inventory()
-    return version.show(arguments.closed, writes_json=arguments.json)
+    return version.show(arguments.closed_reason, writes_json=arguments.json)

@@ -100,16 +100,17 @@ class ReportedRun(NamedTuple):
 
     def causes(self) -> list[Cause]:
         """Group the failed images by the cause of their failure, the most frequent cause first."""
-        # By code, message and hint.
-        images_of = defaultdict[tuple[str, str, str | None], list[ReportedImage]](list)
+        # The key is (code, message, hint).
+        images_by_cause = defaultdict[tuple[str, str, str | None], list[ReportedImage]](list)
         for image in self.images:
             failure = image.failure
             if failure is not None:
+                # Failures with one cause differ in the names of the images.
                 message = general_message(failure.message, image.source, image.target)
-                images_of[failure.code, message, failure.hint].append(image)
+                images_by_cause[failure.code, message, failure.hint].append(image)
         causes = [
             Cause(code, message, hint, tuple(images))
-            for (code, message, hint), images in images_of.items()
+            for (code, message, hint), images in images_by_cause.items()
         ]
         return sorted(causes, key=lambda cause: -len(cause.images))
 
@@ -153,21 +154,23 @@ def read_report(data: bytes, name: str) -> ReportedRun:
 
 def _why_not_json(data: bytes, error: Exception) -> str:
     """Describe why a file is not a JSON document, given the parser's error."""
-    lines = data.strip().split(b"\n")
-    if len(lines) > 1 and all(line.startswith(b"{") for line in lines[:2]):
+    if not data.strip():
+        return "it is empty"
+    first_lines = data.strip().split(b"\n", 2)[:2]
+    if len(first_lines) == 2 and all(line.startswith(b"{") for line in first_lines):
         return "it has a document on each line, as `watch` writes them; use one of the lines"
-    return printable(str(error), 100) if data.strip() else "it is empty"
+    return printable(str(error), 100)
 
 
 class _Value:
-    """An unchecked value of the document, with its path for errors.
+    """An unchecked value of the document.
 
     Each method returns the value as one type, and raises ConfigError if it has another type.
     """
 
     def __init__(self, value: object, path: str) -> None:
-        self.value = value
-        self._path = path
+        self.value = value  # as the JSON parser returned it; None for null and for a missing field
+        self._path = path  # the file's name and the place of the value in it, for errors
 
     def mismatch_error(self, expected: str) -> ConfigError:
         """Return the error that says that the value is not the `expected` one, such as "a list"."""
@@ -178,7 +181,7 @@ class _Value:
         return self._fields().get(key) is not None
 
     def __getitem__(self, key: str) -> _Value:
-        """Return a field of an object. A missing field is null."""
+        """Return a field of an object. A missing field is returned as null."""
         return _Value(self._fields().get(key), f"{self._path}: {key}")
 
     def _fields(self) -> dict[str, object]:
@@ -188,7 +191,8 @@ class _Value:
 
     def items(self) -> Iterator[tuple[str, _Value]]:
         for key in self._fields():
-            yield _Value(key, self._path).text(), self[key]
+            printable_key = _Value(key, self._path).text()
+            yield printable_key, self[key]
 
     def elements(self) -> Iterator[_Value]:
         if not isinstance(self.value, list):
@@ -237,6 +241,7 @@ def _read_run(report: _Value) -> ReportedRun:
     totals = report["totals"]
     layers = totals["layers"]
     saved = totals["saved"]
+    has_saved = "saved" in totals  # false in reports of old versions
     images = [_read_image(image) for image in report["images"].elements()]
     if "undone" in report:
         images += [_read_undone(image) for image in report["undone"].elements()]
@@ -253,8 +258,8 @@ def _read_run(report: _Value) -> ReportedRun:
         blobs_unique=layers["unique"].count(),
         blobs_mounted=layers["mounted"].count(),
         bytes=totals["bytes"].count(),
-        bytes_present=saved["present"].count() if "saved" in totals else None,
-        bytes_mounted=saved["mounted"].count() if "saved" in totals else None,
+        bytes_present=saved["present"].count() if has_saved else None,
+        bytes_mounted=saved["mounted"].count() if has_saved else None,
         requests={host: actions.counts() for host, actions in totals["requests"].items()},
         throttled=totals["throttled"].counts(),
     )

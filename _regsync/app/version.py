@@ -13,21 +13,21 @@ from _regsync import FIPS_BUILD, IS_STATIC, __version__, fips
 from _regsync.errors import ConfigError
 
 
-def show(closed: str, *, writes_json: bool) -> int:
+def show(closed_reason: str, *, writes_json: bool) -> int:
     """Print the version as a line or as JSON. Returns the exit status.
 
-    `closed` is the reason why the FIPS gate is closed. It is empty if the gate holds or if this
-    build has no gate.
+    `closed_reason` is the reason why the FIPS gate is closed. It is empty if the gate holds or if
+    this build has no gate.
     """
-    facts = describe(closed)
+    facts = describe(closed_reason)
     line = "regsync {version} ({gate}), {python}, {openssl}".format(**facts)
     sys.stdout.write(f"{json.dumps(facts) if writes_json else line}\n")
     sys.stdout.flush()
     return 0
 
 
-def describe(closed: str) -> dict[str, object]:
-    """Return the document of `version --json`; `closed` is as in `show`."""
+def describe(closed_reason: str) -> dict[str, object]:
+    """Return the document of `version --json`; `closed_reason` is as in `show`."""
     provider = None  # name and version of the FIPS provider, if the gate holds
     if IS_STATIC:
         build = "static"
@@ -35,9 +35,9 @@ def describe(closed: str) -> dict[str, object]:
     elif not FIPS_BUILD:
         build = "nofips"
         gate = "no FIPS gate in this build"
-    elif closed:
+    elif closed_reason:
         build = "fips"
-        gate = f"FIPS gate closed: {closed}"
+        gate = f"FIPS gate closed: {closed_reason}"
     else:
         build = "fips"
         provider = fips.provider()
