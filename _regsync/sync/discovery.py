@@ -254,6 +254,9 @@ class Discovery:
 
     `select_tags` lists a source and selects tags. `look_up` resolves one of these tags at its source
     and at its targets, and fetches the manifests that a target lacks. Both share and cache requests.
+
+    In this class, `top` is the manifest to which a tag resolves at its source. `root` is the manifest
+    that targets get. They differ if the top is an index that is trimmed to `platforms`.
     """
 
     def __init__(
