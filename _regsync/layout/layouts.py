@@ -73,7 +73,8 @@ class Layouts:
         """Commit additions at most every _COMMIT_SECONDS. Runs until it is cancelled."""
         while True:
             await self._has_additions.wait()
-            await anyio.sleep(_COMMIT_SECONDS)
+            with anyio.move_on_after(_COMMIT_SECONDS):
+                await anyio.sleep_forever()
             self._has_additions = anyio.Event()
             await self.commit()
 
