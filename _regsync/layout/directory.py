@@ -105,6 +105,16 @@ class _Group:
         return bool(self.blobs or self.manifests or self.changes_index)
 
 
+class _IndexFile(NamedTuple):
+    """`index.json`, as a run has read it."""
+
+    entries: Index
+    # Empty if the file did not exist or was damaged. Then the next commit replaces the file.
+    body: bytes
+    # Shows whether another process has replaced the file since. None if the file did not exist.
+    stamp: Stamp | None
+
+
 class Layout:
     """One layout, with all its repositories.
 
@@ -131,7 +141,7 @@ class Layout:
 
         # The entries of `index.json`, with additions since. None until it has been read.
         self._index: Index | None = None
-        # The stamp of `index.json` when it was read. Shows whether another process has replaced it.
+        # The stamp of `index.json` when it was read. None if it has not been read or did not exist.
         self._index_stamp: Stamp | None = None
         # The bytes of `index.json` when it was last read or written.
         self._index_bytes = b""
@@ -169,11 +179,14 @@ class Layout:
     def index(self, *, may_be_new: bool = False) -> Index:
         """Return the entries of `index.json`, with additions that have not been saved yet.
 
-        With `may_be_new` a directory without a layout counts as an empty layout. Raises LayoutError or
-        ContentError if the layout cannot be read.
+        The file is read by the first call. With `may_be_new` a directory without a layout counts as an
+        empty layout. Raises LayoutError or ContentError if the layout cannot be read.
         """
         if self._index is None:
-            self._index = self._read_index(may_be_new=may_be_new)
+            file = self._read_index(may_be_new=may_be_new)
+            self._index = file.entries
+            self._index_bytes = file.body
+            self._index_stamp = file.stamp
         return self._index
 
     def size_of(self, digest: str) -> int | None:
@@ -181,7 +194,7 @@ class Layout:
 
         Raises LayoutError if its file is not a regular file, because a link may lead out of the layout.
         """
-        # Additions of this run may not have their final names yet.
+        # The files of unsaved additions may not have their final names yet.
         for group in self._unsaved_groups():
             if digest in group.manifests:
                 return len(group.manifests[digest])
@@ -238,9 +251,10 @@ class Layout:
         """Open the file of a blob under its partial name or, after a commit, under its final name."""
         for group in self._unsaved_groups():
             if digest in group.blobs:
-                # A commit in a worker thread may have renamed the file at this moment.
+                # If a commit in a worker thread has just renamed the file, open the final name.
                 with contextlib.suppress(FileNotFoundError):
                     return FileIO(group.blobs[digest].path, opener=open_safely)
+        # If there is no folder, the empty path raises FileNotFoundError.
         return FileIO(self._blob_path(digest) or "", opener=open_safely)
 
     def _unsaved_groups(self) -> Iterator[_Group]:
@@ -267,7 +281,8 @@ class Layout:
     def _blob_folder(self, algorithm: str) -> str | None:
         """Return the folder of an algorithm's blobs. Returns None if it does not exist.
 
-        Raises LayoutError if it is a link, because a link may lead out of the layout.
+        Raises LayoutError if the folder or its parent is a link, because a link may lead out of the
+        layout. Folders without links are remembered and not examined again.
         """
         if algorithm in self._blob_folders:
             return self._blob_folders[algorithm]
@@ -284,13 +299,15 @@ class Layout:
         self._blob_folders[algorithm] = folder
         return folder
 
-    def _read_index(self, *, may_be_new: bool) -> Index:
-        """Read `index.json`.
+    def _read_index(self, *, may_be_new: bool) -> _IndexFile:
+        """Read `index.json`, or `index.json.old` if a commit was cut short.
 
-        If the directory has no `index.json`, returns an empty index with `may_be_new` and raises
-        LayoutError without.
+        If the directory has neither file, returns an empty index with `may_be_new` and raises
+        LayoutError without. Also raises LayoutError if the directory has an index but is not marked as
+        a layout, and ContentError if its index is damaged or its version is not supported.
         """
         version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
+        stamp = self._stamp_of_index()
         body = self._read_file(_INDEX_FILE, LARGEST_INDEX)
         has_old_index = os.path.lexists(os.path.join(self.path, _OLD_INDEX_FILE))
         has_index = body is not None or has_old_index
@@ -299,29 +316,25 @@ class Layout:
             _check_version(version)
         if may_be_new and not has_index:
             # A new folder, or a layout whose first run was killed before its first commit.
-            return Index()
+            return _IndexFile(Index(), b"", stamp)
         if version is None:
-            error = LayoutError(
-                f"{self.display_path} is not an image layout: it has no file oci-layout"
+            raise LayoutError(
+                f"{self.display_path} is not an image layout: it has no file oci-layout",
+                hint="check the path, and whether the disk is mounted",
             )
-            error.hint = "check the path, and whether the disk is mounted"
-            raise error
         if not has_index:
-            error = LayoutError(
-                f"{self.display_path} is an incomplete image layout: it has no index.json"
+            raise LayoutError(
+                f"{self.display_path} is an incomplete image layout: it has no index.json",
+                hint=_COPY_AGAIN,
             )
-            error.hint = _COPY_AGAIN
-            raise error
 
         try:
-            index = self._parse(body, has_old_index=has_old_index)
+            return self._parse(body, stamp, has_old_index=has_old_index)
         except ContentError as error:
             error.hint = _COPY_AGAIN
             raise
-        self._index_stamp = self._stamp_of_index()
-        return index
 
-    def _parse(self, body: bytes | None, *, has_old_index: bool) -> Index:
+    def _parse(self, body: bytes | None, stamp: Stamp | None, *, has_old_index: bool) -> _IndexFile:
         """Parse `body`, the bytes of `index.json`.
 
         If the disk was removed during a commit, `index.json` may be missing (`body` is None) or
@@ -329,17 +342,15 @@ class Layout:
         """
         if body is not None:
             try:
-                index = parse_index(body)
-                self._index_bytes = body
-                return index
+                return _IndexFile(parse_index(body), body, stamp)
             except ContentError:
                 if not has_old_index:
                     raise
 
-        index = parse_index(self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX) or b"")
+        old_index = parse_index(self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX) or b"")
         text = f"{self.display_path}: index.json cannot be read, index.json.old is used instead"
         self._log("warning", "layout_index", text)
-        return index
+        return _IndexFile(old_index, b"", stamp)
 
     def warn_of_unreadable(self, reasons: Mapping[str, str]) -> None:
         """Log a warning about entries without a name that cannot be read and may be artifacts.
@@ -348,10 +359,11 @@ class Layout:
         """
         if not reasons:
             return
-        named = [f"{digest} ({reason})" for digest, reason in reasons.items()][:_MOST_NAMED]
-        entries = ", ".join(named)
-        if len(reasons) > len(named):
-            entries += f" and {len(reasons) - len(named)} more"
+        entries = ", ".join(
+            f"{digest} ({reason})" for digest, reason in list(reasons.items())[:_MOST_NAMED]
+        )
+        if len(reasons) > _MOST_NAMED:
+            entries += f" and {len(reasons) - _MOST_NAMED} more"
         text = f"entries without a name cannot be read, and are not copied if they are artifacts: {entries}"
         self._log("warning", "layout_entries", f"{self.display_path}: {text}")
 
@@ -387,10 +399,8 @@ class Layout:
             yield
         except OSError as error:
             place = printable(str(error.filename or self.path))
-            why = reason_of(error)
-            disk_error = LayoutError(f"{place}: {why}")
-            disk_error.hint = REMEDIES.get(error.errno or 0)
-            raise disk_error from error
+            hint = REMEDIES.get(error.errno or 0)
+            raise LayoutError(f"{place}: {reason_of(error)}", hint=hint) from error
 
     # Writing.
 
@@ -418,14 +428,17 @@ class Layout:
         return lock
 
     def _prepare(self, lock: DirectoryLock) -> None:
-        """Create the folders and the version file of a layout. Find partial files of killed runs."""
+        """Create the folders and the version file of a layout, and read its index.
+
+        Also sets the fields that depend on the file system and on the partial files of killed runs.
+        """
         for name in ("blobs", os.path.join("blobs", "sha256")):
             make_folder(os.path.join(self.path, name))
 
         # Another process may have replaced `index.json` before this process locked the directory.
         # Earlier look-ups are then out of date, but at worst an image is copied again.
         if self._index is not None and self._index_stamp != self._stamp_of_index():
-            self._index = None
+            self._index = None  # the next line reads it again
         self.index(may_be_new=True)
 
         version_path = os.path.join(self.path, _VERSION_FILE)
@@ -441,19 +454,18 @@ class Layout:
     async def begin_blob(self, blob: Descriptor) -> BlobFile:
         """Open a file to write a blob to.
 
-        If a killed run has left the beginning of the blob, it is hashed and writing continues after
-        it. Raises LayoutError if the disk has too little space.
+        If a killed run has left the beginning of the blob, its file is hashed, and writing continues
+        after it. Raises LayoutError if the disk has too little space.
         """
         lock = self.begin_writing()
-        leftover = self._leftovers.pop(blob.digest, None)
+        # The leftover is tried once. If it is of no use, a new file replaces it.
+        leftover_path = self._leftovers.pop(blob.digest, None)
         partial = None
-        if leftover is not None:
+        if leftover_path is not None:
             with self.disk_errors():
-                partial = await _open_leftover(leftover, blob)
+                partial = await _open_leftover(leftover_path, blob)
 
-        remaining = blob.size
-        if partial is not None:
-            remaining -= partial.size
+        remaining = blob.size if partial is None else blob.size - partial.size
         # Space that is reserved for this blob is available to it.
         available = self._unreserved_bytes() + self.reservations.remaining(blob.digest)
         if remaining > available:
@@ -471,15 +483,17 @@ class Layout:
         """Reserve disk space for the blobs and manifests of an image that the layout lacks.
 
         `sizes` has the sizes of all its blobs and manifests, by digest. Returns the reserved digests.
-        The caller must pass them to `reservations.remove` when the image has been copied or has
+        The caller must pass these digests to `reservations.remove` when the image has been copied or has
         failed. Raises LayoutError if the disk has too little space.
         """
-        self.begin_writing()
-        remaining_sizes = dict[str, int]()
-        for digest, size in sizes.items():
-            if self.size_of(digest) != size:
-                # The partial file of a killed run already takes its space on the disk.
-                remaining_sizes[digest] = max(size - self._size_of_leftover(digest), 0)
+        self.begin_writing()  # finds the partial files of killed runs
+        # By digest of each blob or manifest that the layout lacks: the bytes that are still to be
+        # written. The partial file of a killed run already takes its space on the disk.
+        remaining_sizes = {
+            digest: max(size - self._size_of_leftover(digest), 0)
+            for digest, size in sizes.items()
+            if self.size_of(digest) != size
+        }
 
         # A blob that another image has reserved is written once for both images.
         needed = sum(
@@ -503,14 +517,16 @@ class Layout:
         return self.free_bytes() - self.reservations.total
 
     def _out_of_space(self, need: str, available: int) -> LayoutError:
-        """Return the error for a disk with too little space. `need` says what needs how much."""
+        """Return the error for a disk with too little space.
+
+        `need` is the end of the message, such as "the blob needs 2 GB". `available` is in bytes.
+        """
         text = f"{self.display_path} has room for {size_text(max(available, 0))}, {need}"
         if self.reservations.total:
-            others = size_text(self.reservations.total)
-            text += f" ({size_text(self.free_bytes())} are free, {others} are for images under way)"
-        error = LayoutError(text)
-        error.hint = REMEDIES[errno.ENOSPC]
-        return error
+            free = size_text(self.free_bytes())
+            reserved = size_text(self.reservations.total)
+            text += f" ({free} are free, {reserved} are for images under way)"
+        return LayoutError(text, hint=REMEDIES[errno.ENOSPC])
 
     def free_bytes(self) -> int:
         """Return the free bytes on the layout's disk, or 0 if the disk is not available."""
@@ -523,8 +539,8 @@ class Layout:
 
     def add_blob(self, digest: str, blob: _CompleteBlob) -> None:
         """Add a complete blob to the pending group. The next commit renames its file."""
-        self.partials.discard(blob.path)
-        self.index().left_out.pop(digest, None)
+        self.partials.discard(blob.path)  # a complete blob is not removed by `close`
+        self.index().left_out.pop(digest, None)  # an earlier run may have left the blob out
         self._pending.blobs[digest] = blob
         self._on_put()
 
@@ -554,7 +570,7 @@ class Layout:
     async def wait_until_saved(self) -> None:
         """Wait until commits have saved all earlier additions. Raises the error of a failed commit."""
         for group in list(self._unsaved_groups()):
-            if group:
+            if group:  # an empty group is never committed
                 await group.ended.wait()
                 if group.error is not None:
                     raise group.error.without_place()
@@ -564,7 +580,7 @@ class Layout:
     async def commit(self) -> None:
         """Save the pending group: rename its blobs and manifests, then replace `index.json`.
 
-        Errors are not raised here, but by `wait_until_saved`.
+        Errors are not raised here, but by `wait_until_saved`. After an error nothing more is written.
         """
         async with self._committing:
             if not self._pending:
@@ -574,10 +590,10 @@ class Layout:
             self._pending = _Group()
             try:
                 lock = self.begin_writing()
-                index = self.index().dump() if group.changes_index else self._index_bytes
+                index_bytes = self.index().dump() if group.changes_index else self._index_bytes
                 # The shield lets the commit finish if a signal ends the run.
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(self._write_group, group, index, lock)
+                    await anyio.to_thread.run_sync(self._write_group, group, index_bytes, lock)
             except SyncError as error:
                 error.drop_frames()
                 if error.hint is None:
@@ -585,8 +601,7 @@ class Layout:
                         "run again when the cause is removed; the layout's tags are unchanged"
                     )
                 group.error = error
-                # Some files of the group may have been renamed and others not, so nothing more is
-                # written.
+                # Only some files of the group may have been renamed. `begin_writing` now raises this.
                 self._failure = error
             finally:
                 self._in_commit = None
@@ -613,24 +628,23 @@ class Layout:
         Only files that were last written before the time `written_before` count.
         """
         leftovers = dict[str, str]()
-        for algorithm, length in DIGEST_HEX_LENGTHS.items():
+        for algorithm, hex_length in DIGEST_HEX_LENGTHS.items():
             folder = self._blob_folder(algorithm)
             if folder is None:
                 continue
             for name in os.listdir(folder):
-                encoded, _, _ = name.partition(".")
-                is_partial = name.endswith(PARTIAL_SUFFIX) and len(encoded) == length
-                if not is_partial:
-                    continue
+                # The name of a partial file is ENCODED.partial or ENCODED.RANDOM.partial.
+                encoded = name.partition(".")[0]
+                is_partial = name.endswith(PARTIAL_SUFFIX) and len(encoded) == hex_length
                 path = os.path.join(folder, name)
-                if os.lstat(path).st_mtime < written_before:
+                if is_partial and os.lstat(path).st_mtime < written_before:
                     leftovers[f"{algorithm}:{encoded}"] = path
         return leftovers
 
     # Runs in a worker thread.
 
-    def _write_group(self, group: _Group, index: bytes, lock: DirectoryLock) -> None:
-        """Write a group to the disk, then replace `index.json` with the bytes `index`.
+    def _write_group(self, group: _Group, index_bytes: bytes, lock: DirectoryLock) -> None:
+        """Write a group to the disk, then replace `index.json` if its bytes have changed.
 
         The order keeps the layout intact if the power is cut: a file is synced before it is renamed,
         and renamed before `index.json` names it (I11).
@@ -649,15 +663,19 @@ class Layout:
                 sync_file(path)
             for digest, path in partials:
                 os.replace(path, self._blob_path_for_writing(digest))
+            # `_blob_path_for_writing` has added the folder of each of these files to `_blob_folders`.
             for folder in self._blob_folders.values():
                 sync_folder(folder)
-            if index != self._index_bytes:
-                old_path = None
-                if not self._replaces_atomically:
-                    old_path = os.path.join(self.path, _OLD_INDEX_FILE)
-                index_path = os.path.join(self.path, _INDEX_FILE)
-                replace_file(index_path, index, lock.suffix, old_path=old_path)
-                self._index_bytes = index
+            if index_bytes != self._index_bytes:
+                self._replace_index(index_bytes, lock.suffix)
+
+    def _replace_index(self, index_bytes: bytes, partial_suffix: str) -> None:
+        old_path = None
+        if not self._replaces_atomically:
+            old_path = os.path.join(self.path, _OLD_INDEX_FILE)
+        index_path = os.path.join(self.path, _INDEX_FILE)
+        replace_file(index_path, index_bytes, partial_suffix, old_path=old_path)
+        self._index_bytes = index_bytes
 
 
 class _PartialFile(NamedTuple):
@@ -687,12 +705,12 @@ class BlobFile:
         self._stream = partial.stream
         # Decides whether a write is done in a worker thread.
         self._disk = DiskPace()
-        layout.partials.add(partial.path)
+        layout.partials.add(partial.path)  # for `Layout.close`
         self._reserve_remaining()
         try:
             self._check_size()
         except LayoutError:
-            self.remove()
+            self.remove()  # also frees the reserved space
             raise
 
     @property
@@ -703,17 +721,17 @@ class BlobFile:
     def _check_size(self) -> None:
         """Raise LayoutError if the file system cannot store a file of the blob's size.
 
-        FAT stores files up to 4 GiB. A seek beyond the limit fails, so the error is raised before the
-        blob is downloaded.
+        FAT stores files up to 4 GiB. A seek beyond this limit fails, so the error is raised before the
+        blob is downloaded. Otherwise the file's position is unchanged.
         """
         try:
             os.lseek(self._stream.fileno(), self._blob.size, os.SEEK_SET)
         except OSError as error:
             size = size_text(self._blob.size)
-            text = f"the file system of {self._layout.display_path} cannot store a file of {size}"
-            too_large = LayoutError(text)
-            too_large.hint = REMEDIES[errno.EFBIG]
-            raise too_large from error
+            raise LayoutError(
+                f"the file system of {self._layout.display_path} cannot store a file of {size}",
+                hint=REMEDIES[errno.EFBIG],
+            ) from error
         os.lseek(self._stream.fileno(), self.offset, os.SEEK_SET)
 
     def _reserve_remaining(self) -> None:
@@ -744,9 +762,9 @@ class BlobFile:
         Removes the file and raises WrongBytes if the digest does not match. This happens if the bytes
         that a killed run left were not the beginning of the blob.
         """
-        _, encoded = split_digest(self._blob.digest)
-        # Without a hash, the caller has verified all bytes.
-        if self.hash is not None and self.hash.hexdigest() != encoded:
+        _, wanted_hash = split_digest(self._blob.digest)
+        # If `hash` is None, this run wrote the whole file, and the caller has verified the bytes.
+        if self.hash is not None and self.hash.hexdigest() != wanted_hash:
             self.remove()
             raise WrongBytes("what an earlier run has left of the blob is not its beginning")
         self.pause()
@@ -791,16 +809,16 @@ async def _open_leftover(path: str, blob: Descriptor) -> _PartialFile | None:
 
     algorithm, _ = split_digest(blob.digest)
     running_hash = new_hash(algorithm)
-    size = 0
+    hashed_size = 0
     try:
         status = os.fstat(stream.fileno())
         # A hard link to the file may be outside of the layout, so the file must not be written.
         is_only_name = status.st_nlink <= 1
         if stat.S_ISREG(status.st_mode) and is_only_name and status.st_size <= blob.size:
-            size = await hash_rest(stream, running_hash)
+            hashed_size = await hash_rest(stream, running_hash)
     finally:
-        if size == 0:
+        if hashed_size == 0:  # also after an error or a cancellation
             stream.close()
-    if size == 0:
+    if hashed_size == 0:
         return None
-    return _PartialFile(path, stream, size, running_hash)
+    return _PartialFile(path, stream, size=hashed_size, hash=running_hash)
