@@ -321,9 +321,8 @@ def _sessions_by_blob(run: Run) -> Iterator[list[Session]]:
     groups: dict[object, list[Session]] = {}
     probed_areas = set[tuple[str, str]]()
     for session in with_digest:
-        is_probe = (
-            _has_probed_present_blob(run, session) and _area(session.opener) not in probed_areas
-        )
+        is_first_of_area = _area(session.opener) not in probed_areas
+        is_probe = is_first_of_area and _has_probed_present_blob(run, session)
         if is_probe:
             probed_areas.add(_area(session.opener))
         key = (*session.opener.repository, session.digest, is_probe)

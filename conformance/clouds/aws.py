@@ -439,12 +439,9 @@ class Aws(Site):
         if isinstance(signer, _Refusal):
             return self._add_date(_refusal(403, *signer))
         role = self.roles.get(form.get("RoleArn", ""))
-        if (
-            role is None
-            or "sts" not in signer.may
-            or role.trusts not in (None, signer.name)
-            or role.external_id != form.get("ExternalId")
-        ):
+        is_trusted = role is not None and role.trusts in (None, signer.name)
+        has_external_id = role is not None and role.external_id == form.get("ExternalId")
+        if role is None or "sts" not in signer.may or not (is_trusted and has_external_id):
             text = f"User: {signer.name} is not authorized to perform: sts:AssumeRole on {form.get('RoleArn')}"
             return _refusal(403, "AccessDenied", text)
         return role

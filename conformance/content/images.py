@@ -347,7 +347,7 @@ class Seed:
 
         document["manifests"] = entries
         _decorate(document, subject, annotations, extra)
-        return _over(parts, encode(document, spacing), media_type)
+        return _graph_of_index(parts, encode(document, spacing), media_type)
 
     def _platform_image(self, format: Format, text: str) -> Image:
         system, architecture, *variant = text.split("/")
@@ -438,14 +438,16 @@ def compose_index(
     """
     descriptors = [_without_none(child.descriptor(**more)) for child, more in entries]
     document = {"schemaVersion": 2, "mediaType": media_type, "manifests": descriptors, **fields}
-    return _over([child for child, _ in entries], encode(_without_none(document)), media_type)
+    return _graph_of_index(
+        [child for child, _ in entries], encode(_without_none(document)), media_type
+    )
 
 
 def _without_none(document: Mapping[str, Any]) -> Document:
     return {key: value for key, value in document.items() if value is not None}
 
 
-def _over(parts: Iterable[Image], body: bytes, media_type: str) -> Image:
+def _graph_of_index(parts: Iterable[Image], body: bytes, media_type: str) -> Image:
     """Return the graph of an index and its children."""
     top = digest_of(body)
     manifests: dict[str, tuple[str, bytes]] = {}

@@ -322,8 +322,10 @@ class App(Uploads):
         size = min(sizes, default=None)
         last = request.parameter("last")
         rest = [name for name in names if last is None or name > last]
-        if size == 0 or size is None or size >= len(rest):
-            return _Page(rest if size != 0 else [])
+        if size == 0:
+            return _Page([])
+        if size is None or size >= len(rest):
+            return _Page(rest)
         page_names = rest[:size]
         link = f'<{request.path}?last={quote(page_names[-1], safe="")}&n={size}>; rel="next"'
         return _Page(page_names, [("Link", link)])

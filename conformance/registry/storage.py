@@ -160,9 +160,9 @@ def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool =
     if "manifests" in document and ("layers" in document or "config" in document):
         raise Invalid("both an index and a manifest")
 
-    subject = document.get("subject")
-    if subject is not None:
-        subject = _check_descriptor(subject, "subject")["digest"]
+    subject = None
+    if document.get("subject") is not None:
+        subject = _check_descriptor(document["subject"], "subject")["digest"]
     if media_type in INDEXES:
         children = tuple(_descriptors(document, "manifests"))
         return Stored(media_type, body, digest, document, children=children, subject=subject)
