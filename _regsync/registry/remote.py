@@ -45,6 +45,10 @@ _TAGS_LIMIT = 8 * 1024 * 1024
 _MOST_PAGES = 10_000
 _MOST_TAGS = 1_000_000
 
+# The most JSON lists and objects in one page of a listing of tags. They take far more memory than
+# names. Google's registries list each manifest with at least two of them.
+_MOST_BRACKETS = _MOST_TAGS // 4
+
 # The most pages, entries and KiB of a list of referrers.
 _MOST_REFERRERS = 10_000
 
@@ -98,18 +102,21 @@ class _Pages:
         return hash(path) in self._number_by_path
 
     def check(self, content: Collection[str], next_path: str | None, *, has_new: bool) -> None:
-        """Raise ListingBroken if the listing repeats a page or leads back to one.
+        """Check the page that was added last, and record its content. Raises ListingBroken if the
+        page repeats an earlier page or leads back to one.
 
-        `content` are the names on the page that was added last, `next_path` is the path of its next
-        page. `has_new` reports whether a name was not on any earlier page.
+        `content` are the names on the page, `next_path` is the path of its next page. `has_new`
+        reports whether a name was not on any earlier page.
         """
         number = len(self)
         if next_path is not None and self.has(next_path):
             raise self._endless(number, f"page {self._number_by_path[hash(next_path)]}")
 
+        # The first page with the same names, which may be this page.
         first_number = self._number_by_content.setdefault(hash(tuple(content)), number)
         if not content or has_new:
             return
+        # This page repeats names, so the link of the page before it leads back.
         if first_number != number:
             raise self._endless(number - 1, f"page {first_number}")
         # The last page may repeat names, because some registries begin each page with the last name
@@ -118,6 +125,7 @@ class _Pages:
             raise self._endless(number - 1, "what earlier pages name")
 
     def _endless(self, number: int, goal: str) -> ListingBroken:
+        """Return the error for a listing whose page `number` leads back to `goal`."""
         text = f"the list of {self._kind} does not end: page {number} leads back to {goal}"
         return ListingBroken(text)
 
@@ -239,18 +247,19 @@ class RemoteRepository:
         with self.adding_place("list tags of", str(self)):
             page_size = self.product.page_size
             try:
-                return await self._list_tags(page_size)
+                return await self._list_tags_in_pages(page_size)
             except RegistryError as error:
                 # Older versions of some registries accept only small pages (section 1.11).
                 is_size_refused = "PAGINATION_NUMBER_INVALID" in error.codes
                 if not is_size_refused or page_size <= _SMALL_PAGE:
                     raise
-            return await self._list_tags(_SMALL_PAGE)
+            return await self._list_tags_in_pages(_SMALL_PAGE)
 
-    async def _list_tags(self, page_size: int) -> dict[str, str | None] | None:
+    async def _list_tags_in_pages(self, page_size: int) -> dict[str, str | None] | None:
+        """Return what `list_tags` returns, from pages of at most `page_size` tags."""
         tags: dict[str, str | None] = {}
         pages = _Pages("tags")
-        is_linked = False  # whether the previous page had a Link
+        was_linked = False  # whether a Link of the previous page led to this page
         call = self.build_call("tag_list", "GET", f"tags/list?n={page_size}")
         while len(pages) < _MOST_PAGES:
             pages.add(call.path)
@@ -260,7 +269,7 @@ class RemoteRepository:
                 )
             except RegistryError as error:
                 if error.status == 404 and len(pages) == 1:
-                    return None
+                    return None  # the repository does not exist
                 raise
             page = _tags_of(answer.body, self.product.listing_has_digests)
             new_tags = [tag for tag in page if tag not in tags]
@@ -269,12 +278,13 @@ class RemoteRepository:
                 raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
 
             next_path = self._next_page(call, answer)
+            is_linked = next_path is not None
             # Without a Link a page may repeat the previous one, because some registries ignore
             # `last`. It adds no tags then, which ends the listing.
-            if is_linked or next_path is not None:
+            if was_linked or is_linked:
                 pages.check(page, next_path, has_new=bool(new_tags))
+            was_linked = is_linked
 
-            is_linked = next_path is not None
             if next_path is None and new_tags and len(page) == page_size:
                 # Some registries return a full page without a Link although there are more (section
                 # 1.11).
@@ -285,13 +295,12 @@ class RemoteRepository:
         raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
     def _next_page(self, call: Call, answer: Response) -> str | None:
-        """Return the path of a listing's next page, or None if this is the last page.
+        """Return the path of the next page by the Link of `answer`, the answer to `call`. Returns None
+        if there is no such Link.
 
         Raises ProtocolBroken if the next page is outside of this repository (R6).
         """
         links = ", ".join(answer.headers.all("link"))
-        if not links:
-            return None
         for target, parameters in re.findall(_LINK, links):
             if re.match(_NEXT, parameters):
                 origin, path = resolve_location(self.host.origin, call.path, target)
@@ -325,8 +334,8 @@ class RemoteRepository:
         reports (I3).
 
         If the bytes do not match, they are fetched once more over a new connection, because a cache
-        may have returned wrong bytes. `expected` is the descriptor of an index that names the
-        manifest.
+        may have returned wrong bytes. `expected` is the manifest's descriptor in an index, if an index
+        names the manifest.
 
         Raises ContentError if the bytes still do not match, or contradict `expected`. Raises
         RegistryError with status 404 if the manifest does not exist.
@@ -344,6 +353,7 @@ class RemoteRepository:
     async def _get_manifest(
         self, call: Call, reference: str, expected: Descriptor | None
     ) -> Manifest:
+        """Fetch a manifest once, and verify it. Raises WrongBytes if its bytes do not match."""
         answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
         digest = reference if is_digest(reference) else answer.headers.get("docker-content-digest")
         content_type = answer.headers.get("content-type")
@@ -371,7 +381,8 @@ class RemoteRepository:
             self.check_stored_digest(answer, manifest.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
                 return
-            # A 200 without a digest may come from a server that is not a registry.
+            # A 200 without a digest may come from a server that is not a registry. Accept it if the
+            # manifest exists, even if its digest is not reported ("").
             if await self.head_manifest(reference) not in (manifest.digest, ""):
                 raise ProtocolBroken("the registry answered 200, but does not hold the manifest")
 
@@ -416,23 +427,10 @@ class RemoteRepository:
         with self.adding_place("list referrers of", self.name_of(digest)):
             while True:
                 pages.add(call.path)
-                try:
-                    answer = await self._transport.request(
-                        self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
-                    )
-                except RegistryError as error:
-                    # After a first page the API is known to exist. An error of a later page must
-                    # not be taken for its absence.
-                    is_later_page = len(pages) > 1
-                    is_about_login = error.status in (401, 403)
-                    if is_later_page and not error.retryable and not is_about_login:
-                        text = f"page {len(pages)} of the list of referrers: {error.message}"
-                        raise ListingBroken(text) from error
-                    raise
+                answer = await self._get_referrers_page(call, len(pages))
                 body_bytes += len(answer.body)
-                page = {
-                    entry.digest: entry for entry in _referrers_of(answer, is_first=len(pages) == 1)
-                }
+                entries = _referrers_of(answer, is_first=len(pages) == 1)
+                page = {entry.digest: entry for entry in entries}
                 has_new = not page.keys() <= referrers.keys()
                 referrers.update(page)
 
@@ -440,12 +438,26 @@ class RemoteRepository:
                 pages.check(page, next_path, has_new=has_new)
                 if next_path is None:
                     return tuple(referrers.values())
-                is_too_long = max(len(pages), len(referrers)) > _MOST_REFERRERS
-                if is_too_long or body_bytes > _MOST_REFERRERS * 1024:
+                has_too_many = max(len(pages), len(referrers)) > _MOST_REFERRERS
+                is_too_long = body_bytes > _MOST_REFERRERS * 1024
+                if has_too_many or is_too_long:
                     raise ProtocolBroken(
                         f"the list has more than {_MOST_REFERRERS} referrers, or more than that many KiB"
                     )
                 call = call._replace(path=next_path)
+
+    async def _get_referrers_page(self, call: Call, number: int) -> Response:
+        """Request page `number` of a list of referrers, counted from 1."""
+        try:
+            return await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
+        except RegistryError as error:
+            is_about_login = error.status in (401, 403)
+            if number == 1 or error.retryable or is_about_login:
+                raise
+            # After a first page the API is known to exist. The caller must not take the error of a
+            # later page for the absence of the API.
+            text = f"page {number} of the list of referrers: {error.message}"
+            raise ListingBroken(text) from error
 
     def has_unsaved(self) -> bool:
         """Return False: a registry has saved a manifest or blob when it answers."""
@@ -472,18 +484,15 @@ class RemoteRepository:
                 if with_retries:
                     answer = await self._transport.request(self.host, call, ok=(200, 404))
                 else:
-                    answer = await self._head_once(call)
+                    exchange = await self._transport.exchange(self.host, call, (200, 404))
+                    async with exchange as answer:
+                        pass  # a HEAD has no body to read
             except RegistryError as error:
                 if error.status not in (401, 403):
                     raise
                 return False
         size = answer.headers.get("content-length")
         return answer.status == 200 and size in (None, str(blob.size))
-
-    async def _head_once(self, call: Call) -> Response:
-        exchange = await self._transport.exchange(self.host, call, (200, 404))
-        async with exchange as answer:
-            return answer  # a HEAD has no body to read
 
     def known_read_error(self, blob: Descriptor) -> SyncError | None:
         """Return None: only a request can find out."""
@@ -539,7 +548,7 @@ class RemoteRepository:
             except SyncError:
                 await turn.end()
                 raise
-        return turn
+        return turn  # a context that yields the response and ends the turn
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:
@@ -559,9 +568,9 @@ def _check_range(response: Response, blob: Descriptor, start: int) -> None:
 def _referrers_of(answer: Response, *, is_first: bool) -> tuple[Descriptor, ...]:
     """Parse one page of a list of referrers.
 
-    Raises RegistryError if the first page is not a list: some registries answer unknown paths with
-    status 200 and another document. A later page, or a page with the media type of an index, raises
-    ContentError if it is not valid.
+    Raises ContentError if the page is not a valid index. For a first page without the media type of
+    an index it raises RegistryError instead, as if the registry had no such list: some registries
+    answer unknown paths with status 200 and another document.
     """
     content_type = answer.headers.get("content-type") or ""
     try:
@@ -576,12 +585,13 @@ def _referrers_of(answer: Response, *, is_first: bool) -> tuple[Descriptor, ...]
 
 
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
-    """Parse one page of a listing of tags (section 1.11). Nulls and digests among the tags are
-    skipped.
+    """Parse one page of a listing of tags (section 1.11). Returns the digests by tag; None if the
+    page has no digest of a tag, or not `with_digests`.
 
-    Raises ContentError if the page contains anything else that is not a tag.
+    Nulls and digests among the tags are skipped. Raises ContentError if the page contains anything
+    else that is not a tag.
     """
-    if body.count(b"[") + body.count(b"{") > _MOST_TAGS // 4:
+    if body.count(b"[") + body.count(b"{") > _MOST_BRACKETS:
         raise ContentError("the tag listing is not a list of names")
     try:
         document = json.loads(body)
@@ -594,26 +604,30 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     if not isinstance(tags, list):
         raise ContentError("the tag listing is not a list")
 
-    names: dict[str, str | None] = {}
+    digests = _digests_by_tag(document.get("manifest")) if with_digests else {}
+    page: dict[str, str | None] = {}
     for tag in tags:
-        if not tag or (isinstance(tag, str) and ":" in tag):
+        is_listed_digest = isinstance(tag, str) and ":" in tag
+        if not tag or is_listed_digest:
             continue
         if not isinstance(tag, str) or not is_tag(tag):
             raise ContentError(f"the tag listing holds an invalid tag: {printable(str(tag), 60)}")
-        names[tag] = None
-    if with_digests:
-        _add_digests(names, document.get("manifest"))
-    return names
+        page[tag] = digests.get(tag)
+    return page
 
 
-def _add_digests(names: dict[str, str | None], manifests: object) -> None:
-    """Add the digests that Google's listings contain: `{"sha256:...": {"tag": ["v1"]}}`."""
+def _digests_by_tag(manifests: object) -> dict[str, str]:
+    """Return the digests of a listing of Google's registries, by tag. `manifests` has the form
+    `{"sha256:...": {"tag": ["v1"]}}`. Its malformed entries are skipped.
+    """
+    digests: dict[str, str] = {}
     if not isinstance(manifests, dict):
-        return
+        return digests
     for digest, entry in manifests.items():
         tags = entry.get("tag") if isinstance(entry, dict) else None
         if not isinstance(tags, list) or not re.fullmatch("sha256:[0-9a-f]{64}", digest):
             continue
         for tag in tags:
-            if isinstance(tag, str) and tag in names:
-                names[tag] = digest
+            if isinstance(tag, str):
+                digests[tag] = digest
+    return digests

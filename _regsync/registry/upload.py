@@ -109,12 +109,13 @@ class Upload:
         return self._origin == self.repository.host.origin
 
     async def start(self, mount_from: str | None = None) -> bool:
-        """Open a session, or mount the blob. Returns whether the repository has the blob now.
+        """Mount the blob, or open a session. Returns True if the repository has the blob now, and
+        False if a session is open.
 
         `mount_from` names the repository to mount the blob from ("" at Google's registries: any
-        repository). A mount that is not performed is answered by 202, which opens a session
-        (section 1.8). A mount that fails permanently is followed by a plain POST, because we may
-        lack access to the other repository only.
+        repository). If it is None, no mount is tried. A mount that is not performed is answered by
+        202, which opens a session (section 1.8). A mount that fails permanently is followed by a
+        plain POST, because we may lack access to the other repository only.
         """
         if mount_from is not None:
             try:
@@ -123,7 +124,8 @@ class Upload:
                 if error.fatal:
                     raise
             except RegistryError as error:
-                if error.retryable and error.status != 500:
+                may_be_temporary = error.retryable and error.status != 500
+                if may_be_temporary:
                     raise
         call = self.repository.build_call("upload_start", "POST", "blobs/uploads/")
         try:
@@ -133,16 +135,15 @@ class Upload:
             raise
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
-        """Try to mount any blob. Returns whether the repository has the blob now.
-
-        If the result is False, a session is open.
+        """Try to mount any blob from the repository `mount_from` ("": from any repository). Returns
+        True if the repository has the blob now, and False if a session was opened instead.
         """
         query = f"?mount={digest}"
         if mount_from:
             query += f"&from={mount_from}"
         call = self.repository.build_call("upload_start", "POST", f"blobs/uploads/{query}")
         if mount_from and mount_from != self.repository.api_name:
-            call = call._replace(also=((mount_from, "pull"),))
+            call = call._replace(also=((mount_from, "pull"),))  # the token must cover both
         return await self._post(call, digest, ok=(201, 202))
 
     async def _post(self, call: Call, digest: str, ok: tuple[int, ...]) -> bool:
@@ -167,21 +168,27 @@ class Upload:
         errors of `pieces`.
         """
         host = self.repository.host
-        session = self.session
+        session = self.session  # `_on_begin` sets `self.session` to ""
         self._end = self.offset + pieces.length
         call = self._body_call(pieces.length, is_last=is_last)
         body = Body(pieces, self._seconds_for_answer(), self._on_begin, self._transport)
         turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with turn as response:
+            # An early 5xx does not say what became of the body, so the session stays broken.
             if not response.early or response.status < 500:
-                self.broken_session = ""  # the body was answered, so the session is not broken
+                self.broken_session = ""
             if response.status == 429:
                 # A rate limit applies before the session is looked up, so the session accepts the
                 # body later.
                 self.session = session
                 self._throttled_session = session
             elif response.status in _SESSION_GONE and session == self._throttled_session:
-                raise await self._ended_by_throttling(response)
+                # The registry ends a session after a 429.
+                self.session = ""
+                await response.read(ERROR_BODY)
+                error = self._transport.error_from(host, response)
+                error.is_session_gone = True
+                raise error
             elif response.status == 401 and self._is_at_registry:
                 await response.read(ERROR_BODY)
                 await self._transport.refresh_login(
@@ -205,22 +212,15 @@ class Upload:
         timeouts = self._transport.machine.timeouts
         return min(timeouts.finish + self.blob.size / _MIB, timeouts.longest_finish)
 
-    async def _ended_by_throttling(self, response: Response) -> RegistryError:
-        """Return the error of a session that refuses its body after a 429: the registry has ended
-        the session.
-        """
-        self.session = ""
-        await response.read(ERROR_BODY)
-        error = self._transport.error_from(self.repository.host, response)
-        error.is_session_gone = True
-        return error
-
     def _body_call(self, length: int, *, is_last: bool) -> Call:
-        """Build the request that carries `length` bytes."""
+        """Build the request that carries the next `length` bytes: a PATCH, or the last PUT, which may
+        carry none.
+        """
         headers = [_OCTETS]
+        # A body that is the whole blob needs no range.
         is_ranged = self.offset > 0 or (self.style == "chunks" and not is_last)
         if length and is_ranged:
-            headers.append(("Content-Range", f"{self.offset}-{self._end - 1}"))
+            headers.append(("Content-Range", f"{self.offset}-{self.offset + length - 1}"))
         action = "upload_body" if length or not is_last else "upload_finish"
         if not is_last:
             return self._session_call(action, "PATCH", "", *headers)
@@ -228,9 +228,10 @@ class Upload:
         return self._session_call(action, "PUT", f"{separator}digest={self.blob.digest}", *headers)
 
     def _on_begin(self) -> None:
-        """Record that the body begins. Until its answer arrives, the session is broken.
+        """Record that the body begins. Until its answer arrives, the session is broken. `resume` may
+        help, except in the style "patch", at another origin, or after the registry has refused it.
 
-        Only a session for chunks accepts another body afterwards.
+        Only a session for chunks accepts another body afterwards, so it stays open too.
         """
         may_resume = (
             self.repository.host.can_resume and self._is_at_registry and self.style != "patch"
@@ -243,9 +244,9 @@ class Upload:
     async def resume(self) -> None:
         """Ask how many bytes a broken session has received (section 1.9).
 
-        If the session has received any, or takes chunks, it is open again. If the registry refuses
-        to resume the session, no other session of it is resumed in this run (docs/design.md section
-        6, rule 16).
+        If the session has received any, or takes chunks, it is open again. Otherwise `start` has to
+        open a new session. If the registry refuses to resume the session, it is not asked again in
+        this run (docs/design.md section 6, rule 16). Raises RegistryError if the failure is temporary.
         """
         host = self.repository.host
         call = self.repository.build_call("upload_start", "GET", "")._replace(
@@ -261,15 +262,16 @@ class Upload:
                     self._open(call, response, received)
         except RegistryError as error:
             if error.is_session_gone:
-                self.session = ""  # after any other answer, a chunk may be sent to it again
+                self.session = ""
             elif error.retryable:
                 raise
+            # After any other refusal an open session, which takes chunks, is used without `resume`.
             host.can_resume = False
             self.broken_session = ""
 
     def _received_bytes(self, response: Response) -> int:
-        """Return how many bytes a session has received. With chunks, these are at least the
-        acknowledged ones.
+        """Return how many bytes a session has received, by the Range of its answer: at least the
+        acknowledged chunks, or 0 in other styles. A Range of more bytes than were sent is ignored.
         """
         received = self.offset if self.style == "chunks" else 0
         range_match = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
@@ -279,7 +281,9 @@ class Upload:
         return received
 
     async def cancel_upload(self) -> None:
-        """End a session that gets no body (section 1.9) with one request, whatever its answer."""
+        """Delete an open session that gets no body (section 1.9), with one request. Errors are
+        ignored.
+        """
         host = self.repository.host
         call = self._session_call("upload_finish", "DELETE", "")
         with suppress(SyncError):
@@ -293,16 +297,17 @@ class Upload:
         return call._replace(path=self.session + query, origin=self._origin)
 
     def _open(self, call: Call, response: Response, offset: int) -> None:
-        """Use the session at the Location of an answer, which has received `offset` bytes.
+        """Use the session at the Location of the answer to `call`. The session has received `offset`
+        bytes.
 
-        Raises ProtocolBroken if the Location is not allowed. No request is sent there, not even to
-        cancel the session.
+        Raises ProtocolBroken if the Location is missing or not allowed. No request is sent there, not
+        even to cancel the session.
         """
         home = self.repository.host.origin
         location = response.headers.get("location")
         if location is None:
             raise ProtocolBroken("the upload was accepted without a Location")
-        base = call.origin or home
+        base = call.origin or home  # the origin that has answered
         origin, path = resolve_location(base, call.path, location)
         check_foreign(home, origin)
 
