@@ -49,8 +49,8 @@ class Permit:
 
     def pop_slot(self, demand: Demand) -> Slot:
         """Remove and return the reserved slot of a request that begins."""
-        index = [slot.demand.place for slot in self.slots].index(demand.place)
-        return self.slots.pop(index)
+        places = [slot.demand.place for slot in self.slots]
+        return self.slots.pop(places.index(demand.place))
 
 
 class Turn:
@@ -158,22 +158,24 @@ class Gate:
     async def admitted(
         self, demands: tuple[Demand, ...], rank: float | None = None, lease: Lease | None = None
     ) -> AsyncIterator[Permit]:
-        """Hold permits for `demands` while the block runs.
+        """Wait until the limits admit `demands`, and hold their permits while the block runs.
 
         The default rank is that of the youngest image. The connection of `lease` goes back to the
         pool before the permits are given back, so that the next work can reuse it.
         """
-        permit = Permit(demands, self._rank(rank))
-        outer = self.current_permit.set(permit)
+        permit = Permit(demands, self._note_rank(rank))
+        previous = self.current_permit.set(permit)
         try:
-            if demands and not self._admit_now(permit, demands, anyio.current_time()):
+            if demands and not self._try_to_take(permit, demands, anyio.current_time()):
                 await self._wait(permit, demands)
             yield permit
             if lease is not None:
                 await lease.settle()
         finally:
-            self.current_permit.reset(outer)
+            self.current_permit.reset(previous)
             self.give_back(permit)
+            # Tasks that were started in the block may still have this permit as their current one.
+            # Without demands it covers no request of theirs.
             permit.demands = ()
 
     async def begin_request(self, demand: Demand, rank: float | None, lease: Lease | None) -> Turn:
@@ -188,34 +190,38 @@ class Gate:
             slot = work.pop_slot(demand)
             return Turn(self, work, slot, anyio.current_time(), owns_permit=False)
 
-        permit = Permit((demand,), self._rank(rank))
+        permit = Permit((demand,), self._note_rank(rank))
         now = anyio.current_time()
-        if not self._admit_now(permit, permit.demands, now):
+        if not self._try_to_take(permit, permit.demands, now):
             try:
                 await self._wait(permit, permit.demands)
             except BaseException:
                 self.give_back(permit)
                 raise
             now = anyio.current_time()
-        return Turn(self, permit, permit.slots.pop(), now, owns_permit=True)
+        slot = permit.slots.pop()  # the place of this request, which the gate has taken
+        return Turn(self, permit, slot, now, owns_permit=True)
 
     async def reserve(self, permit: Permit, *demands: Demand, lease: Lease | None = None) -> None:
         """Reserve places in windows, and tokens of buckets, for the next requests of admitted work.
+        A demand whose place is reserved already needs no second place.
 
-        If they are not free at once, the work gives back everything it holds, the connection of
-        `lease` too, and waits for all of it together (I8). It keeps what it holds if one of its
-        requests is in flight.
+        If the places are not free at once, the work gives back its permits, its reserved places and
+        the connection of `lease`, and waits for all of them together with the new places (I8). If one
+        of its requests is in flight, the work keeps them and waits only for the new places.
         """
-        reserved = {slot.demand.place for slot in permit.slots}
+        reserved_places = {slot.demand.place for slot in permit.slots}
         needed = tuple(
-            demand._replace(has_permit=True) for demand in demands if demand.place not in reserved
+            demand._replace(has_permit=True)
+            for demand in demands
+            if demand.place not in reserved_places
         )
-        if not needed or self._admit_now(permit, needed, anyio.current_time()):
+        if not needed or self._try_to_take(permit, needed, anyio.current_time()):
             return
         if permit.requests_in_flight == 0:
             if lease is not None:
                 await lease.settle()
-            needed = self._with_held_demands(permit, needed)
+            needed = self._with_held_demands(permit, needed)  # before they are given back
             self.give_back(permit)
         await self._wait(permit, needed)
 
@@ -247,33 +253,39 @@ class Gate:
         self._admit_waiters([queue[0] for queue in self._queues.values()], now)
 
     def _admit_waiters(self, waiters: list[_Waiter], now: float) -> None:
-        """Admit those of `waiters`, each the first of its queue, that fit, and those that follow them
-        in their queues. Every other waiter sleeps until time alone may have made it fit.
+        """Admit each of `waiters` that fits into the limits, in their order. Each is the first of its
+        queue; if it is admitted, the next waiter of its queue is examined too.
+
+        A waiter that does not fit gets a deadline: the time from which it may fit even if no response
+        arrives and no permit is given back.
         """
         heapq.heapify(waiters)
         while waiters:
             waiter = heapq.heappop(waiters)
-            opens = math.inf
+            opens_at = math.inf
             are_permits_free = has_permits(self.limits, waiter.demands)
             if are_permits_free:
-                opens = refresh_next_opening(self.limits, waiter.demands, now)
-            if opens <= now:
-                self._take(waiter.permit, waiter.demands, now)
-                queue = self._queues[waiter.demands]
-                heapq.heappop(queue)
-                waiter.admitted.set()
-                if queue:
-                    heapq.heappush(waiters, queue[0])
-                else:
-                    del self._queues[waiter.demands]
-            else:
+                opens_at = refresh_next_opening(self.limits, waiter.demands, now)
+            if opens_at > now:  # the waiter does not fit
                 self._has_window_waiter = self._has_window_waiter or are_permits_free
-                self._next_opening = min(self._next_opening, opens)
-                if opens != waiter.scope.deadline:  # setting a deadline makes a timer
-                    waiter.scope.deadline = opens
+                self._next_opening = min(self._next_opening, opens_at)
+                if opens_at != waiter.scope.deadline:  # setting a deadline makes a timer
+                    waiter.scope.deadline = opens_at
+                continue
 
-    def _rank(self, rank: float | None) -> float:
-        """Return the rank of new work, and note it if it is that of a younger image."""
+            self._take(waiter.permit, waiter.demands, now)
+            queue = self._queues[waiter.demands]
+            heapq.heappop(queue)
+            waiter.admitted.set()
+            if queue:
+                heapq.heappush(waiters, queue[0])
+            else:
+                del self._queues[waiter.demands]
+
+    def _note_rank(self, rank: float | None) -> float:
+        """Return the rank of new work: `rank`, or that of the youngest image if it is None. A higher
+        `rank` than before is the rank of the youngest image from now on.
+        """
         if rank is None:
             return self.youngest_rank
         self.youngest_rank = max(self.youngest_rank, rank)
@@ -285,12 +297,19 @@ class Gate:
         A window that is named twice is entered only once: nothing would ever free a second place.
         """
         permit_places = {demand.place for demand in permit.demands}
-        reserved = (slot.demand._replace(has_permit=True) for slot in permit.slots)
-        others = (demand for demand in (*reserved, *needed) if demand.place not in permit_places)
-        return (*permit.demands, *others)
+        demands = list(permit.demands)
+        for slot in permit.slots:
+            if slot.demand.place not in permit_places:
+                demands.append(slot.demand._replace(has_permit=True))
+        for demand in needed:
+            if demand.place not in permit_places:
+                demands.append(demand)
+        return tuple(demands)
 
-    def _admit_now(self, permit: Permit, demands: tuple[Demand, ...], now: float) -> bool:
-        """Take what `demands` name, if all of it is free now. Returns whether it was."""
+    def _try_to_take(self, permit: Permit, demands: tuple[Demand, ...], now: float) -> bool:
+        """Take the limits that `demands` name for the permit, if all are free now. Returns False if
+        nothing was taken.
+        """
         if now >= self._next_opening:
             self._admit_first_waiters(now)  # a waiter that fits by now goes before new work
         if not has_permits(self.limits, demands):
@@ -301,6 +320,7 @@ class Gate:
         return True
 
     def _take(self, permit: Permit, demands: tuple[Demand, ...], now: float) -> None:
+        """Take the limits that `demands` name for the permit. All of them must be free."""
         permit.slots += take(self.limits, demands, now)
         permit.is_held = True
 
@@ -310,14 +330,16 @@ class Gate:
         queue = self._queues.setdefault(demands, [])
         heapq.heappush(queue, waiter)
         if queue[0] is waiter:
-            # This finds the time at which the waiter may fit. It fits now if its work has just given
-            # back what it held, and nobody else needed that.
+            # Set the deadline of the waiter. It may also be admitted now, if its own work has just
+            # given back permits that no earlier waiter needed.
             self._admit_waiters([waiter], anyio.current_time())
         try:
             while not waiter.admitted.is_set():
                 with waiter.scope:
                     await waiter.admitted.wait()
-                if waiter.scope.cancelled_caught:  # the deadline has passed, perhaps others' too
+                if waiter.scope.cancelled_caught:
+                    # The deadline has passed. Another waiter whose deadline has passed too, and whose
+                    # rank is lower, must be admitted before this waiter. So examine all waiters.
                     waiter.scope = anyio.CancelScope()
                     self.wake()
         finally:

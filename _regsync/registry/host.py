@@ -151,7 +151,7 @@ class RegistryClient:
 
     def begin_run(self, now: float) -> None:
         """Prepare for another run. A registry that was stopped is tried again with a first contact,
-        unless it asked to wait longer.
+        unless it asked to wait until a time after `now`.
         """
         self.is_used = False
         self.authenticator.begin()
@@ -169,7 +169,8 @@ class RegistryClient:
         codes, text = parse_error_body(answer.body)
         # Some servers repeat the request in the error, so secrets and the queries of URLs are
         # removed (R10).
-        text = one_line(re.sub(_QUERY, "?...", self.authenticator.redact(text)))
+        without_secrets = re.sub(_QUERY, "?...", self.authenticator.redact(text))
+        text = one_line(without_secrets)
         digests = re.findall("sha(?:256|512):[0-9a-f]{64,128}", answer.body.decode("latin-1"))
         error = RegistryError(
             f"status {status}: {text}" if text else f"status {status}",
@@ -183,17 +184,20 @@ class RegistryClient:
         return error
 
     def _hint(self, answer: Response) -> str | None:
-        """Return a hint for a refusal, or None if no hint is known for its status."""
+        """Return a hint for a refusal, or None if no hint is known for its status and body."""
         login = self.authenticator
-        body = answer.body
+        body = answer.body  # its beginning
         if answer.status == 429 and login.is_anonymous:
             return f"{login.login_hint}, for a higher limit"
         if answer.status in (401, 403):
             return login.denied_hint
+        # nginx writes this if it requires a client certificate.
         if answer.status == 400 and b"SSL certificate" in body:
-            return CLIENT_CERT_HINT  # the text of nginx
+            return CLIENT_CERT_HINT
+        # Go and nginx write this if a request with http arrives at a port for https. The answer to a
+        # HEAD has no text.
         if answer.status == 400 and (not body or b"HTTPS" in body):
-            return self.https_hint  # the text of Go and nginx; the answer to a HEAD has none
+            return self.https_hint
         return None
 
 
@@ -236,28 +240,32 @@ class Dialer:
         Raises ConfigError if one is unusable; the previous contexts stay in use then.
         """
         self.read.cache_clear()
-        contexts = self._contexts
-        directories = self._certs_d
+        previous_contexts = self._contexts
+        previous_certs_d = self._certs_d
         self._contexts = cache(partial(make_context, environ=self._environ))
         self._certs_d = cache(find_certs_d)
         try:
             for registry in registries:
                 self.prepare(registry)
         except ConfigError:
-            self._contexts = contexts
-            self._certs_d = directories
+            self._contexts = previous_contexts
+            self._certs_d = previous_certs_d
             raise
 
-    async def dial(self, origin: Origin, known: Registry | None, *, is_foreign: bool) -> Stream:
+    async def dial(
+        self, origin: Origin, registry_there: Registry | None, *, is_foreign: bool
+    ) -> Stream:
         """Connect to an origin. Raises ConnectFailed if that fails.
 
-        `known` is the registry of this run at that origin, if there is one. `is_foreign` means that
-        another registry has named the origin: no client certificate is shown then, not even to
-        `known`.
+        `registry_there` is the registry of this run at that origin, if there is one. `is_foreign`
+        means that another registry has named the origin: no client certificate is shown then, not
+        even to `registry_there`.
         """
-        # The registry whose proxy and authorities are used: the one that led to the origin, or, for
-        # a foreign origin, the registry of this run at that origin.
-        registry: Registry | None = known if known is not None and is_foreign else origin.via
+        # The registry whose proxy and authorities are used. `via` is the registry that led to the
+        # origin.
+        registry: Registry | None = origin.via
+        if is_foreign and registry_there is not None:
+            registry = registry_there
         override = registry.proxy if registry else None
         # `reason` names the setting that decided.
         proxy, reason = proxy_for(
@@ -266,10 +274,12 @@ class Dialer:
             origin.port,
             self._environ,
             override,
-            heeds_exemptions=known is None,
+            heeds_exemptions=registry_there is None,
         )
         # A metadata service is never reached by proxy, whatever its name is (R20).
-        if origin.scheme == "http" and known is None and not is_foreign:
+        is_registry = registry_there is not None
+        is_metadata_service = origin.scheme == "http" and not is_registry and not is_foreign
+        if is_metadata_service:
             proxy = None
         via_proxy = f" through {proxy}" if proxy else ""
         self._log("debug", "connect", f"connecting to {origin}{via_proxy} ({reason})")
@@ -298,10 +308,11 @@ class Dialer:
         self, registry: Registry | None, *, has_certificate: bool = True
     ) -> ssl.SSLContext:
         """Return the TLS context for a registry's configuration, with or without its client
-        certificate.
+        certificate. If `registry` is None, the context trusts the system's authorities only.
         """
         if registry is None:
             return self._contexts()
+        # Certificates of authorities (.crt), client certificates (.cert) and their keys (.key).
         files = self._certs_d(self._home, registry.authority, registry.port)
         if not has_certificate:
             authorities = tuple(file for file in files if file.endswith(".crt"))
@@ -310,7 +321,9 @@ class Dialer:
 
 
 def _name_proxy(error: ConnectFailed, proxy: Proxy, reason: str, *, is_configured: bool) -> None:
-    """Add to an error the proxy that was used, and `reason`, the setting that named the proxy."""
+    """Add to an error the proxy that was used, and a hint that names its setting, `reason`. A proxy
+    that `is_configured` is set in the registry's configuration, which NO_PROXY does not change.
+    """
     if str(proxy) not in error.message:
         error.message = f"through the proxy {proxy}: {error.message}"
     if error.hint is None or "HTTPS_PROXY" in error.hint:

@@ -110,6 +110,9 @@ class Outage:
     ) -> None:
         """Record the failure of a request that was sent at `began`. `is_outage` must be true for
         `error`.
+
+        The failure may stop the host, return a probe's host to DOWN, or begin an outage (see `Reach`).
+        Otherwise it is only counted.
         """
         if self.is_stopped:
             return
@@ -122,12 +125,14 @@ class Outage:
         self._permanent_failures = self._permanent_failures + 1 if is_permanent else 0
 
         has_expired = is_probe and now >= self.gives_up_at
+        cannot_recover = self._permanent_failures == _FAILURES_IN_A_ROW
         failures_needed = _FAILURES_IN_A_ROW if self.has_answered else 1
-        if has_expired or self._is_last_try or self._permanent_failures == _FAILURES_IN_A_ROW:
+        has_enough_failures = self._failures >= failures_needed
+        if has_expired or cannot_recover or self._is_last_try:
             self.reach = Reach.STOPPED
         elif is_probe:
             self._schedule_probe(now, chance)
-        elif self.reach is Reach.UP and not is_permanent and self._failures >= failures_needed:
+        elif self.reach is Reach.UP and has_enough_failures and not is_permanent:
             self._begin_outage(now, chance)
 
     def begin_probe(self, now: float) -> bool:
@@ -164,9 +169,10 @@ class Outage:
         self._schedule_probe(now, chance)
 
     def _schedule_probe(self, now: float, chance: float) -> None:
-        """Set the time of the next probe. Each pause is twice as long as the previous one, up to the
-        longest, and jitter changes it by up to a quarter.
+        """Set the time of the next probe, and the state DOWN. Each pause is twice as long as the
+        previous one, up to the longest, and jitter changes it by up to a quarter.
         """
+        # The exponent is limited, because a float overflows at 2 ** 1024.
         factor = min(2.0 ** min(self._probes, 30), _LONGEST_PAUSE)
         self.probe_at = now + self._patience.first_pause * factor * (0.75 + chance / 2)
         self._probes += 1

@@ -44,11 +44,12 @@ class Peer:
         self.changed = anyio.Event()
 
     def is_next(self, waiter: _Waiter) -> bool:
-        """Report whether a waiter sends the next probe: the first waiter that can probe, or else
-        the first waiter.
+        """Report whether a waiter sends the next probe: the first waiter that can probe, or the first
+        waiter if no waiter can.
         """
-        able = (other for other in self.waiters if other.can_probe)
-        return next(able, self.waiters[0]) is waiter
+        able = [other for other in self.waiters if other.can_probe]
+        first = able[0] if able else self.waiters[0]
+        return waiter is first
 
 
 class _Waiter:
@@ -126,7 +127,8 @@ class Recovery:
         return self._probe_target.get() is peer
 
     def check(self, peer: Peer, *, can_repeat: bool) -> None:
-        """Raise the error of an outage if a peer is unreachable, unless this task probes it.
+        """Raise the error of an outage if a peer is unreachable or was given up, unless this task
+        probes it.
 
         `can_repeat` is False for a request that cannot be sent again: it cannot be a probe.
         """
@@ -136,12 +138,14 @@ class Recovery:
         assert outage.error is not None
         error = outage.error.without_place()
         error.unreachable_peer = peer
-        if not outage.is_on:
+        if not outage.is_on:  # the host was given up
             _mark_given_up(error, peer)
         raise error
 
     def record_answer(self, peer: Peer, now: float) -> None:
-        """Record that a peer has answered a request."""
+        """Record that a peer has answered a request. If that ends an outage, call `on_back` and
+        notify the waiters.
+        """
         outage = peer.outage
         if self.is_probing(peer):
             self._probe_target.set(None)
@@ -155,23 +159,26 @@ class Recovery:
     def record_failure(
         self, peer: Peer, error: SyncError, began: float, *, is_counted: bool = True
     ) -> None:
-        """Record the failure of a request that was sent at `began`.
+        """Record the failure of a request that was sent at `began`. A failure that only an answer can
+        cause is recorded as an answer.
 
-        If the failure belongs to an outage, `error.unreachable_peer` is set. If not `is_counted`,
-        the failure does not begin an outage: a registry may refuse a body by closing the
-        connection.
+        If the failure belongs to an outage, `error.unreachable_peer` is set. If it makes the host be
+        given up, the error becomes not retryable. If not `is_counted`, the failure does not begin an
+        outage: a registry may refuse a body by closing the connection.
         """
         outage = peer.outage
         now = anyio.current_time()
         if not is_outage(error):
             self.record_answer(peer, now)
             return
-        if began < outage.back_at and not outage.is_on:
-            error.unreachable_peer = peer  # the request failed because of the previous outage
+        belongs_to_previous_outage = began < outage.back_at and not outage.is_on
+        if belongs_to_previous_outage:
+            error.unreachable_peer = peer  # `wait` then returns at once
             return
         if not is_counted:
             error.unreachable_peer = peer if outage.is_on else None
             return
+
         was_stopped = outage.is_stopped
         was_on = outage.is_on
         is_probe = self.is_probing(peer)
@@ -196,6 +203,7 @@ class Recovery:
         """
         with anyio.CancelScope(deadline=peer.outage.gives_up_at):
             return await answer
+        # The deadline has passed, so the block above was cancelled.
         self._probe_target.set(None)
         peer.outage.stop_if_due(anyio.current_time())
         peer.notify()
@@ -261,24 +269,27 @@ class Recovery:
             await self.wait(failure)
 
     async def _wait_or_probe(self, waiter: _Waiter, peer: Peer) -> None:
-        """Return when the outage is over, the host is stopped, or this task has to probe it."""
+        """Return when the outage is over, the host is stopped, or the next request of this task is
+        the probe.
+        """
         outage = peer.outage
         while outage.is_on:
             now = anyio.current_time()
-            until = outage.gives_up_at
+            wake_at = outage.gives_up_at
             if outage.reach is Reach.DOWN and peer.is_next(waiter):
                 if outage.begin_probe(now):
                     self._probe_target.set(peer)
                     if waiter.can_probe:
                         return
+                    # No waiting task can probe. Send a simple request, then check its outcome.
                     with self.attempt():
                         await self._ping(peer)
                     continue
-                until = min(until, outage.probe_at)
+                wake_at = min(wake_at, outage.probe_at)
             if outage.stop_if_due(now):
                 peer.notify()
                 return
-            with anyio.CancelScope(deadline=until):
+            with anyio.CancelScope(deadline=wake_at):
                 await peer.changed.wait()
 
 
