@@ -26,6 +26,9 @@ LONGEST_PAUSE = 7 * 86400
 
 _QUARTER_OF_A_DAY = 6 * 3600  # seconds
 
+# The length of `ArtifactCheck.listing_hash` in bytes. The hash only detects changes of a list.
+_HASH_BYTES = 8
+
 
 class SearchDepth(enum.IntEnum):
     """Which manifests of an image have their artifacts searched for."""
@@ -39,7 +42,8 @@ def decide_depth(checks: Sequence[ArtifactCheck], listed_tag_bits: int, now: flo
     """Decide how deep to search for the artifacts of an image that all targets hold.
 
     `checks` has the record of the last search for each target. `listed_tag_bits` is the result of
-    `Referrers.listed_tag_bits`. `now` is in seconds since 1970.
+    `Referrers.listed_tag_bits`. `now` is in seconds since 1970. The depth is the largest that any
+    target needs (`depth_without_schedule`), and at least TOP when a search is due.
     """
     depth = max(depth_without_schedule(check, listed_tag_bits) for check in checks)
     if depth is SearchDepth.NONE and is_due(checks, now):
@@ -48,7 +52,11 @@ def decide_depth(checks: Sequence[ArtifactCheck], listed_tag_bits: int, now: flo
 
 
 def depth_without_schedule(check: ArtifactCheck, listed_tag_bits: int) -> SearchDepth:
-    """Decide how deep to search for artifacts that one target may lack, whatever the time."""
+    """Decide how deep to search for artifacts that one target may lack, whatever the time.
+
+    Returns DEEP if the last search did not find or copy all artifacts, TOP if the source's listing
+    shows new tags with artifacts, and otherwise NONE.
+    """
     if not check.is_complete:
         return SearchDepth.DEEP
     # The flags include the bits of the tags that were listed at the last search.
@@ -57,7 +65,10 @@ def depth_without_schedule(check: ArtifactCheck, listed_tag_bits: int) -> Search
 
 
 def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
-    """Report whether it is time to search again for at least one target."""
+    """Report whether it is time to search again for at least one target.
+
+    `checks` has the record of the last search for each target. `now` is in seconds since 1970.
+    """
     last = min(check.last for check in checks)
 
     # A copied image was first searched when it was copied.
@@ -82,13 +93,14 @@ def is_due_without_state(digest: str, now: float) -> bool:
     """
     quarter = int(now) // _QUARTER_OF_A_DAY
     day = quarter // 4
-    # The last digits of the digest are a number that spreads the images evenly over the quarters.
+    # The last six hex digits of the digest spread the images evenly over the four quarters. The day is
+    # subtracted so that the quarter of an image moves from day to day.
     return (int(digest[-6:], 16) + quarter - day) % 4 == 0
 
 
 def hash_of_list(digests: Iterable[str]) -> bytes:
     """Hash the digests in a source's referrers list for `ArtifactCheck.listing_hash`."""
-    return hashed_key(*sorted(digests))[:8]
+    return hashed_key(*sorted(digests))[:_HASH_BYTES]
 
 
 def found_no_referrers(check: ArtifactCheck) -> bool:
@@ -112,7 +124,8 @@ def flags_after(copy: ImageCopy) -> int:
 
     After a failure the flags lack COMPLETE, so that the next run searches for all artifacts.
     """
-    flags = COPIED if copy.is_copied or copy.artifact_search.last_check.was_copied else 0
+    was_copied_before = copy.artifact_search.last_check.was_copied
+    flags = COPIED if copy.is_copied or was_copied_before else 0
     if copy.error is not None:
         return flags
     return flags | copy.artifact_search.listed_tag_bits | COMPLETE

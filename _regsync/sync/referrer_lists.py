@@ -89,22 +89,24 @@ class ReferrerLists:
     async def list_tags_if_cheap(self, source: Repository) -> Collection[str] | None:
         """Return the tags of a source.
 
-        Returns None if the source has not been listed, and a listing would cost more requests than it
-        saves or is refused.
+        Returns None if the tags are unknown: the source has not been listed, and a listing would cost
+        more requests than it saves, or the registry refuses it.
         """
         tags = self._discovery.known_listing(source)
         if tags is not None:
             return tags
         # Without the API, each subject costs four requests: for the fallback tag and three cosign tags.
         # If there are two subjects or more, a listing costs less.
-        if self.has_api(source) is not False or self._subject_counts[source.key] < 2:
+        lacks_api = self.has_api(source) is False
+        has_several_subjects = self._subject_counts[source.key] >= 2
+        if not (lacks_api and has_several_subjects):
             return None
         try:
             return await self._discovery.list_tags(source)
         except RegistryError as error:
             if error.retryable:
                 raise
-        return None
+            return None
 
     async def read(self, source: Repository, subject: str) -> ReferrerList:
         """Return the referrers list of a source for a subject. Lists are cached unless they are long."""
@@ -134,11 +136,12 @@ class ReferrerLists:
     ) -> tuple[Descriptor, ...] | None:
         """Return the referrers that the API lists.
 
-        Returns None if the registry has no API, or if the API refuses this subject.
+        Returns None if the registry has no API, or if the API refuses this subject. Raises
+        RegistryError if a request fails (`_try_api`).
         """
         if self.has_api(repository) is None:
-            # Other requests to the area wait for the first request. If that shows that there is no API,
-            # they are not sent.
+            # While the first request to the area is under way, other requests wait. If the first
+            # request shows that there is no API, they are not sent.
             async with self._first_requests[repository.key.area]:
                 if self.has_api(repository) is None:
                     return await self._try_api(repository, subject)
@@ -177,14 +180,13 @@ class ReferrerLists:
         """Return the manifest under the fallback tag of a subject. Returns None if there is no such tag.
 
         `tags` are all tags of the repository, or None if they have not been listed. If they do not
-        include the fallback tag, no request is sent.
+        include the fallback tag, no request is sent, unless this run has read or put the tag.
         """
         tag = referrers_tag(subject)
-        if tags is not None and tag not in tags:
-            # This run may have put the tag after the listing.
-            is_newer = (repository.key, tag) in self._listed_digests
-            if not is_newer:
-                return None
+        # This run may have put the tag since it listed the tags.
+        was_used_by_this_run = (repository.key, tag) in self._listed_digests
+        if tags is not None and tag not in tags and not was_used_by_this_run:
+            return None
         try:
             return await repository.get_manifest(tag)
         except RegistryError as error:
@@ -199,7 +201,9 @@ class ReferrerLists:
     ) -> set[str]:
         """Add entries to a target's referrers list for a subject. Returns the digests that were added.
 
-        A registry with the API maintains the list itself, so nothing is added.
+        The set is empty if the list has all entries already, or if the registry has the API and so
+        maintains the list itself. An entry of a lock, which has only its digest, is completed with the
+        source's manifest.
         """
         # Other artifacts wait until one request has shown whether the registry has the API.
         async with self._first_requests[target.key.area]:
@@ -209,9 +213,10 @@ class ReferrerLists:
             return set()
 
         list_key = (target.key, referrers_tag(subject))
+        # Tasks of this run write the list in turn, so that no task replaces the entries of another.
         async with self._writing[list_key]:
-            listed = self._listed_digests.get(list_key, set())
-            if listed.issuperset(entry.digest for entry in entries):
+            listed_digests = self._listed_digests.get(list_key, set())
+            if listed_digests.issuperset(entry.digest for entry in entries):
                 return set()
             return await self._add_to_list(source, target, subject, entries)
 
@@ -222,27 +227,28 @@ class ReferrerLists:
 
         Most registries cannot put a tag on condition that no other client has moved it. So each
         attempt reads the list, puts it with the missing entries, and checks that the tag names this
-        list (docs/protocol-facts.md section 1.10).
+        list (docs/protocol-facts.md section 1.10). Raises RegistryError if the fallback tag is
+        immutable, or if other clients have replaced the list after each attempt.
         """
         tag = referrers_tag(subject)
-        added = set[str]()
+        # The digests that were missing in any attempt.
+        added_digests = set[str]()
         # The error of a put that was refused because the tag is immutable.
         immutable_error: RegistryError | None = None
         for _ in range(_MOST_ATTEMPTS):
             present = await self._get_target_list(target, subject)
-            listed = set[str]()
-            if present is not None:
-                listed.update(entry.digest for entry in present.children)
-            self._listed_digests[target.key, tag] = listed
-            missing = [entry for entry in entries if entry.digest not in listed]
+            present_entries = present.children if present is not None else ()
+            listed_digests = {entry.digest for entry in present_entries}
+            self._listed_digests[target.key, tag] = listed_digests
+            missing = [entry for entry in entries if entry.digest not in listed_digests]
             if not missing:
-                return added
+                return added_digests
             if immutable_error is not None:
                 raise immutable_error
-            missing = [await self._full_entry(source, entry) for entry in missing]
-            added |= {entry.digest for entry in missing}
 
-            merged = self._merged_list(source, subject, present, missing)
+            new_entries = [await self._full_entry(source, entry) for entry in missing]
+            added_digests |= {entry.digest for entry in new_entries}
+            merged = self._merged_list(source, subject, present, new_entries)
             try:
                 await target.put_manifest(tag, merged)
             except RegistryError as error:
@@ -254,8 +260,8 @@ class ReferrerLists:
                 continue
             # Another client may have replaced the list since.
             if await target.head_manifest(tag) == merged.digest:
-                listed.update(entry.digest for entry in merged.children)
-                return added
+                self._listed_digests[target.key, tag] = {entry.digest for entry in merged.children}
+                return added_digests
 
         text = "another client keeps replacing this list of referrers"
         conflict = RegistryError(text, status=409)
@@ -285,18 +291,19 @@ class ReferrerLists:
         source: Repository,
         subject: str,
         present: Manifest | None,
-        missing: Sequence[Descriptor],
+        new_entries: Sequence[Descriptor],
     ) -> Manifest:
-        """Return the target's present list, extended with the missing entries.
+        """Return the target's present list, extended with new entries.
 
         If the target has no list and the source's list has exactly these entries, returns the source's
         list, so that both lists have the same digest.
         """
-        answer = self._lists[source.key, subject].answer
-        source_list = answer[0].fallback if answer else None
-        if present is None and source_list is not None:
-            listed = {entry.digest for entry in source_list.dependencies}
-            is_same_list = listed == {entry.digest for entry in missing}
+        # A tuple of the source's list. It is empty if this run has not read the list or has dropped it.
+        cached_list = self._lists[source.key, subject].answer
+        source_index = cached_list[0].fallback if cached_list else None
+        if present is None and source_index is not None:
+            source_digests = {entry.digest for entry in source_index.dependencies}
+            is_same_list = source_digests == {entry.digest for entry in new_entries}
             if is_same_list:
-                return source_list
-        return extend_referrers_list(present, missing)
+                return source_index
+        return extend_referrers_list(present, new_entries)

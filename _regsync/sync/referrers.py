@@ -93,7 +93,7 @@ class FoundArtifacts(NamedTuple):
     stripped: tuple[Artifact, ...] = ()
     # The hash of the digests in the source's referrers list for the image, or of the artifacts in a
     # lock (`ArtifactCheck.listing_hash`).
-    listing_hash: bytes = bytes(8)
+    listing_hash: bytes = NO_CHECK.listing_hash
 
 
 class SearchedTarget(NamedTuple):
