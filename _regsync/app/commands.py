@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from _regsync.app.console import Console
     from _regsync.app.running import RunKind
-    from _regsync.config.model import ArtifactRule, Config, MappingRule
+    from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
     from _regsync.config.reader import ConfigFile
     from _regsync.oci.manifest import Platform
     from _regsync.oci.reference import Reference
@@ -98,7 +98,10 @@ def read_config(name: str, console: Console, *, should_lint: bool = False) -> Co
 
 
 def lock_path(arguments: Namespace) -> str:
-    """Return the path of the lock file. The default for `mirror.yaml` is `mirror.lock`."""
+    """Return the path of the lock file. The default for `mirror.yaml` is `mirror.lock`.
+
+    Raises ConfigError if the path is not given and the configuration comes from standard input.
+    """
     if arguments.lock is not None:
         return str(arguments.lock)
     if arguments.config == "-":
@@ -147,9 +150,10 @@ def check_has_repository(reference: Reference) -> None:
 
 
 def select_shard(shard: str | None, config: Config, log: Callable[..., None]) -> Config:
-    """Return a configuration with only the mappings of one shard, or `config` without a shard.
+    """Return a configuration with only the mappings of one shard, or `config` if `shard` is None.
 
-    `shard` is the value of `--shard`: `I/N`, or `/N` if an environment variable holds I.
+    `shard` is the value of `--shard`: `I/N`, or `/N` if an environment variable holds I. Raises
+    ConfigError if it is invalid, or if a target is an image layout.
     """
     if shard is None:
         return config
@@ -243,6 +247,7 @@ def run_sync(arguments: Namespace, console: Console) -> int:
     from _regsync.app.running import run
 
     config = read_config(arguments.config, console)
+    # Read the report before sharding, because images of other shards are no reason for a warning.
     retry = read_retry(arguments, config, console.log)
     config = select_shard(arguments.shard, config, console.log)
     lock = read_lock(arguments, config)
@@ -258,7 +263,8 @@ def run_sync(arguments: Namespace, console: Console) -> int:
 def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -> Retry | None:
     """Read which images failed or were left undone in the report of `--retry-from`.
 
-    Returns None without `--retry-from`. Logs a warning about images that no mapping selects any more.
+    Returns None without `--retry-from`. Logs a message if there are no such images, and a warning if
+    no mapping selects some of them any more. Raises ConfigError if the report is invalid.
     """
     if arguments.retry_from is None:
         return None
@@ -266,7 +272,7 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
     from _regsync.sync.retry import Retry
 
     path = arguments.retry_from
-    if path == arguments.config == "-":
+    if path == "-" and arguments.config == "-":
         raise ConfigError(
             "configuration and report cannot both come from standard input",
             hint="name a file for one of the two",
@@ -282,13 +288,13 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
         )
 
     retry = Retry(images)
-    unselected = retry.find_unselected(config)
-    if unselected:
-        shown = "; ".join(unselected[:MOST_NAMED])
-        if len(unselected) > MOST_NAMED:
-            shown += f"; and {len(unselected) - MOST_NAMED} more"
-        text = f"{name}: not retried, because no mapping selects them any more: {shown}"
-        log("warning", "retry_unselected", text, images=len(unselected))
+    unselected_images = retry.find_unselected(config)
+    if unselected_images:
+        names = "; ".join(unselected_images[:MOST_NAMED])
+        if len(unselected_images) > MOST_NAMED:
+            names += f"; and {len(unselected_images) - MOST_NAMED} more"
+        text = f"{name}: not retried, because no mapping selects them any more: {names}"
+        log("warning", "retry_unselected", text, images=len(unselected_images))
     return retry
 
 
@@ -299,7 +305,7 @@ def run_lock(arguments: Namespace, console: Console) -> int:
     config = read_config(arguments.config, console)
     options = locking.LockOptions(
         mappings=locking.select_mappings(arguments.only, config),
-        keeps_others=bool(arguments.only),
+        keeps_others=bool(arguments.only),  # the lines of the mappings that `--only` does not name
         recheck=arguments.recheck,
         writes_file=not arguments.diff,
         prints_table=arguments.markdown,
@@ -358,7 +364,7 @@ def run_watch(arguments: Namespace, console: Console) -> int:
         interval = parse_duration(arguments.interval or DEFAULT_INTERVAL)
     except ValueError as error:
         raise ConfigError(f"--interval: {error}") from error
-    if not interval:
+    if interval == 0:
         raise ConfigError("--interval must be above 0", hint="write a duration such as 15m")
     address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
     port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
@@ -392,14 +398,15 @@ def run_tags(arguments: Namespace, console: Console) -> int:
         )
 
     registry = registry_for(reference.registry, config)
-    rules = [rule_from_options(arguments)]
-    has_no_options = rules == [TagRule()]
+    rule = rule_from_options(arguments)
+    rules = [rule]
+    has_no_options = rule == TagRule()
     if has_no_options:
-        source_key = registry.repository_key(reference.repository)
-        mappings = mappings_from(source_key, config)
+        mappings = mappings_from(registry, reference.repository, config)
         for mapping in mappings:
             console.log("info", "rule", f"the rule is that of mappings[{mapping.index}]")
         if mappings:
+            # Several mappings may have the same rule.
             rules = list(dict.fromkeys(mapping.tags for mapping in mappings))
     return run_async(partial(list_tags, registry, reference.repository, rules, console))
 
@@ -413,7 +420,7 @@ def rule_from_options(arguments: Namespace) -> TagRule:
 
     fields: dict[str, Any] = {}
     for name in TagRule._fields:
-        # A field without an option has no attribute here.
+        # `arguments` has no attribute for a field without an option, such as `immutable_tags`.
         value = getattr(arguments, name, None)
         fields[name] = tuple(value) if isinstance(value, list) else value
     rule = TagRule(**fields)
@@ -424,8 +431,10 @@ def rule_from_options(arguments: Namespace) -> TagRule:
     return rule
 
 
-def mappings_from(source_key: object, config: Config) -> list[MappingRule]:
-    """Return the mappings whose source has the key `source_key` (`Registry.repository_key`)."""
+def mappings_from(registry: Registry, repository: str, config: Config) -> list[MappingRule]:
+    """Return the mappings that copy from a repository."""
+    # Compare keys, because a repository may have several names: two aliases may have one address.
+    source_key = registry.repository_key(repository)
     return [
         mapping
         for mapping in config.mappings

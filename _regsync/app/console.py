@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from math import ceil
 from typing import TYPE_CHECKING, TextIO
 
 from _regsync.app.display import Progress, progress_lines
@@ -52,9 +53,7 @@ class Console:
         shows_progress: bool,  # neither -q nor --no-progress
     ) -> None:
         is_terminal = err.isatty() and os.environ.get("TERM") != "dumb"
-        takes_escapes = (
-            is_terminal and not logs_json
-        )  # whether standard error takes escape sequences
+        takes_escapes = is_terminal and not logs_json  # of standard error: escape sequences
         is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
         self.writes_json = writes_json
         # Progress is shown either by a display of several lines that is redrawn at the bottom of the
@@ -71,7 +70,7 @@ class Console:
         self._colours = COLOURS if takes_escapes and not os.environ.get("NO_COLOR") else {}
         # The characters for the done and the remaining part of a progress bar.
         self._marks = "█░" if is_utf8 else "#-"
-        self._display = list[str]()  # the lines of the display that are on the terminal now
+        self._display_lines = list[str]()  # those that are on the terminal now
 
         # If all images have the same two hosts, these are printed once, in a heading above the first
         # image, and the lines of images have no hosts.
@@ -93,7 +92,8 @@ class Console:
         """Write a line to standard error regardless of its level.
 
         In the text format the line is `prefix` and `message`, followed by `fields["hint"]` on a line
-        of its own. In the JSON format the line is an object of all arguments except `prefix`.
+        of its own, unless that hint was shown before. In the JSON format the line is an object of all
+        arguments except `prefix`.
         """
         if self._logs_json:
             entry = {"ts": timestamp(), "level": level, "event": event, "message": message}
@@ -106,7 +106,6 @@ class Console:
             text = f"{self._colours[level]}{first_word}{NO_COLOUR}{blank}{rest}"
         self._write_line(self._err, text)
         hint = fields.get("hint")
-        # Many failures may have the same hint. It is shown only once.
         if isinstance(hint, str) and hint not in self.shown_hints:
             self.shown_hints.add(hint)
             self._write_line(self._err, one_line(f"hint: {hint}", LONGEST_LINE))
@@ -120,7 +119,7 @@ class Console:
             fields = {**outcome.as_json(), "hint": outcome.error.hint}
             self._log_line("error", "image_failed", outcome.line(), **fields)
         elif outcome.status == "synced" and not self.writes_json:
-            if self._unprinted_heading:
+            if self._unprinted_heading:  # this is the first image of a run with one pair of hosts
                 self.print_line(self._unprinted_heading)
                 self._unprinted_heading = ""
             self.print_line(outcome.line(with_hosts=not self._omits_hosts))
@@ -131,10 +130,11 @@ class Console:
         `host_pairs` has a pair (source host, target host) for each direction in which the run copies.
         Output that does not go to a terminal keeps the hosts in each line.
         """
-        if len(host_pairs) == 1 and self._out.isatty():
-            ((source_host, target_host),) = host_pairs
-            self._omits_hosts = True
-            self._unprinted_heading = f"{source_host} -> {target_host}"
+        if len(host_pairs) != 1 or not self._out.isatty():
+            return
+        source_host, target_host = next(iter(host_pairs))
+        self._omits_hosts = True
+        self._unprinted_heading = f"{source_host} -> {target_host}"
 
     def show_error(self, error: RegsyncError) -> None:
         """Log the error that ended the command, a line for each problem of a configuration.
@@ -170,7 +170,7 @@ class Console:
         if report.has_something_to_report or self._out.isatty():
             self.print_lines(report.summary(elapsed))
 
-    def print_document(self, value: Mapping[str, object]) -> None:
+    def print_document(self, document: Mapping[str, object]) -> None:
         """Print the JSON document of a command. The document is ASCII, whatever the values contain.
 
         A value that is an iterator is written as an array, one item at a time, so that a long list of
@@ -178,7 +178,7 @@ class Console:
         """
         self.clear_display()
         buffer = ""
-        for piece in _json_pieces(value):
+        for piece in _json_pieces(document):
             buffer += piece
             if len(buffer) >= DOCUMENT_PIECE:
                 self._write(self._out, buffer)
@@ -201,25 +201,35 @@ class Console:
             return
         columns, rows = terminal_size(self._err)
         # The cursor can only be moved back to lines that have not scrolled off the screen.
-        lines = progress_lines(progress, columns, self._marks)[: max(1, rows - 1)]
-        if lines != self._display:
-            self.clear_display("\n".join(lines))
-            self._display = lines
+        most_lines = max(1, rows - 1)
+        lines = progress_lines(progress, columns, self._marks)[:most_lines]
+        if lines != self._display_lines:
+            # Clear and draw in one write, so that the display does not flicker.
+            self._write(self._err, self._clearing_sequence() + "\n".join(lines))
+            self._display_lines = lines
 
-    def clear_display(self, replacement: str = "") -> None:
-        """Remove the display from the terminal and write `replacement` in its place.
+    def clear_display(self) -> None:
+        """Remove the display from the terminal.
 
         Every other write does this first, so that lines do not mix with the display.
         """
-        if self._display:
-            columns, _ = terminal_size(self._err)
-            # If the terminal has become narrower, it has wrapped the lines of the display.
-            height = sum(max(1, -(-len(line) // columns)) for line in self._display)
-            up = f"\x1b[{height - 1}A" if height > 1 else ""
-            replacement = f"\r{up}{CLEAR_BELOW}{replacement}"
-            self._display = []
-        if replacement:
-            self._write(self._err, replacement)
+        if self._display_lines:
+            clearing_sequence = self._clearing_sequence()
+            self._display_lines = []
+            self._write(self._err, clearing_sequence)
+
+    def _clearing_sequence(self) -> str:
+        """Return the characters that remove the display from the terminal, or "" without a display.
+
+        After the display has been drawn, the cursor is at the end of its last line.
+        """
+        if not self._display_lines:
+            return ""
+        columns, _ = terminal_size(self._err)
+        # If the terminal has become narrower, it has wrapped the lines of the display.
+        height = sum(max(1, ceil(len(line) / columns)) for line in self._display_lines)
+        up = f"\x1b[{height - 1}A" if height > 1 else ""
+        return f"\r{up}{CLEAR_BELOW}"
 
     def _write_line(self, stream: TextIO, text: str) -> None:
         self.clear_display()
@@ -230,7 +240,10 @@ class Console:
             self._write(stream, text + "\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
-        """Write to a stream. Raises OSError only if the stream is standard output."""
+        """Write to a stream. A lost write to standard error raises no error.
+
+        A write to standard output that is lost raises OSError. Both set `has_lost_output`.
+        """
         try:
             stream.write(text)
             stream.flush()
@@ -260,17 +273,22 @@ def timestamp() -> str:
 
 def _json_pieces(document: Mapping[str, object]) -> Iterator[str]:
     """Yield a JSON object in pieces of text. A value that is an iterator becomes an array."""
-    separator = "{"
+    yield "{"
+    separator = ""
     for key, value in document.items():
         yield f"{separator}{json.dumps(key)}: "
         separator = ", "
-        if not isinstance(value, Iterator):
+        if isinstance(value, Iterator):
+            yield from _json_array_pieces(value)
+        else:
             yield json.dumps(value)
-            continue
-        yield "["
-        for number, item in enumerate(value):
-            if number > 0:
-                yield ", "
-            yield json.dumps(item)
-        yield "]"
     yield "}"
+
+
+def _json_array_pieces(elements: Iterator[object]) -> Iterator[str]:
+    yield "["
+    separator = ""
+    for element in elements:
+        yield f"{separator}{json.dumps(element)}"
+        separator = ", "
+    yield "]"

@@ -17,6 +17,7 @@ LONGEST_BAR = 24
 SHORTEST_BAR = 4  # with less room, no bar is drawn
 USUAL_TEXT = 40  # room to the right of a bar. A longer text makes the bar shorter.
 LABEL = 7  # room for "images", "data" or the elapsed time, to the left of a bar
+BLANK_COLUMNS = 3  # one on each side of a bar, and the terminal's last column
 
 MOST_REGISTRIES = 4  # lines for registries. If there are more, the last line is their number.
 
@@ -57,19 +58,22 @@ class Progress(NamedTuple):
 
     @property
     def saved(self) -> str:
-        """The bytes that need not be sent: `3 MB: 2 MB already there, 1 MB mounted`; "" without any."""
-        parts = [(self.saved_present, "already there"), (self.saved_mounted, "mounted")]
-        details = [f"{size_text(count)} {word}" for count, word in parts if count]
-        if len(details) < 2:
-            return "".join(details)
-        total = size_text(self.saved_present + self.saved_mounted)
-        return f"{total}: {', '.join(details)}"
+        """The bytes that need not be sent: `3 MB: 2 MB already there, 1 MB mounted`.
+
+        Without a total if all of them are of one kind. "" if there are none.
+        """
+        present = f"{size_text(self.saved_present)} already there" if self.saved_present else ""
+        mounted = f"{size_text(self.saved_mounted)} mounted" if self.saved_mounted else ""
+        if present and mounted:
+            total = size_text(self.saved_present + self.saved_mounted)
+            return f"{total}: {present}, {mounted}"
+        return present or mounted
 
 
 def in_steps(seconds: float) -> float:
     """Round a time up to a multiple of its step, so that the display does not change all the time."""
-    step = next(step for largest, step in STEPS if seconds <= largest)
-    return -(-seconds // step) * step
+    step = next(step for largest_time, step in STEPS if seconds <= largest_time)
+    return -(-seconds // step) * step  # the negative signs turn rounding down into rounding up
 
 
 def progress_lines(progress: Progress, columns: int, marks: str = "#-") -> list[str]:
@@ -79,8 +83,8 @@ def progress_lines(progress: Progress, columns: int, marks: str = "#-") -> list[
     """
     images_text = f"{progress.done} of {progress.known}"
     text_width = max(USUAL_TEXT, len(images_text), len(progress.data))
-    # 3 columns are blank: one on each side of a bar, and the terminal's last column.
-    bar_width = min(LONGEST_BAR, columns - LABEL - 3 - text_width)
+    # All bars have the same width, although the texts beside them differ.
+    bar_width = min(LONGEST_BAR, columns - LABEL - BLANK_COLUMNS - text_width)
 
     lines = [bar_line("images", progress.done, progress.known, images_text, bar_width, marks)]
     if progress.expected or progress.bytes:
@@ -90,11 +94,11 @@ def progress_lines(progress: Progress, columns: int, marks: str = "#-") -> list[
         lines.append(f"{'saved':<{LABEL}}{progress.saved}")
     lines.append(f"{duration_text(progress.elapsed):<{LABEL}}{progress.waiting}".rstrip())
 
-    registries = list(progress.registries)
-    if len(registries) > MOST_REGISTRIES:
-        left_out = len(registries) - MOST_REGISTRIES + 1
-        registries[MOST_REGISTRIES - 1 :] = [f"and {left_out} more registries"]
-    lines += registries
+    if len(progress.registries) <= MOST_REGISTRIES:
+        lines += progress.registries
+    else:
+        shown = progress.registries[: MOST_REGISTRIES - 1]
+        lines += [*shown, f"and {len(progress.registries) - len(shown)} more registries"]
     return [shorten(line, columns) for line in lines]
 
 
@@ -105,8 +109,8 @@ def bar_line(label: str, part: int, total: int, text: str, width: int, marks: st
     """
     bar = ""
     if width >= SHORTEST_BAR:
-        full = width * part // max(total, 1)
-        bar = f"{marks[0] * full}{marks[1] * (width - full)} "
+        done_width = width * part // max(total, 1)
+        bar = f"{marks[0] * done_width}{marks[1] * (width - done_width)} "
     return f"{label:<{LABEL}}{bar}{text}"
 
 
