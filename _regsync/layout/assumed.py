@@ -26,8 +26,8 @@ _MANIFEST_LIMIT = 4 * 1024 * 1024
 def read_assumed(paths: Iterable[str], log: Callable[..., None]) -> dict[str, str]:
     """Read the blobs that receipts and layouts name. Returns a repository for each digest.
 
-    A path is that of a receipt or of the directory of a layout. Raises ConfigError if a path cannot be
-    read.
+    Each path leads to a receipt or to the directory of a layout. If two paths name a digest, the
+    repository is from the first path. Raises ConfigError if a path cannot be read.
     """
     repositories = dict[str, str]()
     for path in paths:
@@ -41,7 +41,6 @@ def read_assumed(paths: Iterable[str], log: Callable[..., None]) -> dict[str, st
             raise ConfigError(f"assume: {printable(path)} cannot be read: {why}") from error
         except SyncError as error:
             raise ConfigError(f"assume: {printable(path)}: {error.message}") from error
-        # If two paths name a digest, the first path counts.
         repositories = {**assumed, **repositories}
     return repositories
 
@@ -74,31 +73,34 @@ def _without_host(name: str) -> str:
 
 
 def _blobs_of(layout: Layout) -> dict[str, str]:
-    """Return a repository for each blob of a layout, and for each blob that was left out of it."""
+    """Return a repository for each blob of a layout, and for each blob that was left out of it.
+
+    Blobs of entries whose repository is unknown are omitted.
+    """
     index = layout.index()
-    repositories = dict(index.left_out)
+    blob_repositories = dict(index.left_out)
     # The repository of each image or artifact, by its digest.
-    repository_of = {
+    manifest_repositories = {
         entry.descriptor.digest: entry.repository for entry in index if entry.repository
     }
     # Entries without a subject are read first, because an artifact has the repository of its subject.
     for entry in sorted(index, key=lambda entry: bool(entry.subject)):
-        repository = entry.repository or repository_of.get(entry.subject)
+        repository = entry.repository or manifest_repositories.get(entry.subject)
         if repository is None:
             continue
-        repository_of.setdefault(entry.descriptor.digest, repository)
+        manifest_repositories.setdefault(entry.descriptor.digest, repository)
         for manifest in _manifests_below(layout, entry):
             for blob in manifest.blobs:
                 if layout.size_of(blob.digest) == blob.size:
-                    repositories.setdefault(blob.digest, repository)
-    return repositories
+                    blob_repositories.setdefault(blob.digest, repository)
+    return blob_repositories
 
 
 def _manifests_below(layout: Layout, entry: Entry) -> list[Manifest]:
-    """Return the manifest of an entry and the manifests below it that the layout holds."""
+    """Return the manifest of an entry and all nested manifests, except those not in the layout."""
     manifests = list[Manifest]()
     pending = [entry.descriptor]
-    seen = {entry.descriptor.digest}
+    seen = {entry.descriptor.digest}  # the digests in `pending`
     for descriptor in pending:  # the list grows by the children of each index
         body = layout.read(descriptor.digest, _MANIFEST_LIMIT)
         if body is None:

@@ -49,8 +49,9 @@ class DirectoryLock:
     def __init__(self, path: str) -> None:
         """Lock a directory. Raises LayoutError if another process has locked it.
 
-        If the file system has no locks, `is_held` is False.
+        If the system cannot lock directories, no error is raised, and `is_held` is False.
         """
+        # Whether the directory is locked.
         self.is_held = False
         # The suffix of the names of partial files. Without the lock it is random, because another
         # process may write partial files of the same blobs.
@@ -68,9 +69,10 @@ class DirectoryLock:
             lock(self._descriptor)
         except BlockingIOError as error:
             self.release()
-            busy = LayoutError(f"another process is writing {printable(path)}")
-            busy.hint = "wait until it has ended, or copy to another directory"
-            raise busy from error
+            raise LayoutError(
+                f"another process is writing {printable(path)}",
+                hint="wait until it has ended, or copy to another directory",
+            ) from error
         except OSError:
             return  # the file system has no locks
         self.is_held = True
@@ -85,11 +87,10 @@ class DirectoryLock:
         if self._descriptor is None:
             return
         if not os.path.samestat(os.fstat(self._descriptor), os.stat(self._path)):
-            gone = LayoutError(
-                f"the disk of {printable(self._path)} was removed while it was written"
+            raise LayoutError(
+                f"the disk of {printable(self._path)} was removed while it was written",
+                hint=REMEDIES[errno.EIO],
             )
-            gone.hint = REMEDIES[errno.EIO]
-            raise gone
 
     def release(self) -> None:
         """Unlock the directory."""

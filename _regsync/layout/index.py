@@ -236,21 +236,21 @@ class Index:
     # Changes.
 
     def put(self, entry: Entry) -> None:
-        """Add an entry. If its own name belongs to another entry, the other entry is removed."""
+        """Add an entry. The entry that had the same `REPO:TAG` before is removed.
+
+        Does nothing if the index has an equal entry, because other tools would list both.
+        """
         name = _split_name(entry.name)
         if name is not None:
             old = self._own_names.get(name.repository, {}).get(name.tag)
             if old is not None:
                 self._remove(old)
-        # Other tools would list an equal entry twice.
-        is_present = any(
-            entry.text == other.text for other in self.entries_of(entry.descriptor.digest)
-        )
-        if not is_present:
+        present = self.entries_of(entry.descriptor.digest)
+        if entry.text not in [same_digest.text for same_digest in present]:
             self.add(entry)
 
     def add(self, entry: Entry) -> None:
-        """Add an entry and keep all others. A name that was used before finds the new entry."""
+        """Add an entry, and remove no other. A name that was used before now finds the new entry."""
         self._by_digest[entry.descriptor.digest].append(entry)
         if entry.subject:
             self._by_subject[entry.subject].append(entry)
@@ -267,7 +267,10 @@ class Index:
                 self._lists[tag].append(entry)
 
     def _remove(self, entry: Entry) -> None:
-        """Remove an entry and its names, except names that find a later entry."""
+        """Remove an entry with an own name. A name of it that finds a later entry is kept.
+
+        The entry has neither a bare name nor, because it is an image, a subject.
+        """
         self._by_digest[entry.descriptor.digest].remove(entry)
         names = _names_of(entry)
         for tag in names.tags():
@@ -282,10 +285,11 @@ class Index:
     def dump(self) -> bytes:
         """Return the bytes of `index.json`, with one entry in each line.
 
-        Raises ContentError if they exceed LARGEST_INDEX.
+        Raises ContentError if there are more than LARGEST_INDEX bytes.
         """
-        # Equal entries of another tool are written once.
+        # Another tool may have written equal entries. They are written once.
         entries = {entry.text: entry for entry in self}.values()
+        # A fixed order, so that the bytes do not depend on the order in which entries were added.
         ordered = sorted(
             entries, key=lambda entry: (entry.name, entry.descriptor.digest, entry.text)
         )
@@ -367,21 +371,25 @@ class _Names(NamedTuple):
 
 
 def _names_of(entry: Entry) -> _Names:
+    """Return the names under which an entry is found, from its two annotations for names."""
     own = _split_name(entry.name)
     if own is not None and not _begins_with_host(own.repository):
         return _Names(own, full=[], bare="")
 
     # Some tools write the full name to the annotation in which this program writes `REPO:TAG`. A name
     # like `ghcr.io/app:v1` may be of either form, so it counts as both.
-    full = _full_names(entry.name if ":" in entry.name else entry.full_name)
-    is_bare_tag = is_tag(entry.name) and not entry.full_name
-    return _Names(own, full, bare=entry.name if is_bare_tag else "")
+    if ":" in entry.name:
+        return _Names(own, full=_full_names(entry.name), bare="")
+    if entry.full_name:
+        return _Names(None, full=_full_names(entry.full_name), bare="")
+    return _Names(None, full=[], bare=entry.name if is_tag(entry.name) else "")
 
 
 def _full_names(text: str) -> list[_Name]:
-    """Parse a full name. Returns it without the host and, if that is valid, with the host."""
-    if not text:
-        return []
+    """Parse `HOST/REPO:TAG`. Returns the names REPO:TAG and, if it is valid, HOST/REPO:TAG.
+
+    Returns an empty list if the text has no tag or is not a valid reference.
+    """
     try:
         reference = parse_reference(text)
     except ConfigError:

@@ -143,9 +143,9 @@ class LayoutRepository:
         return image_name(str(self), reference)
 
     def full_name(self, reference: str) -> str:
-        """Return an image's reference at the registry from which it was copied.
+        """Return an image's reference at the registry from which it was copied, with the host.
 
-        If that is unknown, returns its name in the layout.
+        If the registry is unknown, returns `REPO:TAG` or `REPO@DIGEST`.
         """
         entry = self._find(reference)
         if entry is not None and entry.full_name:
@@ -158,7 +158,8 @@ class LayoutRepository:
         try:
             yield
         except SyncError as error:
-            if isinstance(error, RegistryError) and error.status == 404 and error.hint is None:
+            is_not_found = isinstance(error, RegistryError) and error.status == 404
+            if is_not_found and error.hint is None:
                 error.hint = f"check the name: `regsync tags {self}` lists what is there"
             error.with_place(self.side, operation, reference)
             raise
@@ -172,7 +173,10 @@ class LayoutRepository:
     # Tags.
 
     async def list_tags(self) -> dict[str, str | None] | None:
-        """Return each tag whose manifest is present, with its digest. Returns None without tags."""
+        """Return each tag whose manifest is present, with its digest.
+
+        Returns None if there is no such tag, because an empty repository does not exist in a layout.
+        """
         with self.adding_place("list tags of", str(self)):
             present = dict[str, str | None]()
             for tag, digest in self._index().tags(self.name).items():
@@ -193,14 +197,15 @@ class LayoutRepository:
         return entries[0] if entries else None
 
     def _find_present(self, reference: str) -> Entry | None:
-        """Return the entry of a tag or digest. Returns None if its manifest is not present.
+        """Return the entry of a tag or digest in `index.json`.
 
-        With `requires_all_parts` a target must also hold all parts of the image, because the disk may
-        have lost files.
+        Returns None if there is no entry, if its manifest is not in the layout, or, at a target with
+        `requires_all_parts`, if any other part of the image is missing.
         """
         entry = self._find(reference)
         if entry is None or not self._holds(entry.descriptor):
             return None
+        # Set by `--recheck`, because the disk may have lost files.
         must_have_all_parts = self.side is Side.TARGET and self.host.requires_all_parts
         if must_have_all_parts and not self._has_all_parts_of(entry.descriptor):
             return None
@@ -209,11 +214,12 @@ class LayoutRepository:
     def _has_all_parts_of(self, image: Descriptor) -> bool:
         """Report whether the layout holds all parts of an image, except blobs that are left out.
 
-        If an earlier run left a blob out and `assume` does not name it any more, the blob counts as
-        missing, because the far side may have removed it.
+        Blobs that `assume` names are left out for the far side. If an earlier run left a blob out and
+        `assume` does not name it any more, the blob counts as missing, because the far side may have
+        removed it.
         """
         manifests = [image]
-        seen = {image.digest}
+        seen = {image.digest}  # the digests in `manifests`
         for descriptor in manifests:  # the list grows by the children of each index
             if not self._holds(descriptor):
                 return False
@@ -233,23 +239,24 @@ class LayoutRepository:
             entry = self._find_present(reference)
             if entry is not None:
                 return entry.descriptor.digest
-            # A manifest that is not in `index.json` may be the child of an index. At a target it counts
-            # as absent, because a run may have been killed before it wrote that index.
+            # A digest without an entry in `index.json` may be the child of an index. At a target a child
+            # counts as absent, because a run may have been killed before it wrote the index.
             if self.side is Side.SOURCE and is_digest(reference):
-                is_on_disk = self._layout.size_of(check_digest(reference)) is not None
-                return reference if is_on_disk else None
+                is_in_layout = self._layout.size_of(check_digest(reference)) is not None
+                return reference if is_in_layout else None
             return None
 
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
         """Return the manifest of a tag or digest. Its bytes are verified (I3).
 
-        Raises RegistryError with status 404 if it is not present.
+        Raises RegistryError with status 404 if the manifest is not present, WrongBytes if its digest is
+        wrong, and ContentError if it is invalid.
         """
         with self.adding_place("fetch manifest", self.name_of(reference)):
             entry = self._find(reference)
             if entry is not None:
                 return self._read_manifest(entry.descriptor.digest, expected or entry.descriptor)
-            # A manifest that is not in `index.json` may be the child of an index.
+            # A digest without an entry in `index.json` may be the child of an index.
             if is_digest(reference):
                 return self._read_manifest(reference, expected)
             raise RegistryError("no such tag or manifest", status=404)
@@ -281,7 +288,8 @@ class LayoutRepository:
     async def _put(self, reference: str, manifest: Manifest, entry: Entry | None) -> None:
         """Write a manifest, with an entry in `index.json` if `entry` is not None.
 
-        Raises RegistryError if a blob or child is neither in the layout nor at the far side (I1).
+        Also records which of its blobs are left out for the far side. Raises RegistryError if a blob is
+        neither in the layout nor left out, or if a child is not in the layout (I1).
         """
         with self.adding_place("write manifest", self.name_of(reference)):
             absent_blobs = [blob for blob in manifest.blobs if not self._holds(blob)]
@@ -289,7 +297,7 @@ class LayoutRepository:
             missing = [blob for blob in absent_blobs if not self._is_assumed(blob)]
             missing += [child for child in manifest.children if not self._holds(child)]
             if missing:
-                # A registry answers with the same error. It makes the copy move these parts again.
+                # This is a registry's error for missing parts, after which the copy moves them again.
                 text = f"{missing[0].digest}, which it names, is not there"
                 error = RegistryError(text, status=404, codes=("MANIFEST_BLOB_UNKNOWN",))
                 error.digests = frozenset(part.digest for part in missing)
@@ -316,12 +324,13 @@ class LayoutRepository:
             index = self._index()
             if not index.knows_all_subjects:
                 self._read_subjects(index)
-                index.knows_all_subjects = True
+            # By the digest of the referrer, so that each is returned once.
             referrers = {
                 entry.descriptor.digest: entry.referrer for entry in index.referrers(digest)
             }
 
-            # Other tools may have written fallback tags. Several of these may name the same list.
+            # Other tools may have written lists of referrers under fallback tags. The fallback tags of
+            # several repositories may name the same list.
             lists = {entry.descriptor.digest: entry for entry in index.fallback_lists(digest)}
             for list_digest, entry in lists.items():
                 referrers_list = self._read_manifest(list_digest, entry.descriptor)
@@ -337,7 +346,7 @@ class LayoutRepository:
         """
         # By digest, because a hostile index may have many entries for one manifest.
         entries = {entry.descriptor.digest: entry for entry in index.unnamed_entries()}
-        unreadable = dict[str, str]()
+        unreadable = dict[str, str]()  # by digest, the message of the error
         for digest, entry in entries.items():
             try:
                 manifest = self._read_manifest(digest, entry.descriptor)
@@ -347,6 +356,7 @@ class LayoutRepository:
             if manifest.subject is not None:
                 index.add_subject(entry, manifest.subject.digest)
         self._layout.warn_of_unreadable(unreadable)
+        index.knows_all_subjects = True
 
     def has_unsaved(self) -> bool:
         """Report whether there are additions that are not on the disk yet."""
@@ -360,7 +370,10 @@ class LayoutRepository:
     # Blobs.
 
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
-        """Report whether a blob need not be written, because it is present or left out."""
+        """Report whether a blob need not be written, because it is present or left out.
+
+        The size of a blob that is left out is recorded for the report.
+        """
         with self.adding_place("look up blob", self.name_of(blob.digest)):
             if self._holds(blob):
                 return True
@@ -390,6 +403,7 @@ class LayoutRepository:
         Returns None if the blob is present and has the right size.
         """
         try:
+            # The errors are raised so that this block adds the place.
             with self.adding_place("read blob", self.name_of(blob.digest)):
                 size = self._layout.size_of(blob.digest)
                 if size is None:
@@ -404,12 +418,14 @@ class LayoutRepository:
     def _absence_error(self, digest: str) -> LayoutError:
         """Return the error for a blob that neither the layout nor the target holds."""
         if self.far_repository(digest) is None:
-            error = LayoutError("neither the layout nor the target holds it")
-            error.hint = "make the layout again, because a part of it is lost"
-            return error
-        error = LayoutError("it was left out of the layout, and the target does not hold it")
-        error.hint = "run `sync --recheck` where the layout was made, without `assume` or with a newer receipt"
-        return error
+            return LayoutError(
+                "neither the layout nor the target holds it",
+                hint="make the layout again, because a part of it is lost",
+            )
+        return LayoutError(
+            "it was left out of the layout, and the target does not hold it",
+            hint="run `sync --recheck` where the layout was made, without `assume` or with a newer receipt",
+        )
 
     def far_repository(self, digest: str) -> str | None:
         """Return a repository at the far side for a blob that was left out of the layout.
@@ -433,7 +449,7 @@ class LayoutRepository:
     ) -> Iterator[None]:
         """Reserve disk space for an image until the end of the block.
 
-        Raises LayoutError if the disk has too little space.
+        Blobs that are left out for the far side need no space. Raises LayoutError if the disk has too little space.
         """
         sizes = {blob.digest: blob.size for blob in blobs if not self._is_assumed(blob)}
         sizes.update((manifest.digest, manifest.size) for manifest in manifests)
@@ -510,7 +526,7 @@ class _BlobWriter:
         """Open the partial file. A file of an earlier `start` is removed first.
 
         Returns True if no body is needed, because the layout holds the blob, or because a killed run
-        has written all of it.
+        has written all of it. Otherwise `offset` is the number of bytes that the file already has.
         """
         if self._repository._holds(self._blob):
             return True
@@ -520,7 +536,7 @@ class _BlobWriter:
                 self._file = None
             file = await self._layout.begin_blob(self._blob)
             if file.is_complete:
-                file.finish()
+                file.finish()  # verifies the bytes that the killed run has written
                 return True
 
         self._file = file
@@ -535,9 +551,10 @@ class _BlobWriter:
         raise ContentError("a layout is asked for a blob by its name alone")
 
     async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool:
-        """Write the remaining bytes of the blob. `pieces` must verify them. Returns True.
+        """Write the remaining bytes of the blob, and add the blob to the layout. Returns True.
 
-        Raises LayoutError if a write fails, and the errors of `pieces`.
+        `pieces` must verify the bytes. Raises LayoutError if a write fails, and removes the partial
+        file. Any error of `pieces` is raised too. Then the file becomes the broken session.
         """
         assert self._file is not None
         # The session is no longer open. It either ends, or becomes the broken session.
@@ -552,7 +569,7 @@ class _BlobWriter:
                 # A worker thread writes the pieces that the source has already received.
                 count_sent(await pieces.pour(self._append))
         except BaseException as error:
-            # A LayoutError of the other side is from a source that is a layout too.
+            # A LayoutError of the source side is from a source that is a layout too.
             has_write_failed = isinstance(error, LayoutError) and error.side is Side.TARGET
             if has_write_failed:
                 self._file.remove()
