@@ -60,6 +60,9 @@ _MOST_BLANKS = 1024
 _WORTH_DRAINING = 64 * 1024
 _WORTH_WAITING = 1.0
 
+# A Retry-After in seconds is cut to so many digits (31 years). A float of 400 digits would be infinite.
+_MOST_DIGITS = 9
+
 # How many seconds to wait for the response after a write has failed. A peer that refuses a request
 # may close its side first.
 _LAST_WORDS = 2.0
@@ -198,8 +201,9 @@ class Response:
             declared = self.headers.get("content-length")
             self.length = int(declared) if declared else None
 
-        # How many bytes of the body are still to be read. None as long as h11 parses the body, then 0.
-        # h11 also parses the bodies of errors, because it returns the beginning of a truncated body.
+        # How many bytes of the body `read_into` has not returned yet. While h11 parses the body the
+        # number is None, and at the end of such a body it is set to 0. h11 parses a body of unknown
+        # length, and the body of an error, because h11 returns the beginning of a truncated body.
         self.left: int | None = None
         if not has_content or self.length == 0:
             self.left = 0
@@ -207,13 +211,15 @@ class Response:
             self.left = self.length
 
         # Bytes of the body that have arrived but were not returned to the caller yet.
-        self._tail = memoryview(b"")
+        self._unreturned = memoryview(b"")
         # Whether the connection can be reused after this response, as far as is known.
         self.is_reusable = head.http_version == b"1.1" and _keeps_connection(self.headers)
         if self.left is not None:
+            # These bytes were read together with the head. More bytes than the body has belong to no
+            # request.
             unread = connection.unread()
             if unread:
-                self._tail = memoryview(unread)[: self.left]
+                self._unreturned = memoryview(unread)[: self.left]
                 self.is_reusable = self.is_reusable and len(unread) <= self.left
 
     async def read_into(self, buffer: memoryview) -> int:
@@ -222,12 +228,12 @@ class Response:
         This is a checkpoint. Raises Disconnected if the body is truncated.
         """
         if self.left is None:
-            await self._read_framed()
+            await self._parse_more()
 
-        if self._tail:
-            count = min(len(buffer), len(self._tail))
-            buffer[:count] = self._tail[:count]
-            self._tail = self._tail[count:]
+        if self._unreturned:
+            count = min(len(buffer), len(self._unreturned))
+            buffer[:count] = self._unreturned[:count]
+            self._unreturned = self._unreturned[count:]
         elif self.left:
             count = await self._connection.fill(buffer[: self.left])
             if not count:
@@ -235,7 +241,7 @@ class Response:
         else:
             count = 0
 
-        if self.left:
+        if self.left:  # not while h11 parses the body
             self.left -= count
         return count
 
@@ -243,20 +249,23 @@ class Response:
         """Read the bytes of the body that have arrived into `buffer`, for a worker thread. Returns
         their number, or 0 if the caller must use `read_into` instead.
         """
-        if not self.left or self._tail:
+        if not self.left or self._unreturned:
             return 0
+        # If no bytes have arrived, the number is negative (WANT_READ or WANT_WRITE).
         count = max(self._connection.fill_now(buffer[: self.left]), 0)
         self.left -= count
         return count
 
-    async def _read_framed(self) -> None:
-        """Fill `_tail` with the next part of the body from h11, or set `left` to 0 at its end."""
+    async def _parse_more(self) -> None:
+        """Fill `_unreturned` with the next part of the body from h11, or set `left` to 0 at the end of
+        the body.
+        """
         # h11 may have the next part already. Then the loop below has no checkpoint.
         await anyio.lowlevel.checkpoint()
-        while self.left is None and not self._tail:
+        while self.left is None and not self._unreturned:
             event = await self._connection.next_event()
             if isinstance(event, h11.Data):
-                self._tail = memoryview(event.data)
+                self._unreturned = memoryview(event.data)
             else:  # the end of the body; for a truncated body `next_event` raises an error
                 self.left = 0
                 has_more = bool(self._connection.unread())
@@ -266,7 +275,7 @@ class Response:
         """Return the whole body. Raises ContentError if it is longer than `limit` bytes.
 
         The body of an error (status 400 and above) may be too long or truncated. Then its beginning
-        is returned.
+        is returned. A second call returns the same bytes.
         """
         if self.left == 0:
             return self.body
@@ -276,6 +285,7 @@ class Response:
         expected = _SCRATCH if self.length is None else self.length
         scratch = memoryview(bytearray(min(PIECE, limit + 1, expected + 1)))
         try:
+            # One byte more than `limit` shows that the body is too long.
             while self.left != 0 and len(body) <= limit:
                 count = await self.read_into(scratch)
                 body += scratch[:count]
@@ -290,8 +300,8 @@ class Response:
         return self.body
 
     async def finish(self) -> bool:
-        """Read a short rest of the body, and end the exchange. Returns whether the connection can be
-        reused.
+        """End the exchange, after reading the unread bytes of the body if they are few. Returns whether
+        the connection can be reused.
         """
         if self.is_reusable and self.left != 0:
             await self._drain()
@@ -301,10 +311,12 @@ class Response:
         return True
 
     async def _drain(self) -> None:
+        """Read the rest of the body, as far as that is worth the time."""
         scratch = memoryview(bytearray(8192))
-        budget = _WORTH_DRAINING
+        budget = _WORTH_DRAINING  # bytes
         try:
             with anyio.move_on_after(_WORTH_WAITING):
+                # If the length is unknown (None), read until the budget is used up.
                 while self.left != 0 and (self.left or 0) <= budget:
                     budget -= await self.read_into(scratch)
         except WireError:
@@ -455,12 +467,14 @@ class Connection:
         """
         self._begin(len(first) if pieces is None else pieces.length)
         outgoing = self._outgoing
-        head = self._write_head(request, outgoing.left)
+        head = self._format_head(request, outgoing.left)
         self.state = State.SENDING
         outgoing.offered = memoryview(head + outgoing.take_off(first))
         self._send_at_once(seconds, now)
 
         if self.state is State.SENDING:
+            # Send the rest while waiting for the response, because the peer may refuse the request
+            # before it has received all of it.
             async with anyio.create_task_group() as group:
                 group.start_soon(self._send, pieces, seconds)
                 answer = await self._await_head(request.method, seconds)
@@ -475,8 +489,9 @@ class Connection:
             raise answer
         raise outgoing.error or answer
 
-    def _write_head(self, request: Request, length: int) -> bytes:
-        """Return the head of a request. Raises ProtocolBroken if it has characters that it must not.
+    def _format_head(self, request: Request, length: int) -> bytes:
+        """Return the head of a request with a body of `length` bytes, and prepare h11 for its response.
+        Raises ProtocolBroken if the head has characters that it must not have.
 
         h11 gets only the method, which decides how it parses the response. If h11 also checked and
         wrote the headers, that would take 4 % of a request's CPU, because most requests have the same
@@ -520,9 +535,11 @@ class Connection:
                 if pieces is not None:
                     await self._send_file(pieces)
             except WireError as error:
+                # The peer may have sent a response before it closed its side.
                 self._stop(_LAST_WORDS, error)
                 return
             except SyncError as error:
+                # The source of the body has failed. There is no response to wait for.
                 self._stop(0, error)
                 return
 
@@ -550,7 +567,9 @@ class Connection:
     def _stop(
         self, seconds: float, error: SyncError | None = None, *, now: float | None = None
     ) -> None:
-        """Write no more of the request. The head of the response must arrive within `seconds`."""
+        """Write no more of the request: it is complete, or `error` is why it is not. The head of the
+        response must arrive within `seconds`.
+        """
         self.state = State.WAITING if error is None else State.STOPPED
         self._outgoing.offered = memoryview(b"")
         self._outgoing.error = error
@@ -560,7 +579,9 @@ class Connection:
             self._answering.deadline = self._answer_until
 
     async def _await_head(self, method: str, seconds: float) -> Response | WireError:
-        """Return the final response when its head arrives, or the error for which there is none."""
+        """Return the final response when its head arrives, or the error if no head arrives. `seconds`
+        is only for the text of that error; the deadline is `_answer_until`.
+        """
         try:
             # On a busy machine the response has often arrived already. Then no deadline is set up.
             event = self._read_event()
@@ -577,17 +598,18 @@ class Connection:
         except WireError as error:
             return error
 
-        if self.state is not State.WAITING:
+        if self.state is not State.WAITING:  # the request is not complete
             response.early = True
             response.is_reusable = False
         self.state = State.ANSWERED
         return response
 
     async def _wait_for_head(self, event: object) -> h11.Response | None:
-        """Return the head of the final response, None if it does not arrive in time.
+        """Return the head of the final response, or None if it does not arrive before `_answer_until`.
 
         `event` is the last result of `_read_event`.
         """
+        # `_stop` moves the deadline of this scope when the request has been written.
         with anyio.CancelScope(deadline=self._answer_until) as self._answering:
             while not isinstance(event, h11.Response):
                 if isinstance(event, int):
@@ -602,7 +624,7 @@ class Connection:
     async def next_event(self) -> object:
         """Return h11's next event of a body. Raises TimedOut if the body arrives too slowly."""
         event = self._read_event()
-        while isinstance(event, int):
+        while isinstance(event, int):  # WANT_READ or WANT_WRITE
             await self._wait_in_body(event)
             event = self._read_event()
         return event
@@ -723,25 +745,28 @@ def next_portion(framing: h11.Connection, arrived: bytes) -> bytes:
     begins. So if there are many blanks, h11 gets a short portion at a time. The bytes that it has not
     parsed then show whether it is still in a head.
     """
-    # The unparsed bytes are the beginning of a head or of a line. A run of blanks may continue across
-    # line ends, because h11 joins the lines of a folded header.
-    held, _ = framing.trailing_data
-    if len(held) + len(arrived) <= _MOST_BLANKS:
+    # These bytes are the beginning of a head or of a line.
+    unparsed, _ = framing.trailing_data
+    if len(unparsed) + len(arrived) <= _MOST_BLANKS:
         return arrived
-    end = held[len(held.rstrip(b" \t\r\n")) :]
-    run = _count_blanks(end)
+
+    # How many blanks the unparsed bytes end with. A run of blanks may continue across line ends,
+    # because h11 joins the lines of a folded header.
+    without_run = unparsed.rstrip(b" \t\r\n")
+    run = _count_blanks(unparsed[len(without_run) :])
     if run + _count_blanks(arrived) <= _MOST_BLANKS:
         return arrived
 
-    # A portion of this length is safe by itself, but it may continue a run in `held`.
+    # A portion of this length is safe by itself, but it may continue a run of the unparsed bytes.
     portion = arrived[:_MOST_BLANKS]
-    if not held:
+    if not unparsed:
         return portion
-    behind = portion.lstrip(b" \t")
-    if run + len(portion) - len(behind) > _MOST_BLANKS:
+    after_blanks = portion.lstrip(b" \t")
+    leading_blanks = len(portion) - len(after_blanks)
+    if run + leading_blanks > _MOST_BLANKS:
         raise ProtocolBroken(f"the head of the answer has more than {_MOST_BLANKS} blanks in a row")
-    if behind.startswith((b"\r", b"\n")):
-        # A body may begin after the end of this line.
+    if after_blanks.startswith((b"\r", b"\n")):
+        # This line ends here, perhaps the head too. A body may begin after it.
         line, newline, _ = portion.partition(b"\n")
         return line + newline
     return portion
@@ -759,7 +784,7 @@ def parse_retry_after(value: str | None, wall_now: float) -> float | None:
     if not text:
         return None
     if text.isascii() and text.isdigit():
-        return float(text[:9])
+        return float(text[:_MOST_DIGITS])
 
     from email.utils import parsedate_to_datetime
 

@@ -16,6 +16,7 @@ import ssl
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 
 import anyio
 
@@ -76,14 +77,16 @@ class Pool:
 
         idle = self._idle[origin]
         while idle:
-            connection = idle.pop()
+            connection = idle.pop()  # the most recently used
             if connection.is_alive():
                 return connection
             connection.close()
         return None
 
     def keep(self, connection: Connection) -> None:
-        """Return a connection to the pool after its last exchange ended in order."""
+        """Add a connection to the pool after its last exchange ended in order. If there are too many
+        idle connections now, close the one that has been idle for the longest time.
+        """
         idle = self._idle[connection.origin]
         idle.append(connection)
 
@@ -91,8 +94,9 @@ class Pool:
         if len(idle) > _IDLE_PER_ORIGIN:
             idle.pop(0).close()
         elif sum(map(len, self._idle.values())) > _IDLE_IN_ALL:
+            # The first connection of each list has been idle for longer than the others in it.
             firsts = [idle[0] for idle in self._idle.values() if idle]
-            longest_idle = min(firsts, key=lambda connection: connection.used_at)
+            longest_idle = min(firsts, key=attrgetter("used_at"))
             self._idle[longest_idle.origin].remove(longest_idle)
             longest_idle.close()
 
@@ -132,11 +136,11 @@ class Lease:
         self._connection = None
         self._response = None
 
-        is_fit = False
+        is_reusable = False
         try:
-            is_fit = response is not None and await response.finish()
-        finally:
-            if is_fit:
+            is_reusable = response is not None and await response.finish()
+        finally:  # also if the task is cancelled
+            if is_reusable:
                 self._pool.keep(connection)
             else:
                 connection.close()
@@ -153,8 +157,8 @@ class Lease:
         """Perform one exchange, and return its answer with the body unread.
 
         The request's body is `request.body`, or the bytes of `pieces`. `seconds` limits the wait
-        for the head of the answer after the body is sent (default: the policy's). An idle
-        connection that turns out to be dead is replaced by a new one, once.
+        for the head of the answer after the body is sent (default: `Timeouts.head`). If an idle
+        connection turns out to be dead, the request is sent again over a new connection.
 
         `confirm` is called after each wait and before anything is sent. If it raises, nothing is
         sent. `now` is as for Pool.reuse.
@@ -166,9 +170,9 @@ class Lease:
             seconds = self._pool.timeouts.head
         # The first piece is kept, so that a request that fails on a dead idle connection can be
         # sent again.
-        first = memoryview(request.body)
+        first_piece = memoryview(request.body)
         if pieces is not None:
-            first = await pieces.next()
+            first_piece = await pieces.next()
             now = None  # waiting for the source may have taken time
 
         # The connection of the last exchange returns to the pool, which prefers the most recently
@@ -177,12 +181,12 @@ class Lease:
             await self.settle()
         if pieces is not None and confirm is not None:
             confirm()
-        lost: Disconnected | None = None
+        lost: Disconnected | None = None  # the error of an attempt over a dead idle connection
         idle = None if self._is_fresh else self._pool.reuse(self.origin, now)
         if idle is not None:
             self._connection = idle
             try:
-                self._response = await idle.exchange(request, first, pieces, seconds, now)
+                self._response = await idle.exchange(request, first_piece, pieces, seconds, now)
                 return self._response
             except Disconnected as error:
                 # Errors of the connection have no side yet; errors of the body's source have one.
@@ -193,16 +197,16 @@ class Lease:
             await self.settle()
 
         self._connection = await self._connect(confirm)
-        self._response = await self._connection.exchange(request, first, pieces, seconds)
+        self._response = await self._connection.exchange(request, first_piece, pieces, seconds)
+        # The lost attempt may have completed the upload and ended its session. On this error the
+        # caller checks whether the blob exists.
         if lost is not None and pieces is not None and self._response.status in _SESSION_GONE:
-            # The lost attempt may have completed the upload and ended its session. On this error
-            # the caller checks whether the blob exists.
             raise lost
         return self._response
 
     async def _connect(self, confirm: Callable[[], None] | None) -> Connection:
-        """Return a new connection. Raises what `confirm` raises, if the request must not be sent
-        any more.
+        """Return a new connection. If `confirm` raises an error, because the request must not be sent
+        any more, the connection goes to the pool and the error is raised.
         """
         stream = await self._pool.dial(self.origin)
         new = Connection(self.origin, stream, self._pool.timeouts)
@@ -210,7 +214,7 @@ class Lease:
             try:
                 confirm()
             except BaseException:
-                self._pool.keep(new)  # unused, so the next exchange can use it
+                self._pool.keep(new)
                 raise
         return new
 
@@ -228,8 +232,8 @@ async def open_stream(
     `context` is required if the origin's scheme is https, `proxy_context` if the proxy's scheme is
     https. Raises ConnectFailed; no socket stays open then.
     """
-    first = origin if proxy is None else _origin_of(proxy)
-    stream: Stream = await connect(first.host, first.port, timeouts)
+    first_hop = origin if proxy is None else _origin_of(proxy)
+    stream: Stream = await connect(first_hop.host, first_hop.port, timeouts)
     try:
         if proxy is not None:
             if proxy.scheme == "https":
@@ -250,7 +254,10 @@ def _origin_of(proxy: Proxy) -> Origin:
 
 
 async def _open_tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
-    """Request a tunnel to an origin from the proxy at the other end of a stream."""
+    """Request a tunnel to an origin from the proxy at the other end of a stream. Raises ConnectFailed
+    if there is no tunnel, and ProtocolBroken if the proxy sends more than its answer.
+    """
+    # CONNECT needs the port in any case, but `authority` omits the default port of the scheme.
     target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
     headers: tuple[tuple[str, str], ...] = ()
     if proxy.username is not None:
@@ -272,6 +279,7 @@ async def _open_tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: T
 
 
 def _tunnel_error(proxy: Proxy, target: str, answer: Response) -> ConnectFailed:
+    """Return the error for a proxy's refusal. If the proxy asks for a login, the error has a hint."""
     error = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({answer.status})")
     error.retryable = answer.status >= 500
     if answer.status != 407:

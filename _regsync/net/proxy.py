@@ -95,7 +95,9 @@ def _variable(environ: Mapping[str, str], lower: str) -> _Setting:
 
 
 def _exemption(host: str, port: int, environ: Mapping[str, str]) -> str | None:
-    """Return the reason why an origin is reached without a proxy. Returns None if it is not exempt."""
+    """Return the reason why an origin is reached without a proxy: it is a private service, or NO_PROXY
+    names it. Returns None if it is not exempt. `host` is in lower case.
+    """
     never = "the list of what never sees a proxy names"
     without_dot = host.rstrip(".")
     if is_unusual_address(without_dot):
@@ -123,9 +125,9 @@ def _names_origin(item: str, host: str, port: int) -> bool:
 
     # NAME, NAME:PORT, [ADDRESS], [ADDRESS]:PORT, or an IPv6 address without brackets.
     name = item
-    with_port = re.fullmatch(r"(\[.*\]|[^:\[]*):([^:]*)", item)
-    if with_port:
-        name, only_port = with_port.groups()
+    name_and_port = re.fullmatch(r"(\[.*\]|[^:\[]*):([^:]*)", item)
+    if name_and_port:
+        name, only_port = name_and_port.groups()
         if only_port not in ("", str(port)):
             return False
     name = name.strip("[]")
@@ -135,7 +137,7 @@ def _names_origin(item: str, host: str, port: int) -> bool:
     address = _address(host)
     named_address = _address(name)
     if address or named_address:
-        return address == named_address
+        return address == named_address  # an address never matches a name
     if name.startswith((".", "*.")):  # sub-domains only
         return host.endswith(name.removeprefix("*"))
     return host == name or host.endswith(f".{name}")
@@ -163,8 +165,8 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _parse(setting: _Setting) -> Proxy:
-    """Parse a proxy's URL. Raises ConfigError, which does not contain the value, if it is not
-    valid.
+    """Parse a proxy's URL. Raises ConfigError if it is not valid. The error does not contain the
+    URL, because it may have a login.
     """
     malformed = ConfigError(
         f"{setting.name} is not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT"
@@ -191,9 +193,9 @@ def _parse(setting: _Setting) -> Proxy:
             hint="use http:// or https://",
         )
     return Proxy(
-        parts.scheme,
-        host,
-        port or DEFAULT_PORTS[parts.scheme],
-        parts.username and unquote(parts.username),
-        parts.password and unquote(parts.password),
+        scheme=parts.scheme,
+        host=host,
+        port=port or DEFAULT_PORTS[parts.scheme],
+        username=parts.username and unquote(parts.username),
+        password=parts.password and unquote(parts.password),
     )
