@@ -95,9 +95,8 @@ def open_listeners(bind: str, port: int) -> list[socket.socket]:
     try:
         if not 0 <= port < 65536:
             raise ValueError("the highest port is 65535")
-        addresses = socket.getaddrinfo(
-            bind.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        host = bind.strip("[]") or None  # None, with AI_PASSIVE, means all addresses
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in addresses:
             # A listener at `::` alone accepts IPv4 clients too, if the system supports that.
             is_only_ipv6 = family == socket.AF_INET6 and len(addresses) == 1
@@ -138,6 +137,7 @@ class Server:
             while True:
                 await anyio.wait_readable(listener)
                 try:
+                    # After this many connections, give the tasks of their clients a turn.
                     for _ in range(CLIENT_PLACES):
                         connection, _ = listener.accept()
                         self._tasks.start_soon(
@@ -145,13 +145,14 @@ class Server:
                         )
                 except BlockingIOError:
                     pass  # the queue of connections is empty
-                except OSError:
+                except OSError:  # the process has too many open files
                     await anyio.sleep(NO_FILES_PAUSE)
 
     async def _serve_client(self, client: Client) -> None:
         """Answer one request, then wait until the client disconnects.
 
-        Returns without an error if the connection breaks or the time is over.
+        Returns without an error if the connection breaks, if the time is over, or if the client is the
+        oldest of too many.
         """
         with (
             client.connection,
@@ -162,7 +163,7 @@ class Server:
             if len(self._clients) > CLIENT_PLACES:
                 oldest = next(iter(self._clients))
                 self._clients.pop(oldest).cancel()
-            while want := client.step():
+            while want := client.step():  # WANT_READ or WANT_WRITE
                 await client.stream.wait(want)
             # If a socket is closed with unread bytes, the system resets the connection, and the client
             # may lose the response. So read until the client disconnects (RFC 9112 section 9.6).
@@ -192,9 +193,9 @@ class Client:
         has to be called again when the socket is ready for that.
         """
         if self._unsent is None:
-            want, response = self._read_request()
-            if want < 0:
-                return want
+            response = self._read_request()
+            if isinstance(response, int):  # WANT_READ or WANT_WRITE
+                return response
             self._unsent = memoryview(response)
         while self._unsent:
             sent = self.stream.send(self._unsent)
@@ -203,34 +204,38 @@ class Client:
             self._unsent = self._unsent[sent:]
         return 0
 
-    def _read_request(self) -> tuple[int, bytes]:
-        """Read the request, and return 0 and the bytes of the response.
+    def _read_request(self) -> bytes | int:
+        """Read the request, and return the bytes of the response.
 
-        If the request is not complete yet, return WANT_READ or WANT_WRITE, and no bytes.
+        Returns WANT_READ or WANT_WRITE if the request is not complete yet. Returns no bytes if the
+        client has disconnected without a request. An invalid request gets a response too.
         """
         try:
             while (event := self._framing.next_event()) is h11.NEED_DATA:
                 count = self.stream.recv_into(self.scratch)
                 if count < 0:  # WANT_READ or WANT_WRITE
-                    return count, b""
+                    return count
                 received = bytes(self.scratch[:count])
                 # h11 needs quadratic time for a head with long runs of blanks. `next_portion` returns
                 # fewer bytes for such a head.
                 if next_portion(self._framing, received) != received:
-                    return 0, self._encode(b"", 400, {})
+                    return self._encode(400, {})
                 self._framing.receive_data(received)
         except h11.RemoteProtocolError as error:
-            return 0, self._encode(b"", error.error_status_hint, {})
+            return self._encode(error.error_status_hint, {})
         except ProtocolBroken:
-            return 0, self._encode(b"", 400, {})
+            return self._encode(400, {})
 
         if not isinstance(event, h11.Request):
-            return 0, b""  # the client has disconnected without a request
-        status, document = self._handle(event)
-        return 0, self._encode(event.method, status, document)
+            return b""
+        status, document = self._answer_request(event)
+        return self._encode(status, document, has_body=event.method != b"HEAD")
 
-    def _handle(self, request: h11.Request) -> tuple[int, dict[str, object]]:
-        """Return the status and the document for a request. The document of an error is empty."""
+    def _answer_request(self, request: h11.Request) -> tuple[int, dict[str, object]]:
+        """Return the status and the document for a request.
+
+        The document is empty unless this is a GET or HEAD of `/healthz` or `/readyz`.
+        """
         headers = dict(request.headers)
         # Remove the scheme and host that the request target may begin with, and its query.
         path = re.sub(rb"(?i)^https?://[^/?]*", b"", request.target).partition(b"?")[0]
@@ -248,8 +253,12 @@ class Client:
             return 405, {}
         return self._answer_probe(path.decode())
 
-    def _encode(self, method: bytes, status: int, document: dict[str, object]) -> bytes:
-        """Return the bytes of a response. Without a document, its body is the phrase of the status."""
+    def _encode(self, status: int, document: dict[str, object], *, has_body: bool = True) -> bytes:
+        """Return the bytes of a response.
+
+        If the document is empty, the phrase of the status is sent instead. Without `has_body`, only
+        the headers are returned, as for HEAD; they still have the length of the body.
+        """
         phrase = HTTPStatus(status).phrase
         body = json.dumps(document or {"status": phrase.lower()}).encode()
         headers = [
@@ -263,4 +272,4 @@ class Client:
             headers.append(("Allow", "GET, HEAD"))
         response = h11.Response(status_code=status, headers=headers, reason=phrase)
         head = self._framing.send(response) or b""
-        return head if method == b"HEAD" else head + body
+        return head + body if has_body else head

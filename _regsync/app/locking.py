@@ -98,7 +98,7 @@ def replace_lock(file: LockFile, lock: Lock) -> None:
         mode = MODE
         if os.path.exists(path):
             stamp = stamp_of(path)
-            mode = os.stat(path).st_mode & 0o777
+            mode = os.stat(path).st_mode & 0o777  # keep the permissions
         if stamp != file.stamp:
             text = f"{shown_path} was not written: something else changed it in the meantime"
             raise RegsyncError(text, hint="run `regsync lock` again")
@@ -125,12 +125,14 @@ async def update_lock(
     with closing(connect(console)) as transport:
         new = await resolve_lock(transport, file.lock, config, options, console)
 
-    is_written = options.writes_file and new.is_writable and new.lock != file.lock
-    log_failures(file, new, console)
-    if is_written:
+    log_failures(file, new, console)  # before the file is replaced, which may fail
+    has_changed = new.lock != file.lock
+    should_write = options.writes_file and new.is_writable and has_changed
+    if should_write:
         replace_lock(file, new.lock)
     if console.writes_json:
-        console.print_document(lock_document(file, new, transport.requests, is_written=is_written))
+        document = lock_document(file, new, transport.requests, is_written=should_write)
+        console.print_document(document)
     elif options.prints_table:
         console.print_lines(markdown_table(compare(file.lock, new.lock)))
     else:
@@ -141,7 +143,7 @@ async def update_lock(
 async def resolve_lock(
     transport: Transport, old: Lock, config: Config, options: LockOptions, console: Console
 ) -> NewLock:
-    """Query the sources of the mappings for a new lock."""
+    """Query the sources of the mappings for a new lock, and show the progress. Writes no file."""
     # Read the certificate files of all registries first, so that an unusable file ends the command
     # before the first request.
     for registry in dict.fromkeys(rule.source for rule in options.mappings):
@@ -156,6 +158,8 @@ async def resolve_lock(
         knowledge = Knowledge(state, now=wall, ttl=config.cache_ttl)
         discovery = Discovery(transport, knowledge, reads_only=True)
         referrers = Referrers(discovery, knowledge, wall, has_state=False)
+        # The lock itself keeps the first-seen times. `known` makes a directory for them unnecessary.
+        first_seen = first_seen_for(config, wall, transport.machine.log, may_write=False, known={})
         locking = Locking(
             transport,
             discovery,
@@ -165,15 +169,13 @@ async def resolve_lock(
             int(wall()),
             keeps_others=options.keeps_others,
             recheck=options.recheck,
-            first_seen=first_seen_for(
-                config, wall, transport.machine.log, may_write=False, known={}
-            ),
+            first_seen=first_seen,
         )
         async with anyio.create_task_group() as tasks:
             if console.has_display or console.has_heartbeat:
                 tasks.start_soon(show_progress, console, locking)
             new = await locking.resolve()
-            tasks.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()  # ends `show_progress`
     finally:
         state.close()
     return new
@@ -187,20 +189,21 @@ def select_mappings(names: Sequence[str], config: Config) -> Sequence[MappingRul
     """
     if not names:
         return config.mappings
-    mappings_of = defaultdict[str, list[MappingRule]](list)  # by each name of the source repository
-    for rule in config.mappings:
-        for name in {rule.source_repository, source_key(rule).repository}:
-            mappings_of[name].append(rule)
+    mappings_by_name = defaultdict[str, list[MappingRule]](list)
+    for mapping in config.mappings:
+        # A set, because the mapping's `from` and the name in a lock are often the same.
+        for name in {mapping.source_repository, source_key(mapping).repository}:
+            mappings_by_name[name].append(mapping)
 
-    chosen = dict[int, MappingRule]()  # by index, because several names may choose one mapping
+    selected_indexes = set[int]()  # a set, because several names may select one mapping
     for name in names:
-        if name not in mappings_of:
+        if name not in mappings_by_name:
             raise ConfigError(
                 f"--only {printable(name)}: no mapping has this repository as `from`",
                 hint="write the repository as the mapping's `from` has it",
             )
-        chosen.update((rule.index, rule) for rule in mappings_of[name])
-    return [chosen[index] for index in sorted(chosen)]
+        selected_indexes.update(mapping.index for mapping in mappings_by_name[name])
+    return [mapping for mapping in config.mappings if mapping.index in selected_indexes]
 
 
 # Output.
@@ -257,14 +260,14 @@ def exit_status(new: NewLock) -> int:
 
 def change_line(change: Change) -> str:
     """Format a change: its kind, the image, and the digests or the differences."""
+    before = change.before
+    after = change.after
     subject = f"{change.kind} {change.image}"
-    if change.before is None or change.after is None:
+    if before is None or after is None:
         return f"{subject} {change.image.digest}"
     if change.kind == "moved":
-        return f"{subject} {change.before.digest} -> {change.after.digest}"
-    return (
-        f"{subject} {change.after.digest} ({', '.join(differences(change.before, change.after))})"
-    )
+        return f"{subject} {before.digest} -> {after.digest}"
+    return f"{subject} {after.digest} ({', '.join(differences(before, after))})"
 
 
 def differences(before: LockedImage, after: LockedImage) -> Iterator[str]:
@@ -292,9 +295,9 @@ def markdown_table(changes: Sequence[Change]) -> Iterator[str]:
     for change in changes[:MOST_ROWS]:
         before = change.before
         after = change.after
-        count = "" if after is None else str(len(after.artifacts))
-        cells = (change.kind, f"`{change.image}`", digest_cell(before), digest_cell(after), count)
-        yield f"| {' | '.join(cells)} |"
+        artifacts = "" if after is None else str(len(after.artifacts))
+        digests = f"{digest_cell(before)} | {digest_cell(after)}"
+        yield f"| {change.kind} | `{change.image}` | {digests} | {artifacts} |"
     if len(changes) > MOST_ROWS:
         yield ""
         yield f"and {len(changes) - MOST_ROWS} more"
