@@ -106,7 +106,9 @@ class Stream(Protocol):
 
 
 def _connection_error(error: OSError) -> WireError:
-    """Convert the error of a socket operation into the error of the connection."""
+    """Convert the error of a socket operation into ConnectFailed if the peer has refused the client
+    certificate, otherwise into Disconnected.
+    """
     # In TLS 1.3 the client's handshake is complete before the peer has checked the client
     # certificate. A later operation receives the refusal as an alert.
     is_alert = isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
@@ -139,7 +141,7 @@ class SocketStream(Stream):
 
     def secure(self, context: ssl.SSLContext, host: str) -> SocketStream:
         """Start TLS on the socket, and return this stream. The caller then calls `handshake`."""
-        # wrap_socket() leaks the descriptor of a socket that is in an error state.
+        # Check for an error first, because wrap_socket() leaks the descriptor of a socket that has one.
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
@@ -203,8 +205,8 @@ class SocketStream(Stream):
             else:
                 await anyio.wait_writable(self._socket)
         except anyio.BusyResourceError:
-            # Reading and writing may wait for the same direction during a TLS key update. The
-            # caller tries again.
+            # Another task already waits for this direction of the socket. During a TLS key update
+            # reading and writing may wait for the same direction. The caller tries again.
             await anyio.sleep(_BUSY_PAUSE)
         except (anyio.ClosedResourceError, ValueError) as error:
             raise Disconnected("the connection was closed") from error
@@ -244,6 +246,7 @@ class TlsInsideStream(Stream):
         Raises OSError if the handshake fails.
         """
         result = self._feed(self._tls.do_handshake)
+        # The last message of the handshake may still have to be sent.
         want = self._flush()
         return want or result
 
@@ -258,6 +261,8 @@ class TlsInsideStream(Stream):
             raise _connection_error(error) from error
 
     def send(self, data: memoryview) -> int:
+        # After a flush that would block, the caller passes the same memory again. Its beginning is
+        # encrypted already, and must not be encrypted twice.
         if not self._encrypted:
             try:
                 self._encrypted = self._tls.write(data[:_TLS_PORTION])
@@ -266,7 +271,6 @@ class TlsInsideStream(Stream):
             except OSError as error:
                 raise _connection_error(error) from error
 
-        # If the flush blocks, the caller passes the same memory again. It is not encrypted twice.
         want = self._flush()
         if want:
             return want
@@ -281,13 +285,16 @@ class TlsInsideStream(Stream):
         self._inner.close()
 
     def _feed(self, step: Callable[[], int | None]) -> int:
-        """Run an operation of OpenSSL, and supply ciphertext as long as the operation needs more."""
+        """Run an operation of OpenSSL, and supply ciphertext as long as the operation needs more.
+        Returns the operation's number, or what to wait for if the inner stream would block.
+        """
         while True:
             try:
                 return step() or 0
             except ssl.SSLWantReadError:
-                # Ciphertext that cannot be sent now is sent by the next `send`. If the stream is
-                # broken, bytes that the peer has sent before can still be read.
+                # Send what the operation has written, because the peer may wait for that. Ciphertext
+                # that cannot be sent now is sent by the next `send`. If the stream is broken, bytes
+                # that the peer has sent before can still be read.
                 with suppress(Disconnected):
                     self._flush()
                 count = self._inner.recv_into(self._scratch)
@@ -295,7 +302,7 @@ class TlsInsideStream(Stream):
                     return count
                 if count:
                     self._incoming.write(self._scratch[:count])
-                else:
+                else:  # the end of the inner stream
                     self._incoming.write_eof()
 
     def _flush(self) -> int:
@@ -389,36 +396,46 @@ async def _look_up_by_family(host: str, port: int) -> list[Any]:
     rows: list[Any] = []
     errors: list[Exception] = []
 
-    async def query(family: int, other_delay: float) -> None:
-        # `other_delay`: how many seconds the other query may still take after this one succeeds.
-        began = anyio.current_time()
+    async def query(family: int, grace: float) -> None:
+        # After a success, the query for the other family may take `grace` more seconds.
         try:
-            try:
-                rows.extend(await _look_up(host, port, family))
-            except socket.gaierror as error:
-                was_quick = anyio.current_time() - began < _QUICK_ANSWER
-                if error.errno != socket.EAI_AGAIN or not was_quick:
-                    raise
-                rows.extend(await _look_up(host, port, family))
-            group.cancel_scope.deadline = anyio.current_time() + other_delay
+            rows.extend(await _look_up_repeatedly(host, port, family))
+            group.cancel_scope.deadline = anyio.current_time() + grace
         except (OSError, ValueError) as error:
             errors.append(error)
 
     async with anyio.create_task_group() as group:
         group.start_soon(query, socket.AF_INET, _ATTEMPT_DELAY)
         group.start_soon(query, socket.AF_INET6, math.inf)
-    if not rows:
-        # The name is unknown only if both answers agree.
-        unsure = [error for error in errors if getattr(error, "errno", 0) == socket.EAI_AGAIN]
-        raise (unsure or errors)[0]
-    return rows
+    if rows:
+        return rows
+    # The name is unknown only if neither family has had a temporary failure.
+    temporary = [error for error in errors if getattr(error, "errno", 0) == socket.EAI_AGAIN]
+    raise (temporary or errors)[0]
+
+
+async def _look_up_repeatedly(host: str, port: int, family: int) -> list[Any]:
+    """Return the rows of getaddrinfo(). Repeats the query once if a name server reports a temporary
+    failure.
+    """
+    began = anyio.current_time()
+    try:
+        return await _look_up(host, port, family)
+    except socket.gaierror as error:
+        was_quick = anyio.current_time() - began < _QUICK_ANSWER  # and so no time-out
+        if error.errno != socket.EAI_AGAIN or not was_quick:
+            raise
+    return await _look_up(host, port, family)
 
 
 def _interleave(rows: list[Any]) -> list[_Address]:
-    """Order addresses by alternating families, IPv6 first (RFC 8305 section 4)."""
+    """Return the addresses of rows of getaddrinfo(), by alternating families, IPv6 first (RFC 8305
+    section 4), without repetitions.
+    """
     addresses = [_Address(family, sockaddr) for family, _, _, _, sockaddr in rows]
     sixes = [address for address in addresses if address.family == socket.AF_INET6]
     fours = [address for address in addresses if address.family == socket.AF_INET]
+    # zip_longest() fills the shorter list with None.
     turns = itertools.chain.from_iterable(itertools.zip_longest(sixes, fours))
     return list(dict.fromkeys(address for address in turns if address is not None))
 
@@ -429,7 +446,7 @@ async def _race(addresses: list[_Address]) -> SocketStream:
     The next attempt begins when the previous one has failed, or after _ATTEMPT_DELAY. Raises the
     last OSError if no attempt succeeds.
     """
-    connected: list[SocketStream] = []
+    connected: list[SocketStream] = []  # by all attempts that have succeeded
     last_error = OSError("the name has no address that can be used")
 
     async def attempt(address: _Address, failed: anyio.Event) -> None:
@@ -452,13 +469,14 @@ async def _race(addresses: list[_Address]) -> SocketStream:
             raise last_error
         return connected.pop(0)
     finally:
-        # Two attempts may succeed in the same iteration of the event loop. If this task is
-        # cancelled, all streams are closed.
+        # Close all streams but the returned one. Two attempts may succeed in the same iteration of
+        # the event loop, and if this task is cancelled, no stream is returned.
         for loser in connected:
             loser.close()
 
 
 async def _connect_one(family: int, sockaddr: tuple[Any, ...]) -> SocketStream:
+    """Connect to an address. Raises OSError if that fails."""
     raw = socket.socket(family, socket.SOCK_STREAM)
     stream = SocketStream(raw)
     try:

@@ -37,11 +37,11 @@ _UNWANTED_CIPHERS = "CHACHA20|MD5"
 
 
 def find_certs_d(home: str | None, authority: str, port: int) -> tuple[str, ...]:
-    """Return the certificate files that other container clients use for a registry.
+    """Return the paths of the certificate files that other container clients use for a registry.
 
-    The files are those of the first directory that can be read, sorted by name. Returns an empty
-    tuple if there is no such directory. `home` is the user's home directory, if it is known.
-    `authority` is the registry's HOST or HOST:PORT.
+    They are the files of the first directory that can be read, sorted by name. Returns an empty
+    tuple if there is no such directory. `home` is the user's home directory, or None if it is not
+    known. `authority` is the registry's HOST or HOST:PORT.
     """
     bases = list(_CERTS_D)
     if home:
@@ -86,7 +86,7 @@ def make_context(
     for file in authorities:
         _load(f"ca_file {printable(file)}", context.load_verify_locations, file)
 
-    _restrict(context)
+    _restrict_protocol(context)
 
     if client_cert:
         _show_certificate(context, client_cert, client_key or client_cert)
@@ -115,11 +115,12 @@ def _new_context() -> ssl.SSLContext:
 def _trust_system(
     context: ssl.SSLContext, environ: Mapping[str, str], *, is_required: bool
 ) -> None:
-    """Load the system's authorities.
+    """Load the system's authorities into a context.
 
-    Raises ConfigError if `is_required` and no authority can be found.
+    Raises ConfigError if a file or directory that the environment names cannot be used, or if
+    `is_required` and no authority can be found.
     """
-    if _uses_truststore():
+    if _uses_truststore():  # the context trusts the system's store already
         bundle = environ.get("SSL_CERT_FILE")
         directories: list[str] = []
     else:
@@ -139,17 +140,18 @@ def _trust_system(
 def _system_trust(
     environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths
 ) -> tuple[str | None, list[str]]:
-    """Return the bundle file, or None, and the hashed directories that the system trusts.
+    """Return the bundle file that the system trusts, or None, and the directories, whose files are
+    named by hash.
 
     SSL_CERT_FILE and SSL_CERT_DIR each replace only their own default, as in OpenSSL. If neither is
     set, one default is enough: the directory is preferred, because OpenSSL reads from it only if it
-    looks up a certificate.
+    looks up a certificate. Raises ConfigError if SSL_CERT_DIR cannot be used.
     """
     bundle = environ.get("SSL_CERT_FILE")
-    variable = environ.get("SSL_CERT_DIR")
+    cert_dir = environ.get("SSL_CERT_DIR")
 
-    if variable:
-        candidates = variable.split(os.pathsep)
+    if cert_dir:
+        candidates = cert_dir.split(os.pathsep)
         for directory in candidates:
             if not os.path.isdir(directory):
                 raise ConfigError(f"SSL_CERT_DIR names {directory!r}, which is not a directory")
@@ -159,18 +161,22 @@ def _system_trust(
 
     # An empty directory is valid together with SSL_CERT_FILE: the two variables replace the whole
     # store.
-    if variable and not directories and not bundle:
+    if cert_dir and not directories and not bundle:
         raise ConfigError(
-            f"SSL_CERT_DIR={variable} holds no hashed certificate names",
+            f"SSL_CERT_DIR={cert_dir} holds no hashed certificate names",
             hint="run `openssl rehash` on the directory, or unset SSL_CERT_DIR",
         )
 
-    if not bundle and (variable or not directories):
-        bundles = [defaults.openssl_cafile]
-        if not directories:
-            bundles += _BUNDLES
-        bundle = next(filter(os.path.isfile, bundles), None)
-    return bundle, directories
+    has_default_directory = not cert_dir and bool(directories)
+    if bundle or has_default_directory:
+        return bundle, directories
+
+    # Use the default bundle. Unless SSL_CERT_DIR is set, also look at the places of other systems.
+    bundles = [defaults.openssl_cafile]
+    if not directories:
+        bundles += _BUNDLES
+    existing_bundle = next(filter(os.path.isfile, bundles), None)
+    return existing_bundle, directories
 
 
 def _is_hashed(directory: str) -> bool:
@@ -182,7 +188,7 @@ def _is_hashed(directory: str) -> bool:
     return any(re.fullmatch(r"[0-9a-fA-F]{8}\.[0-9]+", name) for name in names)
 
 
-def _restrict(context: ssl.SSLContext) -> None:
+def _restrict_protocol(context: ssl.SSLContext) -> None:
     """Restrict ciphers and versions further than the system's policy. A stricter policy stays in
     effect.
     """
@@ -201,43 +207,45 @@ def _client_certificate_pairs(files: tuple[str, ...]) -> Iterator[tuple[str, str
     # Of several certificates with the same type of key, OpenSSL uses the one that was loaded last.
     # Load in reverse order, so that the first by name is used.
     for path in reversed(files):
-        stem, _, kind = path.rpartition(".")
-        if kind not in ("cert", "key"):
-            continue
+        stem, _, _ = path.rpartition(".")
         certificate = f"{stem}.cert"
         key = f"{stem}.key"
+        if path not in (certificate, key):
+            continue
 
-        partner = key if kind == "cert" else certificate
+        partner = key if path == certificate else certificate
         if partner not in files:
             raise ConfigError(
                 f"{printable(path)} has no {printable(os.path.basename(partner))} beside it",
                 hint="name a client's certificate and key *.cert and *.key,"
                 " and an authority's certificate *.crt",
             )
-        if kind == "cert":
+        if path == certificate:  # each pair once
             yield certificate, key
 
 
 def _show_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    """Have a context show a client certificate. Raises ConfigError if the files cannot be used."""
     what = f"client_cert {printable(certificate)} with client_key {printable(key)}"
     # Without a password OpenSSL would ask for one on the terminal.
     _load(what, context.load_cert_chain, certificate, key, password="")
 
 
 def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
-    """Load files into a context with `load`. Raises ConfigError if that fails. `what` names the
-    setting.
+    """Call `load`, a method of a context, with `files` and `options`. Raises ConfigError if that
+    fails. `what` names the setting in its message.
     """
     for file in files:
-        # Reading a pipe would block.
-        if os.path.isfile(file) and os.access(file, os.R_OK):
-            continue
-        why = "does not exist"
-        if os.path.exists(file):
-            why = "is not a file, or this user may not read it"
-        raise ConfigError(
-            f"{what}: {printable(file)} {why}", hint="name another file, or make this one readable"
-        )
+        # Reading a pipe would block, so only regular files are loaded.
+        is_readable_file = os.path.isfile(file) and os.access(file, os.R_OK)
+        if not is_readable_file:
+            why = "does not exist"
+            if os.path.exists(file):
+                why = "is not a file, or this user may not read it"
+            raise ConfigError(
+                f"{what}: {printable(file)} {why}",
+                hint="name another file, or make this one readable",
+            )
 
     try:
         load(*files, **options)
@@ -334,10 +342,11 @@ def explain(error: OSError, host: str) -> tuple[str, str | None]:
     """Return one line that says why TLS with `host` failed, and a hint, or None if no hint is
     known.
     """
+    # `reason` is OpenSSL's name of the error. A verification error has a number in `verify_code`.
     reason = getattr(error, "reason", None) or type(error).__name__
-    name = str(getattr(error, "verify_code", reason))
+    code = str(getattr(error, "verify_code", reason))
     for failure in _FAILURES:
-        if re.fullmatch(failure.pattern, name):
+        if re.fullmatch(failure.pattern, code):
             return f"{host} {failure.what}", failure.hint
 
     message = getattr(error, "verify_message", None) or error.strerror or str(error) or reason
