@@ -55,11 +55,12 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
     """Parse the values of WWW-Authenticate headers, leniently (docs/protocol-facts.md section 2.1).
 
     A word without `=` is the scheme of a new challenge. A word with `=` is a parameter of the last
-    challenge.
+    challenge. If a parameter occurs twice, the first value is used.
     """
-    challenges: list[dict[str, str]] = []
+    challenges: list[dict[str, str]] = []  # the fields of each challenge
     for value in values:
-        parameters: dict[str, str] = {}  # parameters before the first scheme are ignored
+        # The fields of the last challenge. Parameters before the first scheme are ignored.
+        parameters: dict[str, str] = {}
         for word in _WORD.finditer(value):
             name = word["name"].lower()
             if word["quoted"] is not None:
@@ -174,6 +175,10 @@ def _has_same_owner(host: str, registry: str) -> bool:
     return any("." in domain and f".{host}".endswith(f".{domain}") for domain in domains)
 
 
+# The number of bytes of a body that are searched for a tag of HTML.
+_HTML_SEARCHED = 2000
+
+
 class _ErrorEntry(NamedTuple):
     """One element of `errors` in an error body.
 
@@ -184,16 +189,24 @@ class _ErrorEntry(NamedTuple):
     message: str = ""
 
 
-def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
+class ErrorBody(NamedTuple):
+    """The explanation of an error in the body of an answer."""
+
+    codes: tuple[str, ...]
+    # Untrusted text of any length. Secrets must be redacted before it is shortened.
+    message: str
+
+
+def parse_error_body(body: bytes) -> ErrorBody:
     """Parse an error body of any format in docs/protocol-facts.md section 1.12.
 
-    Returns the error codes and the message. Both are empty if the body is an HTML page. The message
-    is untrusted text of any length. The caller must redact secrets in it before shortening it.
+    Codes and message are empty if the body is an HTML page. A body in an unknown format is returned
+    as the message.
     """
     document = json_object(body)
     if document is None:
-        is_html = b"<" in body[:2000]
-        return (), "" if is_html else body.decode("utf-8", "replace")
+        is_html = b"<" in body[:_HTML_SEARCHED]
+        return ErrorBody((), "" if is_html else body.decode("utf-8", "replace"))
 
     entries = _error_entries(document.get("errors"))
     if not entries:
@@ -202,10 +215,10 @@ def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
         texts = [_as_text(document.get(name)) for name in names]
         entries = [_ErrorEntry(message=next(filter(None, texts), ""))]
     codes = tuple(entry.code for entry in entries if entry.code)
-    sentences = [" ".join(filter(None, entry)) for entry in entries]
+    sentences = [" ".join(filter(None, (entry.code, entry.message))) for entry in entries]
     # Some registries repeat the same error for each blob.
     unique = dict.fromkeys(filter(None, sentences))
-    return codes, "; ".join(unique)
+    return ErrorBody(codes, "; ".join(unique))
 
 
 def _error_entries(errors: object) -> list[_ErrorEntry]:

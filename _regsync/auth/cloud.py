@@ -135,15 +135,16 @@ class CloudLogin:
     """
 
     def __init__(
-        self, clouds: Clouds, cloud: str, registry: Registry, probing_metadata: bool
+        self, clouds: Clouds, cloud: str, registry: Registry, *, probing_metadata: bool
     ) -> None:
         self._clouds = clouds
-        self._cloud = cloud
+        self._cloud = cloud  # "aws", "google" or "azure"
         self._registry = registry
         self.machine = clouds.machine
         self._probing_metadata = probing_metadata
 
-        # The current credential. None before the first login, or if the cloud does not answer.
+        # The current credential, which may have expired. None before the first login, or if a probed
+        # cloud does not answer.
         self._credential: Credential | None = None
         self.expires = math.inf  # of the credential: seconds since 1970, by the wall clock
         # The times of the next renewal and of the credential's end, by the event loop's clock.
@@ -155,7 +156,8 @@ class CloudLogin:
         # service share one lock, so that only one of them probes it.
         self._lock = clouds.probe_lock(cloud) if probing_metadata else anyio.Lock()
         self._renewals = 0  # the number of renewals, successful or not
-        self._error: SyncError | None = None  # the error of the last renewal
+        # The error of the last renewal, if the old credential has expired. None otherwise.
+        self._error: SyncError | None = None
 
     async def credential(self, refused: Credential | None = None) -> Credential | None:
         """Return the current credential. Renew it first if it is due for renewal.
@@ -167,7 +169,8 @@ class CloudLogin:
         is renewed immediately.
         """
         renewals_before = self._renewals
-        if refused and refused == self._credential:
+        is_current_refused = refused is not None and refused == self._credential
+        if is_current_refused:
             self._renew_at = -math.inf
             self._valid_until = -math.inf
         is_due = anyio.current_time() >= self._renew_at
@@ -185,7 +188,9 @@ class CloudLogin:
     async def _renew(self) -> None:
         """Log in again, and set `_credential` or `_error`.
 
-        If the login fails, the old credential is kept until it expires.
+        If the login fails, the old credential is kept until it expires, and the login is repeated
+        after `_RETRY_SECONDS`. If a probed metadata service does not answer, nothing is set, and it
+        is not probed again.
         """
         began = anyio.current_time()
         self._error = None
@@ -194,7 +199,7 @@ class CloudLogin:
             if login is not None:
                 self._set_login(login, began)
             else:
-                # Further logins that would only probe this cloud's metadata service need not try.
+                # Other logins that only probe this metadata service read this set first.
                 self._clouds.without_metadata.add(self._cloud)
         except (ConfigError, SyncError) as error:
             is_still_valid = began < self._valid_until
@@ -212,7 +217,7 @@ class CloudLogin:
     async def _log_in(self) -> Login | None:
         """Request a login from the cloud.
 
-        Returns None if a probed metadata service does not answer.
+        Returns None if a probed metadata service does not answer, or did not answer another login.
         """
         # Once the metadata service has issued a login, a missing answer is an error.
         is_probe = self._probing_metadata and self._credential is None
@@ -263,14 +268,16 @@ class Clouds:
 
         The sources are searched in the order of docs/design.md section 3. Returns None if no source
         has a credential; then requests are sent anonymously. Raises AuthError if a source is
-        unusable.
+        unusable. `repository` is used as in `find_credential`. `read` reads a credential file.
         """
         cloud = _cloud_for(registry)
         if cloud is None:
             return self._find_credential(registry, repository, read)
 
-        has_identity = registry.auth_type is not None or self._is_configured(cloud)
+        requires_identity = registry.auth_type is not None  # `auth_type` names the cloud's login
+        has_identity = requires_identity or self._is_configured(cloud)
         if not has_identity:
+            # Only without a configured identity, a container client's credential takes precedence.
             credential = self._find_credential(registry, repository, read)
             if credential is not None:
                 return credential
@@ -278,7 +285,7 @@ class Clouds:
         probing_metadata = not has_identity
         key = (cloud, _login_key(cloud, registry), registry.cloud_profile, probing_metadata)
         if key not in self._logins:
-            self._logins[key] = CloudLogin(self, cloud, registry, probing_metadata)
+            self._logins[key] = CloudLogin(self, cloud, registry, probing_metadata=probing_metadata)
         return self._logins[key]
 
     def _is_configured(self, cloud: str) -> bool:

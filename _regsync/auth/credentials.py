@@ -86,7 +86,7 @@ def find_credential(
     Raises AuthError if a source is unusable, or if `auth_type` requires a credential and there is
     none.
     """
-    auth_type = registry.auth_type
+    auth_type = registry.auth_type  # None if the configuration permits all sources
     if auth_type == "anonymous":
         return None
     if auth_type in ("basic", "static_token"):
@@ -99,10 +99,12 @@ def find_credential(
         credential = _github_credential(registry, environ)
         if credential is not None:
             return credential
-    uses_files = auth_type != "ghcr"
+    uses_files = auth_type != "ghcr"  # this type permits only the token in GITHUB_TOKEN
     if uses_files:
         for place, text in _credential_files(environ, home, read):
             tried_places.append(place)
+            if text is None:
+                continue
             credential = _look_up(place, text, registry, repository)
             if credential is not None:
                 return credential
@@ -217,20 +219,20 @@ def _parse_file(place: str, text: bytes) -> _CredentialFile:
 
 
 def _look_up(
-    place: str, text: bytes | None, registry: Registry, repository: str | None
+    place: str, text: bytes, registry: Registry, repository: str | None
 ) -> Credential | None:
     """Look up the credential for a registry in the content of one credential file.
 
-    Returns None if the file has no credential (docs/protocol-facts.md sections 3.2 to 3.4). Raises
-    AuthError if the file refers to a credential helper, because regsync starts no other programs.
+    Returns None if the file has no credential (docs/protocol-facts.md sections 3.2 to 3.4), or if
+    regsync's own cloud login replaces the file's credential helper. Raises AuthError for any other
+    credential helper, because regsync starts no other programs, and for a malformed file.
     """
-    if text is None:
-        return None
     file = _parse_file(place, text)
     names = _names_in_files(registry)
     helper = next(filter(None, map(file.helpers.get, names)), None)
     if helper:
-        _refuse_credential_program(place, helper, "credHelpers", registry)
+        if not _has_login_like(helper, registry):
+            raise _helper_error(place, helper, registry, section="credHelpers")
         return None
 
     keys = _matching_keys(file, names, repository)
@@ -241,9 +243,9 @@ def _look_up(
     # `docker login` writes an empty entry for each login that it puts in the store
     # (nativeStore.Store of docker/cli). Without such an entry, only an `auth_type` suggests that
     # the store has a login.
-    may_be_in_store = keys or registry.auth_type is not None
-    if file.store and may_be_in_store:
-        _refuse_credential_program(place, file.store, "credsStore", registry)
+    may_be_in_store = bool(keys) or registry.auth_type is not None
+    if file.store and may_be_in_store and not _has_login_like(file.store, registry):
+        raise _helper_error(place, file.store, registry, section="credsStore")
     return None
 
 
@@ -265,6 +267,7 @@ def _matching_keys(file: _CredentialFile, names: list[str], repository: str | No
     paths = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]  # `a/b`, then `a`
     names_with_path = [f"{name}/{path}" for path in paths for name in names]
     keys = [key for key in (*names_with_path, *names) if key in file.auths]
+
     # Older keys are URLs, of which only the host is compared. In the legacy file the scheme is
     # optional. In other files, a key without a scheme may be a repository.
     url = r"(?:https?://)?([^/]*).*" if file.is_legacy else r"https?://([^/]*).*"
@@ -275,19 +278,21 @@ def _matching_keys(file: _CredentialFile, names: list[str], repository: str | No
     return keys
 
 
-def _refuse_credential_program(
-    place: str, program: object, section: str, registry: Registry
-) -> None:
-    """Raise AuthError for a credential helper, unless regsync's own cloud login can replace it.
+def _has_login_like(helper: object, registry: Registry) -> bool:
+    """Report whether regsync's own login to the registry's cloud replaces a credential helper.
 
-    `section` is the key in the file that names the helper.
+    `helper` is the helper's name without `docker-credential-`, if the file is well-formed. With an
+    `auth_type`, only the source that it names is used, so that nothing is replaced.
     """
-    is_helper_of_cloud = re.fullmatch(_CLOUD_HELPERS, f"{registry.kind} {program}") is not None
-    if is_helper_of_cloud and registry.auth_type is None:
-        return
-    helper = f"credential helper docker-credential-{printable(str(program), 40)} ({section})"
-    raise AuthError(
-        f"{place} delegates {registry.authority} to the {helper}, and regsync starts no other programs",
+    is_helper_of_cloud = re.fullmatch(_CLOUD_HELPERS, f"{registry.kind} {helper}") is not None
+    return is_helper_of_cloud and registry.auth_type is None
+
+
+def _helper_error(place: str, helper: object, registry: Registry, *, section: str) -> AuthError:
+    """Return the error for a file that names a credential helper under the key `section`."""
+    shown = f"credential helper docker-credential-{printable(str(helper), 40)} ({section})"
+    return AuthError(
+        f"{place} delegates {registry.authority} to the {shown}, and regsync starts no other programs",
         hint="use auth_type: basic with credentials, or write an auths entry to a separate file and point "
         "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
         fatal=True,
@@ -300,6 +305,7 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
     Returns None if the entry has no secret, because docker has put the secret in a credential
     store. Raises AuthError if the entry is malformed.
     """
+    # Raised for each defect alike, because the entry may contain secrets.
     broken = AuthError(f"{place}: the entry for {registry.authority} cannot be read", fatal=True)
     if not isinstance(entry, dict):
         raise broken

@@ -73,6 +73,7 @@ class TokenCache:
         # Issued tokens, by their set of (repository, actions).
         self._tokens: dict[frozenset[Scope], Token] = {}
         self._by_value: dict[str, Token] = {}  # the same tokens, by their values
+        # Tokens that were dropped recently. A late answer may refer to a dropped token.
         self._dropped = deque[Token](maxlen=_MOST_DROPPED)
         self.pending: list[Token] = []  # tokens whose request to the token service has not ended
 
@@ -118,15 +119,16 @@ class TokenCache:
         if self.scope_for_all:
             return True
         return all(
-            _actions_in(actions) <= _actions_in(token.scopes.get(name, ""))
-            for name, actions in needed.items()
+            _actions_in(actions) <= _actions_in(token.scopes.get(repository, ""))
+            for repository, actions in needed.items()
         )
 
     def find(self, needed: Scopes, before_body: bool) -> Token | None:
         """Return the newest live token whose scopes allow a request.
 
-        Returns a pending token only if no issued token is suitable. Returns None if a new token
-        must be requested. `before_body` has the same meaning as in `is_live`.
+        If no issued token is suitable, returns a pending token, for which the caller must wait.
+        Returns None if a new token must be requested. `before_body` has the same meaning as in
+        `is_live`.
         """
         if self.needs_exact_scopes:
             # At most one token is suitable. There may be thousands of tokens, so look it up.
@@ -145,7 +147,10 @@ class TokenCache:
         return None
 
     def covered_scopes(self, before_body: bool) -> set[Scope]:
-        """Return the scopes of all live tokens, issued and pending."""
+        """Return the scopes of all live tokens, issued and pending.
+
+        `before_body` has the same meaning as in `is_live`.
+        """
         tokens = [*self._tokens.values(), *self.pending]
         return {
             scope
@@ -164,7 +169,7 @@ class TokenCache:
             if old_key == key or not self.is_live(token, before_body=False)
         ]
         for old_key in outdated:
-            self._drop(old_key)
+            self._remove(old_key)
         self._tokens[key] = new_token
         self._by_value[new_token.value] = new_token
 
@@ -175,16 +180,18 @@ class TokenCache:
         """
 
         def would_be_refused(token: Token) -> bool:
-            # A token that was issued before the refused token has probably ended too.
+            # The token service may have issued the same value for other scopes, too. A token that
+            # was issued before the refused token has probably ended too.
             is_older = token.requested_at <= refused.requested_at
             return token.value == refused.value or (is_older and self.is_sufficient(token, needed))
 
         keys = [key for key, token in self._tokens.items() if would_be_refused(token)]
-        return [self._drop(key).value for key in keys]
+        return [self._remove(key).value for key in keys]
 
-    def _drop(self, key: frozenset[Scope]) -> Token:
+    def _remove(self, key: frozenset[Scope]) -> Token:
+        """Move a token from the cache to the dropped tokens, and return the token."""
         token = self._tokens.pop(key)
-        if self.is_cached(token):
+        if self.is_cached(token):  # otherwise a newer token has the same value
             del self._by_value[token.value]
         self._dropped.append(token)
         return token

@@ -821,7 +821,7 @@ class Authenticator:
         if status == 401 and not self.is_anonymous:
             return self._refused_error(who)
 
-        _, reason = parse_error_body(answer.body)
+        reason = parse_error_body(answer.body).message
         suffix = f": {one_line(self.redact(reason), _MOST_REASON)}" if reason else ""
         is_temporary = status in (408, 429) or status >= 500
         if is_temporary:
