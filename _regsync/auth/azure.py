@@ -24,6 +24,10 @@ from _regsync.errors import AuthError, RegistryError, WireError
 from _regsync.net.http1 import parse_retry_after
 from _regsync.text import json_object, printable, redact, redacting
 
+# Statuses with which the metadata services of other clouds, at the same address, answer the check.
+# Azure's service answers the check with 400.
+_STATUSES_OF_OTHER_SERVERS = (401, 403, 404)
+
 # Environment variables, each of which selects a source of an identity.
 _SECRET_VARIABLE = "AZURE_CLIENT_SECRET"
 _FILE_VARIABLE = "AZURE_FEDERATED_TOKEN_FILE"
@@ -157,7 +161,7 @@ async def log_in(
     suffix = registry.host.rpartition(".azurecr.")[2]
     cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
     token = await _obtain_directory_token(machine, cloud, probing_metadata=probing_metadata)
-    if token is None:
+    if token is None:  # the metadata service issues no token
         return None
 
     exchange = _TokenRequest(
@@ -327,7 +331,7 @@ async def _request_metadata_token(
     # check is faster than a token request, which may take seconds.
     url = f"{_METADATA_URL}?api-version={_METADATA_API_VERSION}"
     answer = await machine.fetch("GET", url, [], b"", _PROBE_SECONDS)
-    if answer.status in (401, 403, 404):
+    if answer.status in _STATUSES_OF_OTHER_SERVERS:
         return None
     request = _managed_identity_request(
         machine, found_at=_METADATA_NAME, url=_METADATA_URL, api_version=_METADATA_API_VERSION
@@ -349,8 +353,9 @@ async def _obtain_cli_token(
 ) -> _DirectoryToken:
     """Return the access token that `az login` has stored, or request one with its refresh token.
 
-    Raises AuthError if nobody has run `az login`, or if its files contain no usable token.
-    `tried_places` are the places that were searched before, for the error message.
+    Raises AuthError if nobody has run `az login`, if its files are malformed or contain no token, or
+    if the directory refuses the refresh token. `tried_places` are the places that were searched
+    before, for the error message.
     """
     try:
         profile = json.loads(_read_cli_file(machine, "azureProfile"))
@@ -393,14 +398,17 @@ def _find_subscription(profile: Any, cloud: _Cloud) -> Any | None:
         for subscription in profile.get("subscriptions", ())
         if subscription["environmentName"] == cloud.name
     ]
-    defaults = [
-        subscription for subscription in subscriptions if subscription.get("isDefault") is True
-    ]
-    return next(iter((*defaults, *subscriptions)), None)
+    for subscription in subscriptions:
+        if subscription.get("isDefault") is True:
+            return subscription
+    return subscriptions[0] if subscriptions else None
 
 
 def _find_entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list[Any]:
-    """Return the entries of one section of the token cache that belong to a subscription's user."""
+    """Return the entries of one section of the token cache that belong to a subscription's user.
+
+    `section` is `AccessToken` or `RefreshToken`.
+    """
     accounts = [
         account["home_account_id"]
         for account in cache["Account"].values()
@@ -465,7 +473,7 @@ async def _request_token(
     for audience in first_choices:
         try:
             return await _request_token_for(machine, request, audience)
-        except AuthError as error:
+        except AuthError as error:  # try the next audience if this audience is unknown
             is_unknown = re.search(_UNKNOWN_AUDIENCE, error.message) is not None
             if not is_unknown:
                 raise
@@ -475,6 +483,7 @@ async def _request_token(
 async def _request_token_for(
     machine: CloudEnvironment, request: _TokenRequest, audience: str
 ) -> str:
+    """Send a token request with a field for the audience added, and return the access token."""
     if request.is_to_metadata_service:
         audience_field = ("resource", f"https://{audience}")
     else:
@@ -500,14 +509,15 @@ async def _send(machine: CloudEnvironment, request: _TokenRequest, *, answer_fie
         else:
             headers = [("Content-Type", "application/x-www-form-urlencoded")]
             answer = await machine.fetch("POST", request.url, headers, encoded_fields.encode())
-    value = (json_object(answer.body) or {}).get(answer_field)
-    if answer.status == 200 and isinstance(value, str):
-        return value
+    text = (json_object(answer.body) or {}).get(answer_field)
+    if answer.status == 200 and isinstance(text, str):
+        return text
 
     place = request.url.partition("?")[0]  # IDENTITY_ENDPOINT may contain a query
     reason = _reason(redact(answer.body.decode("utf-8", "replace"), [request.secret]))
     message = printable(f"{place} refuses {request.found_at}: status {answer.status}: {reason}")
-    if answer.status == 429 or answer.status >= 500:
+    is_temporary = answer.status == 429 or answer.status >= 500
+    if is_temporary:
         wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall())
         raise RegistryError(message, status=answer.status, retry_after=wait)
     raise AuthError(message, hint=request.hint, fatal=True)

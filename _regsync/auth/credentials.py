@@ -232,7 +232,7 @@ def _look_up(
     helper = next(filter(None, map(file.helpers.get, names)), None)
     if helper:
         if not _has_login_like(helper, registry):
-            raise _helper_error(place, helper, registry, section="credHelpers")
+            raise _delegation_error(place, helper, registry, section="credHelpers")
         return None
 
     keys = _matching_keys(file, names, repository)
@@ -245,7 +245,7 @@ def _look_up(
     # the store has a login.
     may_be_in_store = bool(keys) or registry.auth_type is not None
     if file.store and may_be_in_store and not _has_login_like(file.store, registry):
-        raise _helper_error(place, file.store, registry, section="credsStore")
+        raise _delegation_error(place, file.store, registry, section="credsStore")
     return None
 
 
@@ -288,7 +288,7 @@ def _has_login_like(helper: object, registry: Registry) -> bool:
     return is_helper_of_cloud and registry.auth_type is None
 
 
-def _helper_error(place: str, helper: object, registry: Registry, *, section: str) -> AuthError:
+def _delegation_error(place: str, helper: object, registry: Registry, *, section: str) -> AuthError:
     """Return the error for a file that names a credential helper under the key `section`."""
     shown = f"credential helper docker-credential-{printable(str(helper), 40)} ({section})"
     return AuthError(

@@ -52,7 +52,8 @@ _PAUSES = (1.0, 2.0)  # seconds before the second and third attempt
 _METADATA_SECONDS = 3.0
 _LAST_METADATA_SECONDS = 1.0
 
-# URLs that secrets may be sent to and read from. Metadata services do not support https.
+# URLs that secrets may be sent to and read from. http is only allowed for this machine and for
+# metadata services, which do not support https.
 _SAFE_URL = r"(https://[^/?#@\s]+|http://(localhost|127\.[0-9.]+|\[::1\]|169\.254\.[0-9.]+)(:[0-9]+)?)([/?]\S*)?"
 
 
@@ -216,8 +217,8 @@ class _Source(NamedTuple):
         """Send a request, and return the answer. Its status may be an error.
 
         If the connection fails or the status is temporary, the request is repeated after each of
-        the `pauses`. Raises AuthError if the last attempt has no answer. `secrets` are the secrets
-        in the request; they are masked in messages.
+        the `pauses`, in seconds. Raises AuthError if the last attempt has no answer. `secrets` are
+        the secrets in the request; they are masked in messages.
         """
         # Metadata servers use plain http. They may refuse requests shortly after a pod's start
         # (section 5.4).
@@ -226,12 +227,12 @@ class _Source(NamedTuple):
         pauses_left = [*pauses]
         while True:
             is_last = not pauses_left
-            seconds = None
+            timeout = None  # only the timeouts of the connection apply
             if is_metadata:
-                seconds = _LAST_METADATA_SECONDS if is_last else _METADATA_SECONDS
+                timeout = _LAST_METADATA_SECONDS if is_last else _METADATA_SECONDS
             try:
                 with redacting(lambda: secrets):
-                    answer = await self.machine.fetch(method, url, headers, body, seconds)
+                    answer = await self.machine.fetch(method, url, headers, body, timeout)
             except WireError as error:
                 if is_last:
                     raise self.error(error.message, error.hint, error.code) from error
@@ -242,21 +243,29 @@ class _Source(NamedTuple):
             await anyio.sleep(pauses_left.pop(0))
 
     def read_token(
-        self, answer: Answer, hint: str, *, secrets: tuple[str, ...] = (), life: object = None
+        self,
+        answer: Answer,
+        hint: str,
+        *,
+        secrets: tuple[str, ...] = (),
+        requested_life: object = None,
     ) -> Login:
         """Return a registry login with the access token in an answer.
 
-        Raises AuthError if the answer contains no token. `life` is the token's lifetime in seconds,
-        used if the answer has no `expires_in`. `secrets` are the secrets of the request. They are
-        masked in the error, because the answer may repeat them.
+        Raises AuthError with `hint` if the answer contains no token. `requested_life` is the token's
+        lifetime in seconds if the answer has no `expires_in`. It comes from a file, and may not be a
+        number. `secrets` are the secrets of the request. They are masked in the error, because the
+        answer may repeat them.
         """
         document = json_object(answer.body) or {}
         token = document.get("access_token") or document.get("accessToken")
         if answer.status == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
-            lifetime = str(document.get("expires_in", life))  # some services send a string
-            seconds = float(lifetime) if re.fullmatch("[0-9]{1,9}", lifetime) else math.inf
+            # Some services send the lifetime as a string.
+            lifetime = str(document.get("expires_in", requested_life))
+            is_number = re.fullmatch("[0-9]{1,9}", lifetime) is not None
+            expires = self.machine.wall() + float(lifetime) if is_number else math.inf
             credential = Credential("oauth2accesstoken", token, found_at=self.name)
-            return Login(credential, self.machine.wall() + seconds)
+            return Login(credential, expires)
 
         reason = ""  # the body of a 200 is not shown, because it may contain a token
         if answer.status != 200:
@@ -278,8 +287,8 @@ class _CredentialFile(NamedTuple):
     def text(self, name: str, default: str = "", pattern: str = "(?s).+") -> str:
         """Return a text field, or `default` if the field is missing or empty.
 
-        Raises AuthError if there is no value, or if the value does not match `pattern`. Only URLs
-        are read with a `pattern`.
+        Raises AuthError if both are empty, if the field is not a text, or if the text does not match
+        `pattern`. A `pattern` is only given for URLs, so that the error can say so.
         """
         value = self.fields.get(name) or default
         if isinstance(value, str) and re.fullmatch(pattern, value):
@@ -294,12 +303,10 @@ class _CredentialFile(NamedTuple):
         or to this machine (section 5.3).
         """
         url = self.text(name, default, _SAFE_URL)
-        host = re.split("[/?:]+", url)[1].lower()
+        host = re.split("[/?:]+", url)[1].lower()  # the part after the scheme
         universe = str(self.fields.get("universe_domain") or "googleapis.com")
         is_google = f".{host}".endswith((".googleapis.com", f".{universe}"))
-        is_this_machine = url.startswith(
-            "http:"
-        )  # `_SAFE_URL` allows http only for local addresses
+        is_this_machine = url.startswith("http:")  # see `_SAFE_URL`
         if is_google or is_this_machine:
             return url
         raise self.source.error(f"{name} names {printable(host, 100)}, which is not Google's")
@@ -341,9 +348,9 @@ class _CredentialFile(NamedTuple):
         return login
 
     async def _request_token(self, file_type: str) -> Login:
-        """Request an access token with the fields of this file.
+        """Request an access token from the token service for this `file_type`.
 
-        Raises AuthError if there is no token.
+        Raises AuthError if a field of the file is missing, or if the service issues no token.
         """
         grant = _GRANTS[file_type]
         form = await self._token_form(file_type)
@@ -365,16 +372,22 @@ class _CredentialFile(NamedTuple):
         return service.read_token(answer, grant.hint, secrets=secrets)
 
     async def _token_form(self, file_type: str) -> dict[str, str]:
-        """Build the form of a token request, including the proof of identity (section 5.3)."""
+        """Build the form of a token request, including the proof of identity (section 5.3).
+
+        The subject token of an external account is read from a file or requested from a service.
+        Raises AuthError if a field or the subject token is missing.
+        """
         grant = _GRANTS[file_type]
         form = {"grant_type": grant.grant_type}
         form |= {name: self.text(name) for name in grant.form_fields}
         if file_type == "service_account":
             form["assertion"] = self._assertion()
         if file_type == "external_account":
-            # Without a client, a workforce pool needs the project that is billed for the request.
+            # A workforce pool needs the project that is billed for the request, unless the request
+            # has a client.
             project = self.fields.get("workforce_pool_user_project")
-            if project and not self.fields.get("client_id"):
+            has_client = bool(self.fields.get("client_id"))
+            if project and not has_client:
                 form["options"] = quote(json.dumps({"userProject": project}))
             form["scope"] = _SCOPE
             form["requested_token_type"] = f"{_URN}token-type:access_token"
@@ -399,7 +412,7 @@ class _CredentialFile(NamedTuple):
         service = self._service_at(url)
         body = json.dumps(request).encode()
         answer = await service.fetch("POST", url, headers, body, secrets=secrets)
-        return service.read_token(answer, _GRANT_HINT, secrets=secrets, life=life)
+        return service.read_token(answer, _GRANT_HINT, secrets=secrets, requested_life=life)
 
     def _assertion(self) -> str:
         """Build a JWT signed with the service account's key.
@@ -425,9 +438,11 @@ class _CredentialFile(NamedTuple):
         return f"{signed}.{_base64url(signature)}"
 
     async def subject_token(self) -> str:
-        """Return the token of another identity provider, if this object is a `credential_source`.
+        """Return the token of another identity provider.
 
-        The token is in a file or at a URL (section 5.3). Raises AuthError if there is no token.
+        This object must be a `credential_source`, which names the file or the URL with the token
+        (section 5.3). The content is the token itself or a JSON object. Raises AuthError if there is
+        no token.
         """
         content = await self._source_content()
         content_format = self.part("format")
@@ -440,7 +455,11 @@ class _CredentialFile(NamedTuple):
         return _CredentialFile(self.source, document).text(token_field)
 
     async def _source_content(self) -> bytes:
-        """Read the file or the URL of a `credential_source`. Returns b"" if it does not exist."""
+        """Read the file or the URL of a `credential_source`.
+
+        Returns b"" if the file does not exist, or if the URL answers with an error status. Raises
+        AuthError if there is neither a file nor a URL, or if the URL does not answer.
+        """
         if "file" in self.fields:
             return self.source.machine.read(self.text("file")) or b""
 

@@ -47,6 +47,7 @@ def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
         headers.append(("X-Amz-Security-Token", keys.identity_token))
 
     host = urlsplit(request.url).netloc
+    # Lower-case names in order, and values without surplus blanks, as the service will hash them.
     signed_headers = sorted(
         (name.lower(), " ".join(value.split())) for name, value in [("host", host), *headers]
     )
@@ -70,6 +71,7 @@ def _canonical_request(request: Request, signed_headers: list[Pair], names: str)
     `names` are the names of the signed headers, joined by semicolons.
     """
     parts = urlsplit(request.url)
+    # The parameters are sorted in their encoded form.
     query = sorted(
         (quote(name, "~"), quote(value, "~"))
         for name, value in parse_qsl(parts.query, keep_blank_values=True)
@@ -79,7 +81,7 @@ def _canonical_request(request: Request, signed_headers: list[Pair], names: str)
         quote(parts.path, "/~") or "/",
         "&".join(f"{name}={value}" for name, value in query),
         *(f"{name}:{value}" for name, value in signed_headers),
-        "",
+        "",  # an empty line ends the headers
         names,
         hash_hex("sha256", request.body),
     )
