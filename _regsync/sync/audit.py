@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -98,12 +98,14 @@ class _Check:
         self.error: SyncError | None = None
 
     @contextmanager
-    def catching_errors(self, what: str, digest: str, absent: Flaw | None = None) -> Iterator[None]:
+    def catching_errors(
+        self, part_type: str, digest: str, absent: Flaw | None = None
+    ) -> Iterator[None]:
         """Record a SyncError that ends the block, and continue after the block.
 
-        A 404 is recorded as the flaw `absent`, if given. A ContentError is recorded as the flaw that
-        the content with this digest is corrupt. `what` is the word for the content in that flaw, as
-        "blob" or "manifest". Any other error makes the check incomplete.
+        A 404 is recorded as the flaw `absent`, if `absent` is given. A ContentError is recorded as the
+        flaw that the part with this digest is corrupt. `part_type` is the word for the part in that
+        flaw, such as "blob" or "manifest". Any other error makes the check incomplete.
         """
         try:
             yield
@@ -112,7 +114,7 @@ class _Check:
             if is_absent and absent is not None:
                 self.flaws.append(absent)
             elif isinstance(error, ContentError):
-                self.flaws.append(Flaw.corrupt(what, digest, error.message))
+                self.flaws.append(Flaw.corrupt(part_type, digest, error.message))
             else:
                 self.error = self.error or error
 
@@ -127,6 +129,15 @@ class _Contents(NamedTuple):
 
     check: _Check
     # The manifests below it that the target holds, as descriptors in their indexes.
+    entries: list[Descriptor]
+
+
+class _TargetTree(NamedTuple):
+    """The manifests of an image or artifact that its target holds."""
+
+    # The top, and the manifests below it that are present and correct.
+    manifests: list[Manifest]
+    # The descriptors of the manifests below the top, as in their indexes.
     entries: list[Descriptor]
 
 
@@ -331,18 +342,19 @@ class Audit:
     async def _check_tag(self, check: _Check) -> None:
         """Check the tag's digest, the manifests and blobs below it, and the artifacts.
 
-        Raises SyncError if the expected digest cannot be found out at the source.
+        Adds flaws and the first error at the target to `check`. Raises SyncError if the expected digest
+        cannot be found out at the source.
         """
         image = check.image
         expected = await self._find_expected(image)
-        likely = expected.digest or expected.source_digest
+        likely_digest = expected.digest or expected.source_digest
         top: Manifest | None = None
-        with check.catching_errors("manifest", likely):
-            top = await self._manifest_of_tag(image.target, image.wanted.tag, likely)
+        with check.catching_errors("manifest", likely_digest):
+            top = await self._manifest_of_tag(image.target, image.wanted.tag, likely_digest)
             if top is None and not expected.is_held_back:
                 check.flaws.append(Flaw.missing(expected.digest))
         if top is None:
-            return
+            return  # the tag is absent, or its manifest could not be read
 
         if top.digest != expected.digest and not expected.is_held_back:
             check.flaws.append(Flaw.differs("", top.digest, expected.digest))
@@ -361,42 +373,52 @@ class Audit:
         tag = image.wanted.tag
         at_source = await self._discovery.resolve_at_source(mapping, tag, by_head=True)
         source_digest = at_source.digest
-        is_held_back = self._is_held_back(image, source_digest)
+        is_held_back = self._record_sighting(image, source_digest)
         if at_source.digest_at_target is not None:
+            # The digest is from a lock.
             return _Expected(at_source.digest_at_target, source_digest, is_held_back)
 
-        # If a run has trimmed the index, the state has the digest of the trimmed index.
+        # If a run has copied this digest, the state has the digest that the run has put. It is another
+        # digest if the run has trimmed the index.
         key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
         entry = self._knowledge.snapshots([key]).get(key)
         if entry is not None and entry.snapshot.source == key_of(source_digest):
             snapshot = entry.snapshot
             is_trimmed = snapshot.pushed != snapshot.source
-            pushed = digest_like(snapshot.pushed) if is_trimmed else source_digest
-            return _Expected(pushed, source_digest, is_held_back)
+            # A key does not hold all of a sha512, so the source's digest is used if it is the same.
+            target_digest = digest_like(snapshot.pushed) if is_trimmed else source_digest
+            return _Expected(target_digest, source_digest, is_held_back)
         if is_held_back:
             # Any digest at the target is right, so the index is not fetched.
             return _Expected("", source_digest, is_held_back)
         lookup = await self._discovery.look_up_at_source(mapping, tag, source_digest)
         return _Expected(lookup.digest, lookup.source_digest, is_held_back)
 
-    def _is_held_back(self, image: _AuditedImage, digest: str) -> bool:
-        """Report whether `min_age` holds a digest back, so that no run copies it yet."""
+    def _record_sighting(self, image: _AuditedImage, digest: str) -> bool:
+        """Record that the source has a digest now, if the mapping has a `min_age`.
+
+        Returns whether `min_age` holds the digest back, so that no run copies it yet.
+        """
         min_age = image.wanted.mapping.min_age
         if not min_age or self._first_seen is None:
             return False
-        return self._first_seen.record_sighting(image.source.key, digest, min_age) is not None
+        held_until = self._first_seen.record_sighting(image.source.key, digest, min_age)
+        return held_until is not None
 
-    async def _manifest_of_tag(self, target: Repository, tag: str, likely: str) -> Manifest | None:
+    async def _manifest_of_tag(
+        self, target: Repository, tag: str, likely_digest: str
+    ) -> Manifest | None:
         """Return the manifest under a tag. Returns None if the tag is absent.
 
-        `likely` is the digest that the tag probably names. Of several tags with the same likely digest,
-        the first costs a GET. Its manifest is then cached, so each of the others costs only a HEAD.
+        `likely_digest` is the digest that the tag probably names. Of several tags with the same likely
+        digest, the first costs a GET. Its manifest is then cached, so each later tag costs only a HEAD.
         """
-        listed = self._discovery.known_listing(target)
-        if listed is not None and tag not in listed:
+        listed_tags = self._discovery.known_listing(target)
+        if listed_tags is not None and tag not in listed_tags:
             return None
-        async with self._tag_reads[target.key, likely]:
-            if self._discovery.cached_manifest(target, likely) is None:
+        # Tags with the same likely digest wait until the first tag's manifest is cached.
+        async with self._tag_reads[target.key, likely_digest]:
+            if self._discovery.cached_manifest(target, likely_digest) is None:
                 return await _unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
 
         digest = await target.head_manifest(tag)
@@ -416,66 +438,60 @@ class Audit:
 
     async def _check_below(self, image: _AuditedImage, top: Manifest) -> _Contents:
         check = _Check(image)
-        manifests, entries = await self._read_tree(check, top)
-        blobs = {blob.digest: blob for manifest in manifests for blob in manifest.blobs}
+        tree = await self._read_tree(check, top)
+        blobs = {blob.digest: blob for manifest in tree.manifests for blob in manifest.blobs}
         await gather(partial(self._check_blob, check, blob) for blob in blobs.values())
-        return _Contents(check, entries)
+        return _Contents(check, tree.entries)
 
-    async def _read_tree(
-        self, check: _Check, top: Manifest
-    ) -> tuple[list[Manifest], list[Descriptor]]:
+    async def _read_tree(self, check: _Check, top: Manifest) -> _TargetTree:
         """Fetch all manifests below a manifest, level by level.
 
-        Returns the manifests that are present and correct, including the top, and the descriptors of
-        those below the top.
+        Counts the manifests in the report. Adds a flaw to `check` for each manifest that is absent or
+        corrupt, or an error if the tree is too large.
         """
-        manifests = list[Manifest]()
-        entries = list[Descriptor]()
-        # By digest, the descriptors of all manifests below the top, also of absent manifests.
+        self._report.manifests_present.add((top.digest, check.image.target.key))
+        tree = _TargetTree(manifests=[], entries=[])
+        # By digest, the descriptors of all manifests below the top. They include absent manifests.
         named = dict[str, Descriptor]()
-        depth = 0
         level = [top]
-        while level:
-            depth += 1
-            manifests += level
-            self._report.manifests_present.update(
-                (manifest.digest, check.image.target.key) for manifest in level
-            )
-
+        for depth in count(1):
+            tree.manifests.extend(level)
             children = {
                 child.digest: child
                 for manifest in level
                 for child in manifest.children
                 if child.digest not in named
             }
+            if not children:
+                break
             named.update(children)
-            # A hostile registry may return an endless tree.
             try:
-                check_tree_size(named.values())
-                if children and depth > MAX_INDEX_DEPTH:
-                    raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
+                _check_bounds(named.values(), depth)
             except ContentError as error:
                 check.error = error.with_place(Side.TARGET, "read", check.image.target_name)
                 break
 
-            # Children that are absent or corrupt are not in `fetched`.
-            fetched = dict[str, Manifest]()
-            await gather(
-                partial(self._fetch_child, check, child, fetched) for child in children.values()
+            answers = await gather(
+                partial(self._fetch_child, check, child) for child in children.values()
             )
-            level = [fetched[digest] for digest in children if digest in fetched]
-            entries += [children[digest] for digest in children if digest in fetched]
-        return manifests, entries
+            level = list[Manifest]()
+            for child, manifest in zip(children.values(), answers, strict=True):
+                if manifest is not None:
+                    level.append(manifest)
+                    tree.entries.append(child)
+        return tree
 
-    async def _fetch_child(
-        self, check: _Check, child: Descriptor, fetched: dict[str, Manifest]
-    ) -> None:
-        """Fetch a manifest that an index names, and add it to `fetched` under its digest."""
+    async def _fetch_child(self, check: _Check, child: Descriptor) -> Manifest | None:
+        """Fetch a manifest that an index names, and count it in the report.
+
+        Returns None after any error, and adds the flaw or the error to `check`.
+        """
+        target = check.image.target
+        manifest: Manifest | None = None
         with check.catching_errors("manifest", child.digest, Flaw.incomplete("manifest", child)):
-            target = check.image.target
-            fetched[child.digest] = await self._discovery.fetch_manifest(
-                target, child.digest, child
-            )
+            manifest = await self._discovery.fetch_manifest(target, child.digest, child)
+            self._report.manifests_present.add((child.digest, target.key))
+        return manifest
 
     async def _check_blob(self, check: _Check, blob: Descriptor) -> None:
         """Check that a blob is present and has the right size. Its bytes are not read."""
@@ -492,17 +508,21 @@ class Audit:
             self._record_blob(check.image, blob)
 
     def _record_blob(self, image: _AuditedImage, blob: Descriptor) -> None:
-        """Record that a target has a blob, and perhaps choose the blob to be read back."""
+        """Record in the report that a target has a blob. The blob may be chosen to be read back."""
         digest_and_target = (blob.digest, image.target.key)
         if digest_and_target in self._report.blobs_present:
             return
         self._report.blobs_present.add(digest_and_target)
         # There is no need to read an empty JSON object, or a blob that is embedded in its descriptor.
-        if known_body(blob) is not None:
-            return
+        if known_body(blob) is None:
+            self._offer_to_sample(image, blob)
 
-        # The number of blobs at a host is not known in advance, so this is reservoir sampling. Each of
-        # the blobs found so far is in the sample with the same probability.
+    def _offer_to_sample(self, image: _AuditedImage, blob: Descriptor) -> None:
+        """Perhaps choose a blob to be read back, in place of a blob that was chosen before.
+
+        The number of blobs at a host is not known in advance, so this is reservoir sampling. Each of the
+        blobs found so far is in the host's sample with the same probability.
+        """
         host = image.target.host.key
         self._blobs_found[host] += 1
         sample = self._samples[host]
@@ -552,7 +572,7 @@ class Audit:
         be complete.
         """
         image = check.image
-        # Subjects in the artifacts.
+        # The subjects in the artifacts.
         below = list[_Subject]()
         with check.catching_errors("list of referrers of", subject.digest):
             required = list[Artifact]()
@@ -562,9 +582,10 @@ class Audit:
                 )
             entries = (await self._referrers.lists.read(image.target, subject.digest)).entries
 
-            listed = {entry.digest for entry in entries}
+            listed_digests = {entry.digest for entry in entries}
             checks: list[Callable[[], Awaitable[list[_Subject]]]] = [
-                partial(self._check_required, check, artifact, listed) for artifact in required
+                partial(self._check_required, check, artifact, listed_digests)
+                for artifact in required
             ]
             # `_check_required` checks these digests.
             excluded = {artifact.source_digest for artifact in required}
@@ -579,38 +600,38 @@ class Audit:
         return below
 
     async def _check_required(
-        self, check: _Check, artifact: Artifact, listed: Collection[str]
+        self, check: _Check, artifact: Artifact, listed_digests: Collection[str]
     ) -> list[_Subject]:
         """Check an artifact that the source lists. Returns the subjects in the artifact.
 
-        `listed` has the digests that the target lists for the artifact's subject.
+        `listed_digests` are the digests that the target lists for the artifact's subject. The result is
+        empty if the artifact has another digest at the target, or if the source does not hold it.
         """
         image = check.image
         digest = artifact.source_digest
-        # The digests of the subjects. Even if the target lacks the artifact, it may have artifacts of
-        # the artifact.
-        below = [digest]
+        # Even if the target lacks the artifact, it may have artifacts of the artifact.
+        subject_digests = [digest]
         with check.catching_errors("manifest", digest):
             manifest = await self._manifest_of(image.target, artifact)
-            if manifest is not None:
-                below = await self._check_artifact(check, manifest)
+            if manifest is None:
+                if not await self._referrers.is_at_source(image.wanted.mapping, artifact):
+                    # The source lists the artifact but does not hold it, so no run can copy it.
+                    return []
+                check.flaws.append(Flaw("artifact_missing", f"{artifact} is missing", digest))
+            else:
+                subject_digests = await self._check_artifact(check, manifest)
                 if manifest.digest != digest:
                     prefix = f"artifact {artifact.reference}: "
                     check.flaws.append(Flaw.differs(prefix, manifest.digest, digest))
                     return []
                 # Clients find an artifact without a cosign tag only by the list.
-                if artifact.entry is not None and digest not in listed:
+                if artifact.entry is not None and digest not in listed_digests:
                     text = f"{artifact} exists, but the target does not list it"
                     check.flaws.append(Flaw("artifact_missing", text, digest))
-            elif await self._referrers.is_at_source(image.wanted.mapping, artifact):
-                check.flaws.append(Flaw("artifact_missing", f"{artifact} is missing", digest))
-            else:
-                # The source lists the artifact but does not hold it, so no run can copy it.
-                return []
 
         if not self._referrers.may_be_subject(image.wanted.mapping, image.wanted.tag, artifact):
             return []
-        return [_Subject(subject_digest, is_at_source=True) for subject_digest in below]
+        return [_Subject(subject_digest, is_at_source=True) for subject_digest in subject_digests]
 
     async def _manifest_of(self, target: Repository, artifact: Artifact) -> Manifest | None:
         """Return the manifest of an artifact. Returns None if the target does not hold it."""
@@ -706,6 +727,16 @@ class Audit:
         outcome = Outcome(image.source_name, image.target_name, "failed", error=error)
         self._report.failures.append(outcome)
         self._emit(outcome)
+
+
+def _check_bounds(entries: Collection[Descriptor], depth: int) -> None:
+    """Raise ContentError if a tree of manifests is too large, or its indexes are nested too deep.
+
+    Without bounds, an audit of a hostile registry that returns an endless tree would not end.
+    """
+    check_tree_size(entries)
+    if depth > MAX_INDEX_DEPTH:
+        raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
 
 
 def _subjects_in(
