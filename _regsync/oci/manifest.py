@@ -209,13 +209,13 @@ def parse_manifest(
 ) -> Manifest:
     """Verify and parse the body of a manifest or index.
 
-    `content_type` is the header of the response. `digest` is the requested digest, or `expected` is
-    the descriptor whose manifest was requested. Both are None if a tag was requested. Raises
-    WrongBytes if the body does not have the requested digest, and ContentError if the body is not
-    an acceptable manifest.
+    `content_type` is the header of the response. `expected` is the descriptor whose manifest was
+    requested, for example an index entry. Without a descriptor, `digest` is the requested digest, or
+    None if a tag was requested. Raises WrongBytes if the body does not have the requested digest, and
+    ContentError if the body is not an acceptable manifest.
     """
     response_type = (content_type or "").partition(";")[0].strip().lower()
-    received = _describe_response(body, response_type)
+    received = _describe_response(body, response_type)  # for error messages
     wanted_digest = expected.digest if expected else digest
     actual_digest = _digest_of_body(body, like=wanted_digest)
     has_wanted_digest = not wanted_digest or wanted_digest == actual_digest
@@ -236,10 +236,10 @@ def parse_manifest(
 
     # Schema 1 is refused before digests are compared, because the digest of a schema 1 manifest
     # excludes the signatures and therefore never matches the body.
-    is_schema_1 = document.get("schemaVersion") == 1 or any(
-        media_type.startswith(_DOCKER_SCHEMA_1) for media_type in (response_type, own_type)
+    has_schema_1_type = own_type.startswith(_DOCKER_SCHEMA_1) or response_type.startswith(
+        _DOCKER_SCHEMA_1
     )
-    if is_schema_1:
+    if has_schema_1_type or document.get("schemaVersion") == 1:
         raise ContentError(
             "a Docker schema 1 manifest, which cannot be copied unchanged",
             hint="push the image again with a current tool, as schema 2 or OCI",
@@ -247,12 +247,10 @@ def parse_manifest(
     if not has_wanted_digest:
         raise WrongBytes(f"asked for {wanted_digest}, got {actual_digest}; {received}")
 
-    stated_types = [own_type]
-    if response_type not in _GENERIC_TYPES:
-        stated_types.append(response_type)
-    if expected:
-        stated_types.append(expected.media_type)
-    media_type = _determine_type(document, [stated for stated in stated_types if stated], received)
+    header_type = "" if response_type in _GENERIC_TYPES else response_type
+    entry_type = expected.media_type if expected else ""
+    stated_types = list(filter(None, (own_type, header_type, entry_type)))
+    media_type = _determine_type(document, stated_types, received)
     return _read_manifest(document, media_type, actual_digest, body)
 
 
@@ -276,9 +274,10 @@ def _determine_type(
     """Return the media type of a document.
 
     `stated_types` are the types in the document, the response header and the index entry, as far as
-    they are present. Raises ContentError if they differ, or if the document's fields do not fit the
-    type, because two readers could otherwise take the document for two different things (R13).
-    `received` describes the response in error messages.
+    they are present. If none is present, the type follows from the document's fields. Raises
+    ContentError if the stated types differ, if the fields do not fit the type, or if the type is
+    neither stated nor follows. Two readers could otherwise take the document for two different things
+    (R13). `received` describes the response in error messages.
     """
     if len(set(stated_types)) > 1:
         text = ", ".join(printable(stated, 100) for stated in stated_types)
@@ -300,7 +299,8 @@ def _determine_type(
         media_type = _OCI_MANIFEST
     else:
         media_type = ""
-    if not (media_type.startswith("application/") and re.fullmatch(_MEDIA_TYPE, media_type)):
+    is_valid_type = re.fullmatch(_MEDIA_TYPE, media_type) is not None
+    if not is_valid_type or not media_type.startswith("application/"):
         raise ContentError(f"neither a manifest nor an index; {received}")
     if not _has_fields_of(media_type, document):
         raise ContentError(f"the document does not have the fields of {media_type}; {received}")
@@ -328,24 +328,26 @@ def _read_manifest(
     config = _read_optional_descriptor(document, "config")
     subject = _read_optional_descriptor(document, "subject")
     listed_layers = _read_descriptors(document, "layers")
-    blobs = _read_descriptors(document, "blobs")  # the layers of an old ORAS artifact manifest
+    oras_blobs = _read_descriptors(document, "blobs")  # the layers of an old ORAS artifact manifest
     entries = _read_descriptors(document, "manifests")
-    single = [descriptor for descriptor in (config, subject) if descriptor is not None]
-    _check_sizes([*single, *listed_layers, *blobs, *entries])
+    config_and_subject = [descriptor for descriptor in (config, subject) if descriptor is not None]
+    _check_sizes([*config_and_subject, *listed_layers, *oras_blobs, *entries])
 
     # An index of BuildKit's older cache format lists blobs under `manifests`.
     children = tuple(entry for entry in entries if not entry.is_blob)
-    layers = (*listed_layers, *blobs, *(entry for entry in entries if entry.is_blob))
+    entries_of_blobs = tuple(entry for entry in entries if entry.is_blob)
     artifact_type = _read_field(document, "artifactType", str)
     if not artifact_type and config:
+        # The image specification gives an artifact without a type the type of its config.
         artifact_type = config.media_type
     return Manifest(
         media_type=media_type,
         digest=digest,
         body=body,
+        # A document of another type that has children is copied as an index.
         is_index=media_type in _INDEX_TYPES or bool(children),
         config=config,
-        layers=layers,
+        layers=(*listed_layers, *oras_blobs, *entries_of_blobs),
         children=children,
         subject=subject,
         artifact_type=artifact_type or None,
@@ -496,12 +498,10 @@ def load_json(
 
 def _is_deeper_than(levels: int, value: object) -> bool:
     """Report whether an object or list is nested at least `levels` levels inside a value."""
-    nested = _containers_in([value])
+    containers = _containers_in([value])  # at one level, from the outermost inwards
     for _ in range(levels):
-        if not nested:
-            return False
-        nested = [inner for outer in nested for inner in _containers_in(outer)]
-    return bool(nested)
+        containers = [inner for outer in containers for inner in _containers_in(outer)]
+    return bool(containers)
 
 
 def _containers_in(outer: Any) -> list[Any]:
@@ -584,42 +584,60 @@ def _trim(
 
     The results for nested indexes are added to `trimmed`, by the digest before trimming.
     """
-    # The new entry of each child, in order: the child's own descriptor, the descriptor of a trimmed
-    # index, or None if the child is dropped.
-    chosen: list[Descriptor | None] = []
-    matched: set[Platform] = set()
-    available: dict[str, None] = {}  # an ordered set
     for child in index.children:
-        entry: Descriptor | None = None
-        if child.is_index:
-            if child.digest not in trimmed:
-                trimmed[child.digest] = _trim(nested[child.digest], wanted, nested, trimmed)
-            result = trimmed[child.digest]
-            matched |= result.matched
-            available |= dict.fromkeys(result.available)
-            if result.matched:
-                trimmed_child = result.manifest
-                entry = child._replace(digest=trimmed_child.digest, size=trimmed_child.size)
-        elif child.platform and not child.attested_digest:
-            matches = [want for want in wanted if platform_matches(want, child.platform)]
-            matched.update(matches)
-            available[str(child.platform)] = None
-            if matches:
-                entry = child
-        chosen.append(entry)
+        if child.is_index and child.digest not in trimmed:
+            trimmed[child.digest] = _trim(nested[child.digest], wanted, nested, trimmed)
 
-    entries = _add_attestations(index.children, chosen)
+    choices = [_choose_entry(child, wanted, trimmed) for child in index.children]
+    matched = frozenset(platform for choice in choices for platform in choice.matched)
+    # In the order of the index, without duplicates.
+    available = dict.fromkeys(platform for choice in choices for platform in choice.available)
+
+    entries = _add_attestations(index.children, [choice.entry for choice in choices])
     new_digests = [entry and entry.digest for entry in entries]
     is_changed = new_digests != [child.digest for child in index.children]
     manifest = _rewrite_index(index, entries) if is_changed and matched else index
     nested_with_match = {digest: result for digest, result in trimmed.items() if result.matched}
-    return TrimmedIndex(manifest, nested_with_match, frozenset(matched), tuple(available))
+    return TrimmedIndex(manifest, nested_with_match, matched, tuple(available))
+
+
+class _Choice(NamedTuple):
+    """The entry of a trimmed index for one child of the original index."""
+
+    # The child's own descriptor, or the descriptor of the trimmed nested index. None if the child is
+    # dropped.
+    entry: Descriptor | None
+    matched: frozenset[Platform] = frozenset()  # the wanted platforms that the child has
+    available: tuple[str, ...] = ()  # all platforms that the child has
+
+
+def _choose_entry(
+    child: Descriptor, wanted: Sequence[Platform], trimmed: Mapping[str, TrimmedIndex]
+) -> _Choice:
+    """Decide whether a trimmed index has an entry for a child.
+
+    `trimmed` holds the nested index if the child is an index. An attestation is dropped here, because
+    it depends on the choice for its image. `_add_attestations` restores it.
+    """
+    if child.is_index:
+        result = trimmed[child.digest]
+        if not result.matched:
+            return _Choice(None, available=result.available)
+        entry = child._replace(digest=result.manifest.digest, size=result.manifest.size)
+        return _Choice(entry, result.matched, result.available)
+    if child.platform is None or child.attested_digest:
+        return _Choice(None)
+    matches = frozenset(want for want in wanted if platform_matches(want, child.platform))
+    return _Choice(child if matches else None, matches, (str(child.platform),))
 
 
 def _add_attestations(
     children: Sequence[Descriptor], chosen: Sequence[Descriptor | None]
 ) -> list[Descriptor | None]:
-    """Return `chosen` with the attestations of each chosen image added at their places."""
+    """Return `chosen` with the attestations of each chosen image added at their places.
+
+    `chosen` has one element for each child: the child's new descriptor, or None if it is dropped.
+    """
     pairs = list(zip(children, chosen, strict=True))
     chosen_digests = {child.digest for child, entry in pairs if entry}
     return [child if child.attested_digest in chosen_digests else entry for child, entry in pairs]
@@ -629,13 +647,13 @@ def _rewrite_index(index: Manifest, chosen: Sequence[Descriptor | None]) -> Mani
     """Return an index with the chosen entries only. Entries for blobs are dropped.
 
     `chosen` has one element for each child, in order: the child's new descriptor, or None to drop the
-    child.
+    child. Raises ContentError if the index cannot be changed.
     """
     document = load_json(index.body, "the index cannot be trimmed", must_round_trip=True)
     child_entries = [
         entry for entry in document["manifests"] if not read_descriptor(entry, "manifests").is_blob
     ]
-    kept: list[dict[str, Any]] = []
+    new_entries: list[dict[str, Any]] = []
     for entry, descriptor in zip(child_entries, chosen, strict=True):
         if descriptor is None:
             continue
@@ -643,8 +661,8 @@ def _rewrite_index(index: Manifest, chosen: Sequence[Descriptor | None]) -> Mani
             entry.update(digest=descriptor.digest, size=descriptor.size)
             # Embedded content would be the nested index before it was trimmed.
             entry.pop("data", None)
-        kept.append(entry)
-    document["manifests"] = kept
+        new_entries.append(entry)
+    document["manifests"] = new_entries
 
     body = _serialize(document)
     children = tuple(descriptor for descriptor in chosen if descriptor)

@@ -51,7 +51,7 @@ def is_digest(reference: str) -> bool:
 def check_digest(text: str) -> str:
     """Return `text` unchanged. Raises ContentError unless it is a sha256 or sha512 digest."""
     algorithm, _, encoded = text.partition(":")
-    length = DIGEST_HEX_LENGTHS.get(algorithm)
+    length = DIGEST_HEX_LENGTHS.get(algorithm)  # None for an algorithm that is not supported
     if length and re.fullmatch(f"[a-f0-9]{{{length}}}", encoded):
         return text
     is_of_other_algorithm = length is None and re.fullmatch(_DIGEST, text[:_MAX_DIGEST])
@@ -149,10 +149,11 @@ def parse_reference(text: str) -> Reference:
     if text.startswith(f"{LAYOUT_SCHEME}:"):
         return _parse_in_layout(text)
     name, at, digest = text.partition("@")
-    ends_in_digest = digest.startswith(("sha256:", "sha512:"))
-    # `USER:PASSWORD@HOST/REPO` also has an `@`. The message must not show a password.
-    may_have_password = "/" in digest or (at and ":" in name and not ends_in_digest)
-    if may_have_password:
+    # In `USER:PASSWORD@HOST/REPO`, the `@` follows a password, which no message may show.
+    is_followed_by_host = "/" in digest
+    is_followed_by_digest = digest.startswith(("sha256:", "sha512:"))
+    may_follow_password = at and ":" in name and not is_followed_by_digest
+    if is_followed_by_host or may_follow_password:
         raise ConfigError(
             "a reference cannot hold a user name or password: put them into the configuration; "
             "a digest begins with sha256:"
@@ -171,11 +172,15 @@ def parse_reference(text: str) -> Reference:
 
 
 def _parse_in_layout(text: str) -> Reference:
-    """Parse a reference into an image layout. The path of the layout ends at the last `//`."""
-    _, _, rest = text.partition(":")
-    path, separator, name = rest.rpartition("//")
-    if not separator:
-        path = rest
+    """Parse a reference into an image layout. The path of the layout ends at the last `//`.
+
+    Raises ConfigError if the path is empty or the name of the image is invalid.
+    """
+    path_and_name = text.removeprefix(f"{LAYOUT_SCHEME}:")
+    if "//" in path_and_name:
+        path, _, name = path_and_name.rpartition("//")
+    else:
+        path = path_and_name
         name = ""
     if not path:
         shown = printable(text, 300)
@@ -184,9 +189,9 @@ def _parse_in_layout(text: str) -> Reference:
         )
     if not name:
         return Reference(path, "", scheme=LAYOUT_SCHEME)
-    # With an arbitrary host, the name has the form of a registry's reference.
-    inner = parse_reference(f"layout.invalid/{name}")
-    return inner._replace(host=path, scheme=LAYOUT_SCHEME)
+    # After any host, the name has the form of a reference to a registry. The host is then replaced.
+    reference = parse_reference(f"layout.invalid/{name}")
+    return reference._replace(host=path, scheme=LAYOUT_SCHEME)
 
 
 def _parse_name(text: str) -> Reference:
@@ -203,7 +208,7 @@ def _parse_name(text: str) -> Reference:
             f"{repository!r} is not a repository ({grammar}); write HOST/REPOSITORY[:TAG]"
         )
     if colon and not is_tag(tag):
-        shown = tag[:140]  # tags have 128 characters at most
+        shown = tag[:140]  # longer than any valid tag
         raise ValueError(
             f"{shown!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside"
         )
@@ -211,7 +216,10 @@ def _parse_name(text: str) -> Reference:
 
 
 def _split_scheme(text: str) -> tuple[str | None, str]:
-    """Split a reference into its scheme and the rest. The scheme is None if the text has no `://`."""
+    """Split a reference into its scheme and the text after `://`. The scheme is None without `://`.
+
+    Raises ValueError if the scheme is neither https nor http.
+    """
     scheme, separator, rest = text.partition("://")
     if not separator:
         return None, text
@@ -221,7 +229,7 @@ def _split_scheme(text: str) -> tuple[str | None, str]:
 
 
 def _split_host(text: str, *, has_scheme: bool) -> tuple[str, str]:
-    """Split a reference without its scheme into the host and the rest. The default is docker.io.
+    """Split a reference without its scheme into the host and the name. The default is docker.io.
 
     As in docker, the first part of the text is a host if it contains a dot or a port or is
     `localhost`. After a scheme the first part is always a host.
@@ -230,4 +238,6 @@ def _split_host(text: str, *, has_scheme: bool) -> tuple[str, str]:
     label, colon, _ = first.partition(":")
     has_port = slash and colon  # without a slash, the text after the colon is a tag
     is_host = has_scheme or "." in label or label.lower() == "localhost" or has_port
-    return (first.lower(), rest) if is_host else (_DEFAULT_HOST, text)
+    if is_host:
+        return first.lower(), rest
+    return _DEFAULT_HOST, text
