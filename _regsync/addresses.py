@@ -34,7 +34,7 @@ class Origin(NamedTuple):
 
     @property
     def address(self) -> tuple[str, str, int]:
-        """Scheme, host and port. They are equal for all registries at the same server."""
+        """Scheme, host and port, without `via`. They are equal for all registries at one server."""
         return self[:3]
 
     @property
@@ -49,7 +49,7 @@ class Origin(NamedTuple):
 def format_authority(scheme: str, host: str, port: int) -> str:
     """Return `host`, or `host:port` if the port is not the scheme's default.
 
-    Put IPv6 in brackets.
+    An IPv6 address is put in brackets.
     """
     bracketed = f"[{host}]" if ":" in host else host
     # An empty scheme counts as http.

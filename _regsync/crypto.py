@@ -80,8 +80,8 @@ def hmac_bytes(key: bytes, data: bytes) -> bytes:
 def sign_rs256(key: str, message: bytes) -> bytes:
     """Sign a message by RS256: RSASSA-PKCS1-v1_5 with SHA-256 (docs/protocol-facts.md section 5.4).
 
-    `key` is a private key in PEM. Raises ValueError if the key is unusable. The message is
-    the end of a sentence whose subject is the key.
+    `key` is a private key in PEM. Raises ValueError if the key is not an RSA key, has a pass phrase,
+    or is refused by OpenSSL. The error's text is the end of a sentence whose subject is the key.
     """
     _check_rsa_key(key)
     if IS_STATIC:
@@ -94,10 +94,14 @@ def sign_rs256(key: str, message: bytes) -> bytes:
 
 
 def _sign_by_ctypes(pem: bytes, message: bytes) -> bytes:
+    """Sign a message through the C functions of libcrypto.
+
+    Raises ValueError in the same cases as `sign_rs256`. The OpenSSL objects are freed in any case.
+    """
     from ctypes import byref, c_size_t, c_void_p, create_string_buffer
 
     crypto = libcrypto()
-    size = c_size_t(_MAX_SIGNATURE)
+    size = c_size_t(_MAX_SIGNATURE)  # EVP_DigestSign replaces it by the signature's size
     signature = create_string_buffer(_MAX_SIGNATURE)
     pem_source = pointer(crypto, "BIO_new_mem_buf", pem, len(pem))
     context = pointer(crypto, "EVP_MD_CTX_new")
@@ -113,7 +117,8 @@ def _sign_by_ctypes(pem: bytes, message: bytes) -> bytes:
         # Both functions return 1 for success.
         is_ready = crypto.EVP_DigestSignInit(context, None, sha256, None, private_key) == 1
         arguments = (context, signature, byref(size), message, c_size_t(len(message)))
-        if not is_ready or crypto.EVP_DigestSign(*arguments) != 1:
+        is_signed = is_ready and crypto.EVP_DigestSign(*arguments) == 1
+        if not is_signed:
             raise ValueError("was refused by OpenSSL: RSA keys have 2048 to 16384 bits")
         return signature.raw[: size.value]
     finally:

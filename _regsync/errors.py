@@ -100,7 +100,7 @@ class SyncError(RegsyncError):
     unreachable_peer: object | None = None
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Set side, operation and reference unless they are set already. Return the same error.
+        """Set each of side, operation and reference unless it is set already. Return the same error.
 
         `reference` is the operand of `operation`: `HOST/REPOSITORY[:TAG][@DIGEST]`.
         """
@@ -212,15 +212,21 @@ class RegistryError(SyncError):
         self.digests = digests  # the digests in the body
         self.retry_after = retry_after  # seconds
 
-        # Whether the registry does not know the upload session. `upload` also sets it if a registry
-        # reports this in another way.
+        # Whether the upload session has ended, so that the blob needs a new session. `upload` also
+        # sets it if a registry reports this in another way.
         self.is_session_gone = status == 404 and "BLOB_UPLOAD_UNKNOWN" in codes
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Set the place as in the base class, and a hint for this status. Return the same error."""
+        """Set the place as in the base class, and a hint for this status. Return the same error.
+
+        An error that has a hint keeps the hint.
+        """
         super().with_place(side, operation, reference)
+        if self.hint is not None or self.side is None:
+            return self
+        # The hints are about repositories and manifests.
         is_about_blob = self.is_session_gone or any("BLOB" in code for code in self.codes)
-        if self.hint is None and self.side and not is_about_blob:
+        if not is_about_blob:
             self.hint = _remedy_for_status(self.status, self.side, self.reference or "")
         return self
 
@@ -259,9 +265,9 @@ def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
     if status >= 500:
         return "see the registry's logs or status page; the next run copies only what is missing"
     if status == 404:
-        tagged, _, digest = reference.partition("@")
-        host, _, name = tagged.partition("/")
-        repository, _, tag = name.partition(":")
+        without_digest, _, digest = reference.partition("@")
+        host, _, path = without_digest.partition("/")
+        repository, _, tag = path.partition(":")
         if side is Side.TARGET:
             return _remedy_for_missing_repository(host, repository)
         return _remedy_for_missing_image(host, repository, tag, digest)

@@ -42,6 +42,9 @@ _PIECE = 256 * 1024
 
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | SAFE_FLAGS
 
+# The permissions of a new file: only its owner may read and write the file.
+_OWNER_ONLY = 0o600
+
 
 def open_safely(path: str, flags: int) -> int:
     """Open a file without following a symbolic link.
@@ -125,18 +128,18 @@ class DiskPace:
         yield
         self.is_slow = anyio.current_time() - began > _SLOW_PIECE
 
-    async def run(self, act: Callable[[memoryview], _T], piece: memoryview) -> _T:
-        """Call `act`, which reads or writes a piece.
+    async def run(self, transfer: Callable[[memoryview], _T], piece: memoryview) -> _T:
+        """Call `transfer` to read or write a piece, and return its result. Set `is_slow`.
 
-        Call it in a worker thread after a slow piece.
+        The call is made in a worker thread if the last piece was slow.
         """
         import anyio.to_thread
 
         began = anyio.current_time()
         if self.is_slow:
-            result = await anyio.to_thread.run_sync(act, piece)
+            result = await anyio.to_thread.run_sync(transfer, piece)
         else:
-            result = act(piece)
+            result = transfer(piece)
         self.is_slow = anyio.current_time() - began > _SLOW_PIECE
         return result
 
@@ -177,14 +180,14 @@ def lock(descriptor: int) -> None:
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError as error:
-            # msvcrt raises the same error for a locked file as for any other failure.
+            # msvcrt raises the same error if the file is locked and if locking fails.
             raise BlockingIOError(str(error)) from error
     else:
         flock(descriptor, LOCK_EX | LOCK_NB)
 
 
 @contextlib.contextmanager
-def replacing(path: str, mode: int = 0o600) -> Iterator[int]:
+def replacing(path: str, mode: int = _OWNER_ONLY) -> Iterator[int]:
     """Create a temporary file that replaces the file at `path` if the block succeeds.
 
     Yields the descriptor of the temporary file. The block must write the file and close the
@@ -193,11 +196,11 @@ def replacing(path: str, mode: int = 0o600) -> Iterator[int]:
     """
     # The name is random, because two runs may write the same file. O_EXCL does not follow links.
     partial = f"{path}.{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
-    descriptor = os.open(partial, WRITE_FLAGS | os.O_EXCL, 0o600)
+    descriptor = os.open(partial, WRITE_FLAGS | os.O_EXCL, _OWNER_ONLY)
     try:
-        if mode != 0o600:
+        if mode != _OWNER_ONLY:
             os.chmod(partial, mode)
         yield descriptor
         os.replace(partial, path)
     finally:
-        remove_if_possible(partial)
+        remove_if_possible(partial)  # does nothing after `os.replace`

@@ -23,11 +23,12 @@ _MAX_LENGTH = 1024
 
 _SUFFIX = r"(?:-(?P<prerelease>[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:[+_][0-9A-Za-z._+-]+)?"
 
-_VERSION = rf"v?([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?{_SUFFIX}"
+_VERSION = rf"v?(?P<major>[0-9]+)(?:\.(?P<minor>[0-9]+))?(?:\.(?P<patch>[0-9]+))?{_SUFFIX}"
 
-_PART = r"([0-9]+|[xX*])"
+_PART = r"[0-9]+|[xX*]"
 _COMPARATOR = (
-    rf"(?P<operator>==|!=|>=|<=|[=<>^~])?[ \t]*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}"
+    r"(?P<operator>==|!=|>=|<=|[=<>^~])?[ \t]*"
+    rf"v?(?P<major>{_PART})(?:\.(?P<minor>{_PART}))?(?:\.(?P<patch>{_PART}))?{_SUFFIX}"
 )
 _HYPHEN_RANGE = r"(?P<low>[^ \t]+)[ \t]+-[ \t]+(?P<high>[^ \t]+)"
 
@@ -56,7 +57,7 @@ def parse_version(tag: str) -> Version | None:
     match = re.fullmatch(_VERSION, tag)
     if match is None:
         return None
-    numbers = [int(number or 0) for number in match.group(1, 2, 3)]
+    numbers = [int(number or 0) for number in match.group("major", "minor", "patch")]
     return _make_version(numbers, match["prerelease"])
 
 
@@ -121,18 +122,18 @@ def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: 
     release. Other pre-releases are refused by the rule `exclude`. By the rules `include` and `only`
     they satisfy a comparator if their release does: 1.3.0 is compared for 1.3.0-rc.1.
     """
+    # `!=1.2.0-rc.1` permits no pre-releases.
     permitted_releases = [
         comparator.prerelease_of for comparator in comparators if not comparator.is_negated
     ]
-    compared = version
     is_permitted = not version.is_prerelease or version.release in permitted_releases
-    if not is_permitted:
-        if prerelease == "exclude":
-            return False
-        compared = Version(version.release)
+    if not is_permitted and prerelease == "exclude":
+        return False
 
+    compared = version if is_permitted else Version(version.release)
     for comparator in comparators:
-        # `!=1.2.0-rc.1` permits no pre-releases. It excludes only this pre-release of 1.2.0.
+        # A comparator that mentions a pre-release of this release applies to the pre-release itself:
+        # `!=1.2.0-rc.1` excludes 1.2.0-rc.1, but not 1.2.0-rc.2.
         mentions_prerelease = comparator.prerelease_of == version.release
         if not comparator.admits(version if mentions_prerelease else compared):
             return False
@@ -155,7 +156,9 @@ def _parse_comparator(word: str) -> Comparator:
     if match is None:
         raise ValueError(_explain_invalid(word))
     # As in node-semver, parts after the first missing part, `x` or `*` are ignored.
-    parts = takewhile(lambda part: part and part not in "xX*", match.group(2, 3, 4))
+    parts = takewhile(
+        lambda part: part and part not in "xX*", match.group("major", "minor", "patch")
+    )
     numbers = [int(part) for part in parts]
     prerelease = match["prerelease"]
     if prerelease is not None and len(numbers) < 3:
@@ -169,15 +172,16 @@ def _parse_comparator(word: str) -> Comparator:
     operator = match["operator"]
     start = version if numbers else _LOWEST
     end = _end_of_span(version, numbers, operator)
-    bounds = {
+    bounds_of_operator = {
         ">": (end, _HIGHEST),
         ">=": (start, _HIGHEST),
         "<": (_LOWEST, start),
         "<=": (_LOWEST, end),
     }
-    low, high = bounds.get(operator, (start, end))
+    # `!=` has the same bounds as `=`: `is_negated` inverts the interval.
+    low, high = bounds_of_operator.get(operator, (start, end))
     prerelease_of = version.release if version.is_prerelease else None
-    return Comparator(low, high, operator == "!=", prerelease_of)
+    return Comparator(low, high, is_negated=operator == "!=", prerelease_of=prerelease_of)
 
 
 def _explain_invalid(word: str) -> str:
@@ -193,18 +197,20 @@ def _explain_invalid(word: str) -> str:
 def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> Version:
     """Return the exclusive upper bound of the versions that a partial version, `^` or `~` stands for.
 
-    `1.2` stands for the versions from 1.2.0 to below 1.3.0, `^1.2.3` for those from 1.2.3 to below
-    2.0.0, and `~1.2.3` for those from 1.2.3 to below 1.3.0. `1.2.3` stands only for itself.
+    `1.2` stands for the versions from 1.2.0 to below 1.3.0, `^1.2.3` for the versions from 1.2.3 to
+    below 2.0.0, and `~1.2.3` for the versions from 1.2.3 to below 1.3.0. `1.2.3` stands only for
+    itself. `numbers` are the numbers in the text of `version`.
     """
     fixed_numbers = numbers  # the leading numbers that all these versions have in common
     if operator == "^":
-        # The first number that is not zero is fixed: ^0.2.3 means 0.2.x, ^0.0 means 0.0.x.
+        # The numbers up to the first number that is not zero: ^0.2.3 means 0.2.x, ^0.0 means 0.0.x.
         leading_zeros = len([*takewhile(lambda number: number == 0, numbers)])
         fixed_numbers = numbers[: leading_zeros + 1]
     elif operator == "~":
         fixed_numbers = numbers[:2]
     elif len(numbers) == 3:
-        # No tag represents a version between this version and the result.
+        # The interval contains only `version`, because no tag represents a version between it and
+        # this bound.
         return version._replace(identifiers=version.identifiers + "\0")
 
     if not fixed_numbers:  # `*`

@@ -57,7 +57,8 @@ def one_line(text: str, limit: int = 500) -> str:
     """
     beginning = text[: 4 * limit]  # the text may be huge
     cleaned = beginning.translate(_PRINTABLE).strip()
-    if len(cleaned) <= limit and len(beginning) == len(text):
+    is_complete = len(beginning) == len(text)
+    if is_complete and len(cleaned) <= limit:
         return cleaned
     return cleaned[: limit - 1] + "…"
 
@@ -112,7 +113,7 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     if not text:
         return text
     is_cut = len(text) > _MOST_SEARCHED
-    text = text[:_MOST_SEARCHED].replace("\\/", "/")
+    text = text[:_MOST_SEARCHED].replace("\\/", "/")  # JSON may escape a slash
     text = _without_controls(unquote(unquote(text)))
 
     forms = {form for secret in secrets for form in _written_forms(secret)}
@@ -156,11 +157,15 @@ def _without_controls(text: str) -> str:
 
 
 def strip_userinfo(text: str) -> str:
-    """Mask `user:password@` in a text, also where a user wrote it by mistake."""
+    """Mask `user:password@` in a text, with all that precedes it in the same word.
 
-    def mask(word_before_at: re.Match[str]) -> str:
-        has_password = ":" in word_before_at[0]
-        return "***@" if has_password else word_before_at[0]
+    The text may quote a URL or a reference in which a user has written a password by mistake.
+    """
+
+    def mask(match: re.Match[str]) -> str:
+        word_up_to_at = match[0]
+        has_password = ":" in word_up_to_at
+        return f"{_MASK}@" if has_password else word_up_to_at
 
     # The `@` before a digest does not follow a password.
     return re.sub(r"""(?<![^\s'"])[^\s'"]*@(?!sha(?:256|512):)""", mask, text)
@@ -196,7 +201,7 @@ def size_text(count: int) -> str:
 
 def duration_text(seconds: float) -> str:
     """Format a duration: `0.3s`, `47s`, `2m13s`, `1h30m`."""
-    if seconds < 9.95:
+    if seconds < 9.95:  # a longer duration would be formatted as 10.0s
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
