@@ -527,7 +527,7 @@ class Connection:
             try:
                 while outgoing.offered:
                     sent = self._stream.send(outgoing.offered)
-                    if sent < 0:
+                    if sent < 0:  # WANT_READ or WANT_WRITE
                         await self._wait_in_body(sent)
                     else:
                         outgoing.offered = outgoing.offered[sent:]
@@ -556,7 +556,7 @@ class Connection:
     async def _send_file(self, pieces: Pieces) -> None:
         """Send the part of the body that is in a file, within the kernel (docs/bodies.md section 2)."""
         while sent := self._stream.send_file(pieces.write_to):
-            if sent < 0:
+            if sent < 0:  # WANT_READ or WANT_WRITE
                 await self._wait_in_body(sent)
                 continue
             self._outgoing.left -= sent
@@ -639,7 +639,7 @@ class Connection:
             if self._has_heard:
                 event = self._framing.next_event()
             while event is h11.NEED_DATA:
-                if not self._arrived:
+                if not self._arrived:  # h11 has got all bytes that have been read
                     count = self._stream.recv_into(self._scratch)
                     if count < 0:
                         return count

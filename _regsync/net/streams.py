@@ -359,7 +359,10 @@ async def _resolve(host: str, port: int) -> list[_Address]:
         return [_Address(family, (host, port))]
 
     try:
-        rows = await (_look_up_by_family(host, port) if IS_STATIC else _look_up(host, port))
+        if IS_STATIC:  # the static program uses musl
+            rows = await _look_up_by_family(host, port)
+        else:
+            rows = await _look_up(host, port)
     except (OSError, ValueError) as error:
         reason = printable(getattr(error, "strerror", None) or str(error), 100)
         failure = ConnectFailed(
@@ -367,9 +370,9 @@ async def _resolve(host: str, port: int) -> list[_Address]:
             hint="check the name and this machine's name servers;"
             " set HTTPS_PROXY if a proxy leads there",
         )
-        # A name server that does not answer (EAI_AGAIN) may be back later.
-        is_no_name = isinstance(error, ValueError) or error.errno in _UNKNOWN_NAME
-        failure.is_unknown_name = is_no_name
+        # ValueError: the text cannot be a name. A name server that does not answer (EAI_AGAIN) may
+        # answer later.
+        failure.is_unknown_name = isinstance(error, ValueError) or error.errno in _UNKNOWN_NAME
         raise failure from error
     return _interleave(rows)
 

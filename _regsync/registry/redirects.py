@@ -21,10 +21,11 @@ _ABSOLUTE_URL = re.compile(r"(?P<origin>https?://[^/?#]*)(?P<target>[^#]*)", re.
 
 
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
-    """Resolve the `Location` of the answer to a request for `path` at `base`.
+    """Resolve the `Location` of the answer to a request for `path` at `base`. It may be an absolute
+    URL or a relative reference.
 
-    Returns the origin, and the path with the query. Raises ProtocolBroken if the location is not
-    usable.
+    Returns the origin, and the path with the query. Raises ProtocolBroken if the location is not a
+    valid http or https URL without a login.
     """
     url = _ABSOLUTE_URL.match(location) or _ABSOLUTE_URL.match(_join(f"{base}{path}", location))
     if url is None:
@@ -36,9 +37,10 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
         raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
     scheme, host, port = _split_origin(url["origin"])
 
-    # A registry behind a TLS proxy may name its own host with http (I6).
-    schemes = (base.scheme, scheme)
-    if schemes == ("https", "http") and host == base.host and port in (None, base.port):
+    # A registry behind a TLS proxy may name its own host with http. Stay with https (I6).
+    is_downgraded = base.scheme == "https" and scheme == "http"
+    is_same_host = host == base.host and port in (None, base.port)
+    if is_downgraded and is_same_host:
         return base, target
     return Origin(scheme, host, port or DEFAULT_PORTS[scheme], base.via), target
 

@@ -208,7 +208,7 @@ class _Hop(NamedTuple):
     number: int = 0  # how many redirects came before it
 
     # Whether any request of the chain went to another origin than the registry's.
-    has_left: bool = False
+    has_left_registry: bool = False
 
 
 def _cloud(name: str) -> CloudModule:
@@ -467,13 +467,15 @@ class Transport:
         rank = _FIRST if call.action == "manifest_put" else None
         refusals = LoginRefusals()
         while True:
+            # Fail before the login and the wait for a turn if the request cannot be sent. `_send`
+            # checks this again after the wait.
             self._check_not_stopped(host, demand)
             if host.peer.outage.reach is not Reach.UP:
                 self._check_reach(host, host.peer, can_repeat=body is None)
             authorization = await self.login(host, call, before_body=body is not None)
             origin = call.origin or host.origin
             peer = host.peer if origin == host.origin else self.recovery.peer(origin)
-            hop = _Hop(call, origin, peer, authorization, has_left=origin != host.origin)
+            hop = _Hop(call, origin, peer, authorization, has_left_registry=origin != host.origin)
 
             turn = await self.gate.begin_request(demand, rank, lease)
             try:
@@ -489,11 +491,11 @@ class Transport:
 
                 is_refused = response.status in (401, 403)
                 # With 429 or 5xx the server may not have checked the login.
-                is_accepted = not is_refused and response.status < 500 and response.status != 429
-                if is_accepted and authorization is not None:
+                is_login_checked = response.status < 500 and response.status != 429
+                if authorization is not None and is_login_checked and not is_refused:
                     host.authenticator.record_success(authorization, call.repository, call.method)
 
-                may_log_in_again = is_refused and body is None and not hop.has_left
+                may_log_in_again = is_refused and body is None and not hop.has_left_registry
                 if may_log_in_again:
                     await response.read(ERROR_BODY)  # `refresh_login` needs the text of the refusal
                 else:
@@ -543,8 +545,8 @@ class Transport:
         elif call.action == "manifest_put":
             seconds = self.machine.timeouts.manifest_put
 
-        is_probe = hop.peer.outage.reach is not Reach.UP
-        if is_probe:  # this check raises an error unless the request is the probe of the host
+        is_unreachable = hop.peer.outage.reach is not Reach.UP
+        if is_unreachable:  # raise an error unless this request is the probe of the host
             self._check_reach(host, hop.peer, can_repeat=body is None)
 
         if hop.number == 0:
@@ -559,7 +561,7 @@ class Transport:
                 confirm=partial(self._check_may_send, host, demand, hop.authorization),
                 now=turn.began,
             )
-            if is_probe:
+            if is_unreachable:
                 answering = self.recovery.await_probe(hop.peer, answering)
             response = await answering
         except WireError as error:
@@ -579,7 +581,7 @@ class Transport:
         if self.machine.traces:
             trace = f"{call.method} {hop.peer.url}{call.shown_path} -> {response.status}"
             self.machine.log("trace", "request", trace)
-        if response.status == 401 and hop.has_left and body is None:
+        if response.status == 401 and hop.has_left_registry and body is None:
             raise ProtocolBroken(
                 f"{hop.origin.authority}, to which the registry redirects, asks for a login"
             )
@@ -600,15 +602,15 @@ class Transport:
 
         # After a redirect to another origin no credential is sent, not even to the registry again.
         call = hop.call._replace(path=path)
-        has_left = hop.has_left or origin != host.origin
-        authorization = None if has_left else hop.authorization
+        has_left_registry = hop.has_left_registry or origin != host.origin
+        authorization = None if has_left_registry else hop.authorization
         return _Hop(
             call,
             origin,
             peer=self.recovery.peer(origin),
             authorization=authorization,
             number=hop.number + 1,
-            has_left=has_left,
+            has_left_registry=has_left_registry,
         )
 
     # Unreachable hosts.
