@@ -45,10 +45,10 @@ class _Forecast:
     bytes_to_move: int = 0
     manifest_bytes: int = 0
 
-    def requests(self, sent: Mapping[str, int]) -> dict[str, int]:
-        """Return the number of requests of a run by action.
+    def requests_of_run(self, sent: Mapping[str, int]) -> dict[str, int]:
+        """Return the forecast number of requests of a run by action, without zeros.
 
-        `sent` has the number of requests of this dry run by action.
+        `sent` has the number of requests that this dry run has sent, by action.
         """
         total = Counter(sent)
         total["blob_head"] -= self.saved_heads
@@ -91,47 +91,46 @@ class DryRun:
         self._images = dict[str, _Sized]()
         # By the digest of a blob: its size in bytes, how many images name it, and the target
         # repositories that need it.
-        self._sizes = dict[str, int]()
-        self._uses = Counter[str]()
-        self._repositories = defaultdict[str, set[RepositoryKey]](set)
+        self._blob_sizes = dict[str, int]()
+        self._image_counts = Counter[str]()
+        self._target_keys = defaultdict[str, set[RepositoryKey]](set)
         # The bytes of all copies to all targets, if no image shared a blob with another image.
         self._bytes_image_by_image = 0
 
     def count_copy(self, copy: ImageCopy, lookups: Sequence[TagLookup]) -> None:
         """Count the blobs of an image and its artifacts, even if the target has them already.
 
-        The first of `lookups` is that of the image, the others are those of its artifacts.
+        `lookups` are the look-up of the image, followed by the look-ups of its artifacts. An image or
+        artifact whose manifests have not been fetched is not counted.
         """
-        image, *artifacts = lookups
-        if image.tree is not None:
-            self._count_tree(copy.source_name, image.tree, copy.target.pool)
-        for artifact in artifacts:
-            if artifact.tree is not None:
-                self._count_tree("", artifact.tree, copy.target.pool)
+        image_lookup, *artifact_lookups = lookups
+        if image_lookup.tree is not None:
+            self._count_tree(copy.source_name, image_lookup.tree, copy.target.pool)
+        for artifact_lookup in artifact_lookups:
+            if artifact_lookup.tree is not None:
+                # Without a name, so that an analysis does not list the artifact as an image.
+                self._count_tree("", artifact_lookup.tree, copy.target.pool)
 
-    def _count_tree(self, name: str, tree: Tree, where: RepositoryKey) -> None:
-        """Count the blobs of an image or artifact for one target.
-
-        `name` is empty for an artifact, so that an analysis does not list it as an image.
-        """
+    def _count_tree(self, name: str, tree: Tree, target_key: RepositoryKey) -> None:
+        """Count the blobs of an image or artifact for one target. `name` is empty for an artifact."""
         manifests = (tree.root, *tree.children)
         sizes = {blob.digest: blob.size for manifest in manifests for blob in manifest.blobs}
         size = sum(sizes.values())
         if tree.root.digest not in self._images:
             self._images[tree.root.digest] = _Sized(name, size)
-            self._uses.update(sizes.keys())
+            self._image_counts.update(sizes.keys())
 
-        self._sizes.update(sizes)
+        self._blob_sizes.update(sizes)
         self._bytes_image_by_image += size
         for digest in sizes:
-            self._repositories[digest].add(where)
+            self._target_keys[digest].add(target_key)
 
     async def copy_blob(
         self, step: Step, source: Repository, target: Repository, stage_in: StageIn
     ) -> BlobResult:
-        """Return how a run would copy a blob, and count what the run would send.
+        """Return how a run would copy a blob, and count the requests and bytes of the run.
 
-        Asks the target repository by HEAD if it may have the blob.
+        Sends a HEAD for the blob, unless the run would mount it or the target repository is empty.
         """
         blob = step.blob
         host = target.host.key
@@ -149,6 +148,7 @@ class DryRun:
             may_ask_by_post = target.probe_from is not None
             if may_ask_by_post and not self._knowledge.needs_head(target.pool, blob.digest):
                 forecast.saved_heads += 1
+                # If the blob is absent, the upload below counts the POST.
                 if is_present:
                     forecast.upload_starts += 1
             if is_present:
@@ -161,7 +161,10 @@ class DryRun:
         return BlobResult.UPLOADED
 
     def _forecast_read(self, read: _SourceBlob, step: Step, stage_in: StageIn) -> None:
-        """Count the GET of a blob, unless its body is known or would be staged already."""
+        """Count the GET of a blob, unless its body is known or would be staged already.
+
+        A blob that the run has read before is staged, unless `stage_in` is None.
+        """
         is_staged = stage_in is not None and read in self._blobs_read
         if known_body(step.blob) is None and not is_staged:
             self._forecasts[read.host].blob_gets += 1
@@ -192,18 +195,18 @@ class DryRun:
 
         Sizes are in bytes.
         """
-        shared = [digest for digest, uses in self._uses.items() if uses > 1]
+        shared = [digest for digest, count in self._image_counts.items() if count > 1]
         images = [image for image in self._images.values() if image.name]
-        layers = [_Sized(digest, size) for digest, size in self._sizes.items()]
+        layers = [_Sized(digest, size) for digest, size in self._blob_sizes.items()]
         targets = self._targets()
         return {
             "schema": 1,
             "images": len(images),
             "blobs": {
-                "unique": len(self._sizes),
-                "unique_bytes": sum(self._sizes.values()),
+                "unique": len(self._blob_sizes),
+                "unique_bytes": sum(self._blob_sizes.values()),
                 "shared": len(shared),
-                "shared_bytes": sum(self._sizes[digest] for digest in shared),
+                "shared_bytes": sum(self._blob_sizes[digest] for digest in shared),
             },
             "bytes": {
                 "image_by_image": self._bytes_image_by_image,
@@ -215,7 +218,11 @@ class DryRun:
                 {"image": image.name, "bytes": image.size} for image in _largest(images)
             ],
             "largest_layers": [
-                {"digest": layer.name, "bytes": layer.size, "images": self._uses[layer.name]}
+                {
+                    "digest": layer.name,
+                    "bytes": layer.size,
+                    "images": self._image_counts[layer.name],
+                }
                 for layer in _largest(layers)
             ],
         }
@@ -228,10 +235,10 @@ class DryRun:
         """
         sizes = Counter[str]()
         mounts = Counter[str]()
-        for digest, repositories in self._repositories.items():
-            counts = Counter(repository.host for repository in repositories)
+        for digest, target_keys in self._target_keys.items():
+            counts = Counter(target_key.host for target_key in target_keys)
             for host, count in counts.items():
-                sizes[host] += self._sizes[digest]
+                sizes[host] += self._blob_sizes[digest]
                 mounts[host] += count - 1  # the first repository gets an upload
         return {
             host: {
@@ -246,7 +253,7 @@ class DryRun:
         """Return the number of requests of a run by host and action."""
         sent = self._transport.requests
         hosts = sorted({*sent, *self._forecasts})
-        return {host: self._forecasts[host].requests(sent.get(host, {})) for host in hosts}
+        return {host: self._forecasts[host].requests_of_run(sent.get(host, {})) for host in hosts}
 
 
 def _largest(things: list[_Sized]) -> list[_Sized]:

@@ -133,8 +133,10 @@ class AuditReport:
         return f"interrupted, images not checked: {self.images_undone}"
 
     def totals(self) -> dict[str, Any]:
-        """Return the counts for `totals` of the JSON document."""
-        # An image with findings and an error counts as failed only.
+        """Return the counts for `totals` of the JSON document, except those of requests.
+
+        Each image is whole, flawed or failed. An image with both findings and an error has failed.
+        """
         failed_images = {(outcome.source, outcome.target) for outcome in self.failures}
         images_with_findings = {(finding.source, finding.target) for finding in self.findings}
         flawed_images = images_with_findings - failed_images
@@ -184,7 +186,11 @@ class AuditReport:
 
         `elapsed` is in seconds. `requests` are counts by host and action, `throttled` counts by host.
         """
-        findings = sorted(self.findings, key=lambda finding: (finding.target, *finding.flaw[:2]))
+
+        def order(finding: Finding) -> tuple[str, str, str]:
+            return finding.target, finding.flaw.kind, finding.flaw.text
+
+        findings = sorted(self.findings, key=order)
         failures = sorted(self.failures, key=lambda outcome: (outcome.target, outcome.source))
         return {
             "schema": 1,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from _regsync.config.model import ArtifactRule, MappingRule
@@ -291,7 +291,7 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
     if not problems:
         problems = list(islice(reader.images_without_mapping(), _MOST_PROBLEMS))
     if not problems and not reader.has_head:
-        problems = [_Problem(0, "the file is empty")]
+        problems = [_Problem(line=0, text="the file is empty")]
 
     if problems:
         raise ConfigError(
@@ -303,7 +303,7 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
 
 
 class _Problem(NamedTuple):
-    line: int
+    line: int  # the number of the line, from 1; 0 for the whole file
     text: str
 
 
@@ -332,11 +332,15 @@ class _LockReader:
         self._sources = dict[tuple[str, str], SourceKey]()
 
     def read(self, lines: Iterable[bytes]) -> list[_Problem]:
-        """Read all lines. Returns the problems, up to _MOST_PROBLEMS."""
+        """Read all lines, and return their problems.
+
+        Reading stops after _MOST_PROBLEMS problems, and after an invalid first line. If a line shows
+        that the file cannot be read at all, its problem is the only one that is returned.
+        """
         problems = list[_Problem]()
         for number, line in enumerate(lines, 1):
             try:
-                self.add(number, line)
+                self._read_line(number, line)
             except _Unreadable as error:
                 return [_Problem(number, str(error))]
             except (ContentError, ValueError) as error:
@@ -346,8 +350,11 @@ class _LockReader:
                     break
         return problems
 
-    def add(self, number: int, line: bytes) -> None:
-        """Read one line. Raises ValueError or ContentError if the line is invalid."""
+    def _read_line(self, number: int, line: bytes) -> None:
+        """Parse one line, and add its mapping or image. An empty line is skipped.
+
+        Raises ValueError or ContentError if the line is invalid.
+        """
         if line.startswith(_CONFLICT_MARKS):
             raise _Unreadable("conflict marks of a merge: take one side of each conflict")
         if not line.strip():
@@ -359,17 +366,20 @@ class _LockReader:
             self.has_head = True
         elif "mapping" in fields:
             mapping = self._parse_mapping(fields)
-            self._check_new(mapping, number)
+            self._record_line(mapping, number)
             self.mappings.add(mapping)
         elif "source" in fields:
             image = self._parse_image(fields)
-            self._check_new((image.source, image.tag), number)
+            self._record_line((image.source, image.tag), number)
             self.images.append(image)
         else:
             raise _WrongLine("the line has neither `source` nor `mapping`")
 
-    def _check_new(self, key: object, number: int) -> None:
-        """Raise `_WrongLine` if an earlier line has the same key."""
+    def _record_line(self, key: object, number: int) -> None:
+        """Record the line of a mapping or image. Raises `_WrongLine` if it is on an earlier line too.
+
+        `key` is a key of `_line_numbers`.
+        """
         first = self._line_numbers.setdefault(key, number)
         if first != number:
             raise _WrongLine(f"the same as line {first}")
@@ -401,10 +411,10 @@ class _LockReader:
 
     def _parse_source(self, repository: str, fields: Mapping[str, Any]) -> SourceKey:
         """Return the source of a line. Lines with the same text share the result."""
-        text = (repository, str(fields.get("platforms")))
-        if text not in self._sources:
-            self._sources[text] = SourceKey(repository, _parse_platforms(fields))
-        return self._sources[text]
+        source_text = (repository, str(fields.get("platforms")))
+        if source_text not in self._sources:
+            self._sources[source_text] = SourceKey(repository, _parse_platforms(fields))
+        return self._sources[source_text]
 
     def images_without_mapping(self) -> Iterator[_Problem]:
         """Yield a problem for each image without a mapping, whose line was probably lost in a merge."""
@@ -539,12 +549,13 @@ def compare(before: Lock, after: Lock) -> list[Change]:
 
     The times when digests were first seen are not compared.
     """
-    images = {(image.source, image.tag): image for lock in (before, after) for image in lock}
+    # Each image of either lock once.
+    images = {(image.source, image.tag): image for image in chain(before, after)}
     changes = list[Change]()
     for image in sorted(images.values(), key=LockedImage.sort_key):
         change = Change(
-            before.images_of(image.source).get(image.tag),
-            after.images_of(image.source).get(image.tag),
+            before=before.images_of(image.source).get(image.tag),
+            after=after.images_of(image.source).get(image.tag),
         )
         if _content_of(change.before) != _content_of(change.after):
             changes.append(change)
@@ -552,7 +563,10 @@ def compare(before: Lock, after: Lock) -> list[Change]:
 
 
 def _content_of(image: LockedImage | None) -> object:
-    """Return the compared part of an image: everything except the time and the order of artifacts."""
+    """Return the fields of an image that `compare` compares, or None if there is no image.
+
+    The time when the digest was first seen and the order of artifacts are left out.
+    """
     if image is None:
         return None
     return image.digest, image.pushed, frozenset(image.artifacts)
