@@ -99,20 +99,20 @@ def parse_registry_url(text: str) -> RegistryAddress:
         raise ValueError("a user or password cannot stand here: use auth_type and credentials")
     match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:
-        has_path = re.search("[/?]", text.rpartition("://")[2]) is not None
+        has_path_or_query = re.search("[/?]", text.rpartition("://")[2]) is not None
         remedy = "write HOST, HOST:PORT or http://HOST"
-        if has_path:
+        if has_path_or_query:
             remedy = "remove what follows the host and port"
-        without_query = text.partition("?")[0]
+        without_query = text.partition("?")[0]  # a query may hold a secret
         raise ValueError(f"{without_query!r} is not a registry address: {remedy}")
 
-    written_scheme = match["scheme"] and match["scheme"].lower()
-    if written_scheme not in (None, "http", "https"):
+    written_scheme = (match["scheme"] or "").lower()
+    if written_scheme not in ("", "http", "https"):
         raise ValueError(f"scheme {written_scheme!r} is not supported: use https:// or http://")
 
     host = canonical_host(_compress_ipv6(match["host"]))
     # Without a scheme, loopback addresses use plain HTTP, as in other container clients.
-    is_plain = written_scheme == "http" or (written_scheme is None and is_loopback(host))
+    is_plain = written_scheme == "http" or (not written_scheme and is_loopback(host))
     scheme: Literal["https", "http"] = "http" if is_plain else "https"
     port = int(match["port"] or DEFAULT_PORTS[scheme])
     if not 0 < port < 65536:
@@ -142,7 +142,8 @@ def _compress_ipv6(host: str) -> str:
 def _check_source_repository(text: str) -> None:
     """Raise ValueError unless a text is the name of a repository.
 
-    The error for a digest recommends `regsync copy`, which `_check_repository` does not.
+    If it has a digest, the error recommends `regsync copy`. Other errors are those of
+    `_check_repository`.
     """
     _, _, digest = text.partition("@")
     if ":" in digest:
@@ -225,7 +226,10 @@ class Field(NamedTuple):
         return self.secret and (self.name != "proxy" or "@" in text)
 
     def parse_text(self, text: str) -> Any:
-        """Return the value of a text. Raises ValueError if the text is invalid."""
+        """Return the value of a text: a bool, an int, the result of `parse`, or the text itself.
+
+        Raises ValueError if the text is invalid.
+        """
         if not text:
             raise ValueError("must not be empty")
         if not text.isprintable():  # such characters could end a line, a header or a path
@@ -601,18 +605,18 @@ def _field_schema(field: Field) -> dict[str, Any]:
     if field.example:
         schema["examples"] = [json_value(field.example)]
 
-    shapes = _shapes(field)
+    alternatives = _alternatives(field)
     if not field.required:
-        shapes.append({"type": "null"})  # means that the field is not set
-    if len(shapes) == 1:
-        schema.update(shapes[0])
+        alternatives.append({"type": "null"})  # means that the field is not set
+    if len(alternatives) == 1:
+        schema.update(alternatives[0])
     else:
-        schema["anyOf"] = shapes
+        schema["anyOf"] = alternatives
     return schema
 
 
-def _shapes(field: Field) -> list[dict[str, Any]]:
-    """Return a list of schemas. A value of the field must match one of them."""
+def _alternatives(field: Field) -> list[dict[str, Any]]:
+    """Return one schema for each form in which the field may be written."""
     text = {"type": "string", "minLength": 1}
     lone_variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}  # the value may have any type
     section = {"$ref": f"#/$defs/{field.section}"}
@@ -621,11 +625,9 @@ def _shapes(field: Field) -> list[dict[str, Any]]:
         texts["minItems"] = 1
 
     if field.choices:
-        with_variable = {
-            "type": "string",
-            "pattern": r"\$\{",
-        }  # the result may be one of the choices
-        return [{"enum": list(field.choices)}, with_variable]
+        # After its variables have been replaced, a text may be one of the choices.
+        text_with_variable = {"type": "string", "pattern": r"\$\{"}
+        return [{"enum": list(field.choices)}, text_with_variable]
     match field.type:
         case "flag":
             return [{"type": "boolean"}, lone_variable]
@@ -645,7 +647,8 @@ def _shapes(field: Field) -> list[dict[str, Any]]:
         case "list":
             return [{"type": "array", "items": section}]
         case "names":
-            return [{"type": "object", "additionalProperties": section if field.section else texts}]
+            named_value = section if field.section else texts  # a registry, or a group's aliases
+            return [{"type": "object", "additionalProperties": named_value}]
         case _:
             return [text]
 

@@ -58,7 +58,7 @@ class LintWarning(NamedTuple):
 def lint_tag_rule(rule: TagRule) -> Sequence[LintWarning]:
     return (
         *_lint_impossible_patterns(rule),
-        *_lint_dropped_literals(rule),
+        *_lint_dropped_literal_tags(rule),
         *_lint_excluded_globs(rule),
         *_lint_endless_range(rule),
         *_lint_moving_immutable_tags(rule),
@@ -74,20 +74,23 @@ def _lint_impossible_patterns(rule: TagRule) -> Iterator[LintWarning]:
 
     why = "matches no tag: tags are letters, digits, _ . - and do not begin with . or -"
     for field, pattern in patterns:
+        # Only the characters outside of groups are examined.
         without_groups = re.sub(_GROUPS, "*", pattern, flags=re.DOTALL)
         unescaped = without_groups.replace("\\", "")
         if re.fullmatch(_POSSIBLE_GLOB, unescaped) is None:
             yield LintWarning(field, f"{pattern!r} {why}")
 
 
-def _lint_dropped_literals(rule: TagRule) -> Iterator[LintWarning]:
+def _lint_dropped_literal_tags(rule: TagRule) -> Iterator[LintWarning]:
     """Warn of tags that `glob` lists without wildcards but another field of the rule drops."""
-    literals = _literals(rule)
-    if not literals or not (rule.exclude or rule.drops_versions):
+    literal_tags = _literal_tags(rule)
+    can_drop_tags = bool(rule.exclude) or rule.drops_versions
+    if not literal_tags or not can_drop_tags:
         return
-    # The effect of `latest` and `min_tags` depends on tags that only a listing has.
-    selection = select(literals, rule._replace(latest=None, min_tags=None))
+    # The effect of `latest` and `min_tags` depends on all tags of the repository, which are unknown.
+    selection = select(literal_tags, rule._replace(latest=None, min_tags=None))
     for tag, reason in selection.dropped.items():
+        # `min_tags` restores tags that `semver` drops.
         may_be_restored = rule.min_tags and reason != "exclude"
         if not may_be_restored:
             yield LintWarning("glob", f"{tag!r} is never copied: the {reason} rule drops it")
@@ -96,8 +99,11 @@ def _lint_dropped_literals(rule: TagRule) -> Iterator[LintWarning]:
 def _lint_excluded_globs(rule: TagRule) -> Iterator[LintWarning]:
     """Warn of globs whose pattern is also in `exclude`, so that all their tags are dropped."""
     for pattern in rule.glob or ("*",):
-        is_literal = check_glob(pattern) is not None  # `_lint_dropped_literals` checks literals
-        if not is_literal and ("*" in rule.exclude or pattern in rule.exclude):
+        # `check_glob` returns the tag of a pattern without wildcards, which `_lint_dropped_literals`
+        # checks.
+        has_wildcards = check_glob(pattern) is None
+        is_excluded = "*" in rule.exclude or pattern in rule.exclude
+        if has_wildcards and is_excluded:
             yield LintWarning(
                 "exclude", f"drops every tag that the glob {pattern!r} takes: narrow it"
             )
@@ -120,8 +126,8 @@ def _lint_moving_immutable_tags(rule: TagRule) -> Iterator[LintWarning]:
     """
     if not rule.immutable_tags:
         return
-    single_tag = check_glob(rule.immutable_tags)
-    tags = [single_tag] if single_tag else _literals(rule)
+    single_tag = check_glob(rule.immutable_tags)  # None if the pattern has wildcards
+    tags = [single_tag] if single_tag else _literal_tags(rule)
     is_immutable = compile_glob(rule.immutable_tags)
     for tag in tags:
         if re.fullmatch(_MOVING_TAG, tag) and is_immutable(tag):
@@ -129,9 +135,9 @@ def _lint_moving_immutable_tags(rule: TagRule) -> Iterator[LintWarning]:
             yield LintWarning("immutable_tags", f"{tag!r} {why}")
 
 
-def _literals(rule: TagRule) -> list[str]:
+def _literal_tags(rule: TagRule) -> list[str]:
     """Return the tags that `glob` lists without wildcards."""
-    tags = [check_glob(pattern) for pattern in rule.glob]
+    tags = [check_glob(pattern) for pattern in rule.glob]  # None for a pattern with wildcards
     return [tag for tag in tags if tag is not None]
 
 
@@ -155,7 +161,8 @@ def _lint_host_in_repository(
     first, _, rest = repository.partition("/")
     hosts = [registry.host for registry in registries]
     # A host name without a dot, such as `harbor`, may also be the name of a team.
-    if "." in first and rest and canonical_host(first) in hosts:
+    looks_like_host = "." in first and rest != ""
+    if looks_like_host and canonical_host(first) in hosts:
         trouble = f"begins with the registry's own host, which does not belong here: write {rest!r}"
         yield LintWarning(field, f"{repository!r} {trouble}")
 
@@ -171,7 +178,7 @@ def lint_moving_tags(rule: MappingRule) -> Iterator[LintWarning]:
     """Warn of tags that move so often that none of their digests reaches `min_age`."""
     if rule.min_age < _DAY:
         return
-    for tag in _literals(rule.tags):
+    for tag in _literal_tags(rule.tags):
         if re.fullmatch(_DAILY_TAG, tag):
             why = "usually moves within a day, so that none of its digests gets old enough"
             yield LintWarning("min_age", f"{tag!r} {why}: give it a mapping with `min_age: 0`")

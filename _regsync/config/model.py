@@ -146,10 +146,11 @@ class Config(NamedTuple):
 
 
 def registry_for(written: str, config: Config | None) -> Registry:
-    """Return the first configured registry with the address `written`: `[SCHEME://]HOST[:PORT]`.
+    """Return the first configured registry with the address `written`.
 
-    Returns a registry with default settings if no configured registry has the address. Raises
-    ConfigError if the address is invalid, or if its scheme differs from the registry's scheme.
+    The address is `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`. Returns a registry with default
+    settings if no configured registry has the address. Raises ConfigError if the address is invalid,
+    or if its scheme differs from the scheme of the configured registry.
     """
     try:
         address = parse_registry_url(written)
@@ -182,7 +183,7 @@ def _has_address(registry: Registry, written: str, address: RegistryAddress) -> 
     `address` is the result of parsing `written`.
     """
     if registry.is_layout or address.scheme == LAYOUT_SCHEME:
-        return registry.authority == written
+        return registry.authority == written  # never equal for a layout and a registry
     # A host alone means the default port of the registry's own scheme.
     is_host_alone = "://" not in written and re.search(r":[0-9]+$", written) is None
     port = DEFAULT_PORTS[registry.scheme] if is_host_alone else address.port

@@ -163,6 +163,8 @@ class _Composer:
     def read_document(self) -> Node | None:
         """Return the root of the only document. Returns None if the stream has no document."""
         root: Node | None = None
+        # `read_node` takes the events of the root's children. The remaining events are the beginnings
+        # and ends of the stream and of documents.
         for event in self.events_until(yaml.StreamEndEvent):
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
                 raise _error_at(event.start_mark, "a second YAML document: keep one in each file")
@@ -198,9 +200,10 @@ class _Composer:
         else:
             node = Node(self.scalar_tag(event), line, column, text=event.value)
 
-        # The tag "!" marks a scalar as text. A full tag must be equal to the implicit tag.
-        is_redundant = event.tag in (None, "!", _TAG_PREFIX + node.tag)
-        if not is_redundant:
+        # A YAML tag such as `!!int` is accepted only if it has no effect. The tag "!" marks a scalar as
+        # text, as quotes do.
+        is_tag_without_effect = event.tag in (None, "!", _TAG_PREFIX + node.tag)
+        if not is_tag_without_effect:
             remedy = "remove it, or quote text beginning with '!'"
             self.add_problem(node, path, f"a YAML tag is not supported: {remedy}")
         if event.anchor is not None:
@@ -220,7 +223,7 @@ class _Composer:
         Quoted scalars and scalars with a YAML tag are text. The type of a plain scalar follows from
         its characters.
         """
-        is_plain = event.implicit[0]
+        is_plain = event.implicit[0]  # neither quoted nor tagged
         if not is_plain:
             return "str"
         tag: str = self.loader.resolve(yaml.ScalarNode, event.value, (True, False))
@@ -241,6 +244,7 @@ class _Composer:
         entries: dict[str, Entry] = {}
         sources: list[Node] = []  # the nodes that `<<` refers to, in order
 
+        # Each event begins a key. The event after the key begins its value.
         for event in self.events_until(yaml.MappingEndEvent):
             key = self.read_node(event, path, depth)
             value_path = path
@@ -253,21 +257,29 @@ class _Composer:
             elif key.tag == "merge":
                 sources += value.items if value.tag == "seq" else [value]
             elif key.text in entries:
-                earlier = entries[key.text].key.line
-                self.add_problem(key, value_path, f"duplicate key: it is on line {earlier} already")
+                first_line = entries[key.text].key.line
+                message = f"duplicate key: it is on line {first_line} already"
+                self.add_problem(key, value_path, message)
             else:
                 entries[key.text] = Entry(key, value)
 
+        # After all own entries, because they take precedence.
         for source in sources:
             self.merge(source, entries, path)
         return entries
 
     def merge(self, source: Node, entries: dict[str, Entry], path: str) -> None:
-        """Add to `entries` the entries of a mapping that `<<` refers to. Keys in `entries` are kept."""
+        """Add to `entries` the entries of `source`, a node that `<<` refers to.
+
+        A key that `entries` already has keeps its value. Adds a problem if `source` is not a mapping.
+        Raises DocumentError if all `<<` together have merged too many entries.
+        """
         if source.tag != "map":
             self.add_problem(source, path, "'<<' takes a mapping or a list of mappings")
             return
-        self.merged_count += 1 + len(source.entries)  # an empty mapping takes time too
+        self.merged_count += 1 + len(
+            source.entries
+        )  # a source takes time even if it has no entries
         if self.merged_count > _MAX_MERGED:
             message = f"'<<' repeats over {_MAX_MERGED:,} values"
             raise DocumentError(source.line, source.column, message)
@@ -302,6 +314,7 @@ def mask_literals(text: str, mask: str) -> str:
     Each stretch of text between variables is replaced by one `mask`.
     """
     masked = ""
+    # Each match is a variable, `$$`, or a piece of other text.
     for match in re.finditer(rf"{_VARIABLE}|[^$]+|\$", text):
         if match["name"]:
             masked += f"${{{match['name']}}}"
@@ -321,7 +334,10 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
 
 
 def _value_of(variable: re.Match[str], environ: Mapping[str, str]) -> str:
-    """Return the replacement for a match of `_VARIABLE`. Raises ValueError if there is no value."""
+    """Return the replacement for a match of `_VARIABLE`.
+
+    Raises ValueError if the variable is malformed, or if it has neither a value nor a default.
+    """
     if variable[0] == "$$":
         return "$"
 
