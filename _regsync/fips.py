@@ -116,9 +116,11 @@ def _activate() -> CDLL:
     """Return libcrypto with the FIPS provider active. Raises ValueError if it cannot be activated.
 
     On a host in FIPS mode nothing is changed. On other hosts, the provider is activated in addition
-    to the configuration in OPENSSL_CONF or of the system.
+    to the configuration in OPENSSL_CONF or of the system. This is only possible before Python has
+    loaded OpenSSL.
     """
-    # If OpenSSL has been loaded already, its configuration can no longer be changed.
+    # If Python has loaded OpenSSL already, the configuration can no longer be changed. Check this
+    # first, because `libcrypto` imports `_ssl`.
     was_loaded_before = not sys.modules.keys().isdisjoint({"_hashlib", "_ssl"})
     crypto = libcrypto()
     if crypto.OpenSSL_version_num() < _OLDEST_OPENSSL:
@@ -153,9 +155,8 @@ def _is_in_fips_mode(crypto: CDLL) -> bool:
     """Report whether the host's own configuration activates the FIPS provider."""
     # OSSL_PROVIDER_available would load the default provider if no provider is configured. So it is
     # only called if FIPS is enabled.
-    if crypto.EVP_default_properties_is_fips_enabled(None) != 1:
-        return False
-    return bool(crypto.OSSL_PROVIDER_available(None, b"fips") == 1)
+    is_fips_enabled = crypto.EVP_default_properties_is_fips_enabled(None) == 1
+    return is_fips_enabled and bool(crypto.OSSL_PROVIDER_available(None, b"fips") == 1)
 
 
 def _find_module(crypto: CDLL, own_settings_path: str | None) -> _Module:
@@ -191,7 +192,11 @@ def _find_module(crypto: CDLL, own_settings_path: str | None) -> _Module:
 
 
 def _load_module(crypto: CDLL, module: _Module, own_settings_path: str | None) -> None:
-    """Load a FIPS module with its settings. Raises ValueError if OpenSSL refuses it."""
+    """Load a FIPS module with its settings, and let OpenSSL use it by default.
+
+    `own_settings_path` is only named in the error. Raises ValueError if OpenSSL refuses the module
+    or its settings.
+    """
     from ctypes import c_ulong
 
     # The settings are passed in memory, so that no temporary file is needed.

@@ -233,16 +233,21 @@ PRODUCTS: Mapping[Kind, Product] = {
 def kind_of(host: str, auth_type: str | None = None) -> Kind:
     """Return the kind of a registry. `host` has no port and no brackets.
 
-    If no product's pattern matches the host name, an `auth_type` that is the name of a kind is
-    returned.
+    The kind is the product whose pattern matches the host name. Otherwise it is the kind that has
+    the same name as the `auth_type`, for example of a proxy in front of ECR. Returns "unknown" if
+    there is no such kind, or if the host is an IPv4 address.
     """
     name = host.lower()
-    if not any(letter.isalpha() for letter in name):
-        return "unknown"  # IP addresses belong to no product
+    has_letters = any(letter.isalpha() for letter in name)
+    if not has_letters:  # an IPv4 address
+        return "unknown"
     for kind, product in PRODUCTS.items():
         if product.hosts is not None and re.fullmatch(product.hosts, name):
             return kind
-    return next((kind for kind in PRODUCTS if kind == auth_type), "unknown")
+    for kind in PRODUCTS:
+        if kind == auth_type:  # many an `auth_type`, such as `basic`, is not a kind
+            return kind
+    return "unknown"
 
 
 def canonical_host(host: str) -> str:

@@ -98,8 +98,8 @@ class LoginRefusals:
             case Refusal.ENDED:
                 self._ended += 1
             case Refusal.REPLACED:
-                # No limit is needed. Every replaced token was accepted for other requests, so
-                # these requests make progress and eventually stop competing with this request.
+                # Not counted, because no limit is needed. Every replaced token was accepted for
+                # other requests, so these requests make progress, and will end.
                 pass
 
     @property
@@ -419,8 +419,9 @@ class Authenticator:
         token = self._token_cache.sent_in(refused_header)
         # The reason depends on whether the token is still in the cache, so find it before the drop.
         refusal = self._classify_refusal(offered, token, use)
-        was_sent = refused_header is not None
-        self._learn_scopes(offered, use.repository, actions, was_login_sent=was_sent)
+        self._adopt_scope(
+            offered, use.repository, actions, was_login_sent=refused_header is not None
+        )
         if token is not None and self._token_cache.is_cached(token):
             self._drop_refused_token(offered, token, refusal, {use.repository: actions})
         return refusal
@@ -442,11 +443,14 @@ class Authenticator:
         """
         if token is None or not token.worked_for:
             return Refusal.UNPROVEN
-        has_ended = offered.error == "invalid_token"
-        if offered.error not in ("invalid_token", "insufficient_scope"):
-            # The registry does not say whether the token has ended or lacks a right. It has the
-            # right if it was accepted for the same use before.
-            has_ended = use in token.worked_for
+        match offered.error:
+            case "invalid_token":
+                has_ended = True
+            case "insufficient_scope":
+                has_ended = False
+            case _:
+                # The token does not lack a right if it was accepted for the same use before.
+                has_ended = use in token.worked_for
         if not has_ended:
             return Refusal.UNPROVEN
         return Refusal.ENDED if self._token_cache.is_cached(token) else Refusal.REPLACED
@@ -550,7 +554,7 @@ class Authenticator:
         message = f"{who} refused the credentials ({self.credential.found_at})"
         return AuthError(message, hint=hint, fatal=fatal)
 
-    def _learn_scopes(
+    def _adopt_scope(
         self, offered: Challenge, repository: str, actions: str, *, was_login_sent: bool
     ) -> None:
         """Store the scope of a 401 for later token requests, if we would request another scope.
@@ -582,6 +586,16 @@ class Authenticator:
         `needed` are the scopes of the refused request. If the token may have been refused because
         it covers more, every further token is requested with exact scopes.
         """
+        dropped_values = self._token_cache.drop(token, needed)
+        # A later error text may contain a dropped token.
+        self._secrets_seen.extend(dropped_values)
+        # A queued request may be about to send a dropped token.
+        for value in dropped_values:
+            self._record_refused(f"Bearer {value}")
+
+        # Set `needs_exact_scopes` after the drop, which would otherwise spare the tokens that cover
+        # more than the refused request needs.
+        is_too_narrow = offered.error == "insufficient_scope"
         # Some registries read only the first scope of a token. They refuse a valid token for a
         # repository in another scope, without the error `invalid_token`.
         may_read_only_first_scope = (
@@ -589,14 +603,6 @@ class Authenticator:
             and self._token_cache.is_live(token, before_body=True)
             and offered.error != "invalid_token"
         )
-        is_too_narrow = offered.error == "insufficient_scope"
-
-        dropped_values = self._token_cache.drop(token, needed)
-        # A later error text may contain a dropped token.
-        self._secrets_seen.extend(dropped_values)
-        # A queued request may be about to send a dropped token.
-        for value in dropped_values:
-            self._record_refused(f"Bearer {value}")
         if token.covers_more and (is_too_narrow or may_read_only_first_scope):
             self._token_cache.needs_exact_scopes = True
 
