@@ -513,12 +513,12 @@ class Connection:
         try:
             sent = self._stream.send(outgoing.offered)
         except Disconnected as error:
-            self._stop(_LAST_WORDS, error)
+            self._stop_sending(_LAST_WORDS, error)
             return
         if sent > 0:
             outgoing.offered = outgoing.offered[sent:]
         if not outgoing.offered and not outgoing.left:
-            self._stop(seconds, now=now)
+            self._stop_sending(seconds, now=now)
 
     async def _send(self, pieces: Pieces | None, seconds: float) -> None:
         """Write the rest of a request, while `_await_head` waits for the response."""
@@ -536,21 +536,21 @@ class Connection:
                     await self._send_file(pieces)
             except WireError as error:
                 # The peer may have sent a response before it closed its side.
-                self._stop(_LAST_WORDS, error)
+                self._stop_sending(_LAST_WORDS, error)
                 return
             except SyncError as error:
                 # The source of the body has failed. There is no response to wait for.
-                self._stop(0, error)
+                self._stop_sending(0, error)
                 return
 
             if pieces is None or not outgoing.left:
-                self._stop(seconds)
+                self._stop_sending(seconds)
                 return
             try:
                 outgoing.offered = outgoing.take_off(await pieces.next())
                 outgoing.is_past_first = True
             except SyncError as error:
-                self._stop(0, error)
+                self._stop_sending(0, error)
                 return
 
     async def _send_file(self, pieces: Pieces) -> None:
@@ -564,7 +564,7 @@ class Connection:
             self._pace.moved += sent
             await anyio.lowlevel.checkpoint()
 
-    def _stop(
+    def _stop_sending(
         self, seconds: float, error: SyncError | None = None, *, now: float | None = None
     ) -> None:
         """Write no more of the request: it is complete, or `error` is why it is not. The head of the
@@ -575,7 +575,7 @@ class Connection:
         self._outgoing.error = error
         self.used_at = anyio.current_time() if now is None else now
         self._answer_until = self.used_at + seconds
-        if self._answering is not None:
+        if self._answering is not None:  # `_wait_for_head` is waiting already
             self._answering.deadline = self._answer_until
 
     async def _await_head(self, method: str, seconds: float) -> Response | WireError:
@@ -609,7 +609,7 @@ class Connection:
 
         `event` is the last result of `_read_event`.
         """
-        # `_stop` moves the deadline of this scope when the request has been written.
+        # `_stop_sending` moves the deadline of this scope when the request has been written.
         with anyio.CancelScope(deadline=self._answer_until) as self._answering:
             while not isinstance(event, h11.Response):
                 if isinstance(event, int):

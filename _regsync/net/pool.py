@@ -269,6 +269,7 @@ async def _open_tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: T
     try:
         answer = await connection.exchange(request, memoryview(b""), None, timeouts.head)
     except WireError as error:
+        # The text after a colon may be the proxy's own, which may contain our login.
         reason, _, _ = error.message.partition(": ")
         raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {reason}") from None
 
@@ -282,7 +283,8 @@ def _tunnel_error(proxy: Proxy, target: str, answer: Response) -> ConnectFailed:
     """Return the error for a proxy's refusal. If the proxy asks for a login, the error has a hint."""
     error = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({answer.status})")
     error.retryable = answer.status >= 500
-    if answer.status != 407:
+    asks_for_login = answer.status == 407
+    if not asks_for_login:
         return error
 
     # The challenge may contain our login, so only the names of its schemes are shown.

@@ -352,7 +352,8 @@ async def _resolve(host: str, port: int) -> list[_Address]:
     """Return the addresses of a host in the order in which to try them. Raises ConnectFailed if
     there are none.
     """
-    # A literal address needs no resolver thread and no import of the IDNA codec.
+    # A literal address needs no resolver thread and no import of the IDNA codec. If the host is not a
+    # literal address, inet_pton() raises an error.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with suppress(OSError, ValueError):
         socket.inet_pton(family, host)

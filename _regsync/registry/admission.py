@@ -266,7 +266,8 @@ class Gate:
             are_permits_free = has_permits(self.limits, waiter.demands)
             if are_permits_free:
                 opens_at = refresh_next_opening(self.limits, waiter.demands, now)
-            if opens_at > now:  # the waiter does not fit
+            if opens_at > now:
+                # The waiter does not fit. Note what may make it fit: a response, or time alone.
                 self._has_window_waiter = self._has_window_waiter or are_permits_free
                 self._next_opening = min(self._next_opening, opens_at)
                 if opens_at != waiter.scope.deadline:  # setting a deadline makes a timer

@@ -179,6 +179,7 @@ class RegistryClient:
             digests=frozenset(digests),
             retry_after=parse_retry_after(answer.headers.get("retry-after"), wall_now),
         )
+        # The window of the request records the 429, so the next attempt waits for its window.
         error.is_paced_by_window = status == 429
         error.hint = self._hint(answer)
         return error
@@ -224,8 +225,8 @@ class Dialer:
         self._certs_d = cache(find_certs_d)
 
     def prepare(self, registry: Registry) -> None:
-        """Read the files that the configuration of a registry names. Raises ConfigError if one is
-        unusable.
+        """Read the files that the configuration of a registry names. Raises ConfigError if a file, or
+        the URL of the proxy, cannot be used.
         """
         if registry.is_layout:
             return
@@ -237,7 +238,7 @@ class Dialer:
     def renew(self, registries: Collection[Registry]) -> None:
         """Read the files that the configuration names again.
 
-        Raises ConfigError if one is unusable; the previous contexts stay in use then.
+        Raises ConfigError if a file cannot be used. The previous contexts stay in use then.
         """
         self.read.cache_clear()
         previous_contexts = self._contexts

@@ -159,8 +159,8 @@ class Recovery:
     def record_failure(
         self, peer: Peer, error: SyncError, began: float, *, is_counted: bool = True
     ) -> None:
-        """Record the failure of a request that was sent at `began`. A failure that only an answer can
-        cause is recorded as an answer.
+        """Record the failure of a request that was sent at `began`. If the failure shows that the host
+        has answered, record the answer instead.
 
         If the failure belongs to an outage, `error.unreachable_peer` is set. If it makes the host be
         given up, the error becomes not retryable. If not `is_counted`, the failure does not begin an
@@ -173,7 +173,7 @@ class Recovery:
             return
         belongs_to_previous_outage = began < outage.back_at and not outage.is_on
         if belongs_to_previous_outage:
-            error.unreachable_peer = peer  # `wait` then returns at once
+            error.unreachable_peer = peer  # so that the caller calls `wait`, which returns at once
             return
         if not is_counted:
             error.unreachable_peer = peer if outage.is_on else None
@@ -203,7 +203,8 @@ class Recovery:
         """
         with anyio.CancelScope(deadline=peer.outage.gives_up_at):
             return await answer
-        # The deadline has passed, so the block above was cancelled.
+        # The deadline has passed, so the block above was cancelled. The next request of this task is
+        # not a probe.
         self._probe_target.set(None)
         peer.outage.stop_if_due(anyio.current_time())
         peer.notify()
@@ -241,14 +242,14 @@ class Recovery:
         """
         peer = error.unreachable_peer
         assert isinstance(peer, Peer)
-        self.end_attempt()
+        self.end_attempt()  # so that another task can probe the host
         waiter = _Waiter(can_repeat)
         peer.waiters.append(waiter)
         try:
             await self._wait_or_probe(waiter, peer)
         finally:
             peer.waiters.remove(waiter)
-            peer.notify()
+            peer.notify()  # another waiter may be the next to probe
         if peer.outage.is_stopped:
             _mark_given_up(error, peer)
             raise error

@@ -449,7 +449,7 @@ class Meter:
             opens_at = max(opens_at, self._quota.paused_until)
             is_full = is_full or not self._quota.covers(window.last_number + 1)
 
-        # If no request is in flight, one request is admitted even without remaining quota, because
+        # If no request is in flight, one request is admitted even if the quota covers none, because
         # only its answer can report a new quota.
         if not is_full or not window.occupants:
             return opens_at
@@ -693,7 +693,8 @@ def backoff(attempt: int, chance: float) -> float:
 
 
 def parse_quota(header: Callable[[str], str | None], wall_now: float) -> Remaining | None:
-    """Read the rest of a quota from the headers of an answer. Returns None if they report no quota.
+    """Read from the headers of an answer how much of a quota is left. Returns None if they report no
+    quota.
 
     `header` returns the value of a header by its name. `wall_now` is in seconds since 1970.
     """

@@ -325,14 +325,14 @@ class Transport:
         self.recovery.begin_run()
 
     def renew(self, registries: Collection[Registry]) -> None:
-        """Read the files that the configuration names again. Raises ConfigError if one is unusable. In
-        that case the earlier contents stay in use.
+        """Read the files that the configuration names again. Raises ConfigError if a file cannot be
+        used. In that case the earlier contents stay in use.
         """
         self._dialer.renew(registries)
 
     def prepare(self, registry: Registry) -> None:
-        """Read the files that the configuration names for a registry. Raises ConfigError if one is
-        unusable.
+        """Read the files that the configuration names for a registry. Raises ConfigError if a file
+        cannot be used.
         """
         self._dialer.prepare(registry)
 
@@ -625,7 +625,8 @@ class Transport:
         try:
             self.recovery.check(peer, can_repeat=can_repeat)
         except SyncError as error:
-            if not error.retryable and host.stop_error is None:
+            is_given_up = not error.retryable
+            if is_given_up and host.stop_error is None:
                 host.stop(error)
             raise
 
@@ -672,7 +673,9 @@ class Transport:
             pool.close(peer.origin)
 
     def _on_back(self, peer: Peer) -> None:
-        """Narrow the windows of a registry that is reachable again."""
+        """Narrow the windows of a registry that is reachable again. A host that is not a registry has
+        no windows.
+        """
         client = self._first_client_at.get(peer.origin.address)
         if client is not None:
             self.gate.limits[client.key].narrow_windows()
@@ -925,10 +928,9 @@ class Transport:
         """Count a failed attempt in `budget`, and return how many seconds to wait before it is
         repeated (see `wait_to_retry`). Raises the error if the attempt must not be repeated.
 
-        An expired login and an outage are not counted. If the
-        registry asks for a longer wait than a run makes, requests to it are stopped. `hosts` are the
-        hosts that the work needs: the source, then the target. `call` is the failed request, if the
-        work is only that request.
+        An expired login and an outage are not counted. If the registry asks for a longer wait than a
+        run makes, requests to it are stopped. `hosts` are the hosts that the work needs: the source,
+        then the target. `call` is the failed request, if the work is only that request.
         """
         is_stopped = any(host.stop_error for host in hosts)
         if isinstance(error, LoginExpired) and not is_stopped:
@@ -995,14 +997,17 @@ class Transport:
     ) -> None:
         """Raise an error if the response's status is not in `ok`. `peer` is the host that sent the
         response, if that is not the registry itself.
+
+        If the response belongs to an outage of that host, `error.unreachable_peer` is set, so that
+        the caller waits for the end of the outage.
         """
         if answer.status in ok:
             return
         await answer.read(ERROR_BODY)
         error = self.error_from(host, answer)
-        peer = peer or host.peer
-        if peer.outage.is_on and is_gateway_failure(error.status, error.retry_after):
-            error.unreachable_peer = peer
+        sender = peer or host.peer
+        if sender.outage.is_on and is_gateway_failure(error.status, error.retry_after):
+            error.unreachable_peer = sender
         raise error
 
     def error_from(self, host: RegistryClient, answer: Response) -> RegistryError:

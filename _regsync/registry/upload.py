@@ -168,7 +168,7 @@ class Upload:
         errors of `pieces`.
         """
         host = self.repository.host
-        session = self.session  # `_on_begin` sets `self.session` to ""
+        session = self.session  # `_on_begin` may set `self.session` to ""
         self._end = self.offset + pieces.length
         call = self._body_call(pieces.length, is_last=is_last)
         body = Body(pieces, self._seconds_for_answer(), self._on_begin, self._transport)
@@ -183,7 +183,8 @@ class Upload:
                 self.session = session
                 self._throttled_session = session
             elif response.status in _SESSION_GONE and session == self._throttled_session:
-                # The registry ends a session after a 429.
+                # The previous body was refused with 429, and the registry has ended the session
+                # since. The caller starts again.
                 self.session = ""
                 await response.read(ERROR_BODY)
                 error = self._transport.error_from(host, response)
@@ -198,7 +199,7 @@ class Upload:
 
             ok = (201, 204) if is_last else (201, 202, 204)
             await self._transport.raise_unless(host, response, ok)
-            self.session = ""
+            self.session = ""  # it has ended, or continues at the Location of the response
             if is_last:
                 self.repository.check_stored_digest(response, self.blob.digest)
             elif not response.early:
