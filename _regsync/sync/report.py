@@ -120,7 +120,11 @@ class Outcome(NamedTuple):
 
 
 def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
-    """Return an error as the report has it. Its `status` is None if no registry has answered."""
+    """Return the fields of an error in the report, or None if there is no error.
+
+    Only a SyncError has a side and a number of retries. The `status` is None if no registry has
+    answered.
+    """
     if error is None:
         return None
     side = getattr(error, "side", None)
@@ -443,15 +447,17 @@ def schema() -> dict[str, Any]:
 def analysis_lines(analysis: Mapping[str, Any]) -> list[str]:
     """Format the document of `analyze --json` (`DryRun.analysis`) as the text of `analyze`."""
     blobs = analysis["blobs"]
-    one_by_one = analysis["bytes"]["image_by_image"]
-    once = analysis["bytes"]["each_blob_once"]
+    # Bytes to copy if images shared no blobs, and if each target gets each blob once.
+    bytes_unshared = analysis["bytes"]["image_by_image"]
+    bytes_shared = analysis["bytes"]["each_blob_once"]
     unique = f"{blobs['unique']} unique ({size_text(blobs['unique_bytes'])})"
     shared = f"{blobs['shared']} of them shared ({size_text(blobs['shared_bytes'])})"
     lines = [
         f"Images: {analysis['images']}",
         f"Blobs: {unique}, {shared}",
-        f"Data: {size_text(one_by_one)} image by image, {size_text(once)} with each blob once, "
-        f"{size_text(one_by_one - once)} saved",
+        f"Data: {size_text(bytes_unshared)} image by image, "
+        f"{size_text(bytes_shared)} with each blob once, "
+        f"{size_text(bytes_unshared - bytes_shared)} saved",
     ]
 
     for host, target in analysis["targets"].items():

@@ -10,7 +10,7 @@ Follows: docs/design.md section 2 ("Retry").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from _regsync.config.model import Config, MappingRule, Registry
@@ -31,7 +31,8 @@ class Retry:
 
     def __init__(self, images: Iterable[tuple[str, str]]) -> None:
         """`images` are pairs of source and target, as full references with host."""
-        # By source and target repository, the tags to retry. ALL_TAGS may be among them.
+        # By source and target repository, the tags to retry. ALL_TAGS is among them if the tags of a
+        # mapping could not be listed.
         self._tags = defaultdict[_RepositoryNames, set[str]](set)
         # Source and target of each image that no mapping can select: a digest, or a tag that was
         # copied to another tag.
@@ -67,7 +68,10 @@ class Retry:
         return filtered
 
     def _includes(self, wanted: WantedTag, target: Registry) -> bool:
-        """Report whether a tag is retried at a target."""
+        """Report whether a tag is retried at a target.
+
+        ALL_TAGS, the tag of a mapping that could not be listed, is retried if any tag is retried.
+        """
         tags = self._tags_at(wanted.mapping, target)
         if wanted.tag == ALL_TAGS:
             return bool(tags)
@@ -80,24 +84,16 @@ class Retry:
         `min_tags` need a listing, so they are not applied again. An earlier mapping that may write one
         of the tags from another source is kept whole, so that the conflict is detected again.
         """
-        # By index, the mappings of the result.
-        needed_mappings = dict[int, MappingRule]()
+        narrowed_mappings = list[MappingRule]()
         for mapping in config.mappings:
             narrowed = self._narrow_mapping(mapping)
             if narrowed is not None:
-                needed_mappings[mapping.index] = narrowed
+                narrowed_mappings.append(narrowed)
 
-        # Add the mappings that may win a conflict over a tag to retry.
-        mappings_of_target = defaultdict[object, list[MappingRule]](list)
-        for mapping in config.mappings:
-            for target_key in mapping.target_keys:
-                mappings_of_target[target_key].append(mapping)
-        for narrowed in list(needed_mappings.values()):
-            for target_key in narrowed.target_keys:
-                for rival in mappings_of_target[target_key]:
-                    if _may_win(rival, narrowed):
-                        needed_mappings[rival.index] = rival
-
+        # By index. If a mapping is both narrowed and a rival, the whole mapping is needed.
+        needed_mappings = {mapping.index: mapping for mapping in narrowed_mappings}
+        for rival in _rivals_of(narrowed_mappings, config.mappings):
+            needed_mappings[rival.index] = rival
         return config._replace(
             mappings=tuple(needed_mappings[index] for index in sorted(needed_mappings))
         )
@@ -116,6 +112,7 @@ class Retry:
             return None
         rule = mapping.tags
         if ALL_TAGS not in tags:
+            # Names without a wildcard, which a run selects without a listing of the source.
             rule = TagRule(glob=tuple(sorted(tags)), immutable_tags=rule.immutable_tags)
         return mapping._replace(targets=tuple(targets), tags=rule)
 
@@ -129,6 +126,7 @@ class Retry:
 
     def find_unselected(self, config: Config) -> list[str]:
         """Return `SOURCE -> TARGET` for each image to retry that no mapping can select any more."""
+        # The tags to retry that a mapping can select, by source and target repository.
         selectable_tags = defaultdict[_RepositoryNames, set[str]](set)
         for mapping in config.mappings:
             for target in mapping.targets:
@@ -161,6 +159,22 @@ def _names_of(mapping: MappingRule, target: Registry) -> _RepositoryNames:
     )
 
 
+def _rivals_of(
+    mappings: Iterable[MappingRule], all_mappings: Iterable[MappingRule]
+) -> Iterator[MappingRule]:
+    """Yield the mappings that may win a conflict over a tag to retry. A mapping may be yielded twice."""
+    mappings_of_target = defaultdict[object, list[MappingRule]](list)
+    for mapping in all_mappings:
+        for target_key in mapping.target_keys:
+            mappings_of_target[target_key].append(mapping)
+
+    for mapping in mappings:
+        for target_key in mapping.target_keys:
+            for rival in mappings_of_target[target_key]:
+                if _may_win(rival, mapping):
+                    yield rival
+
+
 def _may_win(rival: MappingRule, mapping: MappingRule) -> bool:
     """Report whether `rival` may win a conflict with `mapping` over a tag to retry.
 
@@ -169,6 +183,7 @@ def _may_win(rival: MappingRule, mapping: MappingRule) -> bool:
     is_later = rival.index >= mapping.index
     if is_later or rival.source_key == mapping.source_key:
         return False
-    # The selection is None if the tags are not known before the source is listed.
     selection = select_literals(mapping.tags)
-    return selection is None or bool(selectable(selection.kept, rival.tags))
+    if selection is None:
+        return True  # the tags to retry are not known before the source is listed
+    return bool(selectable(selection.kept, rival.tags))
