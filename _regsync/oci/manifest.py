@@ -177,6 +177,7 @@ class Manifest(NamedTuple):
     subject: Descriptor | None = None
     artifact_type: str | None = None
     annotations: Mapping[str, str] = MappingProxyType({})
+    is_trimmed: bool = False  # whether `trim_index` created it, so that no source has it
 
     @property
     def size(self) -> int:
@@ -666,7 +667,9 @@ def _rewrite_index(index: Manifest, chosen: Sequence[Descriptor | None]) -> Mani
 
     body = _serialize(document)
     children = tuple(descriptor for descriptor in chosen if descriptor)
-    return index._replace(body=body, digest=digest_of(body), layers=(), children=children)
+    return index._replace(
+        body=body, digest=digest_of(body), layers=(), children=children, is_trimmed=True
+    )
 
 
 def referrer_entry(manifest: Manifest) -> Descriptor:

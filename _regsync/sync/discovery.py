@@ -148,8 +148,6 @@ class TagLookup(NamedTuple):
     source_digest: str
     # The targets that were looked up, except those of `held_tags`.
     targets: tuple[TargetTag, ...]
-    # The digests of the tree's manifests that the source holds too: all except trimmed indexes.
-    digests_at_source: frozenset[str] = frozenset()
     # Whether no manifest was needed, because digests alone showed that every target is up to date.
     is_by_digest: bool = False
     # The targets that lack the image but do not get it yet, because of `min_age`.
@@ -215,10 +213,6 @@ class _ManifestCache:
         self._weights: dict[tuple[RepositoryKey, str], int] = {}
         # The sum of `_weights`.
         self._total_weight = 0
-
-    def has(self, where: RepositoryKey, digest: str) -> bool:
-        """Report whether a manifest is in the cache or is being fetched."""
-        return (where, digest) in self._by_key
 
     def get(self, where: RepositoryKey, digest: str) -> Manifest | None:
         """Return a manifest from the cache. Returns None if the manifest is not there."""
@@ -710,19 +704,8 @@ class Discovery:
             for manifest in manifests:
                 self._learn_manifest(tag.target, manifest)
 
-        digests_at_source = frozenset(
-            manifest.digest
-            for manifest in manifests
-            if self._manifests.has(source.pool, manifest.digest)
-        )
         return TagLookup(
-            source,
-            reference,
-            tree=tree,
-            digest=root.digest,
-            source_digest=top.digest,
-            targets=tags,
-            digests_at_source=digests_at_source,
+            source, reference, tree=tree, digest=root.digest, source_digest=top.digest, targets=tags
         )
 
     async def _fetch_tree_to_copy(
@@ -827,14 +810,8 @@ class Discovery:
 
         Attestations are left out. Trimmed indexes are left out because the source does not have them.
         """
-        source = lookup.source
         tree = lookup.tree or await self._indexes_of(mapping, lookup)
-        # Trimmed indexes were created by the platform filter. All other manifests are in the cache.
-        trimmed_digests = {
-            child.digest
-            for child in tree.children
-            if not self._manifests.has(source.pool, child.digest)
-        }
+        trimmed_digests = {child.digest for child in tree.children if child.is_trimmed}
         return [
             entry.digest
             for manifest in (tree.root, *tree.children)

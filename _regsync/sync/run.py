@@ -780,7 +780,7 @@ class Run:
         is_host_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
         for manifest in (tree.root, *tree.children):
             self.scheduler.manifests_by_blob.update(blob.digest for blob in manifest.blobs)
-            if is_host_shared and manifest.digest in lookup.digests_at_source:
+            if is_host_shared and not manifest.is_trimmed:
                 self.scheduler.commit(source.pool, manifest)
 
     def _plan_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
