@@ -157,24 +157,25 @@ def registry_for(written: str, config: Config | None) -> Registry:
     except ValueError as error:
         raise ConfigError(f"{written!r}: {error}") from error
 
-    has_scheme = "://" in written
     registries = config.registries.values() if config is not None else ()
-    for registry in registries:
-        if not _has_address(registry, written, address):
-            continue
-        if has_scheme and registry.scheme != address.scheme:
-            raise ConfigError(
-                f"{written!r}: the configuration says {registry.scheme}:// for registry {registry.alias!r}",
-                hint="leave the scheme out here, or change it there",
-            )
-        return registry
-    return Registry(
-        alias=written,
-        scheme=address.scheme,
-        host=address.host,
-        port=address.port,
-        kind=kind_of(address.host),
-    )
+    matching = [registry for registry in registries if _has_address(registry, written, address)]
+    if not matching:
+        return Registry(
+            alias=written,
+            scheme=address.scheme,
+            host=address.host,
+            port=address.port,
+            kind=kind_of(address.host),
+        )
+
+    registry = matching[0]
+    has_scheme = "://" in written
+    if has_scheme and registry.scheme != address.scheme:
+        raise ConfigError(
+            f"{written!r}: the configuration says {registry.scheme}:// for registry {registry.alias!r}",
+            hint="leave the scheme out here, or change it there",
+        )
+    return registry
 
 
 def _has_address(registry: Registry, written: str, address: RegistryAddress) -> bool:

@@ -101,8 +101,9 @@ class _Group:
         # Why the commit failed. None if it has not ended, or has succeeded.
         self.error: SyncError | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self.blobs or self.manifests or self.changes_index)
+    @property
+    def is_empty(self) -> bool:
+        return not (self.blobs or self.manifests or self.changes_index)
 
 
 class _IndexFile(NamedTuple):
@@ -155,19 +156,19 @@ class Layout:
         # Whether the file system replaces files atomically.
         self._replaces_atomically = True
         # By digest of a blob, the path of a partial file that a killed run has left.
-        self._leftovers = dict[str, str]()
+        self._leftover_paths = dict[str, str]()
         # The paths of all partial files of blobs, of this run and of killed runs. `close` may remove
         # them.
-        self.partials = set[str]()
+        self.partial_paths = set[str]()
 
         # The additions since the last commit began.
-        self._pending = _Group()
+        self._pending_group = _Group()
         # The additions that a running commit saves. None if no commit is running.
-        self._in_commit: _Group | None = None
+        self._group_in_commit: _Group | None = None
         # Held during a commit.
-        self._committing = anyio.Lock()
-        # The error of a failed commit. If it is set, nothing more is written.
-        self._failure: SyncError | None = None
+        self._commit_lock = anyio.Lock()
+        # The error of a failed commit. If it is set, `begin_writing` raises it.
+        self._commit_error: SyncError | None = None
         # The disk space that is reserved for images and open files.
         self.reservations = Reservations()
 
@@ -259,9 +260,9 @@ class Layout:
 
     def _unsaved_groups(self) -> Iterator[_Group]:
         """Yield the groups whose files may not have their final names yet."""
-        yield self._pending
-        if self._in_commit is not None:
-            yield self._in_commit
+        yield self._pending_group
+        if self._group_in_commit is not None:
+            yield self._group_in_commit
 
     def _blob_path(self, digest: str) -> str | None:
         """Return the path of a blob's file. Returns None if the folder does not exist."""
@@ -409,8 +410,8 @@ class Layout:
 
         Returns the lock. Raises LayoutError if the layout cannot be written, or if a commit has failed.
         """
-        if self._failure is not None:
-            raise self._failure.without_place()
+        if self._commit_error is not None:
+            raise self._commit_error.without_place()
         if self._lock is not None:
             return self._lock
         with self.disk_errors():
@@ -448,8 +449,8 @@ class Layout:
 
         # Without a lock, another process may be writing a partial file at this moment.
         written_before = math.inf if lock.is_held else time.time() - _ABANDONED_SECONDS
-        self._leftovers = self._find_leftovers(written_before)
-        self.partials.update(self._leftovers.values())
+        self._leftover_paths = self._find_leftovers(written_before)
+        self.partial_paths.update(self._leftover_paths.values())
 
     async def begin_blob(self, blob: Descriptor) -> BlobFile:
         """Open a file to write a blob to.
@@ -459,7 +460,7 @@ class Layout:
         """
         lock = self.begin_writing()
         # The leftover is tried once. If it is of no use, a new file replaces it.
-        leftover_path = self._leftovers.pop(blob.digest, None)
+        leftover_path = self._leftover_paths.pop(blob.digest, None)
         partial = None
         if leftover_path is not None:
             with self.disk_errors():
@@ -508,7 +509,7 @@ class Layout:
 
     def _size_of_leftover(self, digest: str) -> int:
         try:
-            return os.lstat(self._leftovers[digest]).st_size
+            return os.lstat(self._leftover_paths[digest]).st_size
         except (KeyError, OSError):
             return 0
 
@@ -539,9 +540,9 @@ class Layout:
 
     def add_blob(self, digest: str, blob: _CompleteBlob) -> None:
         """Add a complete blob to the pending group. The next commit renames its file."""
-        self.partials.discard(blob.path)  # a complete blob is not removed by `close`
+        self.partial_paths.discard(blob.path)  # a complete blob is not removed by `close`
         self.index().left_out.pop(digest, None)  # an earlier run may have left the blob out
-        self._pending.blobs[digest] = blob
+        self._pending_group.blobs[digest] = blob
         self._on_put()
 
     def add_manifest(self, digest: str, body: bytes, entry: Entry | None) -> None:
@@ -549,10 +550,10 @@ class Layout:
         self.begin_writing()
         # An existing file of another size is damaged. It is replaced.
         if self.size_of(digest) != len(body):
-            self._pending.manifests[digest] = body
+            self._pending_group.manifests[digest] = body
         if entry is not None:
             self.index().put(entry)
-            self._pending.changes_index = True
+            self._pending_group.changes_index = True
         self._on_put()
 
     def add_left_out(self, digest: str, repository: str) -> None:
@@ -560,34 +561,34 @@ class Layout:
         left_out = self.index().left_out
         if digest not in left_out:
             left_out[digest] = repository
-            self._pending.changes_index = True
+            self._pending_group.changes_index = True
             self._on_put()
 
     def has_unsaved(self) -> bool:
         """Report whether there are additions that no commit has saved yet."""
-        return bool(self._pending) or self._in_commit is not None
+        return not self._pending_group.is_empty or self._group_in_commit is not None
 
     async def wait_until_saved(self) -> None:
         """Wait until commits have saved all earlier additions. Raises the error of a failed commit."""
         for group in list(self._unsaved_groups()):
-            if group:  # an empty group is never committed
+            if not group.is_empty:  # an empty group is never committed
                 await group.ended.wait()
                 if group.error is not None:
                     raise group.error.without_place()
-        if self._failure is not None:
-            raise self._failure.without_place()
+        if self._commit_error is not None:
+            raise self._commit_error.without_place()
 
     async def commit(self) -> None:
         """Save the pending group: rename its blobs and manifests, then replace `index.json`.
 
         Errors are not raised here, but by `wait_until_saved`. After an error nothing more is written.
         """
-        async with self._committing:
-            if not self._pending:
+        async with self._commit_lock:
+            if self._pending_group.is_empty:
                 return
-            group = self._pending
-            self._in_commit = group
-            self._pending = _Group()
+            group = self._pending_group
+            self._group_in_commit = group
+            self._pending_group = _Group()
             try:
                 lock = self.begin_writing()
                 index_bytes = self.index().dump() if group.changes_index else self._index_bytes
@@ -602,9 +603,9 @@ class Layout:
                     )
                 group.error = error
                 # Only some files of the group may have been renamed. `begin_writing` now raises this.
-                self._failure = error
+                self._commit_error = error
             finally:
-                self._in_commit = None
+                self._group_in_commit = None
                 group.ended.set()
 
     def close(self, *, remove_partials: bool = True) -> None:
@@ -616,9 +617,9 @@ class Layout:
         if self._lock is None:  # nothing was written
             return
         if remove_partials:
-            for path in self.partials:
+            for path in self.partial_paths:
                 remove_if_possible(path)
-            self.partials.clear()
+            self.partial_paths.clear()
         self._lock.release()
         self._lock = None
 
@@ -705,7 +706,7 @@ class BlobFile:
         self._stream = partial.stream
         # Decides whether a write is done in a worker thread.
         self._disk = DiskPace()
-        layout.partials.add(partial.path)  # for `Layout.close`
+        layout.partial_paths.add(partial.path)  # for `Layout.close`
         self._reserve_remaining()
         try:
             self._check_size()
@@ -786,7 +787,7 @@ class BlobFile:
     def remove(self) -> None:
         """Close and delete the file."""
         self.pause()
-        self._layout.partials.discard(self._path)
+        self._layout.partial_paths.discard(self._path)
         remove_if_possible(self._path)
 
 

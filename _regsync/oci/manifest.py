@@ -237,14 +237,7 @@ def parse_manifest(
 
     # Schema 1 is refused before digests are compared, because the digest of a schema 1 manifest
     # excludes the signatures and therefore never matches the body.
-    has_schema_1_type = own_type.startswith(_DOCKER_SCHEMA_1) or response_type.startswith(
-        _DOCKER_SCHEMA_1
-    )
-    if has_schema_1_type or document.get("schemaVersion") == 1:
-        raise ContentError(
-            "a Docker schema 1 manifest, which cannot be copied unchanged",
-            hint="push the image again with a current tool, as schema 2 or OCI",
-        )
+    _refuse_schema_1(document, own_type, response_type)
     if not has_wanted_digest:
         raise WrongBytes(f"asked for {wanted_digest}, got {actual_digest}; {received}")
 
@@ -253,6 +246,17 @@ def parse_manifest(
     stated_types = list(filter(None, (own_type, header_type, entry_type)))
     media_type = _determine_type(document, stated_types, received)
     return _read_manifest(document, media_type, actual_digest, body)
+
+
+def _refuse_schema_1(document: Mapping[str, object], own_type: str, response_type: str) -> None:
+    """Raise ContentError if the document or the response says that it is a schema 1 manifest."""
+    has_version_1 = document.get("schemaVersion") == 1
+    types = (own_type, response_type)
+    if has_version_1 or any(stated.startswith(_DOCKER_SCHEMA_1) for stated in types):
+        raise ContentError(
+            "a Docker schema 1 manifest, which cannot be copied unchanged",
+            hint="push the image again with a current tool, as schema 2 or OCI",
+        )
 
 
 def _describe_response(body: bytes, response_type: str) -> str:
@@ -425,6 +429,7 @@ def _read_platform(descriptor: Mapping[str, object]) -> Platform | None:
         return None
     parts = [_read_field(platform, key, str) for key in ("os", "architecture", "variant")]
     try:
+        # A part that is absent is empty. Without a variant, the joined text ends in a slash.
         return parse_platform("/".join(parts).rstrip("/"))
     except ValueError:
         return None
@@ -651,6 +656,7 @@ def _rewrite_index(index: Manifest, chosen: Sequence[Descriptor | None]) -> Mani
     child. Raises ContentError if the index cannot be changed.
     """
     document = load_json(index.body, "the index cannot be trimmed", must_round_trip=True)
+    # The JSON objects of the children, in the order of `chosen`.
     child_entries = [
         entry for entry in document["manifests"] if not read_descriptor(entry, "manifests").is_blob
     ]
