@@ -113,19 +113,20 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     if not text:
         return text
     is_cut = len(text) > _MOST_SEARCHED
-    text = text[:_MOST_SEARCHED].replace("\\/", "/")  # JSON may escape a slash
-    text = _without_controls(unquote(unquote(text)))
+    searched = text[:_MOST_SEARCHED].replace("\\/", "/")  # JSON may escape a slash
+    masked = _without_controls(unquote(unquote(searched)))
 
     forms = {form for secret in secrets for form in _written_forms(secret)}
     # Replace the longest first, because a secret may be the beginning of another secret.
     longest_first = sorted(forms, key=lambda form: (-len(form), form))
     for form in longest_first:
-        text = text.replace(form, _MASK)
-    if is_cut:
-        # The text may end with the beginning of a secret, so drop the length of the longest form.
-        longest = max(map(len, longest_first), default=0)
-        text = f"{text[: max(0, len(text) - longest)]}…"
-    return text
+        masked = masked.replace(form, _MASK)
+    if not is_cut:
+        return masked
+    # The cut may have left the beginning of a secret at the end. No secret is longer than the
+    # longest form, so drop as many characters.
+    longest = max(map(len, longest_first), default=0)
+    return f"{masked[: max(0, len(masked) - longest)]}…"
 
 
 # Cached, because every text of a run is searched for the same secrets. The cache has room for twice

@@ -59,6 +59,9 @@ _CONTAINER_PATH = "container_credentials_relative_uri"
 _CONTAINER_URL = "container_credentials_full_uri"
 _PROFILE_NAMES = ("default_profile", "profile")
 
+# Fields of a profile whose keys another program provides.
+_PROGRAM_FIELDS = {"login_session", "credential_process"}
+
 # Fields of a profile that do not configure credentials.
 _OTHER_SETTINGS = {"region", "output"}
 
@@ -666,12 +669,13 @@ class _KeyChain:
         place = f"{label} in {settings.config_file} and {settings.credentials_file}"
         self.tried_sources.append(place)
         if profile is None:
-            must_exist = referrers or settings.selected_profile
-            if not must_exist:
-                return None
-            raise _error(
-                f"there is no {place}", "check the name: `aws configure list-profiles` lists them"
-            )
+            must_exist = bool(referrers or settings.selected_profile)
+            if must_exist:
+                raise _error(
+                    f"there is no {place}",
+                    "check the name: `aws configure list-profiles` lists them",
+                )
+            return None
 
         # The order of these sources is the order of botocore (section 4.5).
         if _TOKEN_FILE in profile:
@@ -687,14 +691,13 @@ class _KeyChain:
         if has_keys:
             return _read_keys(profile, label)
 
-        # Fields of a profile whose keys another program provides.
-        programs = {"login_session", "credential_process"} & profile.keys()
-        if programs:
+        program_fields = _PROGRAM_FIELDS & profile.keys()
+        if program_fields:
             raise _error(
-                f"{label} has {programs.pop()}, which needs another program, and regsync starts none",
+                f"{label} has {program_fields.pop()}, which needs another program, and regsync starts none",
                 "set the variables that `aws configure export-credentials` prints",
             )
-        must_have_keys = referrers or settings.required_profile
+        must_have_keys = bool(referrers or settings.required_profile)
         if must_have_keys:
             raise _error(f"{label} has no credentials")
         return None
@@ -733,7 +736,8 @@ class _KeyChain:
             )
 
         if keys is None:
-            raise _error(f"{label}: its credential_source has no keys: {self.tried_sources[-1]}")
+            source = self.tried_sources[-1]  # the `credential_source`
+            raise _error(f"{label}: its credential_source has no keys: {source}")
         return keys
 
     async def _from_sso(self, profile: dict[str, str], label: str) -> Credential:
