@@ -183,6 +183,7 @@ def _matches(tokens: Sequence[_Token], tag: str) -> bool:
     The function simulates a nondeterministic automaton: `positions` is the set of positions in the
     tag at which the tokens read so far can end. Position 0 is before the first character. Each token
     examines each position at most once. Backtracking, as in `re`, could take exponential time.
+    Braces are balanced, so that every `,` and `}` among the marks belongs to a choice.
     """
     positions = {0}
     choices: list[_Choice] = []  # the choices around the current token; the innermost comes last
@@ -195,10 +196,10 @@ def _matches(tokens: Sequence[_Token], tag: str) -> bool:
             before_end = (position for position in positions if position < len(tag))
             positions = {position + 1 for position in before_end if token.accepts(tag[position])}
         elif token is _Mark.ANY_RUN:
-            if positions:
+            if positions:  # the run can end at any position from the lowest to the end of the tag
                 positions = set(range(min(positions), len(tag) + 1))
         elif token is _Mark.OPEN:
-            choices.append(_Choice(positions))
+            choices.append(_Choice(starts=positions))
         elif token is _Mark.NEXT:
             # The previous alternative ends here. Every alternative begins at the same positions.
             choices[-1].ends |= positions

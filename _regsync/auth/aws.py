@@ -336,7 +336,10 @@ def _read_keys(document: Mapping[str, object], label: str, *secrets: str) -> Cre
     session = fields.get("sessiontoken") or fields.get("token") or ""
     can_be_in_header = re.fullmatch("[ -~]+", access_key + secret_key + session) is not None
     if access_key and secret_key and can_be_in_header:
-        return Credential(access_key, secret_key, session, found_at=label)
+        # See `sigv4` for this use of the fields.
+        return Credential(
+            username=access_key, password=secret_key, identity_token=session, found_at=label
+        )
     default_reason = "the access key or its secret is missing, or is not ASCII text"
     reason = fields.get("message") or fields.get("code") or default_reason
     raise _error(f"{label} gives no AWS credentials: {printable(redact(reason, secrets), 200)}")
@@ -452,12 +455,16 @@ class _Client(NamedTuple):
     def build_request(
         self, service: str, region: str, headers: list[Pair], body: bytes = b"", path: str = "/"
     ) -> Request:
-        """Build a request to an AWS service. Raises AuthError if `region` is empty or malformed."""
+        """Build a POST request to an AWS service, or a GET request if there is no body.
+
+        Raises AuthError if `region` is empty or malformed.
+        """
         if not re.fullmatch("[a-z0-9-]+", region):
             raise _error(f"{region!r} is not an AWS region", "set AWS_REGION")
         host = endpoint(service, region, use_fips=self.use_fips, use_dualstack=self.use_dualstack)
         method = "POST" if body else "GET"
-        return Request(method, f"https://{host}{path}", headers, body, service, region)
+        url = f"https://{host}{path}"
+        return Request(method, url, headers, body, service=service, region=region)
 
     async def send(
         self,

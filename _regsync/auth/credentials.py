@@ -103,7 +103,7 @@ def find_credential(
     if uses_files:
         for place, text in _credential_files(environ, home, read):
             tried_places.append(place)
-            if text is None:
+            if text is None:  # there is no such file
                 continue
             credential = _look_up(place, text, registry, repository)
             if credential is not None:
@@ -264,7 +264,7 @@ def _matching_keys(file: _CredentialFile, names: list[str], repository: str | No
     `names` are the names of the registry.
     """
     parts = (repository or "").split("/")
-    paths = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]  # `a/b`, then `a`
+    paths = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]  # for `a/b`: `a/b`, `a`
     names_with_path = [f"{name}/{path}" for path in paths for name in names]
     keys = [key for key in (*names_with_path, *names) if key in file.auths]
 
@@ -333,4 +333,10 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
     has_secret = registry_token or identity_token or (username and password)
     if not has_secret:
         return None
-    return Credential(username, password, identity_token, registry_token, found_at=place)
+    return Credential(
+        username=username,
+        password=password,
+        identity_token=identity_token,
+        registry_token=registry_token,
+        found_at=place,
+    )

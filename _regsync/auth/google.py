@@ -357,14 +357,16 @@ class _CredentialFile(NamedTuple):
         url = self.google_url(grant.url_field, grant.default_url)
 
         headers = [("Content-Type", "application/x-www-form-urlencoded")]
-        client = Credential(
-            str(self.fields.get("client_id") or ""), str(self.fields.get("client_secret") or "")
+        client = Credential(  # of the OAuth2 application; empty if the file names none
+            username=str(self.fields.get("client_id") or ""),
+            password=str(self.fields.get("client_secret") or ""),
         )
         # The type `authorized_user` sends the client in the form. `service_account` has no client.
         is_client_in_header = file_type.startswith("external")
         if client.basic and is_client_in_header:
             headers.append(("Authorization", client.basic))
-        proofs = (form.get(name, "") for name in ("assertion", "refresh_token", "subject_token"))
+        proof_fields = ("assertion", "refresh_token", "subject_token")
+        proofs = [form.get(name, "") for name in proof_fields]
         secrets = (*client.secrets, *proofs)
         body = urlencode(form, errors="surrogatepass").encode()
         service = self._service_at(url)
