@@ -581,6 +581,8 @@ class Connection:
     async def _await_head(self, method: str, seconds: float) -> Response | WireError:
         """Return the final response when its head arrives, or the error if no head arrives. `seconds`
         is only for the text of that error; the deadline is `_answer_until`.
+
+        The error is returned, because a task group would raise it as a part of an ExceptionGroup.
         """
         try:
             # On a busy machine the response has often arrived already. Then no deadline is set up.
@@ -619,7 +621,7 @@ class Connection:
                     await anyio.lowlevel.checkpoint()
                 event = self._read_event()
             return event
-        return None
+        return None  # the deadline has passed
 
     async def next_event(self) -> object:
         """Return h11's next event of a body. Raises TimedOut if the body arrives too slowly."""

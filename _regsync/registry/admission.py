@@ -196,7 +196,7 @@ class Gate:
             try:
                 await self._wait(permit, permit.demands)
             except BaseException:
-                self.give_back(permit)
+                self.give_back(permit)  # there is no turn that would give it back
                 raise
             now = anyio.current_time()
         slot = permit.slots.pop()  # the place of this request, which the gate has taken

@@ -275,6 +275,7 @@ class Dialer:
             origin.port,
             self._environ,
             override,
+            # NO_PROXY does not apply to a registry that has a proxy of its own.
             heeds_exemptions=registry_there is None,
         )
         # A metadata service is never reached by proxy, whatever its name is (R20).

@@ -101,20 +101,22 @@ class _Pages:
         """Report whether a page was requested."""
         return hash(path) in self._number_by_path
 
-    def check(self, content: Collection[str], next_path: str | None, *, has_new: bool) -> None:
-        """Check the page that was added last, and record its content. Raises ListingBroken if the
-        page repeats an earlier page or leads back to one.
+    def record_content(
+        self, names: Collection[str], next_path: str | None, *, has_new: bool
+    ) -> None:
+        """Record the names on the page that was added last. Raises ListingBroken if the page repeats
+        an earlier page or leads back to one.
 
-        `content` are the names on the page, `next_path` is the path of its next page. `has_new`
-        reports whether a name was not on any earlier page.
+        `next_path` is the path of its next page, or None. `has_new` reports whether a name was not on
+        any earlier page.
         """
         number = len(self)
         if next_path is not None and self.has(next_path):
             raise self._endless(number, f"page {self._number_by_path[hash(next_path)]}")
 
         # The first page with the same names, which may be this page.
-        first_number = self._number_by_content.setdefault(hash(tuple(content)), number)
-        if not content or has_new:
+        first_number = self._number_by_content.setdefault(hash(tuple(names)), number)
+        if not names or has_new:
             return
         # This page repeats names, so the link of the page before it leads back.
         if first_number != number:
@@ -282,7 +284,7 @@ class RemoteRepository:
             # Without a Link a page may repeat the previous one, because some registries ignore
             # `last`. It adds no tags then, which ends the listing.
             if was_linked or is_linked:
-                pages.check(page, next_path, has_new=bool(new_tags))
+                pages.record_content(page, next_path, has_new=bool(new_tags))
             was_linked = is_linked
 
             if next_path is None and new_tags and len(page) == page_size:
@@ -340,7 +342,7 @@ class RemoteRepository:
         Raises ContentError if the bytes still do not match, or contradict `expected`. Raises
         RegistryError with status 404 if the manifest does not exist.
         """
-        accept = _ACCEPT_MANIFESTS
+        accept = _ACCEPT_MANIFESTS  # ACCEPT_MANIFESTS is the value of the header
         if expected is not None and expected.media_type not in ACCEPT_MANIFESTS:
             accept = ("Accept", f"{ACCEPT_MANIFESTS}, {expected.media_type}")
         call = self.build_call("manifest_get", "GET", f"manifests/{reference}", accept)
@@ -435,7 +437,7 @@ class RemoteRepository:
                 referrers.update(page)
 
                 next_path = self._next_page(call, answer)
-                pages.check(page, next_path, has_new=has_new)
+                pages.record_content(page, next_path, has_new=has_new)
                 if next_path is None:
                     return tuple(referrers.values())
                 has_too_many = max(len(pages), len(referrers)) > _MOST_REFERRERS
@@ -552,16 +554,17 @@ class RemoteRepository:
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:
-    """Raise ProtocolBroken or WrongBytes if the body is not the rest of a blob from byte `start`
-    on.
+    """Check that the body is a blob from byte `start` on. Raises WrongBytes if a whole blob has the
+    wrong size, and ProtocolBroken if a part of a blob is not the requested part.
     """
     remaining = blob.size - start
+    has_wrong_length = response.length not in (None, remaining)
     if start:
         content_range = response.headers.get("content-range") or ""
         is_rest = response.status == 206 and content_range.startswith(f"bytes {start}-")
-        if not is_rest or response.length not in (None, remaining):
+        if not is_rest or has_wrong_length:
             raise ProtocolBroken("the registry did not resume the blob where it broke off")
-    if response.length not in (None, remaining):
+    if has_wrong_length:
         raise WrongBytes(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
 
 

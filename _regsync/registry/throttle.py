@@ -119,11 +119,15 @@ def permit_needs(demands: tuple[Demand, ...]) -> tuple[PermitNeed, ...]:
             by_host.setdefault(demand.host, []).append(demand)
     needs = []
     for host, group in by_host.items():
-        bodies = [demand.body for demand in group if demand.body is not None]
-        large = tuple(
-            demand.body for demand in group if demand.body is not None and demand.is_large
-        )
-        needs.append(PermitNeed(host, permits=len(group), bodies=len(bodies), large_bodies=large))
+        bodies = 0
+        large: list[Literal["read", "write"]] = []
+        for demand in group:
+            if demand.body is not None:
+                bodies += 1
+                if demand.is_large:
+                    large.append(demand.body)
+        need = PermitNeed(host, permits=len(group), bodies=bodies, large_bodies=tuple(large))
+        needs.append(need)
     return tuple(needs)
 
 
@@ -615,7 +619,7 @@ def take(limits: Mapping[str, RegistryLimits], demands: Sequence[Demand], now: f
     slots: list[Slot] = []
     for demand in demands:
         if not demand.has_permit:
-            limits[demand.host].count_permit(demand, 1)
+            limits[demand.host].count_permit(demand, step=1)
         if demand.meters:
             meters = [limits[demand.host].meters[name] for name in demand.meters]
             number = meters[0].enter(now)
@@ -647,7 +651,7 @@ def refresh_next_opening(
 def release(limits: Mapping[str, RegistryLimits], demands: Sequence[Demand]) -> None:
     """Return the permits that `take` took for `demands`. Each window is left by `Meter.end`."""
     for demand in demands:
-        limits[demand.host].count_permit(demand, -1)
+        limits[demand.host].count_permit(demand, step=-1)
 
 
 class RetryBudget:

@@ -565,8 +565,8 @@ class Transport:
                 answering = self.recovery.await_probe(hop.peer, answering)
             response = await answering
         except WireError as error:
-            # A host that ends its first exchange in disorder may serve only https.
-            if not host.has_answered and not isinstance(error, ConnectFailed | TimedOut):
+            is_disorderly = not isinstance(error, ConnectFailed | TimedOut)
+            if is_disorderly and not host.has_answered:  # the host may serve only https
                 error.hint = host.https_hint or error.hint
             if error.side is None:  # otherwise the source of the body has failed, not this host
                 self.recovery.record_failure(hop.peer, error, turn.began, is_counted=body is None)
@@ -755,7 +755,7 @@ class Transport:
         self,
         host: RegistryClient,
         call: Call,
-        used: str | None,
+        used_authorization: str | None,
         refused: Response,
         refusals: LoginRefusals,
     ) -> None:
@@ -763,8 +763,8 @@ class Transport:
         Authorization header (see `login`). Otherwise raises the refusal as an error, and stops the
         registry if another attempt could lock the account.
 
-        `used` is the Authorization header of the refused request, and `refusals` counts the refusals
-        of the call so far. The body of `refused` has been read.
+        `used_authorization` is the Authorization header of the refused request, `refused` is the
+        response, whose body has been read, and `refusals` counts the refusals of the call so far.
         """
         authenticator = host.authenticator
         # For an expired password ECR answers 403 instead of 401. Only the text of the body
@@ -774,10 +774,10 @@ class Transport:
             if is_unauthorized:
                 challenges = refused.headers.all("www-authenticate")
                 refusal = await authenticator.on_unauthorized(
-                    challenges, used, call.repository, call.rights, call.method
+                    challenges, used_authorization, call.repository, call.rights, call.method
                 )
             else:
-                refusal = authenticator.on_forbidden(used)
+                refusal = authenticator.on_forbidden(used_authorization)
         except AuthError as error:
             if error.fatal:
                 host.stop(error)  # another attempt could lock the account
@@ -801,8 +801,10 @@ class Transport:
         """Send a request to a login service, without a permit (I8) and without following redirects (R2).
 
         `host` is the registry that names the service, None for a cloud's own service. The response
-        has to arrive within `seconds`. `confirm` is passed to Lease.exchange.
+        has to arrive within `seconds`. `confirm` is passed to Lease.exchange. Raises WireError if no
+        response arrives.
         """
+        # `url` is absolute. It is resolved only to check it and to split it.
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         # The connection uses the proxy and the authorities of this registry.
         client = host or self._first_client_at.get(origin.address)
@@ -812,12 +814,12 @@ class Transport:
         own_headers = (_USER_AGENT, ("Accept", "application/json"))
         request = Request(method, target, (*own_headers, *headers), body)
         is_foreign = host is not None and origin != host.origin
-        lease = (self.foreign_pool if is_foreign else self.pool).lease(origin)
-        if host is None:
+        pool = self.foreign_pool if is_foreign else self.pool
+        lease = pool.lease(origin)
+        if host is None:  # the modules of the clouds retry by themselves
             return await self._fetch_once(lease, request, seconds, confirm)
 
-        # The modules of the clouds retry by themselves. The token service of a registry may have an
-        # outage like the registry itself.
+        # The token service of a registry may have an outage like the registry itself.
         peer = self.recovery.peer(origin)
         host.token_peer = peer
         self._check_reach(host, peer, can_repeat=True)
@@ -895,7 +897,8 @@ class Transport:
         # `refused_since` is infinite after a success.
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
             refused = RegistryError("status 429 to every request for 10 minutes", status=429)
-            self._stop_requests(host, self.demand_of(host, call), refused, LONGEST_WAIT)
+            demand = self.demand_of(host, call)
+            self._stop_requests(host, demand, refused, seconds=LONGEST_WAIT)
 
         remaining = parse_quota(header, wall)
         if remaining is not None:
@@ -918,7 +921,7 @@ class Transport:
         can_wait = meter.update_quota(response.came_at, number, remaining)
         if not can_wait:
             used_up = RegistryError("the quota is used up", status=429)
-            self._stop_requests(host, demand, used_up, remaining.seconds)
+            self._stop_requests(host, demand, used_up, seconds=remaining.seconds)
 
     # Errors, and what is done about them.
 
@@ -957,7 +960,8 @@ class Transport:
         if isinstance(error, RegistryError) and is_wait_too_long:
             host = hosts[-1] if error.side is Side.TARGET else hosts[0]
             demand = None if call is None else self.demand_of(host, call)
-            self._stop_requests(host, demand, error, retry_after)  # makes `error` not retryable
+            # This makes `error` not retryable.
+            self._stop_requests(host, demand, error, seconds=retry_after)
         if pause is None or not error.retryable or is_stopped:
             raise error
         return pause

@@ -131,7 +131,7 @@ class Upload:
         try:
             return await self._post(call, self.blob.digest, ok=(202,))
         except RegistryError as error:
-            self.is_start_refused = not error.retryable
+            self.is_start_refused = not error.retryable  # a permanent refusal
             raise
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
@@ -262,11 +262,11 @@ class Upload:
                 if received or self.style == "chunks":
                     self._open(call, response, received)
         except RegistryError as error:
+            if error.retryable and not error.is_session_gone:
+                raise
+            # A session that takes chunks stays open, unless the registry reports that it has ended.
             if error.is_session_gone:
                 self.session = ""
-            elif error.retryable:
-                raise
-            # After any other refusal an open session, which takes chunks, is used without `resume`.
             host.can_resume = False
             self.broken_session = ""
 
