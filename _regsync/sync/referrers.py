@@ -222,15 +222,16 @@ class Referrers:
         return [tag for tag in _cosign_tags(digest) if tag in listed]
 
     def listed_tag_bits(self, source: Repository, digest: str) -> int:
-        """Return a bit for each tag with artifacts of a digest that is in the source's tag listing.
+        """Return, as bits, which tags with artifacts of a digest the source's tag listing has.
 
         The bits are those of `ArtifactCheck.flags`: 1 for the fallback tag; 2, 4 and 8 for the cosign
         tags `.sig`, `.att` and `.sbom`. Returns 0 if the source's tags have not been listed.
         """
-        listed = self._discovery.known_listing(source) or ()
+        listed_tags = self._discovery.known_listing(source) or ()
+        tags_with_artifacts = [referrers_tag(digest), *_cosign_tags(digest)]
         bits = 0
-        for number, tag in enumerate((referrers_tag(digest), *_cosign_tags(digest))):
-            if tag in listed:
+        for number, tag in enumerate(tags_with_artifacts):
+            if tag in listed_tags:
                 bits |= 1 << number
         return bits
 
@@ -265,7 +266,8 @@ class Referrers:
         `artifact_search`. `mapping` is used only by `LockedReferrers`.
 
         Returns DEEP with --recheck, or if a target lacks the image. Otherwise the depth follows from
-        the records of the last searches (`decide_depth`), or without state from the time of day.
+        the records of the last searches (`decide_depth`), or without state from the time of day. If
+        another client has copied the image, the depth is at most TOP.
         """
         if self._recheck or not all(copy.already_at_target for copy in copies):
             return SearchDepth.DEEP
@@ -528,7 +530,7 @@ class Referrers:
         seen = set[str]()
         # All artifacts so far. An artifact of several subjects is in the list several times.
         found = list[Artifact]()
-        # Each artifact once, by its reference.
+        # Each artifact once, by its reference. The order is that of the levels.
         by_reference = dict[str, Artifact]()
 
         async def collect(subject: str) -> None:
@@ -544,6 +546,8 @@ class Referrers:
             found.sort(key=lambda artifact: (artifact.subject, artifact.reference))
             by_reference.update((artifact.reference, artifact) for artifact in found)
 
+            # Artifacts of earlier levels are asked again without a request: manifests are cached, and
+            # their subjects are in `seen`.
             below = list[str]()
             for artifact in by_reference.values():
                 below += await self._subjects_in(source, artifact, is_deep=is_deep)
@@ -592,7 +596,8 @@ class Referrers:
         source = search.source
         entries = (await self.lists.read(source, subject)).entries
         tags = await self._possible_cosign_tags(search, subject)
-        if not (entries or tags or self.lists.has_api(source)):
+        has_none = not entries and not tags
+        if has_none and not self.lists.has_api(source):
             text = f"{source}: no artifacts found (no referrers API, no fallback tag); images are copied without"
             self._discovery.log_once("info", "no_referrers", text)
 
@@ -608,14 +613,18 @@ class Referrers:
         return [artifact for artifact in artifacts if artifact is not None]
 
     async def _possible_cosign_tags(self, search: Search, subject: str) -> list[str]:
-        """Return the cosign tags of a subject that may exist at the source."""
+        """Return the cosign tags of a subject to look up at the source.
+
+        If the source's tags are listed, they are the tags in the listing. Otherwise they are all cosign
+        tags if the source lacks the referrers API, or the tags that exist if the run never lists tags.
+        """
         source = search.source
         cosign_tags = _cosign_tags(subject)
-        listed = await self.lists.list_tags_if_cheap(source)
-        if listed is not None:
-            return [tag for tag in cosign_tags if tag in listed]
+        listed_tags = await self.lists.list_tags_if_cheap(source)
+        if listed_tags is not None:
+            return [tag for tag in cosign_tags if tag in listed_tags]
         if self.lists.has_api(source) is False:
-            return cosign_tags  # each of these tags is looked up
+            return cosign_tags
         if self._never_lists_tags and subject == search.image_digest:
             return await self._existing_tags(source, cosign_tags)
         # A source with the referrers API may also have cosign tags. Asking for them would cost three
