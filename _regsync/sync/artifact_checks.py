@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from _regsync.state.archive import COMPLETE, COPIED, ArtifactCheck, hashed_key
 from _regsync.sync.image import ImageCopy
 
-# Seconds after an image was copied at which searches are due. They are early because pipelines push an
-# image and sign it soon after.
+# Seconds after an image was copied at which searches are due. They are early because pipelines push
+# an image and sign it soon after.
 FIRST_SEARCHES = (5 * 60, 15 * 60, 30 * 60)
 
 # The pause between two later searches, as a share of the time since the first search.
@@ -87,14 +87,14 @@ def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
 def is_due_without_state(digest: str, now: float) -> bool:
     """Report whether a run without state searches for the artifacts of an unchanged image now.
 
-    An image is due in one quarter of each day, and on the next day in another quarter. A job that runs
-    every 6, 12 or 24 hours therefore searches for each image in at least one of five runs. A job with
-    other hours does so on average in one of four runs.
+    An image is due in one quarter of each day, and on the next day in another quarter. A job that
+    runs every 6, 12 or 24 hours therefore searches for each image in at least one of five runs. A
+    job with other hours does so on average in one of four runs.
     """
     quarter = int(now) // _QUARTER_OF_A_DAY
     day = quarter // 4
-    # The last six hex digits of the digest spread the images evenly over the four quarters. The day is
-    # subtracted so that the quarter of an image moves from day to day.
+    # The last six hex digits of the digest spread the images evenly over the four quarters. The day
+    # is subtracted so that the quarter of an image moves from day to day.
     return (int(digest[-6:], 16) + quarter - day) % 4 == 0
 
 
@@ -111,9 +111,9 @@ def found_no_referrers(check: ArtifactCheck) -> bool:
 def found_no_tags(check: ArtifactCheck, listed_tag_bits: int) -> bool:
     """Report whether the last search found no tags with artifacts of the image.
 
-    `listed_tag_bits` is the result of `Referrers.listed_tag_bits` in this run. If it is 0, the source
-    may not be listed in any run. The last search may then have found tags without a listing, so the
-    result is False.
+    `listed_tag_bits` is the result of `Referrers.listed_tag_bits` in this run. If it is 0, the
+    source may not be listed in any run. The last search may then have found tags without a listing,
+    so the result is False.
     """
     had_listed_tags = check.flags & ~(COMPLETE | COPIED) != 0
     return listed_tag_bits != 0 and not had_listed_tags

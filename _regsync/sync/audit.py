@@ -77,8 +77,8 @@ class _Expected(NamedTuple):
     digest: str
     # The digest at the source. It differs from `digest` if the index is trimmed to its platforms.
     source_digest: str
-    # Whether `min_age` holds the digest back. If so, any digest at the target is right, and so is an
-    # absent tag.
+    # Whether `min_age` holds the digest back. If so, any digest at the target is right, and so is
+    # an absent tag.
     is_held_back: bool
 
     @property
@@ -103,9 +103,9 @@ class _Check:
     ) -> Iterator[None]:
         """Record a SyncError that ends the block, and continue after the block.
 
-        A 404 is recorded as the flaw `absent`, if `absent` is given. A ContentError is recorded as the
-        flaw that the part with this digest is corrupt. `part_type` is the word for the part in that
-        flaw, such as "blob" or "manifest". Any other error makes the check incomplete.
+        A 404 is recorded as the flaw `absent`, if `absent` is given. A ContentError is recorded as
+        the flaw that the part with this digest is corrupt. `part_type` is the word for the part in
+        that flaw, such as "blob" or "manifest". Any other error makes the check incomplete.
         """
         try:
             yield
@@ -171,8 +171,8 @@ class Audit:
     verb = "looking at"
     # When a drain after a signal ends. Always None, because a signal ends an audit at once.
     drain_deadline = None
-    # The number of failures by host, for the progress display. Always empty, because an audit prints
-    # each failure at once.
+    # The number of failures by host, for the progress display. Always empty, because an audit
+    # prints each failure at once.
     failures: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
@@ -190,8 +190,8 @@ class Audit:
 
         `emit` is called with each finding, and with each image that could not be checked.
         `blobs_to_read` blobs of each target host are downloaded and verified. `first_seen` has the
-        times for `min_age`. With a lock, tags and digests are those of the lock, and sources are not
-        asked.
+        times for `min_age`. With a lock, tags and digests are those of the lock, and sources are
+        not asked.
         """
         machine = transport.machine
         self.transport = transport
@@ -202,8 +202,8 @@ class Audit:
         self._first_seen = first_seen
         self._log = machine.log
 
-        # The state is used for the digests of trimmed indexes and for the login methods of hosts. It
-        # is not trusted about the content of targets, because that is what an audit checks.
+        # The state is used for the digests of trimmed indexes and for the login methods of hosts.
+        # It is not trusted about the content of targets, because that is what an audit checks.
         self._state = StateFile(config.cache_dir, machine.log)
         self._state.load(may_write=False)
         self._knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
@@ -214,10 +214,11 @@ class Audit:
             self._discovery, self._knowledge, machine.wall, has_state=self._state.is_used
         )
 
-        # By target and digest of a manifest, the check of its contents. Shared by all tags that name
-        # the manifest.
+        # By target and digest of a manifest, the check of its contents. Shared by all tags that
+        # name the manifest.
         self._contents = defaultdict[tuple[RepositoryKey, str], Once[_Contents]](Once)
-        # By target and digest of a blob, the size that the registry reports. None if it reports none.
+        # By target and digest of a blob, the size that the registry reports. None if it reports
+        # none.
         self._blob_sizes = defaultdict[tuple[RepositoryKey, str], Once[int | None]](Once)
         # By target and digest, a lock that is held while a tag is fetched that probably names this
         # digest.
@@ -317,8 +318,8 @@ class Audit:
     # Images.
 
     async def _check_images(self, images: Iterable[_AuditedImage]) -> None:
-        # Each target host has its own queue, so that a host that does not respond does not delay the
-        # checks at other hosts.
+        # Each target host has its own queue, so that a host that does not respond does not delay
+        # the checks at other hosts.
         by_host = defaultdict[str, list[_AuditedImage]](list)
         for image in images:
             by_host[image.target.host.key].append(image)
@@ -342,8 +343,8 @@ class Audit:
     async def _check_tag(self, check: _Check) -> None:
         """Check the tag's digest, the manifests and blobs below it, and the artifacts.
 
-        Adds flaws and the first error at the target to `check`. Raises SyncError if the expected digest
-        cannot be found out at the source.
+        Adds flaws and the first error at the target to `check`. Raises SyncError if the expected
+        digest cannot be found out at the source.
         """
         image = check.image
         expected = await self._find_expected(image)
@@ -378,8 +379,8 @@ class Audit:
             # The digest is from a lock.
             return _Expected(at_source.digest_at_target, source_digest, is_held_back)
 
-        # If a run has copied this digest, the state has the digest that the run has put. It is another
-        # digest if the run has trimmed the index.
+        # If a run has copied this digest, the state has the digest that the run has put. It is
+        # another digest if the run has trimmed the index.
         key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
         entry = self._knowledge.snapshots([key]).get(key)
         if entry is not None and entry.snapshot.source == key_of(source_digest):
@@ -410,8 +411,9 @@ class Audit:
     ) -> Manifest | None:
         """Return the manifest under a tag. Returns None if the tag is absent.
 
-        `likely_digest` is the digest that the tag probably names. Of several tags with the same likely
-        digest, the first costs a GET. Its manifest is then cached, so each later tag costs only a HEAD.
+        `likely_digest` is the digest that the tag probably names. Of several tags with the same
+        likely digest, the first costs a GET. Its manifest is then cached, so each later tag costs
+        only a HEAD.
         """
         listed_tags = self._discovery.known_listing(target)
         if listed_tags is not None and tag not in listed_tags:
@@ -446,8 +448,8 @@ class Audit:
     async def _read_tree(self, check: _Check, top: Manifest) -> _TargetTree:
         """Fetch all manifests below a manifest, level by level.
 
-        Counts the manifests in the report. Adds a flaw to `check` for each manifest that is absent or
-        corrupt, or an error if the tree is too large.
+        Counts the manifests in the report. Adds a flaw to `check` for each manifest that is absent
+        or corrupt, or an error if the tree is too large.
         """
         self._report.manifests_present.add((top.digest, check.image.target.key))
         tree = _TargetTree(manifests=[], entries=[])
@@ -502,7 +504,8 @@ class Audit:
             if target.far_repository(blob.digest) is not None:
                 return
             size = await once.get(partial(target.blob_size, blob.digest))
-            # The size is None if the registry answers a HEAD without a length. Then it is not checked.
+            # The size is None if the registry answers a HEAD without a length. Then it is not
+            # checked.
             if size is not None and size != blob.size:
                 raise ContentError(f"it has {size} bytes, its descriptor says {blob.size}")
             self._record_blob(check.image, blob)
@@ -513,15 +516,16 @@ class Audit:
         if digest_and_target in self._report.blobs_present:
             return
         self._report.blobs_present.add(digest_and_target)
-        # There is no need to read an empty JSON object, or a blob that is embedded in its descriptor.
+        # There is no need to read an empty JSON object, or a blob that is embedded in its
+        # descriptor.
         if known_body(blob) is None:
             self._offer_to_sample(image, blob)
 
     def _offer_to_sample(self, image: _AuditedImage, blob: Descriptor) -> None:
         """Perhaps choose a blob to be read back, in place of a blob that was chosen before.
 
-        The number of blobs at a host is not known in advance, so this is reservoir sampling. Each of the
-        blobs found so far is in the host's sample with the same probability.
+        The number of blobs at a host is not known in advance, so this is reservoir sampling. Each
+        of the blobs found so far is in the host's sample with the same probability.
         """
         host = image.target.host.key
         self._blobs_found[host] += 1
@@ -550,7 +554,8 @@ class Audit:
             below = await gather(
                 partial(self._check_artifacts_of, check, subject) for subject in level
             )
-            # Subjects that were seen before are skipped, because a chain of artifacts may be a cycle.
+            # Subjects that were seen before are skipped, because a chain of artifacts may be a
+            # cycle.
             level = [
                 subject
                 for subject in _distinct(chain.from_iterable(below))
@@ -568,8 +573,8 @@ class Audit:
     async def _check_artifacts_of(self, check: _Check, subject: _Subject) -> list[_Subject]:
         """Check the artifacts of one subject. Returns the subjects in these artifacts.
 
-        Artifacts that the source lists must be at the target. Artifacts that only the target lists must
-        be complete.
+        Artifacts that the source lists must be at the target. Artifacts that only the target lists
+        must be complete.
         """
         image = check.image
         # The subjects in the artifacts.
@@ -604,8 +609,9 @@ class Audit:
     ) -> list[_Subject]:
         """Check an artifact that the source lists. Returns the subjects in the artifact.
 
-        `listed_digests` are the digests that the target lists for the artifact's subject. The result is
-        empty if the artifact has another digest at the target, or if the source does not hold it.
+        `listed_digests` are the digests that the target lists for the artifact's subject. The
+        result is empty if the artifact has another digest at the target, or if the source does not
+        hold it.
         """
         image = check.image
         digest = artifact.source_digest
@@ -682,8 +688,9 @@ class Audit:
     async def _read_blob(self, target: Repository, blob: Descriptor) -> None:
         """Read a blob to its end and verify its digest. Raises SyncError if that fails.
 
-        If an attempt fails, the next attempt resumes at the same offset after a pause. If the bytes are
-        wrong, the blob is read once more over a new connection, because a cache may have been wrong.
+        If an attempt fails, the next attempt resumes at the same offset after a pause. If the bytes
+        are wrong, the blob is read once more over a new connection, because a cache may have been
+        wrong.
         """
         is_large = blob.size >= LARGE_BODY
         demand = Demand(target.host.key, "read", is_large)
@@ -749,11 +756,12 @@ def _subjects_in(
     entries = [entry for entry in entries if not entry.attested_digest]
     is_expected = top.digest == expected.digest
     if is_expected and expected.is_trimmed:
-        # No artifact refers to a trimmed index, because a run created it. The indexes below it may be
-        # trimmed too, so the source may not hold them.
+        # No artifact refers to a trimmed index, because a run created it. The indexes below it may
+        # be trimmed too, so the source may not hold them.
         return [_Subject(entry.digest, is_at_source=not entry.is_index) for entry in entries]
 
-    # An image with another digest is from another source or outdated, so the source may not hold it.
+    # An image with another digest is from another source or outdated, so the source may not hold
+    # it.
     digests = [top.digest, *(entry.digest for entry in entries)]
     return [_Subject(digest, is_at_source=is_expected) for digest in digests]
 

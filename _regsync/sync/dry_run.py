@@ -100,8 +100,8 @@ class DryRun:
     def count_copy(self, copy: ImageCopy, lookups: Sequence[TagLookup]) -> None:
         """Count the blobs of an image and its artifacts, even if the target has them already.
 
-        `lookups` are the look-up of the image, followed by the look-ups of its artifacts. An image or
-        artifact whose manifests have not been fetched is not counted.
+        `lookups` are the look-up of the image, followed by the look-ups of its artifacts. An image
+        or artifact whose manifests have not been fetched is not counted.
         """
         image_lookup, *artifact_lookups = lookups
         if image_lookup.tree is not None:

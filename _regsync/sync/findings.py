@@ -26,8 +26,8 @@ class Flaw(NamedTuple):
     kind: Kind
     # The description for users.
     text: str
-    # The digest of the missing or corrupt blob or manifest. If `kind` is "differs", the digest at the
-    # target.
+    # The digest of the missing or corrupt blob or manifest. If `kind` is "differs", the digest at
+    # the target.
     digest: str | None = None
     # The digest that the target should have. None unless `kind` is "missing" or "differs".
     expected: str | None = None
@@ -43,7 +43,8 @@ class Flaw(NamedTuple):
     def differs(cls, prefix: str, digest: str, expected: str) -> Flaw:
         """Return the flaw of a tag with another digest.
 
-        `prefix` begins the text. It names the tag if the tag is an artifact's, and else it is empty.
+        `prefix` begins the text. It names the tag if the tag is an artifact's, and else it is
+        empty.
         """
         text = f"{prefix}found {digest}, expected {expected}"
         return cls("differs", text, digest=digest, expected=expected)
@@ -184,7 +185,8 @@ class AuditReport:
     ) -> dict[str, Any]:
         """Return the JSON document.
 
-        `elapsed` is in seconds. `requests` are counts by host and action, `throttled` counts by host.
+        `elapsed` is in seconds. `requests` are counts by host and action, `throttled` counts by
+        host.
         """
 
         def order(finding: Finding) -> tuple[str, str, str]:

@@ -75,7 +75,8 @@ class LockedDiscovery(Discovery):
     def is_probably_absent(self, tag: TargetTag) -> bool:
         """Return False, so that targets are not listed for absent tags.
 
-        A job without a state runs the same lock many times, and its targets usually have all the tags.
+        A job without a state runs the same lock many times, and its targets usually have all the
+        tags.
         """
         return False
 
@@ -95,8 +96,8 @@ class LockedDiscovery(Discovery):
     ) -> Manifest:
         """Fetch the manifest of `digest`.
 
-        Raises SyncError if the manifest is gone. The tag is not resolved again, because only the digest
-        in the lock has been reviewed.
+        Raises SyncError if the manifest is gone. The tag is not resolved again, because only the
+        digest in the lock has been reviewed.
         """
         try:
             return await self.fetch_manifest(source, digest, expected)
@@ -149,9 +150,9 @@ class LockedReferrers(Referrers):
     ) -> SearchDepth:
         """Return DEEP if targets are asked for the artifacts in the lock, and otherwise NONE.
 
-        Targets are asked if a target lacks the image, with --recheck, if the state does not say that
-        all targets have exactly these artifacts, or without state at certain times of day. They are
-        not asked if all targets have the image and the lock has no artifacts for it.
+        Targets are asked if a target lacks the image, with --recheck, if the state does not say
+        that all targets have exactly these artifacts, or without state at certain times of day.
+        They are not asked if all targets have the image and the lock has no artifacts for it.
         """
         is_at_all_targets = all(copy.already_at_target for copy in copies)
         locked_artifacts = self._locked_artifacts(mapping, lookup)
@@ -177,15 +178,17 @@ class LockedReferrers(Referrers):
     ) -> FoundArtifacts:
         """Return the artifacts of an image in the lock, with their look-ups at targets.
 
-        `copies` are those of `choose_depth`. `depth` is not used, because the lock has the artifacts of
-        all depths. Raises SyncError if a target lacks an artifact that is gone from the source.
+        `copies` are those of `choose_depth`. `depth` is not used, because the lock has the
+        artifacts of all depths. Raises SyncError if a target lacks an artifact that is gone from
+        the source.
         """
         search = self.search_for(mapping, lookup, copies)
         locked_artifacts = self._locked_artifacts(mapping, lookup)
         typed_artifacts = await gather(
             partial(self._with_types, search, artifact) for artifact in locked_artifacts
         )
-        # `_locked_artifacts` includes artifacts of unknown type. Now the filters can be applied to them.
+        # `_locked_artifacts` includes artifacts of unknown type. Now the filters can be applied to
+        # them.
         wanted = _filter_artifacts(typed_artifacts, search)
         copied = await gather(
             partial(self._look_up_locked, search, artifact) for artifact in wanted
@@ -212,8 +215,8 @@ class LockedReferrers(Referrers):
         image = self._discovery.locked_image(mapping, tag)
         search = Search(mapping, source)
         artifacts = list[Artifact]()
-        # The filters see the artifacts of all subjects, because an artifact of a rejected artifact is
-        # rejected too.
+        # The filters see the artifacts of all subjects, because an artifact of a rejected artifact
+        # is rejected too.
         for artifact in _filter_artifacts(image.artifacts, search, keeps_unknown=True):
             if artifact.subject != subject:
                 continue
@@ -232,8 +235,8 @@ class LockedReferrers(Referrers):
     def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
         """Report whether artifacts of an artifact should be searched for.
 
-        They always should for an artifact from a referrers list. For the manifest under a cosign tag
-        they should only if the line of the image of `tag` has such artifacts.
+        They always should for an artifact from a referrers list. For the manifest under a cosign
+        tag they should only if the line of the image of `tag` has such artifacts.
         """
         if artifact.entry is not None:
             return True
@@ -289,8 +292,8 @@ def _artifact_from_lock(artifact: LockedArtifact, lookup: TagLookup | None) -> A
     """Convert a locked artifact to an Artifact, as a search at the source returns it."""
     entry: Descriptor | None = None
     if artifact.tag is None:
-        # A referrer list needs a complete descriptor, which is made from the manifest. The manifest has
-        # been fetched if a target lacks the artifact.
+        # A referrer list needs a complete descriptor, which is made from the manifest. The manifest
+        # has been fetched if a target lacks the artifact.
         entry = digest_only_descriptor(artifact.digest)
         if lookup is not None and lookup.tree is not None:
             entry = referrer_entry(lookup.tree.root)

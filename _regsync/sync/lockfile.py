@@ -24,8 +24,8 @@ from _regsync.state.seen import SeenKey
 from _regsync.tags import TagRule
 from _regsync.text import parse_time, printable, time_text
 
-# The version of the format. The first line has this version and not that of the program, because a new
-# version of the program does not change the lock.
+# The version of the format. The first line has this version and not that of the program, because a
+# new version of the program does not change the lock.
 _VERSION = 1
 
 # The field of the first line, and the fields of other lines.
@@ -52,8 +52,8 @@ Platforms = tuple[str, ...] | None
 class SourceKey(NamedTuple):
     """A source repository with a platform filter.
 
-    Each filter has its own lines in a lock, because an index that is trimmed with another filter has
-    another digest.
+    Each filter has its own lines in a lock, because an index that is trimmed with another filter
+    has another digest.
     """
 
     # `HOST/REPOSITORY`, as in reports. On Docker Hub it includes `library/`.
@@ -80,8 +80,9 @@ class LockedMapping(NamedTuple):
     # The SHA-256 of the mapping's `tags` and `artifacts`, in hex. `--locked` refuses a mapping with
     # another hash.
     rules_hash: str
-    # The SHA-256 of `artifacts` alone, in hex. None if they have their defaults. If it is unchanged, a
-    # new lock takes the artifacts of unchanged images from the old lock, without a request.
+    # The SHA-256 of `artifacts` alone, in hex. None if they have their defaults. If it is
+    # unchanged, a new lock takes the artifacts of unchanged images from the old lock, without a
+    # request.
     artifacts_hash: str | None = None
 
 
@@ -327,15 +328,15 @@ class _LockReader:
         # The number of the line of each mapping and image, to detect duplicates. The key is a
         # LockedMapping, or the source and tag of an image.
         self._line_numbers = dict[object, int]()
-        # Sources by their repository and platforms as written in a line. The images of a source share
-        # one SourceKey, which saves memory in a lock of 100,000 images.
+        # Sources by their repository and platforms as written in a line. The images of a source
+        # share one SourceKey, which saves memory in a lock of 100,000 images.
         self._sources = dict[tuple[str, str], SourceKey]()
 
     def read(self, lines: Iterable[bytes]) -> list[_Problem]:
         """Read all lines, and return their problems.
 
-        Reading stops after _MOST_PROBLEMS problems, and after an invalid first line. If a line shows
-        that the file cannot be read at all, its problem is the only one that is returned.
+        Reading stops after _MOST_PROBLEMS problems, and after an invalid first line. If a line
+        shows that the file cannot be read at all, its problem is the only one that is returned.
         """
         problems = list[_Problem]()
         for number, line in enumerate(lines, 1):
@@ -529,7 +530,8 @@ class Change(NamedTuple):
     def kind(self) -> str:
         """`came`, `gone`, `moved` or `changed`.
 
-        A moved image has another digest. A changed image has other artifacts or another trimmed index.
+        A moved image has another digest. A changed image has other artifacts or another trimmed
+        index.
         """
         if self.before is None:
             return "came"

@@ -1,10 +1,10 @@
 """Read and write referrers lists: by the referrers API, or under a fallback tag.
 
-Owns: whether a registry has the API, how a list is read at a source, how entries are added to a list
-at a target.
+Owns: whether a registry has the API, how a list is read at a source, how entries are added to a
+list at a target.
 May not know: which artifacts are wanted, how anything is copied.
-Invariants: a failed request is an error. It never counts as an empty list. Entries that other clients
-wrote to a fallback list stay.
+Invariants: a failed request is an error. It never counts as an empty list. Entries that other
+clients wrote to a fallback list stay.
 Follows: docs/design.md section 6, rule 15; docs/protocol-facts.md section 1.10.
 """
 
@@ -49,8 +49,8 @@ class ReferrerList(NamedTuple):
     """The referrers list of a source for a subject."""
 
     entries: tuple[Descriptor, ...]
-    # The index under the fallback tag. None if the API has returned the list, or if the source has no
-    # list.
+    # The index under the fallback tag. None if the API has returned the list, or if the source has
+    # no list.
     fallback: Manifest | None = None
 
 
@@ -65,12 +65,13 @@ class ReferrerLists:
         # By source, the number of subjects whose lists this run has read or will read.
         self._subject_counts = Counter[RepositoryKey]()
 
-        # By area (`RepositoryKey.area`), a lock that is held while a first request finds out whether
-        # the registry has the API.
+        # By area (`RepositoryKey.area`), a lock that is held while a first request finds out
+        # whether the registry has the API.
         self._first_requests = defaultdict[str, anyio.Lock](anyio.Lock)
         # By target and fallback tag, a lock that is held while the list is written.
         self._writing = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
-        # By target and fallback tag, the digests in the list when this run last read or put the list.
+        # By target and fallback tag, the digests in the list when this run last read or put the
+        # list.
         self._listed_digests = dict[tuple[RepositoryKey, str], set[str]]()
 
     def has_api(self, repository: Repository) -> bool | None:
@@ -89,14 +90,14 @@ class ReferrerLists:
     async def list_tags_if_cheap(self, source: Repository) -> Collection[str] | None:
         """Return the tags of a source.
 
-        Returns None if the tags are unknown: the source has not been listed, and a listing would cost
-        more requests than it saves, or the registry refuses it.
+        Returns None if the tags are unknown: the source has not been listed, and a listing would
+        cost more requests than it saves, or the registry refuses it.
         """
         tags = self._discovery.known_listing(source)
         if tags is not None:
             return tags
-        # Without the API, each subject costs four requests: for the fallback tag and three cosign tags.
-        # If there are two subjects or more, a listing costs less.
+        # Without the API, each subject costs four requests: for the fallback tag and three cosign
+        # tags. If there are two subjects or more, a listing costs less.
         lacks_api = self.has_api(source) is False
         has_several_subjects = self._subject_counts[source.key] >= 2
         if not (lacks_api and has_several_subjects):
@@ -202,8 +203,8 @@ class ReferrerLists:
         """Add entries to a target's referrers list for a subject. Returns the digests that were added.
 
         The set is empty if the list has all entries already, or if the registry has the API and so
-        maintains the list itself. An entry of a lock, which has only its digest, is completed with the
-        source's manifest.
+        maintains the list itself. An entry of a lock, which has only its digest, is completed with
+        the source's manifest.
         """
         # Other artifacts wait until one request has shown whether the registry has the API.
         async with self._first_requests[target.key.area]:
@@ -254,8 +255,8 @@ class ReferrerLists:
             except RegistryError as error:
                 if not is_immutable(error):
                     raise
-                # The list may be complete although the put was refused: another client has put it, or
-                # the answer to an earlier put of this run was lost. So it is read once more.
+                # The list may be complete although the put was refused: another client has put it,
+                # or the answer to an earlier put of this run was lost. So it is read once more.
                 immutable_error = error
                 continue
             # Another client may have replaced the list since.
@@ -295,10 +296,11 @@ class ReferrerLists:
     ) -> Manifest:
         """Return the target's present list, extended with new entries.
 
-        If the target has no list and the source's list has exactly these entries, returns the source's
-        list, so that both lists have the same digest.
+        If the target has no list and the source's list has exactly these entries, returns the
+        source's list, so that both lists have the same digest.
         """
-        # A tuple of the source's list. It is empty if this run has not read the list or has dropped it.
+        # A tuple of the source's list. It is empty if this run has not read the list or has dropped
+        # it.
         cached_list = self._lists[source.key, subject].answer
         source_index = cached_list[0].fallback if cached_list else None
         if present is None and source_index is not None:

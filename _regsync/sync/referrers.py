@@ -67,7 +67,8 @@ class Artifact(NamedTuple):
     reference: str
     # The artifact's descriptor in a referrers list. None for a cosign tag.
     entry: Descriptor | None
-    # The targets that lack the artifact. None if every target is known to hold it without a look-up.
+    # The targets that lack the artifact. None if every target is known to hold it without a
+    # look-up.
     lookup: TagLookup | None
     # The artifact type. For a cosign tag, the media types of config and layers. Empty if unknown.
     types: frozenset[str]
@@ -164,8 +165,9 @@ def _check_key(
 ) -> bytes:
     """Return the key under which the state records searches for an image's artifacts at a target.
 
-    `source_digest_key` and `target_digest_key` are the keys (`key_of`) of the image's digests. The key
-    is empty for a target that is an image layout, because the state keeps nothing about layouts.
+    `source_digest_key` and `target_digest_key` are the keys (`key_of`) of the image's digests. The
+    key is empty for a target that is an image layout, because the state keeps nothing about
+    layouts.
     """
     if target.is_local:
         return b""
@@ -191,10 +193,10 @@ class Referrers:
     ) -> None:
         """Prepare the searches of one run.
 
-        `wall` returns the time in seconds since 1970. `has_state` says whether the results of earlier
-        runs are available. With `recheck` every image is searched, even if the state says that its
-        artifacts are complete. With `never_lists_tags` the run does not list the tags of sources, so
-        each cosign tag of an image is looked up by a HEAD request.
+        `wall` returns the time in seconds since 1970. `has_state` says whether the results of
+        earlier runs are available. With `recheck` every image is searched, even if the state says
+        that its artifacts are complete. With `never_lists_tags` the run does not list the tags of
+        sources, so each cosign tag of an image is looked up by a HEAD request.
         """
         self._discovery = discovery
         self._knowledge = knowledge
@@ -224,8 +226,8 @@ class Referrers:
     def listed_tag_bits(self, source: Repository, digest: str) -> int:
         """Return, as bits, which tags with artifacts of a digest the source's tag listing has.
 
-        The bits are those of `ArtifactCheck.flags`: 1 for the fallback tag; 2, 4 and 8 for the cosign
-        tags `.sig`, `.att` and `.sbom`. Returns 0 if the source's tags have not been listed.
+        The bits are those of `ArtifactCheck.flags`: 1 for the fallback tag; 2, 4 and 8 for the
+        cosign tags `.sig`, `.att` and `.sbom`. Returns 0 if the source's tags have not been listed.
         """
         listed_tags = self._discovery.known_listing(source) or ()
         tags_with_artifacts = [referrers_tag(digest), *_cosign_tags(digest)]
@@ -236,10 +238,10 @@ class Referrers:
         return bits
 
     def prepare_search(self, mapping: MappingRule, copy: ImageCopy) -> ArtifactSearch:
-        """Return this run's search for the artifacts of one copy, as far as known without a request.
+        """Return the search for the artifacts of one copy, before any request is sent.
 
         It has the record of the last search, and the tags with artifacts that the source's listing
-        shows now. The list of referrers is not read yet.
+        shows now. The hash of the referrers list is not known yet.
         """
         key = _check_key(
             mapping,
@@ -265,9 +267,9 @@ class Referrers:
         `copies` are the copies without an error, with the result of `prepare_search` in their
         `artifact_search`. `mapping` is used only by `LockedReferrers`.
 
-        Returns DEEP with --recheck, or if a target lacks the image. Otherwise the depth follows from
-        the records of the last searches (`decide_depth`), or without state from the time of day. If
-        another client has copied the image, the depth is at most TOP.
+        Returns DEEP with --recheck, or if a target lacks the image. Otherwise the depth follows
+        from the records of the last searches (`decide_depth`), or without state from the time of
+        day. If another client has copied the image, the depth is at most TOP.
         """
         if self._recheck or not all(copy.already_at_target for copy in copies):
             return SearchDepth.DEEP
@@ -288,9 +290,9 @@ class Referrers:
         was_copied = any(tag.was_copied for tag in lookup.targets)
         was_copied_by_other_clients = not (was_searched or was_copied)
         if was_copied_by_other_clients and lookup.is_by_digest:
-            # The image's manifest has not been fetched, so a deep search would cost a GET (rule 4). The
-            # client that copied the image is assumed to have copied the artifacts of the manifests
-            # below it.
+            # The image's manifest has not been fetched, so a deep search would cost a GET (rule 4).
+            # The client that copied the image is assumed to have copied the artifacts of the
+            # manifests below it.
             return min(depth, SearchDepth.TOP)
         return depth
 
@@ -381,8 +383,8 @@ class Referrers:
     def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
         """Report whether artifacts of an artifact should be searched for.
 
-        They always should for an artifact from a referrers list. For the manifest under a cosign tag
-        they should only if the source's tag listing shows such artifacts. `tag` is used only by
+        They always should for an artifact from a referrers list. For the manifest under a cosign
+        tag they should only if the source's tag listing shows such artifacts. `tag` is used only by
         `LockedReferrers`.
         """
         if artifact.entry is not None:
@@ -410,7 +412,7 @@ class Referrers:
     async def find_left_behind(
         self, mapping: MappingRule, lookup: TagLookup
     ) -> tuple[Artifact, ...]:
-        """Find the artifacts of an image that the mapping does not copy, for the output of a dry run.
+        """Find the artifacts of an image that the mapping does not copy, for a dry run.
 
         An artifact is not copied if the mapping's `artifacts` are disabled, if a filter rejects the
         artifact or its subject, or if the platform filter removes its subject from the image. No
@@ -487,8 +489,8 @@ class Referrers:
     ) -> Search:
         """Build the search for an image's artifacts at the targets of its copies.
 
-        `trusted_list` has the digests in the source's referrers list for the image. A target is trusted
-        to hold these artifacts if the list is unchanged since the target's last search.
+        `trusted_list` has the digests in the source's referrers list for the image. A target is
+        trusted to hold these artifacts if the list is unchanged since the target's last search.
         """
         trusted_hash = hash_of_list(trusted_list)
         targets = list[SearchedTarget]()
@@ -519,9 +521,10 @@ class Referrers:
     ) -> list[Artifact]:
         """Find the artifacts of these subjects, the artifacts of these artifacts, and so on.
 
-        Returns each artifact once, after its subject. Artifacts that the filters reject are left out.
-        Unless the search is deep, an artifact that every target holds is not searched for artifacts of
-        its own. Raises SyncError if a request fails, or if there are too many artifacts.
+        Returns each artifact once, after its subject. Artifacts that the filters reject are left
+        out. Unless the search is deep, an artifact that every target holds is not searched for
+        artifacts of its own. Raises SyncError if a request fails, or if there are too many
+        artifacts.
         """
         source = search.source
         # The subjects of the current level: first those of the image, then their artifacts.
@@ -546,8 +549,8 @@ class Referrers:
             found.sort(key=lambda artifact: (artifact.subject, artifact.reference))
             by_reference.update((artifact.reference, artifact) for artifact in found)
 
-            # Artifacts of earlier levels are asked again without a request: manifests are cached, and
-            # their subjects are in `seen`.
+            # Artifacts of earlier levels are asked again without a request: manifests are cached,
+            # and their subjects are in `seen`.
             below = list[str]()
             for artifact in by_reference.values():
                 below += await self._subjects_in(source, artifact, is_deep=is_deep)
@@ -566,8 +569,8 @@ class Referrers:
     ) -> list[str]:
         """Return the digests in an artifact whose own artifacts should be searched for.
 
-        These are the artifact's digest and, if it is an index, the digests below it. Unless the search
-        is deep, the list is empty for an artifact that every target holds.
+        These are the artifact's digest and, if it is an index, the digests below it. Unless the
+        search is deep, the list is empty for an artifact that every target holds.
         """
         if artifact.entry is None:
             # A cosign tag. A search is worth its requests only if the listing shows a result.
@@ -582,12 +585,13 @@ class Referrers:
         return await self._subjects_below(source, index)
 
     async def _direct_artifacts(self, search: Search, subject: str) -> list[Artifact]:
-        """Find the artifacts that refer to a subject directly, or take them from the cache (rule 7)."""
+        """Find the artifacts that refer to a subject directly. They may be cached (rule 7)."""
         if len(self._cached_artifacts) > _MOST_CACHED_SUBJECTS:
             # Drop the oldest subject.
             self._cached_artifacts.pop(next(iter(self._cached_artifacts)))
         targets = search.targets_for(subject)
-        # The mapping's index stands for its filters, which `find_left_behind` ignores in one search.
+        # The mapping's index stands for its filters, which `find_left_behind` ignores in one
+        # search.
         cached = self._cached_artifacts[search.mapping.index, search.is_filtered, targets, subject]
         return await cached.get(partial(self._fetch_direct_artifacts, search, subject))
 
@@ -615,8 +619,9 @@ class Referrers:
     async def _possible_cosign_tags(self, search: Search, subject: str) -> list[str]:
         """Return the cosign tags of a subject to look up at the source.
 
-        If the source's tags are listed, they are the tags in the listing. Otherwise they are all cosign
-        tags if the source lacks the referrers API, or the tags that exist if the run never lists tags.
+        If the source's tags are listed, they are the tags in the listing. Otherwise they are all
+        cosign tags if the source lacks the referrers API, or the tags that exist if the run never
+        lists tags.
         """
         source = search.source
         cosign_tags = _cosign_tags(subject)
@@ -627,8 +632,8 @@ class Referrers:
             return cosign_tags
         if self._never_lists_tags and subject == search.image_digest:
             return await self._existing_tags(source, cosign_tags)
-        # A source with the referrers API may also have cosign tags. Asking for them would cost three
-        # requests a subject, so only runs that list the source's tags find them.
+        # A source with the referrers API may also have cosign tags. Asking for them would cost
+        # three requests a subject, so only runs that list the source's tags find them.
         return []
 
     async def _existing_tags(self, source: Repository, tags: Sequence[str]) -> list[str]:
@@ -651,8 +656,8 @@ class Referrers:
     ) -> Artifact | None:
         """Find out the types of an artifact and which targets lack it.
 
-        `reference` is a digest with its `entry` in a referrers list, or a cosign tag without an entry.
-        Returns None if the filters reject the artifact, or if the source does not hold it.
+        `reference` is a digest with its `entry` in a referrers list, or a cosign tag without an
+        entry. Returns None if the filters reject the artifact, or if the source does not hold it.
         """
         try:
             if entry is not None:
@@ -713,9 +718,9 @@ class Referrers:
     ) -> TagLookup | None:
         """Look up an artifact by its digest at the source and the targets.
 
-        `expected` is the artifact's entry in a referrers list. A target in `known_to_lack` is not asked,
-        unless the state says that it holds the artifact. Returns None if all targets are known to hold
-        the artifact.
+        `expected` is the artifact's entry in a referrers list. A target in `known_to_lack` is not
+        asked, unless the state says that it holds the artifact. Returns None if all targets are
+        known to hold the artifact.
         """
         repositories = [
             target.repository
@@ -748,7 +753,8 @@ class Referrers:
         has_been_seen_by_this_run = self._knowledge.is_confirmed(pool, digest)
         if has_been_seen_by_this_run or digest in target.unchanged_list:
             return True
-        # What earlier runs have put or seen counts only if the last search found all artifacts there.
+        # What earlier runs have put or seen counts only if the last search found all artifacts
+        # there.
         return target.was_complete and self._knowledge.is_manifest_believed(pool, digest)
 
     async def _examine_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
@@ -767,8 +773,8 @@ class Referrers:
             search.mapping, tag, target_tags, known_to_lack=known_to_lack
         )
         types = frozenset[str]()
-        # If a target lacks the artifact, its manifest has been fetched and this sends no request. If
-        # not, a request is worthwhile only for filters.
+        # If a target lacks the artifact, its manifest has been fetched and this sends no request.
+        # If not, a request is worthwhile only for filters.
         if lookup.tree is not None or search.is_filtered:
             manifest = await self._discovery.fetch_manifest(search.source, lookup.source_digest)
             types = types_of_parts(manifest)

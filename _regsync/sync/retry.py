@@ -2,8 +2,8 @@
 
 Owns: which mapping each of these images belongs to now; which parts of the configuration they need.
 May not know: reports, how requests are sent, how images are copied.
-Invariants: an image that is not in the report is not copied. A conflict of mappings ends as in a run
-of all mappings (I10).
+Invariants: an image that is not in the report is not copied. A conflict of mappings ends as in a
+run of all mappings (I10).
 Follows: docs/design.md section 2 ("Retry").
 """
 
@@ -31,8 +31,8 @@ class Retry:
 
     def __init__(self, images: Iterable[tuple[str, str]]) -> None:
         """`images` are pairs of source and target, as full references with host."""
-        # By source and target repository, the tags to retry. ALL_TAGS is among them if the tags of a
-        # mapping could not be listed.
+        # By source and target repository, the tags to retry. ALL_TAGS is among them if the tags of
+        # a mapping could not be listed.
         self._tags = defaultdict[_RepositoryNames, set[str]](set)
         # Source and target of each image that no mapping can select: a digest, or a tag that was
         # copied to another tag.
@@ -80,9 +80,10 @@ class Retry:
     def narrow(self, config: Config) -> Config:
         """Return the configuration with only the mappings, targets and tags that the retry needs.
 
-        The tags are listed in the mappings by name, so that sources need not be listed. `latest` and
-        `min_tags` need a listing, so they are not applied again. An earlier mapping that may write one
-        of the tags from another source is kept whole, so that the conflict is detected again.
+        The tags are listed in the mappings by name, so that sources need not be listed. `latest`
+        and `min_tags` need a listing, so they are not applied again. An earlier mapping that may
+        write one of the tags from another source is kept whole, so that the conflict is detected
+        again.
         """
         narrowed_mappings = list[MappingRule]()
         for mapping in config.mappings:
