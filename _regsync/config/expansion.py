@@ -82,7 +82,7 @@ class _Expansion:
             case "targets":
                 registries = self.reader.convert(node, field, path="")
                 return [registry.alias for registry in registries]
-            case _ if node.tag == "seq":
+            case _ if node.tag == "seq":  # a list of scalars, all of the type of the field
                 return [self.to_plain(item, field) for item in node.items]
             case _:
                 return self.scalar_to_plain(node, field)

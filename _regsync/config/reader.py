@@ -412,15 +412,16 @@ class Reader:
         return rules
 
     def read_registries(self, node: Node, path: str) -> None:
-        for name, entry in self.read_names(node, path):
-            registry = self.convert(entry, REGISTRY, f"{path}.{name[:_MAX_NAME_IN_PATH]}")
+        for name, value_node in self.read_names(node, path):
+            registry = self.convert(value_node, REGISTRY, f"{path}.{name[:_MAX_NAME_IN_PATH]}")
             if registry is not None:
                 registry = registry._replace(alias=name)
             self.registries[name] = registry
 
     def read_groups(self, node: Node, path: str) -> None:
-        for name, entry in self.read_names(node, path):
-            self.groups[name] = self.read_texts(entry, _ALIAS, f"{path}.{name[:_MAX_NAME_IN_PATH]}")
+        for name, value_node in self.read_names(node, path):
+            group_path = f"{path}.{name[:_MAX_NAME_IN_PATH]}"
+            self.groups[name] = self.read_texts(value_node, _ALIAS, group_path)
 
     def read_names(self, node: Node, path: str) -> list[tuple[str, Node]]:
         """Return the keys of a mapping that names registries or groups, each with its value's node.
@@ -429,15 +430,15 @@ class Reader:
         """
         if not self.expect_tag(node, "map", path):
             return []
-        names: list[tuple[str, Node]] = []
+        names_with_values: list[tuple[str, Node]] = []
         for name, entry in node.entries.items():
             is_valid_name = entry.key.tag == "str" and name != "" and name.isprintable()
             if is_valid_name:
-                names.append((name, entry.value))
+                names_with_values.append((name, entry.value))
             else:
                 message = f"must be a name, not {entry.key.kind}: put it in quotes"
                 self.add_problem(entry.key, f"{path}.{name[:_MAX_NAME_IN_PATH]}", message)
-        return names
+        return names_with_values
 
     def read_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
         """Return the values of a list without duplicates.
@@ -765,11 +766,10 @@ class Reader:
         # A copy reserves a read slot and a write slot in one step (docs/design.md I8). If both slots
         # belong to the same registry, a limit of 1 would never admit the copy. All aliases of a host
         # share the smallest of their limits.
-        valid_registries = [registry for registry in self.registries.values() if registry]
         limits = [
             registry.max_concurrent
-            for registry in valid_registries
-            if registry.address == source.address
+            for registry in self.registries.values()
+            if registry is not None and registry.address == source.address
         ]
         if 1 in limits:
             message = (

@@ -502,11 +502,15 @@ class _BlobWriter:
     def __init__(
         self, repository: LayoutRepository, layout: Layout, lease: Lease, blob: Descriptor
     ) -> None:
-        # The fields of `BlobUpload`. A session is named by the blob's digest.
+        # The fields of `BlobUpload`.
         self.lease = lease
+        # The blob's digest while the partial file waits for a body, otherwise empty.
         self.session = ""
+        # The blob's digest after a body broke, if `resume` can continue. Otherwise empty.
         self.broken_session = ""
+        # The bytes that the partial file had when it was opened last.
         self.offset = 0
+        # The hash of these bytes if a killed run wrote them, otherwise None.
         self.hash: _Hash | None = None
         self.style: UploadStyle = "put"
         self.is_start_refused = False
@@ -518,7 +522,7 @@ class _BlobWriter:
         # The partial file. None before `start`, and after the blob was finished or given up.
         self._file: BlobFile | None = None
 
-    def _place(self) -> AbstractContextManager[None]:
+    def _adding_place(self) -> AbstractContextManager[None]:
         reference = self._repository.name_of(self._blob.digest)
         return self._repository.adding_place("write blob", reference)
 
@@ -530,7 +534,7 @@ class _BlobWriter:
         """
         if self._repository._holds(self._blob):
             return True
-        with self._place():
+        with self._adding_place():
             if self._file is not None:
                 self._file.remove()
                 self._file = None
@@ -563,7 +567,7 @@ class _BlobWriter:
         count_sent = self._repository.host.count_sent
         try:
             while piece := await pieces.next():
-                with self._place():
+                with self._adding_place():
                     await self._file.write(piece)
                 count_sent(len(piece))
                 # A worker thread writes the pieces that the source has already received.
@@ -579,20 +583,20 @@ class _BlobWriter:
                 self._file.pause()
                 self.broken_session = self._blob.digest
             raise
-        with self._place():
+        with self._adding_place():
             self._file.finish()
         self._file = None
         return True
 
     def _append(self, piece: memoryview) -> None:
         assert self._file is not None
-        with self._place():
+        with self._adding_place():
             self._file.append(piece)
 
     async def resume(self) -> None:
         """Reopen the broken session, to write after the bytes that the file has."""
         assert self._file is not None
-        with self._place():
+        with self._adding_place():
             self._file.resume()
         self.session = self.broken_session
         self.broken_session = ""
