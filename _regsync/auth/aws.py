@@ -128,7 +128,7 @@ async def log_in(
     """Request a password for ECR or ECR Public with this machine's AWS keys (section 4.3).
 
     Raises AuthError if there are no keys. If `probing_metadata` is true, keys are only requested
-    from EC2's metadata service, and the function returns None if it has none.
+    from EC2's metadata service, and the function returns None if that service issues no keys.
     """
     api = await _find_api(machine, registry, probing_metadata=probing_metadata)
     if api is None:
@@ -184,7 +184,7 @@ async def _find_api(
     """Find this machine's AWS keys, and return the API of a registry to be called with them.
 
     Raises AuthError if there are no keys. If `probing_metadata` is true, keys are only requested
-    from EC2's metadata service, and the function returns None if it has none.
+    from EC2's metadata service, and the function returns None if that service issues no keys.
     """
     settings = _Settings(machine, registry.cloud_profile)
     ecr_host = re.match(_ECR_HOST, registry.host)

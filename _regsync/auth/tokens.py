@@ -46,7 +46,7 @@ _STATUSES_WITHOUT_POST = (400, 401, 404, 405)
 # Statuses with which a token service may refuse a request for several repositories although it
 # would issue a token for one of them: it refuses another repository, or the number of scopes (ghcr:
 # 403).
-_STATUSES_FOR_TOO_MUCH = (400, 403, 404, 413, 414, 431)
+_STATUSES_FOR_SCOPES = (400, 403, 404, 413, 414, 431)
 
 # Matches each value in a URL's query, because any value may be the URL's signature. Values shorter
 # than 8 characters would mask unrelated text. Values longer than 2048 exceed the length of a
@@ -129,8 +129,9 @@ class Authenticator:
 
     Several tasks may call these methods concurrently. Each call may be cancelled.
 
-    If a request was refused, a method raises AuthError with a better explanation than the
-    registry's answer, or returns None so that the caller reports the registry's answer.
+    If no other login can help after a refusal, `on_unauthorized` and `on_forbidden` return None, and
+    the caller reports the registry's answer. They raise AuthError if they can explain the refusal
+    better than that answer.
     """
 
     def __init__(
@@ -205,20 +206,22 @@ class Authenticator:
         """Update `credential` from the cloud login, if there is a cloud login.
 
         The cloud login renews an expiring credential. It also renews the credential that the
-        registry has `refused`.
+        registry has `refused`. Raises SyncError if it has no valid credential.
         """
         if self.cloud_login is None:
             return
         credential = await self.cloud_login.credential(refused)
         is_unchanged = (credential or Credential()) == self.credential
-        if not is_unchanged:  # setting the same credential again would reset `is_proven`
+        # Setting the same credential again would reset `is_proven` and the refresh token.
+        if not is_unchanged:
             self._set_credential(credential)
 
     async def _replace_refused_credential(self, refused: Credential) -> bool:
         """Replace a refused credential if possible. Returns whether it was replaced.
 
-        Returns True without a request if another task has already replaced it. Returns False if the
-        credential does not come from a cloud login, or if no request with it has ever succeeded.
+        Returns True if another task has already replaced it. Returns False if the credential does
+        not come from a cloud login, or if no request with it has ever succeeded. Raises SyncError
+        if the cloud issues no new credential.
         """
         is_current = refused == self.credential
         if is_current and not self.is_proven:
@@ -621,8 +624,10 @@ class Authenticator:
                 token = await self._request_token(needed, before_body)
             if token.value:
                 return token.value
-            if not token.done.is_set():  # `wait` would yield to other tasks even if it is set
-                await token.done.wait()  # for the task that requests the token
+            # Another task may still be requesting the token. `wait` would yield to other tasks even
+            # if the event is set.
+            if not token.done.is_set():
+                await token.done.wait()
             # If exact scopes have become necessary while this task waited, the token request was
             # for other scopes, and its error does not concern this task.
             if token.error is not None and self._token_cache.is_sufficient(token, needed):
@@ -638,10 +643,10 @@ class Authenticator:
         """
         scopes = self._scopes_to_request(needed, before_body)
         token = Token(scopes, covers_more=scopes != needed, requested_at=self._now())
-        self._token_cache.pending.append(token)
+        self._token_cache.pending.append(token)  # so that other tasks wait for this token
         try:
             answer = await self._ask_token_service(scopes)
-            if token.covers_more and self._may_be_too_much(answer):
+            if token.covers_more and self._may_be_refused_for_scopes(answer):
                 self._token_cache.needs_exact_scopes = True
             else:
                 self._store_token(token, self._parse_token(answer, scopes))
@@ -666,12 +671,12 @@ class Authenticator:
             return await self._send_token_request(scopes)
         return answer
 
-    def _may_be_too_much(self, answer: Answer) -> bool:
-        """Report whether the token service may have refused a request for its many scopes."""
+    def _may_be_refused_for_scopes(self, answer: Answer) -> bool:
+        """Report whether the service may have refused a token because of its additional scopes."""
         if answer.status == 401:
             # A refused password is not sent again, not even for fewer scopes: accounts get locked.
             return self.is_anonymous
-        return answer.status in _STATUSES_FOR_TOO_MUCH
+        return answer.status in _STATUSES_FOR_SCOPES
 
     def _scopes_to_request(self, needed: Scopes, before_body: bool) -> Scopes:
         """Return the needed scopes, and planned scopes that no token covers yet.
@@ -806,8 +811,9 @@ class Authenticator:
 
     def _store_token(self, token: Token, issued: _IssuedToken) -> None:
         """Complete a pending token, and add it to the cache. Store a new refresh token."""
-        is_refresh_token_in_use = bool(self._refresh_token)
-        if issued.refresh_token and is_refresh_token_in_use:
+        # Without a refresh token, tokens are requested by password, and this does not change.
+        uses_refresh_token = bool(self._refresh_token)
+        if issued.refresh_token and uses_refresh_token:
             self._refresh_token = issued.refresh_token
             self._secrets_seen.append(issued.refresh_token)
         if issued.lifetime is not None:
@@ -820,7 +826,8 @@ class Authenticator:
     def _token_error(self, answer: Answer, scopes: Scopes) -> SyncError:
         """Return the error for an error status of the token service.
 
-        Returns a RegistryError if a later attempt may succeed, otherwise an AuthError.
+        Returns a RegistryError if a later attempt may succeed, otherwise an AuthError. `scopes` are
+        the scopes of the token request.
         """
         who = self._token_service
         status = answer.status
@@ -838,10 +845,10 @@ class Authenticator:
         # The needed scopes come first; the planned scopes follow.
         first_two = [*scopes.items()][:2]
         shown_scopes = ", ".join(f"{name} ({actions})" for name, actions in first_two)
-        login = f"to the credentials from {self.credential.found_at}"
+        recipient = f"to the credentials from {self.credential.found_at}"
         if self.is_anonymous:
-            login = "without credentials"
-        message = f"{who} gives no token for {shown_scopes} {login}: status {status}{suffix}"
+            recipient = "without credentials"
+        message = f"{who} gives no token for {shown_scopes} {recipient}: status {status}{suffix}"
         return AuthError(message, hint=self.denied_hint)
 
 
