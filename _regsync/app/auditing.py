@@ -52,9 +52,9 @@ async def audit(
 
     report = AuditReport()
     with closing(connect(console)) as transport:
-        known = lock.first_seen_times() if lock is not None else None
+        locked_times = lock.first_seen_times() if lock is not None else None
         wall = transport.machine.wall
-        first_seen = first_seen_for(config, wall, console.log, may_write=False, known=known)
+        first_seen = first_seen_for(config, wall, console.log, may_write=False, known=locked_times)
         work = Audit(
             transport,
             config,
@@ -77,23 +77,27 @@ async def audit(
         console.print_document(
             report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
         )
-    return 128 + signals[0] if report.interrupted else report.exit_status()
+    if report.interrupted:
+        return 128 + signals[0]
+    return report.exit_status()
 
 
 def write_receipt(path: str, report: AuditReport, console: Console) -> None:
     """Replace the receipt file. Raises RegsyncError if it cannot be written.
 
-    If a source could not be read, an existing receipt is kept and an error is logged.
+    If a source could not be read, a file that is not empty is kept and an error is logged.
     """
-    unread = 0  # images whose source could not be read
+    unread_count = 0  # images whose source could not be read
     for outcome in report.failures:
         if isinstance(outcome.error, SyncError) and outcome.error.side is Side.SOURCE:
-            unread += 1
+            unread_count += 1
     # A new receipt would lack these images. The next disk for the closed network would then contain
-    # them in full, although the other side has them.
-    if unread and os.path.exists(path) and os.path.getsize(path) > 0:
+    # them in full, although the registry in that network has them.
+    has_old_receipt = os.path.exists(path) and os.path.getsize(path) > 0
+    if unread_count and has_old_receipt:
+        shown_path = printable(path)
         text = (
-            f"{printable(path)} is left as it was: images whose source could not be read: {unread}"
+            f"{shown_path} is left as it was: images whose source could not be read: {unread_count}"
         )
         remedy = "run it again when the source can be read and its disk is mounted, or remove the file first"
         console.log("error", "receipt_kept", text, hint=remedy)

@@ -38,13 +38,18 @@ def connect(console: Console, log: Callable[..., None] | None = None) -> Transpo
             environ=os.environ,
             home=None if home == "~" else home,
             read=read_login_file,
-            chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48,
+            chance=random_fraction,
             wall=time.time,
             log=log or console.log,
             traces=console.shows("trace"),
             open_files=raise_file_limit(),
         )
     )
+
+
+def random_fraction() -> float:
+    """Return a random number from 0 to 1, without 1. The module `random` takes long to import."""
+    return int.from_bytes(os.urandom(6), "big") / 2**48
 
 
 def read_login_file(path: str) -> bytes | None:
@@ -60,7 +65,10 @@ def read_login_file(path: str) -> bytes | None:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files up to MOST_OPEN_FILES. Returns the limit then in force."""
+    """Raise the soft limit of open files up to MOST_OPEN_FILES. Returns the limit then in force.
+
+    Returns MOST_OPEN_FILES if there is no limit. A limit that is high enough already is unchanged.
+    """
     try:
         import resource
     except ImportError:  # Windows
@@ -137,7 +145,7 @@ async def carry_out(
         if console.has_display or console.has_heartbeat:
             tasks.start_soon(show_progress, console, work)
         await act()
-        tasks.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()  # ends the two tasks
     return signals
 
 

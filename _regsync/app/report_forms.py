@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from _regsync.app.report_file import Cause, ReportedImage, ReportedRun
@@ -44,19 +44,20 @@ def headline(run: ReportedRun) -> str:
 
 def facts(run: ReportedRun) -> list[tuple[str, str]]:
     """Return the lines of the summary as pairs of a name and a value."""
-    blobs = f"{run.blobs_transferred} transferred ({run.blobs_unique} unique), {run.blobs_mounted} mounted"
     lines = [("Images", headline(run))]
+    # When `min_age` will no longer hold each image back. Times in UTC sort as texts.
     held_until = [image.until for image in run.images if image.until is not None]
     if held_until:
         lines.append(("Held", f"{len(held_until)} (next {min(held_until)})"))
-    lines.append(("Layers", blobs))
+    transferred = f"{run.blobs_transferred} transferred ({run.blobs_unique} unique)"
+    lines.append(("Layers", f"{transferred}, {run.blobs_mounted} mounted"))
     lines.append(("Data", f"{size_text(run.bytes)} transferred"))
     saved = saved_text(run)
     if saved:
         lines.append(("Saved", saved))
     lines.append(("Time", f"{duration_text(run.duration)} from {run.started_at}"))
-    for host, actions in run.requests.items():
-        text = f"{sum(actions.values())} requests"
+    for host, counts in run.requests.items():
+        text = f"{sum(counts.values())} requests"
         if run.throttled.get(host):
             text += f", {run.throttled[host]} of them throttled (429)"
         lines.append((host, text))
@@ -70,7 +71,7 @@ def saved_text(run: ReportedRun) -> str:
     """
     present = run.bytes_present or 0
     mounted = run.bytes_mounted or 0
-    if not present + mounted:
+    if present + mounted == 0:
         return ""
     parts = [(present, "already there"), (mounted, "mounted")]
     details = [f"{size_text(count)} {word}" for count, word in parts if count]
@@ -141,9 +142,10 @@ def _markdown_images(word: str, images: Sequence[ReportedImage]) -> Iterator[str
         return
     yield f"{_BEGIN_DETAILS}<summary>{len(images)} {word}</summary>\n"
     for image in images:
-        cost = f" ({size_text(image.bytes)}, {duration_text(image.duration)})"
         text = f"- {_code(image.source)} to {_code(image.target)}"
-        yield text if image.status == "undone" else text + cost
+        if image.status != "undone":
+            text += f" ({size_text(image.bytes)}, {duration_text(image.duration)})"
+        yield text
     yield _END_DETAILS
 
 
@@ -164,20 +166,22 @@ def _code(text: str) -> str:
 
 
 def _join_up_to(limit: int, lines: Sequence[str]) -> str:
-    """Join as many lines as fit in `limit` bytes, and add the number of omitted lines."""
-    omitted = deque(lines)
+    """Join as many of the first lines as fit in `limit` bytes, and add the number of omitted lines."""
     kept = list[str]()
     size = 0  # bytes of `kept`, including line ends
-    while omitted and size + len(omitted[0].encode()) < limit:
-        line = omitted.popleft()
-        kept.append(line)
+    for line in lines:
         size += len(line.encode()) + 1
-    if omitted:
+        if size > limit:
+            break
+        kept.append(line)
+
+    omitted_count = len(lines) - len(kept)
+    if omitted_count > 0:
         # If the cut is inside a details section, close the section.
-        opened = [line for line in kept if line.startswith(_BEGIN_DETAILS)]
-        if len(opened) > kept.count(_END_DETAILS):
+        sections_begun = sum(line.startswith(_BEGIN_DETAILS) for line in kept)
+        if sections_begun > kept.count(_END_DETAILS):
             kept.append(_END_DETAILS)
-        kept.append(f"{len(omitted)} more lines are left out: they are in the report.")
+        kept.append(f"{omitted_count} more lines are left out: they are in the report.")
     return "\n".join(kept) + "\n"
 
 
@@ -225,11 +229,11 @@ def _repository_of(reference: str) -> str:
 
 def _junit_counts(images: Sequence[ReportedImage]) -> str:
     """Format the attributes of a suite that count its cases by result."""
-    statuses = Counter(image.status for image in images)
+    counts = Counter(image.status for image in images)
     held_back = [image for image in images if _is_held_back(image)]
     return (
-        f'tests="{len(images)}" failures="{statuses["failed"]}" '
-        f'errors="{statuses["undone"]}" skipped="{len(held_back)}"'
+        f'tests="{len(images)}" failures="{counts["failed"]}" '
+        f'errors="{counts["undone"]}" skipped="{len(held_back)}"'
     )
 
 
@@ -239,15 +243,20 @@ def _is_held_back(image: ReportedImage) -> bool:
 
 
 def _junit_case(image: ReportedImage) -> Iterator[str]:
-    """Yield the lines of one case. Its name is the image's tag or digest."""
-    name = image.source.removeprefix(_repository_of(image.source)).lstrip("@:") or image.source
+    """Yield the lines of one case.
+
+    Its name is the image's tag or digest, or the whole reference if that has neither.
+    """
+    tag_or_digest = image.source.removeprefix(_repository_of(image.source)).lstrip("@:")
+    name = tag_or_digest or image.source
     group = _quoted(_repository_of(image.target))
     opening = f'    <testcase classname={group} name={_quoted(name)} time="{image.duration:.3f}"'
     if image.failure is not None:
         failure = image.failure
+        attributes = f"type={_quoted(failure.code)} message={_quoted(failure.message)}"
         detail = _xml(f"{image.source} to {image.target}\n{failure.hint or ''}".strip())
         yield f"{opening}>"
-        yield f"      <failure type={_quoted(failure.code)} message={_quoted(failure.message)}>{detail}</failure>"
+        yield f"      <failure {attributes}>{detail}</failure>"
         yield "    </testcase>"
     elif image.status == "undone":
         yield f'{opening}><error type="UNDONE" message="the run was interrupted before"/></testcase>'

@@ -14,6 +14,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
+from typing import NamedTuple
 
 from _regsync.app.report_file import Cause, ReportedImage, ReportedRun
 from _regsync.app.report_forms import STATUS_WORDS, headline, notes
@@ -121,23 +122,24 @@ def _figures_section(run: ReportedRun) -> Iterator[str]:
     """Yield a row of boxes with the figures of the run."""
     yield '<dl class="facts">'
     for status, count in run.counts.items():
-        # A count of 0 is only shown for synced images.
-        if status in STATUS_WORDS and (count or status == "synced"):
-            style = ' class="failed"' if status == "failed" else ""
-            yield _figure_box(STATUS_WORDS[status].capitalize(), str(count), style)
+        is_shown = count > 0 or status == "synced"
+        if is_shown and status in STATUS_WORDS:
+            css_class = "failed" if status == "failed" else ""
+            yield _figure_box(STATUS_WORDS[status].capitalize(), str(count), css_class)
     yield _figure_box("Moved", size_text(run.bytes))
     # Reports of old versions do not have these numbers.
     saved = (run.bytes_present or 0) + (run.bytes_mounted or 0)
     if saved:
         yield _figure_box("Saved", size_text(saved))
     yield _figure_box("Time", duration_text(run.duration))
-    requests = sum(sum(by_action.values()) for by_action in run.requests.values())
+    requests = sum(sum(counts.values()) for counts in run.requests.values())
     yield _figure_box("Requests", str(requests))
     yield "</dl>"
 
 
-def _figure_box(name: str, value: str, style: str = "") -> str:
-    return f"<div><dt>{escape(name)}</dt><dd{style}>{escape(value)}</dd></div>"
+def _figure_box(name: str, figure: str, css_class: str = "") -> str:
+    attribute = f' class="{css_class}"' if css_class else ""
+    return f"<div><dt>{escape(name)}</dt><dd{attribute}>{escape(figure)}</dd></div>"
 
 
 def _causes_section(causes: Sequence[Cause]) -> Iterator[str]:
@@ -151,36 +153,33 @@ def _causes_section(causes: Sequence[Cause]) -> Iterator[str]:
         yield f"<p>{escape(cause.message)}</p>"
         if cause.hint:
             yield f"<p><strong>Remedy:</strong> {escape(cause.hint)}</p>"
-        yield from _closed_list("Which", cause.images, _failed_row, ("Source", "Target", "Message"))
+        columns = ("Source", "Target", "Message")
+        yield from _collapsed_table("Which", columns, cause.images, _failed_cells)
         yield "</section>"
 
 
 def _share_section(run: ReportedRun) -> Iterator[str]:
     """Yield a bar with the shares of moved, mounted and present bytes."""
-    parts = [
-        ("moved", run.bytes),
-        ("mounted", run.bytes_mounted or 0),
-        ("present", run.bytes_present or 0),
+    moved_words = "would be moved" if run.is_dry_run else "moved"
+    # (CSS class, words for the reader, bytes).
+    shares = [
+        ("moved", moved_words, run.bytes),
+        ("mounted", "mounted from another repository of the target", run.bytes_mounted or 0),
+        ("present", "at the target already", run.bytes_present or 0),
     ]
-    total = sum(count for _, count in parts)
-    if not total:
+    total = sum(size for _, _, size in shares)
+    if total == 0:
         return
-    # The keys are CSS classes.
-    words = {
-        "moved": "would be moved" if run.is_dry_run else "moved",
-        "mounted": "mounted from another repository of the target",
-        "present": "at the target already",
-    }
     yield "<h2>Moved and saved</h2>"
     yield '<div class="share">'
-    for name, count in parts:
-        if count:
-            yield f'<span class="{name}" style="width:{100 * count / total:.2f}%"></span>'
+    for css_class, _, size in shares:
+        if size > 0:
+            yield f'<span class="{css_class}" style="width:{100 * size / total:.2f}%"></span>'
     yield "</div>"
     yield '<ul class="key">'
-    for name, count in parts:
-        text = f"{size_text(count)} {words[name]} ({100 * count / total:.0f} %)"
-        yield f'<li><i class="{name}"></i>{text}</li>'
+    for css_class, words, size in shares:
+        text = f"{size_text(size)} {words} ({100 * size / total:.0f} %)"
+        yield f'<li><i class="{css_class}"></i>{text}</li>'
     yield "</ul>"
     yield (
         f'<p class="soft">{run.blobs_transferred} uploads of {run.blobs_unique} different blobs, '
@@ -194,15 +193,15 @@ def _share_section(run: ReportedRun) -> Iterator[str]:
 
 def _timelines_section(run: ReportedRun) -> Iterator[str]:
     """Yield a timeline for each target registry, with the images that were synced or failed."""
-    by_registry = defaultdict[str, list[ReportedImage]](list)
+    images_by_registry = defaultdict[str, list[ReportedImage]](list)
     for image in run.with_status("synced", "failed"):
         if image.started is not None:
-            by_registry[image.registry].append(image)
-    if not by_registry:
+            images_by_registry[image.registry].append(image)
+    if not images_by_registry:
         return
     yield "<h2>When images were copied</h2>"
     yield '<ul class="key"><li><i></i>copied</li><li><i class="failed-bar"></i>failed</li></ul>'
-    for registry, images in sorted(by_registry.items()):
+    for registry, images in sorted(images_by_registry.items()):
         drawn = heapq.nlargest(_MOST_BARS, images, key=lambda image: (image.bytes, image.duration))
         moved = size_text(sum(image.bytes for image in images))
         text = f"{len(images)} images, {moved}"
@@ -213,25 +212,42 @@ def _timelines_section(run: ReportedRun) -> Iterator[str]:
 
 
 def _timeline(images: Sequence[ReportedImage], duration: float) -> Iterator[str]:
-    """Yield a bar for each image, from its start to its end, in lanes without overlaps."""
+    """Yield a bar for each image, from its start to its end, in lanes without overlaps.
+
+    The timeline is `duration` seconds long. Below it are the times.
+    """
     lanes = _in_lanes(images)
     # With many lanes the bars are thin, so that the timeline fits on a screen.
-    height = max(_THINNEST_BAR, min(_THICKEST_BAR, _TIMELINE_HEIGHT // len(lanes) - _GAP))
-    pitch = height + _GAP  # from the top of one lane to the top of the next
-    yield f'<div class="lanes" style="height:{pitch * len(lanes) + _GAP}px">'
-    percent_a_second = 100 / max(duration, 0.001)  # the timeline's width is 100 %
+    bar_height = max(_THINNEST_BAR, min(_THICKEST_BAR, _TIMELINE_HEIGHT // len(lanes) - _GAP))
+    lane_height = bar_height + _GAP
+    yield f'<div class="lanes" style="height:{lane_height * len(lanes) + _GAP}px">'
     for number, lane in enumerate(lanes):
+        vertical = f"top:{lane_height * number + _GAP}px;height:{bar_height}px"
         for image in lane:
-            left = percent_a_second * _start(image)
-            width = max(_NARROWEST_BAR, percent_a_second * image.duration)
-            style = f"left:{left:.2f}%;width:{width:.2f}%;top:{pitch * number + _GAP}px;height:{height}px"
-            times = f"{duration_text(_start(image))} to {duration_text(_end(image))}"
-            title = f"{image.source}: {image.status}, {times}, {size_text(image.bytes)}"
-            kind = "bar failed" if image.status == "failed" else "bar"
-            yield f'<div class="{kind}" style="{style}" title="{escape(title)}"></div>'
+            yield _bar(image, duration, vertical)
     yield "</div>"
     ticks = [duration_text(duration * number / _TICKS) for number in range(_TICKS + 1)]
     yield '<div class="ticks">' + "".join(f"<span>{tick}</span>" for tick in ticks) + "</div>"
+
+
+def _bar(image: ReportedImage, duration: float, vertical: str) -> str:
+    """Return the bar of an image in a timeline of `duration` seconds.
+
+    `vertical` is the CSS for the position and size of the bar in the vertical direction.
+    """
+    percent_per_second = 100 / max(duration, 0.001)  # the timeline's width is 100 %
+    left = percent_per_second * _start(image)
+    width = max(_NARROWEST_BAR, percent_per_second * image.duration)
+    style = f"left:{left:.2f}%;width:{width:.2f}%;{vertical}"
+    times = f"{duration_text(_start(image))} to {duration_text(_end(image))}"
+    title = f"{image.source}: {image.status}, {times}, {size_text(image.bytes)}"
+    css_class = "bar failed" if image.status == "failed" else "bar"
+    return f'<div class="{css_class}" style="{style}" title="{escape(title)}"></div>'
+
+
+class _LaneEnd(NamedTuple):
+    time: float  # when the last image of the lane ends
+    lane: int  # the lane's number
 
 
 def _in_lanes(images: Iterable[ReportedImage]) -> list[list[ReportedImage]]:
@@ -240,16 +256,15 @@ def _in_lanes(images: Iterable[ReportedImage]) -> list[list[ReportedImage]]:
     The images of one lane do not overlap.
     """
     lanes = list[list[ReportedImage]]()
-    # A heap with an entry for each lane: when its last image ends, and the lane's number.
-    ends = list[tuple[float, int]]()
+    lane_ends = list[_LaneEnd]()  # a heap: the lane that ends first is at index 0
     for image in sorted(images, key=_start):
-        if ends and ends[0][0] <= _start(image):
-            _, number = heapq.heappop(ends)
+        if lane_ends and lane_ends[0].time <= _start(image):
+            number = heapq.heappop(lane_ends).lane
         else:
             number = len(lanes)
             lanes.append([])
         lanes[number].append(image)
-        heapq.heappush(ends, (_end(image), number))
+        heapq.heappush(lane_ends, _LaneEnd(_end(image), number))
     return lanes
 
 
@@ -272,12 +287,13 @@ def _mappings_section(run: ReportedRun) -> Iterator[str]:
     yield '<div class="scroll"><table>'
     yield '<tr><th>From</th><th>To</th><th class="n">Selected</th><th>Not selected</th></tr>'
     for mapping in run.mappings:
-        dropped = ", ".join(f"{count} {reason}" for reason, count in mapping.dropped.items())
         if mapping.failure is not None:
-            dropped = mapping.failure.message
+            remark = mapping.failure.message
+        else:
+            remark = ", ".join(f"{count} {reason}" for reason, count in mapping.dropped.items())
         yield (
             f"<tr><td>{_code(mapping.source)}</td><td>{_code(mapping.target)}</td>"
-            f'<td class="n">{mapping.selected}</td><td>{escape(dropped)}</td></tr>'
+            f'<td class="n">{mapping.selected}</td><td>{escape(remark)}</td></tr>'
         )
     yield "</table></div></details>"
 
@@ -288,37 +304,40 @@ def _requests_section(run: ReportedRun) -> Iterator[str]:
     yield "<h2>Requests</h2>"
     yield '<div class="scroll"><table>'
     yield '<tr><th>Registry</th><th class="n">Requests</th><th class="n">Throttled</th><th>Which</th></tr>'
-    for host, actions in run.requests.items():
-        which = ", ".join(f"{count} {action}" for action, count in actions.items())
+    for host, counts in run.requests.items():
+        actions = ", ".join(f"{count} {action}" for action, count in counts.items())
         yield (
-            f'<tr><td>{_code(host)}</td><td class="n">{sum(actions.values())}</td>'
-            f'<td class="n">{run.throttled.get(host, 0)}</td><td>{escape(which)}</td></tr>'
+            f'<tr><td>{_code(host)}</td><td class="n">{sum(counts.values())}</td>'
+            f'<td class="n">{run.throttled.get(host, 0)}</td><td>{escape(actions)}</td></tr>'
         )
     yield "</table></div>"
 
 
 def _images_section(run: ReportedRun) -> Iterator[str]:
     yield "<h2>Images</h2>"
-    columns = ("Source", "Target", "Bytes", "Time", "Blobs")
+    copy_columns = ("Source", "Target", "Bytes", "Time", "Blobs")
     for status in ("undone", "synced", "would_sync"):
         images = sorted(run.with_status(status), key=lambda image: -image.bytes)
-        yield from _closed_list(STATUS_WORDS[status].capitalize(), images, _image_row, columns)
-    by_reason = defaultdict[str, list[ReportedImage]](list)
+        title = STATUS_WORDS[status].capitalize()
+        yield from _collapsed_table(title, copy_columns, images, _copy_cells)
+
+    images_by_reason = defaultdict[str, list[ReportedImage]](list)
     for image in run.with_status("skipped"):
-        by_reason[image.reason or "skipped"].append(image)
-    for reason, images in sorted(by_reason.items()):
-        yield from _closed_list(f"Skipped, {reason}", images, _name_row, ("Source", "Target"))
+        images_by_reason[image.reason or "skipped"].append(image)
+    name_columns = ("Source", "Target")
+    for reason, images in sorted(images_by_reason.items()):
+        yield from _collapsed_table(f"Skipped, {reason}", name_columns, images, _name_cells)
 
 
-def _closed_list(
+def _collapsed_table(
     title: str,
-    images: Sequence[ReportedImage],
-    row: Callable[[ReportedImage], Sequence[str]],
     columns: Sequence[str],
+    images: Sequence[ReportedImage],
+    cells_of: Callable[[ReportedImage], Sequence[str]],
 ) -> Iterator[str]:
-    """Yield a table of images that is hidden until the reader opens it.
+    """Yield a table of images that is hidden until the reader opens it. Yields nothing without images.
 
-    `row` returns the cells of an image as HTML.
+    `cells_of` returns the cells of an image as HTML.
     """
     if not images:
         return
@@ -326,28 +345,28 @@ def _closed_list(
     yield '<div class="scroll"><table>'
     yield "<tr>" + "".join(f"<th>{column}</th>" for column in columns) + "</tr>"
     for image in images[:_MOST_ROWS]:
-        yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in row(image)) + "</tr>"
+        yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells_of(image)) + "</tr>"
     yield "</table></div>"
     if len(images) > _MOST_ROWS:
         yield f"<p>{len(images) - _MOST_ROWS} more are in the report.</p>"
     yield "</details>"
 
 
-def _name_row(image: ReportedImage) -> list[str]:
+def _name_cells(image: ReportedImage) -> list[str]:
     return [_code(image.source), _code(image.target)]
 
 
-def _failed_row(image: ReportedImage) -> list[str]:
+def _failed_cells(image: ReportedImage) -> list[str]:
     message = image.failure.message if image.failure is not None else ""
-    return [*_name_row(image), escape(message)]
+    return [*_name_cells(image), escape(message)]
 
 
-def _image_row(image: ReportedImage) -> list[str]:
+def _copy_cells(image: ReportedImage) -> list[str]:
     blobs = (
         f"{image.blobs_transferred} moved, {image.blobs_mounted} mounted, "
         f"{image.blobs_present} there"
     )
-    return [*_name_row(image), size_text(image.bytes), duration_text(image.duration), blobs]
+    return [*_name_cells(image), size_text(image.bytes), duration_text(image.duration), blobs]
 
 
 def _code(text: str) -> str:

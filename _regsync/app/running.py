@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # sync: all mappings; copy: one image; plan: what a sync would do; analysis: sizes and requests.
 RunKind = Literal["sync", "copy", "plan", "analysis"]
+WRITING_KINDS = ("sync", "copy")  # the kinds that write to targets
 
 
 class SingleImage(NamedTuple):
@@ -63,7 +64,7 @@ async def run(
     """
     start = anyio.current_time()
     started_at = utc_now()
-    if kind in ("sync", "copy") and config.cache_dir is None:
+    if kind in WRITING_KINDS and config.cache_dir is None:
         message = "nothing is kept for the next run: there is no configuration file"
         console.log("info", "no_state", f"{message}, and no absolute cache_dir")
 
@@ -120,7 +121,7 @@ def _load_first_seen(
         config,
         transport.machine.wall,
         transport.machine.log,
-        may_write=kind in ("sync", "copy"),
+        may_write=kind in WRITING_KINDS,
         known=lock.first_seen_times() if lock is not None else None,
     )
 
@@ -155,9 +156,12 @@ async def list_tags(
         # The listing is requested only once: `discovery` keeps it for the next rule.
         selections = [await discovery.select(rule, source) for rule in rules]
 
+    # Each kept tag once, in the order of the selections.
     kept = dict.fromkeys(tag for selection in selections for tag in selection.kept)
+    # The reason by tag, for the tags that no rule keeps. Each rule drops all of them.
     dropped = {tag: why for tag, why in selections[0].dropped.items() if tag not in kept}
-    missing = _missing_tags(rules, {*kept, *dropped})
+    existing_tags = {*kept, *dropped}
+    missing = _missing_tags(rules, existing_tags)
 
     _log_selection(str(source), len(kept), dropped, missing, console)
     for selection in selections:
@@ -180,12 +184,12 @@ async def list_tags(
     return 0
 
 
-def _missing_tags(rules: Sequence[TagRule], tags: Collection[str]) -> list[str]:
-    """Return the tags that a rule names without wildcards and that are not among `tags`."""
+def _missing_tags(rules: Sequence[TagRule], existing_tags: Collection[str]) -> list[str]:
+    """Return the tags that a rule names without wildcards but that do not exist, each once."""
     patterns = [pattern for rule in rules for pattern in rule.glob]
-    # None for a pattern with wildcards.
-    literals = dict.fromkeys(check_glob(pattern) for pattern in patterns)
-    return [tag for tag in literals if tag is not None and tag not in tags]
+    # Each name once. The name of a pattern with wildcards is None.
+    names = dict.fromkeys(check_glob(pattern) for pattern in patterns)
+    return [name for name in names if name is not None and name not in existing_tags]
 
 
 def _log_selection(
