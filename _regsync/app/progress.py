@@ -82,6 +82,7 @@ async def show_progress(console: Console, work: Work) -> None:
         while True:
             await anyio.sleep(interval)
             now = anyio.current_time()
+            # Both compare the counters of `work` with those of the last round.
             pace.record(now, work.bytes_moved, work.traffic.expected_bytes)
             silences.record(now, work)
             console.update_progress(
@@ -122,14 +123,14 @@ class Pace:
         self._forecast: float | None = None
 
     def record(self, now: float, moved: int, expected: int) -> None:
-        """Record the bytes moved so far and the bytes expected in total."""
+        """Update the rate and the forecast, given the bytes moved so far and expected in total."""
         self._samples.append(_Sample(now, moved))
         # Keep one older sample, so that a rate over FORECAST_SECONDS can be computed.
         while self._samples[1].time <= now - FORECAST_SECONDS:
             self._samples.popleft()
 
         is_rate_old = now - self._rate_time >= NEW_RATE_SECONDS
-        if is_rate_old or not self.rate:
+        if is_rate_old or self.rate == 0:  # show at once that bytes are moving
             self.rate = self._rate_since(now - RATE_SECONDS)
             self._rate_time = now
         if expected > self._expected:
@@ -140,29 +141,31 @@ class Pace:
     def _rate_since(self, moment: float) -> float:
         """Return the average rate since `moment`, or since the oldest sample if that is later."""
         last = self._samples[-1]
-        first = next(
-            (sample for sample in reversed(self._samples) if sample.time <= moment),
-            self._samples[0],
-        )
-        return (last.moved - first.moved) / max(last.time - first.time, 1e-3)
+        samples_before = (sample for sample in reversed(self._samples) if sample.time <= moment)
+        first = next(samples_before, self._samples[0])
+        seconds = max(last.time - first.time, 1e-3)  # not 0
+        return (last.moved - first.moved) / seconds
 
     def _update_forecast(self, now: float, remaining_bytes: int) -> None:
-        """Compute a new forecast. Keep the displayed one unless it is wrong by STEADY_SHARE."""
+        """Replace the displayed forecast if a new one differs from it by more than STEADY_SHARE.
+
+        If no forecast is possible, the displayed one becomes None.
+        """
         rate = self._rate_since(now - FORECAST_SECONDS)
         # While tags are compared, each image to copy adds to the expected bytes.
         is_growing = now - self._expected_growth_time < SETTLED_SECONDS
-        is_known = remaining_bytes > 0 and rate > 0 and not is_growing
-        if not is_known:
+        is_possible = remaining_bytes > 0 and rate > 0 and not is_growing
+        if not is_possible:
             self._forecast = None
             return
-        forecast = now + remaining_bytes / rate
-        tolerance = STEADY_SHARE * (forecast - now)
-        if self._forecast is None or abs(forecast - self._forecast) > tolerance:
-            self._forecast = forecast
+        seconds = remaining_bytes / rate
+        end = now + seconds
+        if self._forecast is None or abs(end - self._forecast) > STEADY_SHARE * seconds:
+            self._forecast = end
 
     def remaining(self, now: float) -> float | None:
         """Return the remaining seconds. Returns None if they are unknown or no bytes are moving."""
-        if self._forecast is None or not self.rate:
+        if self._forecast is None or self.rate == 0:
             return None
         return max(0.0, self._forecast - now)
 
@@ -171,29 +174,29 @@ class Silences:
     """How long each registry has left requests unanswered."""
 
     def __init__(self) -> None:
-        self._requests = dict[str, int]()  # the number of requests so far, by host
+        self._request_counts = dict[str, int]()  # requests so far, by host
         # When each host last was sent a request, had no open request, or may have moved bytes.
         self._active_at = dict[str, float]()
-        self._bytes = 0  # bytes of blobs received and sent so far, at all hosts
+        self._byte_count = 0  # bytes of blobs received and sent so far, at all hosts
 
     def record(self, now: float, work: Work) -> None:
         """Compare the counters of all hosts with those of the last call."""
         transport = work.transport
-        bytes_now = transport.blob_bytes + transport.bytes_sent
+        byte_count = transport.blob_bytes + transport.bytes_sent
         # Bytes are not counted by host. While bytes are moving, no host is reported as slow.
-        has_moved_bytes = bytes_now != self._bytes
+        has_moved_bytes = byte_count != self._byte_count
         for host, limits in transport.gate.limits.items():
-            requests = transport.requests[host].total() if host in transport.requests else 0
-            has_new_requests = requests != self._requests.get(host)
-            is_idle = not limits.in_use
+            request_count = transport.requests[host].total() if host in transport.requests else 0
+            has_new_requests = request_count != self._request_counts.get(host)
+            is_idle = limits.in_use == 0
             if has_moved_bytes or has_new_requests or is_idle:
                 self._active_at[host] = now
-            self._requests[host] = requests
-        self._bytes = bytes_now
+            self._request_counts[host] = request_count
+        self._byte_count = byte_count
 
     def by_host(self, now: float) -> dict[str, float]:
         """Return the seconds of silence of each host that has been silent for SILENCE_SECONDS."""
-        silences = {host: now - moment for host, moment in self._active_at.items()}
+        silences = {host: now - active_at for host, active_at in self._active_at.items()}
         return {host: seconds for host, seconds in silences.items() if seconds >= SILENCE_SECONDS}
 
 
@@ -205,8 +208,7 @@ def describe_work(work: Work, now: float) -> str:
         return f"stopping in {remaining} at most, {len(images)} under way"
     if not images:
         # If all known images are done, the run is waiting for the tag list of another repository.
-        are_all_done = work.images_done == work.images_known
-        return "listing tags" if are_all_done else "comparing tags"
+        return "listing tags" if work.images_done == work.images_known else "comparing tags"
     if len(images) == 1:
         return f"{work.verb} {images[0]}"
     return f"{len(images)} under way, first {images[0]}"
@@ -214,16 +216,20 @@ def describe_work(work: Work, now: float) -> str:
 
 def describe_registries(work: Work, silences: Silences, now: float) -> dict[str, str]:
     """Return a line for each registry that is unreachable, throttled, slow or failing, by host."""
-    # A host that has several troubles is shown with the first of them and its failures.
-    lines = work.transport.recovery.describe(now)
+    # The order of the steps matters: a host that is unreachable, throttled and slow is shown with the
+    # first of these only.
+    lines = work.transport.recovery.describe(now)  # the unreachable hosts
     for host, meter in work.transport.throttled_meters.items():
         if meter.paused_until > now:
-            text = f"{host} is throttled (429), window {meter.width:.0f}"
-            seconds = duration_text(meter.paused_until - now)
-            lines.setdefault(host, f"{text}, next try in {seconds}")
-    for host, silence in silences.by_host(now).items():
-        lines.setdefault(host, f"{host} has not answered for {duration_text(silence)}")
+            pause = duration_text(meter.paused_until - now)
+            text = f"{host} is throttled (429), window {meter.width:.0f}, next try in {pause}"
+            lines.setdefault(host, text)
+    for host, seconds in silences.by_host(now).items():
+        lines.setdefault(host, f"{host} has not answered for {duration_text(seconds)}")
+
     for host, count in work.failures.items():
-        text = f"{count} failed"
-        lines[host] = f"{lines[host]}, {text}" if host in lines else f"{host}: {text}"
+        if host in lines:
+            lines[host] += f", {count} failed"
+        else:
+            lines[host] = f"{host}: {count} failed"
     return lines
