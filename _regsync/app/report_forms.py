@@ -178,8 +178,8 @@ def _join_up_to(limit: int, lines: Sequence[str]) -> str:
     omitted_count = len(lines) - len(kept)
     if omitted_count > 0:
         # If the cut is inside a details section, close the section.
-        sections_begun = sum(line.startswith(_BEGIN_DETAILS) for line in kept)
-        if sections_begun > kept.count(_END_DETAILS):
+        opening_lines = [line for line in kept if line.startswith(_BEGIN_DETAILS)]
+        if len(opening_lines) > kept.count(_END_DETAILS):
             kept.append(_END_DETAILS)
         kept.append(f"{omitted_count} more lines are left out: they are in the report.")
     return "\n".join(kept) + "\n"
