@@ -659,7 +659,10 @@ class Audit:
         return [_Subject(subject_digest, is_at_source=False) for subject_digest in below]
 
     async def _check_artifact(self, check: _Check, manifest: Manifest) -> list[str]:
-        """Check the contents of an artifact. Returns the digests of its manifest and those below."""
+        """Check the contents of an artifact, and count the artifact in the report.
+
+        Returns the digests of the artifact's manifest and of the manifests below it.
+        """
         self._report.artifacts_present.add((manifest.digest, check.image.target.key))
         contents = await self._check_contents(check.image, manifest)
         check.add(contents.check)
@@ -767,7 +770,10 @@ def _subjects_in(
 
 
 def _distinct(subjects: Iterable[_Subject]) -> list[_Subject]:
-    """Return one subject for each digest, sorted. `is_at_source` is set if it is set for any of them."""
+    """Return one subject for each digest, sorted.
+
+    Its `is_at_source` is True if that of any subject with the digest is True.
+    """
     is_at_source = dict[str, bool]()
     for subject in subjects:
         is_at_source[subject.digest] = (

@@ -112,7 +112,10 @@ class DryRun:
                 self._count_tree("", artifact_lookup.tree, copy.target.pool)
 
     def _count_tree(self, name: str, tree: Tree, target_key: RepositoryKey) -> None:
-        """Count the blobs of an image or artifact for one target. `name` is empty for an artifact."""
+        """Count the blobs of an image or artifact for one target.
+
+        `name` is the image's reference at the source. It is empty for an artifact.
+        """
         manifests = (tree.root, *tree.children)
         sizes = {blob.digest: blob.size for manifest in manifests for blob in manifest.blobs}
         size = sum(sizes.values())

@@ -54,7 +54,7 @@ class LockedDiscovery(Discovery):
         reads_only: bool = False,
         wants_all_trees: bool = False,
     ) -> None:
-        """Create a Discovery that uses `lock` for sources. See `Discovery` for the other arguments."""
+        """Create a Discovery that uses `lock` for sources. `Discovery` has the other arguments."""
         super().__init__(
             transport,
             knowledge,
@@ -210,7 +210,10 @@ class LockedReferrers(Referrers):
     async def find_for_subject(
         self, mapping: MappingRule, tag: str, subject: str
     ) -> list[Artifact]:
-        """Return the artifacts of one subject that are in an image's line and that a mapping selects."""
+        """Return the artifacts of one subject in the line of a tag's image.
+
+        Artifacts that the mapping does not select are left out.
+        """
         source = self._discovery.source_of(mapping)
         image = self._discovery.locked_image(mapping, tag)
         search = Search(mapping, source)
@@ -258,7 +261,10 @@ class LockedReferrers(Referrers):
         )
 
     async def _with_types(self, search: Search, artifact: LockedArtifact) -> LockedArtifact:
-        """Return an artifact with its types. They are fetched if the lock lacks them and filters are set."""
+        """Return an artifact with its types.
+
+        The types are fetched if the lock does not have them, unless the mapping has no filters.
+        """
         if artifact.types or not search.is_filtered:
             return artifact
         manifest = await self._discovery.fetch_manifest(search.source, artifact.digest)

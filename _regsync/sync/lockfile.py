@@ -377,9 +377,9 @@ class _LockReader:
             raise _WrongLine("the line has neither `source` nor `mapping`")
 
     def _record_line(self, key: object, number: int) -> None:
-        """Record the line of a mapping or image. Raises `_WrongLine` if it is on an earlier line too.
+        """Record the line of a mapping or image, whose key in `_line_numbers` is `key`.
 
-        `key` is a key of `_line_numbers`.
+        Raises `_WrongLine` if an earlier line has the same mapping or image.
         """
         first = self._line_numbers.setdefault(key, number)
         if first != number:
@@ -418,7 +418,10 @@ class _LockReader:
         return self._sources[source_text]
 
     def images_without_mapping(self) -> Iterator[_Problem]:
-        """Yield a problem for each image without a mapping, whose line was probably lost in a merge."""
+        """Yield a problem for each image without a mapping.
+
+        The mapping's line was probably lost in a merge.
+        """
         sources = {mapping.source for mapping in self.mappings}
         for image in self.images:
             if image.source not in sources:

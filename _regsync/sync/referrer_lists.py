@@ -110,7 +110,7 @@ class ReferrerLists:
             return None
 
     async def read(self, source: Repository, subject: str) -> ReferrerList:
-        """Return the referrers list of a source for a subject. Lists are cached unless they are long."""
+        """Return the referrers list of a source for a subject, and cache it unless it is long."""
         key = (source.key, subject)
         referrers = await self._lists[key].get(partial(self._fetch, source, subject))
 
@@ -178,7 +178,7 @@ class ReferrerLists:
     async def _get_fallback(
         self, repository: Repository, subject: str, tags: Collection[str] | None
     ) -> Manifest | None:
-        """Return the manifest under the fallback tag of a subject. Returns None if there is no such tag.
+        """Return the manifest under the fallback tag of a subject. Returns None if it is absent.
 
         `tags` are all tags of the repository, or None if they have not been listed. If they do not
         include the fallback tag, no request is sent, unless this run has read or put the tag.
@@ -200,7 +200,7 @@ class ReferrerLists:
     async def ensure_listed(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
     ) -> set[str]:
-        """Add entries to a target's referrers list for a subject. Returns the digests that were added.
+        """Add entries to a target's referrers list for a subject. Returns the added digests.
 
         The set is empty if the list has all entries already, or if the registry has the API and so
         maintains the list itself. An entry of a lock, which has only its digest, is completed with
@@ -224,7 +224,7 @@ class ReferrerLists:
     async def _add_to_list(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
     ) -> set[str]:
-        """Add entries to the list under a target's fallback tag. Returns the digests that were added.
+        """Add entries to the list under a target's fallback tag. Returns the added digests.
 
         Most registries cannot put a tag on condition that no other client has moved it. So each
         attempt reads the list, puts it with the missing entries, and checks that the tag names this

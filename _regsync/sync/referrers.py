@@ -549,8 +549,6 @@ class Referrers:
             found.sort(key=lambda artifact: (artifact.subject, artifact.reference))
             by_reference.update((artifact.reference, artifact) for artifact in found)
 
-            # Artifacts of earlier levels are asked again without a request: manifests are cached,
-            # and their subjects are in `seen`.
             below = list[str]()
             for artifact in by_reference.values():
                 below += await self._subjects_in(source, artifact, is_deep=is_deep)

@@ -48,7 +48,10 @@ class Retry:
                 self._outside_mappings.append((source, target))
 
     def tags_of(self, mapping: MappingRule) -> list[str]:
-        """Return the tags of a mapping to retry at any target, sorted. ALL_TAGS may be among them."""
+        """Return the tags of a mapping to retry at any target, sorted.
+
+        ALL_TAGS may be among them.
+        """
         tags = set[str]()
         for target in mapping.targets:
             tags |= self._tags_at(mapping, target)
@@ -163,7 +166,7 @@ def _names_of(mapping: MappingRule, target: Registry) -> _RepositoryNames:
 def _rivals_of(
     mappings: Iterable[MappingRule], all_mappings: Iterable[MappingRule]
 ) -> Iterator[MappingRule]:
-    """Yield the mappings that may win a conflict over a tag to retry. A mapping may be yielded twice."""
+    """Yield each mapping that may win a conflict over a tag to retry, perhaps several times."""
     mappings_of_target = defaultdict[object, list[MappingRule]](list)
     for mapping in all_mappings:
         for target_key in mapping.target_keys:
