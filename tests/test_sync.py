@@ -17,13 +17,25 @@ import pytest
 
 from _regsync.errors import ProtocolBroken
 from _regsync.registry import upload
+from _regsync.sync.transfer import BlobTransfer
 from conformance.content.images import EMPTY_CONFIG, Image, Seed, compose_index, encode
 from conformance.content.shapes import shapes
 from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
-from tests.ends import copy, document, held, only, run_regsync, sync, tags, until_blank_line
+from tests.ends import (
+    Virtual,
+    copy,
+    document,
+    held,
+    only,
+    run_regsync,
+    sync,
+    tags,
+    until_blank_line,
+)
+from tools.benches.place import app_of
 
 
 @pytest.fixture
@@ -395,6 +407,44 @@ def test_a_refused_mount_is_an_upload_session(serve, source, seed):
     assert (
         target.journal.count("POST", "upload_start") == target.journal.count("PUT", "upload") == 18
     )
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_small_blob_is_staged_in_memory_also_when_the_disk_has_failed(
+    world: Virtual, seed, monkeypatch
+):
+    make = BlobTransfer.__init__
+
+    def make_without_disk(self: BlobTransfer, *arguments: Any) -> None:
+        make(self, *arguments)
+        self._has_disk_failed = True
+
+    async def delay_two(request: Request) -> Answer | None:
+        # That the blob is shared is known when the second and the third image are copied.
+        if request.kind == "manifest" and request.repository in ("b", "c"):
+            await anyio.sleep(5)
+        return None
+
+    monkeypatch.setattr(BlobTransfer, "__init__", make_without_disk)
+    source = world.registry("source.test")
+    ends = {"source": source, "one": world.registry("one.test"), "two": world.registry("two.test")}
+    shared = seed.layer(3000)
+    for name in ("a", "b", "c"):
+        seed.image(layers=[shared, seed.layer(9)]).load_into(app_of(source), name, tag="v1")
+    app_of(source).intercept = delay_two
+    targets = {"a": "one", "b": "two", "c": "three"}
+    ends = {name: {"url": world.registry(f"{name}.test").url} for name in targets.values()}
+    ran = await world.sync(
+        {"source": source, **ends},
+        *(
+            {"from": name, "tags": tags("v1"), "targets": [target]}
+            for name, target in targets.items()
+        ),
+    )
+    assert ran.statuses() == ["synced"] * 3
+    reads = [read.reference for read in source.journal.matching("GET", "blob")]
+    assert reads.count(digest_of(shared)) == 2  # for the first image, and once for the memory
 
 
 def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(serve, source, seed):

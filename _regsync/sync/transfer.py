@@ -239,7 +239,7 @@ class BlobTransfer:
         self._admitted = transport.gate.admitted
         self._feeds = Feeds(transport.gate, staging)
 
-        # Whether a blob could not be written to disk. No later blob of this run is staged then.
+        # Whether a blob could not be written to disk. No later blob of this run is staged there then.
         self._has_disk_failed = False
 
         # By target repository, the first upload of the run. The others wait for it.
@@ -271,8 +271,8 @@ class BlobTransfer:
             if stage_in == "disk":
                 # Other targets need the blob too. If it cannot be staged, they share one reading.
                 subscriber = self._feeds.subscribe(source.key, blob.digest, blob.size)
-            if self._has_disk_failed:
-                stage_in = None
+                if self._has_disk_failed:
+                    stage_in = None
             job = _Job(step, target, relay, upload, stage_in, subscriber)
             try:
                 return await self._copy_with_retries(job)
