@@ -229,7 +229,7 @@ def _look_up(
     """
     file = _parse_file(place, text)
     names = _names_in_files(registry)
-    helper = next(filter(None, map(file.helpers.get, names)), None)
+    helper = next(filter(None, map(file.helpers.get, names)), None)  # the registry's own helper
     if helper:
         if not _has_login_like(helper, registry):
             raise _delegation_error(place, helper, registry, section="credHelpers")
@@ -250,7 +250,7 @@ def _look_up(
 
 
 def _names_in_files(registry: Registry) -> list[str]:
-    """Return the names under which credential files may list a registry."""
+    """Return the names under which credential files may list a registry, preferred names first."""
     names = [registry.authority, f"{registry.host}:{registry.port}"]
     if registry.host == "docker.io":
         return list(dict.fromkeys((_DOCKER_HUB_KEY, *names, *DOCKER_HUB_HOSTS)))

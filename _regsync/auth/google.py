@@ -52,6 +52,10 @@ _PAUSES = (1.0, 2.0)  # seconds before the second and third attempt
 _METADATA_SECONDS = 3.0
 _LAST_METADATA_SECONDS = 1.0
 
+# Statuses below 500 after which the same request may succeed. Metadata servers may refuse requests
+# shortly after a pod's start (section 5.4).
+_TEMPORARY_STATUSES_OF_METADATA = (403, 404, 429)
+
 # URLs that secrets may be sent to and read from. http is only allowed for this machine and for
 # metadata services, which do not support https.
 _SAFE_URL = r"(https://[^/?#@\s]+|http://(localhost|127\.[0-9.]+|\[::1\]|169\.254\.[0-9.]+)(:[0-9]+)?)([/?]\S*)?"
@@ -220,10 +224,8 @@ class _Source(NamedTuple):
         the `pauses`, in seconds. Raises AuthError if the last attempt has no answer. `secrets` are
         the secrets in the request; they are masked in messages.
         """
-        # Metadata servers use plain http. They may refuse requests shortly after a pod's start
-        # (section 5.4).
-        is_metadata = not url.startswith("https:")
-        temporary_statuses = (403, 404, 429) if is_metadata else (429,)
+        is_metadata = not url.startswith("https:")  # only metadata servers use plain http
+        temporary_statuses = _TEMPORARY_STATUSES_OF_METADATA if is_metadata else (429,)
         pauses_left = [*pauses]
         while True:
             is_last = not pauses_left
@@ -264,11 +266,13 @@ class _Source(NamedTuple):
             lifetime = str(document.get("expires_in", requested_life))
             is_number = re.fullmatch("[0-9]{1,9}", lifetime) is not None
             expires = self.machine.wall() + float(lifetime) if is_number else math.inf
-            credential = Credential("oauth2accesstoken", token, found_at=self.name)
+            credential = Credential(
+                username="oauth2accesstoken", password=token, found_at=self.name
+            )
             return Login(credential, expires)
 
-        reason = ""  # the body of a 200 is not shown, because it may contain a token
-        if answer.status != 200:
+        reason = ""
+        if answer.status != 200:  # the body of a 200 may contain a token in an unknown field
             all_secrets = (*secrets, str(token or ""))
             reason = printable(redact(answer.body.decode("utf-8", "replace"), all_secrets), 200)
         code = WireError.code if answer.status >= 500 else AuthError.code
@@ -288,7 +292,7 @@ class _CredentialFile(NamedTuple):
         """Return a text field, or `default` if the field is missing or empty.
 
         Raises AuthError if both are empty, if the field is not a text, or if the text does not match
-        `pattern`. A `pattern` is only given for URLs, so that the error can say so.
+        `pattern`. The error says that the value is not a URL, because only URLs have a `pattern`.
         """
         value = self.fields.get(name) or default
         if isinstance(value, str) and re.fullmatch(pattern, value):
