@@ -94,7 +94,7 @@ class Pool:
         if len(idle) > _IDLE_PER_ORIGIN:
             idle.pop(0).close()
         elif sum(map(len, self._idle.values())) > _IDLE_IN_ALL:
-            # The first connection of each list has been idle for longer than the others in it.
+            # The connections to an origin are in the order in which they became idle.
             firsts = [idle[0] for idle in self._idle.values() if idle]
             longest_idle = min(firsts, key=attrgetter("used_at"))
             self._idle[longest_idle.origin].remove(longest_idle)

@@ -114,7 +114,7 @@ def _connection_error(error: OSError) -> WireError:
     is_alert = isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
     if is_alert:
         refusal = _tls_failure(error, "the registry")
-        if refusal.hint:
+        if refusal.hint:  # the alert is known
             return refusal
     reason = printable(error.strerror or type(error).__name__, 100)
     return Disconnected(f"the connection broke: {reason}")

@@ -148,8 +148,9 @@ class Recovery:
         """
         outage = peer.outage
         if self.is_probing(peer):
-            self._probe_target.set(None)
-        if outage.record_answer(now):
+            self._probe_target.set(None)  # the probe is complete
+        has_ended_outage = outage.record_answer(now)
+        if has_ended_outage:
             away = duration_text(now - outage.since)
             name = peer.origin.authority
             self._log("info", "back", f"{name} answers again, after {away}", host=name)

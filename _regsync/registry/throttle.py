@@ -190,7 +190,7 @@ class CongestionWindow:
         if number <= self._last_number_at_halving:
             return 0.0  # the halving was for this refusal too, and has paused the window
         if now < self._epoch_end:
-            return self._epoch_end - now
+            return self._epoch_end - now  # the width is not halved again before then
 
         # Begin a new epoch.
         self.width = max(1.0, self.width / 2)

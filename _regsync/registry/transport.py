@@ -435,6 +435,7 @@ class Transport:
                 try:
                     return await self._request_once(host, call, ok, limit)
                 finally:
+                    # If the host has not answered, another request is the first.
                     host.is_first_contact_done = host.has_answered
         return await self._request_once(host, call, ok, limit)
 
@@ -598,7 +599,7 @@ class Transport:
             raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
         origin, path = resolve_location(hop.origin, hop.call.path, location)
         check_foreign(hop.origin, origin)  # each origin is as safe as the one before it
-        host.authenticator.mask_query_values(path)
+        host.authenticator.mask_query_values(path)  # the query of a signed URL is a secret
 
         # After a redirect to another origin no credential is sent, not even to the registry again.
         call = hop.call._replace(path=path)
