@@ -172,7 +172,7 @@ def test_an_upload_ends_whatever_is_answered_whenever(
         except SyncError:
             return
         assert isinstance(response, Response)
-        if not response.early:
+        if not response.is_early:
             assert wire.requests[0].whole
             assert wire.requests[0].body == b"".join(pieces)
 

@@ -272,7 +272,7 @@ async def test_dead_connection_is_replaced_and_the_first_piece_sent_again(death:
         await lease.exchange(POST)
         # The rest comes late enough for the connection's death to be noticed before.
         response = await lease.exchange(PUT, 300, Blob(b"first", b"second", pause=10))
-        assert (response.status, response.early) == (201, False)
+        assert (response.status, response.is_early) == (201, False)
     assert [(seen.method, bytes(seen.body)) for seen in new.requests] == [("PUT", b"firstsecond")]
     assert old.closed
 
@@ -400,7 +400,7 @@ async def test_final_answer_in_the_middle_stops_the_sending(
     pool = pool_of(wire)
     async with pool.lease(ORIGIN) as lease:
         response = await lease.exchange(PUT, 300, blob)
-        assert (response.status, response.early) == (status, True)
+        assert (response.status, response.is_early) == (status, True)
         assert elapsed() == pytest.approx(5)
         assert await response.read(100) == b"words"
         closed_before_the_end = wire.closed
@@ -413,7 +413,11 @@ async def test_final_answer_to_a_body_in_memory_is_heard_before_its_end() -> Non
     wire = Wire(sends=(200, NEVER))
     wire.after(200, answer(b"too large", status=413))
     response = await get(wire, Request("PUT", "/v2/app/manifests/x", (), bytes(100_000)))
-    assert (response.status, response.early, await response.read(100)) == (413, True, b"too large")
+    assert (response.status, response.is_early, await response.read(100)) == (
+        413,
+        True,
+        b"too large",
+    )
     assert not await response.finish()
 
 
@@ -429,7 +433,7 @@ async def test_interim_answers_say_nothing() -> None:
     pool = pool_of(wire)
     async with pool.lease(ORIGIN) as lease:
         response = await lease.exchange(PUT, 300, Blob(b"a", b"b", b"c", pause=1))
-        assert (response.status, response.early) == (201, False)
+        assert (response.status, response.is_early) == (201, False)
     assert wire.requests[0].body == b"abc"
     assert pool.reuse(ORIGIN) is not None
 
@@ -438,7 +442,7 @@ async def test_readable_without_bytes_is_not_an_answer() -> None:
     """TLS 1.3 tickets make a fresh connection readable; reading gives nothing."""
     wire = Wire(Pause(0), WANT_READ, Pause(1), WANT_READ, answers=((CREATED,),))
     response = await put(wire, Blob(b"a", b"b", b"c", pause=1))
-    assert (response.status, response.early) == (201, False)
+    assert (response.status, response.is_early) == (201, False)
 
 
 async def test_answer_after_the_last_byte_is_not_early_though_the_source_has_not_ended() -> None:
@@ -449,14 +453,14 @@ async def test_answer_after_the_last_byte_is_not_early_though_the_source_has_not
             return await super().next()
 
     response = await put(Wire(answers=((CREATED,),)), Endless(b"a", b"b"))
-    assert (response.early, response.is_reusable) == (False, True)
+    assert (response.is_early, response.is_reusable) == (False, True)
 
 
 @pytest.mark.parametrize("sends", [(End.RESET,), (1000, End.RESET)], ids=["first", "second"])
 async def test_refusal_is_read_after_a_failed_write(sends: tuple[Item, ...]) -> None:
     wire = Wire(Pause(1.5), answer(b"denied", status=403), End.RESET, sends=sends)
     response = await put(wire, Blob(b"a", b"b"))
-    assert (response.status, response.early, await response.read(100)) == (403, True, b"denied")
+    assert (response.status, response.is_early, await response.read(100)) == (403, True, b"denied")
     assert not response.is_reusable
 
 
@@ -565,7 +569,7 @@ async def test_direct_read_only_under_its_conditions(
     method: str, head: bytes, direct: bool
 ) -> None:
     response = await get(Wire(head), Request(method, "/"))
-    assert bool(response.left) is direct
+    assert bool(response.bytes_left) is direct
 
 
 async def test_direct_read_goes_into_the_callers_memory_and_never_past_the_body() -> None:
@@ -757,7 +761,7 @@ async def test_an_early_answer_never_leads_to_an_idle_connection(stopped: bool) 
     wire.after(0, answer(b"no", status=413))
     sending = connection(wire)
     response = await sending.exchange(PUT, memoryview(b"a"), Blob(b"bcd", length=4), 300)
-    assert (sending.state, response.early) == (State.ANSWERED, True)
+    assert (sending.state, response.is_early) == (State.ANSWERED, True)
     assert await response.read(10) == b"no"
     assert not await response.finish()
     assert sending.state is State.ANSWERED

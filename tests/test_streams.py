@@ -161,7 +161,7 @@ async def test_staged_body_is_read_only_where_it_is_encrypted(
         monkeypatch.setattr(os, "preadv", counting)
         stream = await opened(port, scheme, context=client_context)
         response = await connection(stream).exchange(PUT, await pieces.next(), pieces, 300)
-        assert (response.status, response.early, pieces.complete) == (201, False, True)
+        assert (response.status, response.is_early, pieces.complete) == (201, False, True)
         stream.close()
     assert received == body
     assert read == (2 * 65536 if scheme == "http" else len(body))
@@ -255,7 +255,7 @@ async def test_refusal_is_read_after_the_peer_reset_the_upload() -> None:
         stream = await opened(port)
         blob = Blob(*[bytes(PIECE)] * 100)
         response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
-        assert (response.status, response.early) == (413, True)
+        assert (response.status, response.is_early) == (413, True)
         stream.close()
 
 
@@ -384,7 +384,7 @@ async def test_session_tickets_make_a_connection_readable_and_are_not_an_answer(
         assert connection(stream).is_alive()
         blob = Blob(*[bytes(50_000)] * 4)
         response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
-        assert (response.status, response.early) == (201, False)
+        assert (response.status, response.is_early) == (201, False)
         stream.close()
 
 
@@ -719,7 +719,7 @@ async def test_answer_is_heard_inside_a_tls_proxy_that_has_stopped_reading(
         group.start_soon(refuse)
         blob = Blob(bytes(50_000), *[bytes(50_000)] * 9)
         response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
-    assert (response.status, response.early) == (413, True)
+    assert (response.status, response.is_early) == (413, True)
     assert await response.read(100) == b"quota"
     assert anyio.current_time() - began == pytest.approx(5)
 

@@ -246,7 +246,10 @@ class Told(Response):
     """An answer that was read, without a connection that it came from."""
 
     def __init__(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
-        self.status, self.headers, self.body, self.early = status, Headers([*headers]), body, False
+        self.status = status
+        self.headers = Headers([*headers])
+        self.body = body
+        self.is_early = False
 
 
 class Blob(Pieces):

@@ -188,7 +188,7 @@ class Response:
         # The body, as far as `read` has read it.
         self.body = b""
         # Whether the response arrived before the whole body of its request was sent.
-        self.early = False
+        self.is_early = False
 
         has_content = method != "HEAD" and self.status not in (204, 304)
         if has_content and self.status in (200, 206):
@@ -204,70 +204,70 @@ class Response:
         # How many bytes of the body `read_into` has not returned yet. While h11 parses the body the
         # number is None, and at the end of such a body it is set to 0. h11 parses a body of unknown
         # length, and the body of an error, because h11 returns the beginning of a truncated body.
-        self.left: int | None = None
+        self.bytes_left: int | None = None
         if not has_content or self.length == 0:
-            self.left = 0
+            self.bytes_left = 0
         elif self.status in (200, 206):
-            self.left = self.length
+            self.bytes_left = self.length
 
         # Bytes of the body that have arrived but were not returned to the caller yet.
         self._unreturned = memoryview(b"")
         # Whether the connection can be reused after this response, as far as is known.
         self.is_reusable = head.http_version == b"1.1" and _keeps_connection(self.headers)
-        if self.left is not None:
+        if self.bytes_left is not None:
             # These bytes were read together with the head. More bytes than the body has belong to no
             # request.
             unread = connection.unread()
             if unread:
-                self._unreturned = memoryview(unread)[: self.left]
-                self.is_reusable = self.is_reusable and len(unread) <= self.left
+                self._unreturned = memoryview(unread)[: self.bytes_left]
+                self.is_reusable = self.is_reusable and len(unread) <= self.bytes_left
 
     async def read_into(self, buffer: memoryview) -> int:
         """Read bytes of the body into `buffer`. Returns their number, 0 at the end of the body.
 
         This is a checkpoint. Raises Disconnected if the body is truncated.
         """
-        if self.left is None:
+        if self.bytes_left is None:
             await self._parse_more()
 
         if self._unreturned:
             count = min(len(buffer), len(self._unreturned))
             buffer[:count] = self._unreturned[:count]
             self._unreturned = self._unreturned[count:]
-        elif self.left:
-            count = await self._connection.fill(buffer[: self.left])
+        elif self.bytes_left:
+            count = await self._connection.fill(buffer[: self.bytes_left])
             if not count:
-                raise Disconnected(f"the body ended {self.left} bytes too early")
+                raise Disconnected(f"the body ended {self.bytes_left} bytes too early")
         else:
             count = 0
 
-        if self.left:  # not while h11 parses the body
-            self.left -= count
+        if self.bytes_left:  # not while h11 parses the body
+            self.bytes_left -= count
         return count
 
     def read_now(self, buffer: memoryview) -> int:
         """Read the bytes of the body that have arrived into `buffer`, for a worker thread. Returns
         their number, or 0 if the caller must use `read_into` instead.
         """
-        if not self.left or self._unreturned:
+        if not self.bytes_left or self._unreturned:
             return 0
         # If no bytes have arrived, the number is negative (WANT_READ or WANT_WRITE).
-        count = max(self._connection.fill_now(buffer[: self.left]), 0)
-        self.left -= count
+        count = max(self._connection.fill_now(buffer[: self.bytes_left]), 0)
+        self.bytes_left -= count
         return count
 
     async def _parse_more(self) -> None:
-        """Fill `_unreturned` with the next part of the body from h11, or set `left` to 0 at the end of
-        the body.
+        """Fill `_unreturned` with the next part of the body from h11, or set `bytes_left` to 0 at the
+        end of the body.
         """
         # h11 may have the next part already. Then the loop below has no checkpoint.
         await anyio.lowlevel.checkpoint()
-        while self.left is None and not self._unreturned:
+        while self.bytes_left is None and not self._unreturned:
             event = await self._connection.next_event()
             if isinstance(event, h11.Data):
                 self._unreturned = memoryview(event.data)
             else:  # the end of the body; for a truncated body `next_event` raises an error
-                self.left = 0
+                self.bytes_left = 0
                 has_more = bool(self._connection.unread())
                 self.is_reusable = self.is_reusable and not has_more
 
@@ -277,7 +277,7 @@ class Response:
         The body of an error (status 400 and above) may be too long or truncated. Then its beginning
         is returned. A second call returns the same bytes.
         """
-        if self.left == 0:
+        if self.bytes_left == 0:
             return self.body
 
         is_error = self.status >= 400
@@ -286,7 +286,7 @@ class Response:
         scratch = memoryview(bytearray(min(PIECE, limit + 1, expected + 1)))
         try:
             # One byte more than `limit` shows that the body is too long.
-            while self.left != 0 and len(body) <= limit:
+            while self.bytes_left != 0 and len(body) <= limit:
                 count = await self.read_into(scratch)
                 body += scratch[:count]
         except WireError:
@@ -303,9 +303,9 @@ class Response:
         """End the exchange, after reading the unread bytes of the body if they are few. Returns whether
         the connection can be reused.
         """
-        if self.is_reusable and self.left != 0:
+        if self.is_reusable and self.bytes_left != 0:
             await self._drain()
-        if not self.is_reusable or self.left != 0:
+        if not self.is_reusable or self.bytes_left != 0:
             return False
         self._connection.state = State.IDLE
         return True
@@ -317,7 +317,7 @@ class Response:
         try:
             with anyio.move_on_after(_WORTH_WAITING):
                 # If the length is unknown (None), read until the budget is used up.
-                while self.left != 0 and (self.left or 0) <= budget:
+                while self.bytes_left != 0 and (self.bytes_left or 0) <= budget:
                     budget -= await self.read_into(scratch)
         except WireError:
             self.is_reusable = False
@@ -353,7 +353,7 @@ class _Outgoing:
         # The bytes to write next: first the head with the first piece of the body, then each piece.
         self.offered = memoryview(b"")
         # How many bytes of the body come after `offered`.
-        self.left = length
+        self.bytes_not_offered = length
         # Whether the source has returned a second piece. The first one is gone by then, so the
         # request cannot be repeated (I7).
         self.is_past_first = False
@@ -364,9 +364,9 @@ class _Outgoing:
         """Count a piece of the body, and return it. Raises ContentError if the body is shorter or
         longer than its declared length.
         """
-        if len(piece) > self.left or (self.left and not piece):
+        if len(piece) > self.bytes_not_offered or (self.bytes_not_offered and not piece):
             raise ContentError("the body does not have its declared length")
-        self.left -= len(piece)
+        self.bytes_not_offered -= len(piece)
         return piece
 
 
@@ -467,7 +467,7 @@ class Connection:
         """
         self._begin(len(first) if pieces is None else pieces.length)
         outgoing = self._outgoing
-        head = self._format_head(request, outgoing.left)
+        head = self._format_head(request, outgoing.bytes_not_offered)
         self.state = State.SENDING
         outgoing.offered = memoryview(head + outgoing.take_off(first))
         self._send_at_once(seconds, now)
@@ -517,7 +517,7 @@ class Connection:
             return
         if sent > 0:
             outgoing.offered = outgoing.offered[sent:]
-        if not outgoing.offered and not outgoing.left:
+        if not outgoing.offered and not outgoing.bytes_not_offered:
             self._stop_sending(seconds, now=now)
 
     async def _send(self, pieces: Pieces | None, seconds: float) -> None:
@@ -543,7 +543,7 @@ class Connection:
                 self._stop_sending(0, error)
                 return
 
-            if pieces is None or not outgoing.left:
+            if pieces is None or not outgoing.bytes_not_offered:
                 self._stop_sending(seconds)
                 return
             try:
@@ -559,7 +559,7 @@ class Connection:
             if sent < 0:  # WANT_READ or WANT_WRITE
                 await self._wait_in_body(sent)
                 continue
-            self._outgoing.left -= sent
+            self._outgoing.bytes_not_offered -= sent
             self._outgoing.is_past_first = True
             self._pace.moved += sent
             await anyio.lowlevel.checkpoint()
@@ -601,7 +601,7 @@ class Connection:
             return error
 
         if self.state is not State.WAITING:  # the request is not complete
-            response.early = True
+            response.is_early = True
             response.is_reusable = False
         self.state = State.ANSWERED
         return response

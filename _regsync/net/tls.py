@@ -76,7 +76,7 @@ def make_context(
 
     `certs_d` are certificate files as `find_certs_d` returns them. Their authorities are used only
     if `ca_file` is not given, and their client certificates only if `client_cert` is not given.
-    Raises ConfigError, which names the file or the variable, if one cannot be used.
+    Raises ConfigError, which names the file or the variable, if a file or directory cannot be used.
     """
     own_authorities = [file for file in certs_d if file.endswith(".crt")]
     authorities = [ca_file] if ca_file else own_authorities
@@ -226,14 +226,14 @@ def _client_certificate_pairs(files: tuple[str, ...]) -> Iterator[tuple[str, str
 
 def _show_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
     """Have a context show a client certificate. Raises ConfigError if the files cannot be used."""
-    what = f"client_cert {printable(certificate)} with client_key {printable(key)}"
+    setting = f"client_cert {printable(certificate)} with client_key {printable(key)}"
     # Without a password OpenSSL would ask for one on the terminal.
-    _load(what, context.load_cert_chain, certificate, key, password="")
+    _load(setting, context.load_cert_chain, certificate, key, password="")
 
 
-def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
+def _load(setting: str, load: Callable[..., None], *files: str, **options: str) -> None:
     """Call `load`, a method of a context, with `files` and `options`. Raises ConfigError if that
-    fails. `what` names the setting in its message.
+    fails. `setting` names the setting in its message.
     """
     for file in files:
         # Reading a pipe would block, so only regular files are loaded.
@@ -243,7 +243,7 @@ def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> 
             if os.path.exists(file):
                 why = "is not a file, or this user may not read it"
             raise ConfigError(
-                f"{what}: {printable(file)} {why}",
+                f"{setting}: {printable(file)} {why}",
                 hint="name another file, or make this one readable",
             )
 
@@ -255,7 +255,7 @@ def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> 
             is_unparsed = isinstance(error, ssl.SSLError)
             reason = "it does not parse as PEM" if is_unparsed else str(error.strerror)
         raise ConfigError(
-            f"{what} cannot be used: {reason.replace('_', ' ').lower()}",
+            f"{setting} cannot be used: {reason.replace('_', ' ').lower()}",
             hint="use PEM files, and a key without a passphrase (RSA: at least 2048 bits)",
         ) from error
 
@@ -286,11 +286,11 @@ class _Failure(NamedTuple):
     """A kind of TLS failure.
 
     `pattern` matches the number of a verification error in OpenSSL's x509_vfy.h, or the name of any
-    other error. `what` follows the name of the host in the message.
+    other error. `problem` follows the name of the host in the message.
     """
 
     pattern: str
-    what: str
+    problem: str
     hint: str
 
 
@@ -347,7 +347,7 @@ def explain(error: OSError, host: str) -> tuple[str, str | None]:
     code = str(getattr(error, "verify_code", reason))
     for failure in _FAILURES:
         if re.fullmatch(failure.pattern, code):
-            return f"{host} {failure.what}", failure.hint
+            return f"{host} {failure.problem}", failure.hint
 
     message = getattr(error, "verify_message", None) or error.strerror or str(error) or reason
     return f"TLS with {host} failed: {printable(message, 200)}", None

@@ -500,7 +500,7 @@ class Transport:
                 if may_log_in_again:
                     await response.read(ERROR_BODY)  # `refresh_login` needs the text of the refusal
                 else:
-                    if response.early and body is None and response.status in (200, 201):
+                    if response.is_early and body is None and response.status in (200, 201):
                         raise Disconnected("the registry answered before the request was sent")
                     await self.raise_unless(host, response, ok, hop.peer)
                     turn.response = response

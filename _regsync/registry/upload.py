@@ -175,7 +175,7 @@ class Upload:
         turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with turn as response:
             # An early 5xx does not say what became of the body, so the session stays broken.
-            if not response.early or response.status < 500:
+            if not response.is_early or response.status < 500:
                 self.broken_session = ""
             if response.status == 429:
                 # A rate limit applies before the session is looked up, so the session accepts the
@@ -202,9 +202,9 @@ class Upload:
             self.session = ""  # it has ended, or continues at the Location of the response
             if is_last:
                 self.repository.check_stored_digest(response, self.blob.digest)
-            elif not response.early:
+            elif not response.is_early:
                 self._open(call, response, self._end)
-            return not response.early
+            return not response.is_early
 
     def _seconds_for_answer(self) -> float:
         """Return how long the answer to a body may take. The registry may hash or copy the whole
