@@ -69,7 +69,7 @@ class _Expansion:
         match field.type:
             case "section":
                 return self.section_to_plain(node, field.section)
-            case "names":  # `registries`; the other field of this type, `target_groups`, is dropped
+            case "names":  # only `registries`, because `expanded_nodes` drops `target_groups`
                 entries = node.entries.items()
                 return {name: self.to_plain(entry.value, REGISTRY) for name, entry in entries}
             case "list":

@@ -705,7 +705,7 @@ class BlobFile:
         self._path = partial.path
         self._stream = partial.stream
         # Decides whether a write is done in a worker thread.
-        self._disk = DiskPace()
+        self._disk_pace = DiskPace()
         layout.partial_paths.add(partial.path)  # for `Layout.close`
         self._reserve_remaining()
         try:
@@ -744,7 +744,7 @@ class BlobFile:
 
     async def write(self, piece: memoryview) -> None:
         """Append the next piece of the blob. Raises LayoutError if the write fails."""
-        await self._disk.run(self.append, piece)
+        await self._disk_pace.run(self.append, piece)
         self._layout.reservations.set_remaining(self._blob.digest, self._blob.size - self.offset)
 
     def append(self, piece: memoryview) -> None:

@@ -166,14 +166,14 @@ class Index:
         self._bare_names = dict[str, Entry]()
 
         # All entries, by digest.
-        self._by_digest = defaultdict[str, list[Entry]](list)
+        self._entries_by_digest = defaultdict[str, list[Entry]](list)
         # Artifacts, by the digest of their subject.
-        self._by_subject = defaultdict[str, list[Entry]](list)
-        # Whether `_by_subject` includes the artifacts of other tools. Their entries do not have the
+        self._artifacts_by_subject = defaultdict[str, list[Entry]](list)
+        # Whether `_artifacts_by_subject` includes the artifacts of other tools. Their entries do not have the
         # subject, so their manifests must be read (`add_subject`).
         self.knows_all_subjects = False
         # Referrers lists, by their fallback tag, of all repositories.
-        self._lists = defaultdict[str, list[Entry]](list)
+        self._referrers_lists = defaultdict[str, list[Entry]](list)
 
         annotations = dict(annotations or {})
         # The blobs that were left out of the layout because the far side (the registry to which it is
@@ -183,10 +183,10 @@ class Index:
         self._annotations = annotations
 
     def __len__(self) -> int:
-        return sum(len(entries) for entries in self._by_digest.values())
+        return sum(len(entries) for entries in self._entries_by_digest.values())
 
     def __iter__(self) -> Iterator[Entry]:
-        return chain.from_iterable(self._by_digest.values())
+        return chain.from_iterable(self._entries_by_digest.values())
 
     # Queries.
 
@@ -212,11 +212,11 @@ class Index:
         return sorted({*self._own_names, *self._full_names})
 
     def entries_of(self, digest: str) -> list[Entry]:
-        return self._by_digest.get(digest, [])
+        return self._entries_by_digest.get(digest, [])
 
     def referrers(self, digest: str) -> list[Entry]:
         """Return the entries of artifacts whose subject is known to be this digest."""
-        return self._by_subject.get(digest, [])
+        return self._artifacts_by_subject.get(digest, [])
 
     def unnamed_entries(self) -> list[Entry]:
         """Return the entries without a name and a subject. They may be artifacts of other tools."""
@@ -224,11 +224,11 @@ class Index:
 
     def add_subject(self, entry: Entry, digest: str) -> None:
         """Record the subject of an artifact of another tool."""
-        self._by_subject[digest].append(entry)
+        self._artifacts_by_subject[digest].append(entry)
 
     def fallback_lists(self, digest: str) -> list[Entry]:
         """Return the entries under the fallback tag of a digest, in all repositories."""
-        return self._lists.get(referrers_tag(digest), [])
+        return self._referrers_lists.get(referrers_tag(digest), [])
 
     def _valid_bare_names(self) -> Mapping[str, Entry]:
         return {} if self._own_names or self._full_names else self._bare_names
@@ -251,9 +251,9 @@ class Index:
 
     def add(self, entry: Entry) -> None:
         """Add an entry, and remove no other. A name that was used before now finds the new entry."""
-        self._by_digest[entry.descriptor.digest].append(entry)
+        self._entries_by_digest[entry.descriptor.digest].append(entry)
         if entry.subject:
-            self._by_subject[entry.subject].append(entry)
+            self._artifacts_by_subject[entry.subject].append(entry)
 
         names = _names_of(entry)
         if names.own is not None:
@@ -264,18 +264,18 @@ class Index:
             self._bare_names[names.bare] = entry
         for tag in names.tags():
             if tag.startswith(_LIST_TAG_PREFIXES):
-                self._lists[tag].append(entry)
+                self._referrers_lists[tag].append(entry)
 
     def _remove(self, entry: Entry) -> None:
         """Remove an entry with an own name. A name of it that finds a later entry is kept.
 
         The entry has neither a bare name nor, because it is an image, a subject.
         """
-        self._by_digest[entry.descriptor.digest].remove(entry)
+        self._entries_by_digest[entry.descriptor.digest].remove(entry)
         names = _names_of(entry)
         for tag in names.tags():
-            if entry in self._lists.get(tag, ()):
-                self._lists[tag].remove(entry)
+            if entry in self._referrers_lists.get(tag, ()):
+                self._referrers_lists[tag].remove(entry)
 
         if names.own is not None:
             _remove_name(self._own_names, names.own, entry)
@@ -417,7 +417,8 @@ def read_lines(
     """Parse lines of the form `DIGEST REPO`. Returns the repository of each digest.
 
     `repository_of` converts the second field to the name of a repository. Empty lines and comments (`#`)
-    are skipped. Raises ContentError, which names the line, if a line is invalid.
+    are skipped. If several lines have the same digest, the first counts. Raises ContentError, which
+    names the line, if a line is invalid.
     """
     repositories = dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):

@@ -36,7 +36,7 @@ class Layouts:
         self._recheck = recheck
         # The layouts by their path.
         self._hosts: dict[str, LayoutHost] = {}
-        # Set if there are additions that have not been committed.
+        # Set by additions, and replaced before each commit.
         self._has_additions = anyio.Event()
 
     def prepare(self, registry: Registry) -> None:
@@ -73,6 +73,7 @@ class Layouts:
         """Commit additions at most every _COMMIT_SECONDS. Runs until it is cancelled."""
         while True:
             await self._has_additions.wait()
+            # Pause, so that one commit saves the additions of the whole interval.
             with anyio.move_on_after(_COMMIT_SECONDS):
                 await anyio.sleep_forever()
             self._has_additions = anyio.Event()

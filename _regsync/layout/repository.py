@@ -471,7 +471,8 @@ class _FileBody:
     def __init__(self, layout: Layout, stream: FileIO) -> None:
         self._layout = layout
         self._stream = stream
-        self._disk = DiskPace()
+        # Decides whether a read is done in a worker thread.
+        self._disk_pace = DiskPace()
 
     async def __aenter__(self) -> _FileBody:
         return self
@@ -484,7 +485,7 @@ class _FileBody:
         # A read without a worker thread never waits, so other tasks would not run without this line.
         await anyio.lowlevel.checkpoint()
         with self._layout.disk_errors():
-            return await self._disk.run(self._stream.readinto, buffer)
+            return await self._disk_pace.run(self._stream.readinto, buffer)
 
     def read_now(self, buffer: memoryview) -> int:
         """Read bytes into `buffer`. Blocks until they are read, for use in worker threads."""
@@ -557,8 +558,9 @@ class _BlobWriter:
     async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool:
         """Write the remaining bytes of the blob, and add the blob to the layout. Returns True.
 
-        `pieces` must verify the bytes. Raises LayoutError if a write fails, and removes the partial
-        file. Any error of `pieces` is raised too. Then the file becomes the broken session.
+        `pieces` must verify the bytes. If a write fails, removes the partial file and raises
+        LayoutError. If `pieces` raises an error, keeps the file as the broken session. If the bytes of
+        a killed run turn out to be wrong, removes the file and raises WrongBytes.
         """
         assert self._file is not None
         # The session is no longer open. It either ends, or becomes the broken session.
@@ -573,7 +575,8 @@ class _BlobWriter:
                 # A worker thread writes the pieces that the source has already received.
                 count_sent(await pieces.pour(self._append))
         except BaseException as error:
-            # A LayoutError of the source side is from a source that is a layout too.
+            # `_adding_place` sets the side TARGET. A source that is a layout too raises LayoutErrors of
+            # the side SOURCE.
             has_write_failed = isinstance(error, LayoutError) and error.side is Side.TARGET
             if has_write_failed:
                 self._file.remove()

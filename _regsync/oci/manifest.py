@@ -503,8 +503,11 @@ def load_json(
 
 
 def _is_deeper_than(levels: int, value: object) -> bool:
-    """Report whether an object or list is nested at least `levels` levels inside a value."""
-    containers = _containers_in([value])  # at one level, from the outermost inwards
+    """Report whether objects and lists are nested more than `levels` levels deep in a value.
+
+    The value itself is the first level.
+    """
+    containers = _containers_in([value])  # all objects and lists of one level
     for _ in range(levels):
         containers = [inner for outer in containers for inner in _containers_in(outer)]
     return bool(containers)
