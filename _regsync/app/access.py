@@ -54,7 +54,7 @@ async def check_access(config: Config, console: Console) -> int:
 
         async def check_one(repository: RemoteRepository) -> Access:
             access = await access_check.try_repository(repository)
-            print_access(access, console)
+            print_access(access, console)  # at once, because the other checks may take long
             return access
 
         accesses = await gather([partial(check_one, repository) for repository in repositories])
@@ -86,7 +86,7 @@ class Access:
     """The rights that the credential has in one repository, as far as they were tried."""
 
     repository: RemoteRepository
-    rights: list[str] = field(default_factory=list)  # of "pull" and "push", those that worked
+    rights: list[str] = field(default_factory=list)  # "pull" and "push", as far as they worked
     # "opened" if an upload could be started, "absent" if the target repository does not exist but a
     # push would create it, or None if no upload was tried
     upload: str | None = None
@@ -182,7 +182,7 @@ def describe_mounting(account: EcrAccount) -> str:
 def can_be_created(repository: RemoteRepository, account: EcrAccount | None) -> bool:
     """Report whether a push can create the repository, which does not exist.
 
-    `account` is the AWS account of the repository's registry, or None if that is not in ECR.
+    `account` is the AWS account of the repository's registry, or None if the registry is not in ECR.
     """
     if repository.host.registry.kind == "ecr_public":
         return False
@@ -196,8 +196,8 @@ class AccessCheck:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        # For each registry that had not accepted its credential yet when it was first checked, whether
-        # it ever asks for a login.
+        # Whether a registry ever asks for a login. A registry that had accepted the credential before
+        # its first check has no entry.
         self._credential_checks = dict[RegistryClient, Once[bool]]()
         # The account settings of each registry in ECR, which are requested once.
         self._accounts = defaultdict[RegistryClient, Once["EcrAccount"]](Once)
@@ -308,7 +308,7 @@ class AccessCheck:
         try:
             return await check.get(partial(self._send_credential, repository))
         except SyncError as error:
-            # The error may be that of a check for another repository, and names it.
+            # The check may have been made for another repository, which its error names.
             raise error.without_place() from error.__cause__
 
     async def _send_credential(self, repository: RemoteRepository) -> bool:

@@ -70,10 +70,10 @@ class Console:
         self._colours = COLOURS if takes_escapes and not os.environ.get("NO_COLOR") else {}
         # The characters for the done and the remaining part of a progress bar.
         self._marks = "█░" if is_utf8 else "#-"
-        self._display_lines = list[str]()  # those that are on the terminal now
+        self._display_lines = list[str]()  # on the terminal now, from top to bottom
 
-        # If all images have the same two hosts, these are printed once, in a heading above the first
-        # image, and the lines of images have no hosts.
+        # If all images have the same two hosts, the hosts are printed once, in a heading above the
+        # first image, and the lines of images have no hosts.
         self._omits_hosts = False
         self._unprinted_heading = ""  # the heading until it has been printed
 

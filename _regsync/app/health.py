@@ -76,7 +76,7 @@ async def serve(
     """Serve probes until cancelled, at every address that `bind` resolves to.
 
     An empty `bind` means all addresses of this machine. The addresses of the open listeners are passed
-    to `task_status`. Raises ConfigError if one of them cannot be opened.
+    to `task_status`. Raises ConfigError if a listener cannot be opened.
     """
     listeners = open_listeners(bind, port)
     async with anyio.create_task_group() as tasks:
@@ -89,7 +89,7 @@ async def serve(
 def open_listeners(bind: str, port: int) -> list[socket.socket]:
     """Open a listening socket for each address that `bind` resolves to.
 
-    Raises ConfigError, with all sockets closed, if one of them cannot be opened.
+    Raises ConfigError if a socket cannot be opened. All other sockets are then closed.
     """
     listeners: list[socket.socket] = []
     try:
@@ -189,8 +189,8 @@ class Client:
     def step(self) -> int:
         """Read the request and send the response, as far as possible without blocking.
 
-        Returns 0 if the response has been sent, or else WANT_READ or WANT_WRITE (both negative): step
-        has to be called again when the socket is ready for that.
+        Returns 0 if the response has been sent. Otherwise it returns WANT_READ or WANT_WRITE, which are
+        negative: call it again when the socket can be read or written.
         """
         if self._unsent is None:
             response = self._read_request()

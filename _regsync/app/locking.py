@@ -182,10 +182,10 @@ async def resolve_lock(
 
 
 def select_mappings(names: Sequence[str], config: Config) -> Sequence[MappingRule]:
-    """Return the mappings whose source repository has one of the names, or all without names.
+    """Return the mappings whose source repository is named, or all mappings if `names` is empty.
 
-    A name is written as in the mapping's `from` or as in a lock. Raises ConfigError if no mapping has
-    one of the names.
+    A name is written as in the mapping's `from` or as in a lock. Raises ConfigError for a name that no
+    mapping has.
     """
     if not names:
         return config.mappings
@@ -224,7 +224,7 @@ def log_failures(file: LockFile, new: NewLock, console: Console) -> None:
 
 
 def print_changes(old: Lock, new: Lock, console: Console) -> None:
-    """Print a line for each changed image, and one line if the mappings have changed."""
+    """Print a line for each changed image, and another line if the mappings have changed."""
     console.print_lines(map(change_line, compare(old, new)))
     if old.mappings != new.mappings:
         console.print_line("changed the mappings, or their rules")

@@ -105,7 +105,7 @@ class ReportedRun(NamedTuple):
         for image in self.images:
             failure = image.failure
             if failure is not None:
-                # Failures with one cause differ in the names of the images.
+                # Remove the names of images, in which failures with the same cause differ.
                 message = general_message(failure.message, image.source, image.target)
                 images_by_cause[failure.code, message, failure.hint].append(image)
         causes = [

@@ -61,6 +61,8 @@ async def run(
     `image` is the image of a copy, and None for the other kinds, which run all mappings. With
     `recheck`, artifacts are looked up whatever the saved state says about them. With a lock, its tags
     and digests stand in for those of the sources. With `retry`, only its images are copied.
+
+    If a signal has interrupted the run, the exit status is 128 and the signal's number.
     """
     start = anyio.current_time()
     started_at = utc_now()
@@ -96,7 +98,7 @@ async def run(
     if kind == "sync":
         console.print_summary(report, elapsed)
     if kind == "analysis":
-        assert work.dry_run is not None  # a run of this kind has one
+        assert work.dry_run is not None  # it is None only for WRITING_KINDS
         _print_analysis(work.dry_run.analysis(), console)
     elif console.writes_json:
         run_id = os.urandom(8).hex()

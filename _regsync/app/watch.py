@@ -42,7 +42,7 @@ SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_
 
 Log = Callable[..., None]  # has the parameters of `Console.log`
 ReadFile = Callable[[], ConfigFile]  # reads the configuration file
-Load = Callable[[Log, ConfigFile], Config]  # parses and checks it
+Load = Callable[[Log, ConfigFile], Config]  # parses and checks the file's text
 ReadLock = Callable[[Config], Lock | None]  # returns None without `--locked`
 
 
@@ -153,7 +153,7 @@ class CycleLog:
         """Record the result of an image, and show the result if it is news.
 
         News are a synced image, a failure that the image did not have in the previous cycle, and the
-        first result without a failure after a cycle with one.
+        end of a failure.
         """
         key = (outcome.source, outcome.target)
         if outcome.error is not None:
@@ -193,7 +193,7 @@ def without_tag(reference: str) -> str:
 
 
 class Watch:
-    """The loop over cycles. The transport and the state are kept from one cycle to the next."""
+    """The loop over cycles. All cycles share the transport and the state files."""
 
     def __init__(
         self,
@@ -245,7 +245,8 @@ class Watch:
         Any signal, SIGHUP included, ends the pause between two cycles.
         """
         if number in (signal.SIGINT, signal.SIGTERM):
-            if self._stop.is_set():
+            is_second = self._stop.is_set()
+            if is_second:
                 self._cycle_scope.cancel()
             self._stop.set()
             self._health = self._health._replace(status="stopping")
@@ -432,5 +433,5 @@ async def run(
             )
             console.log("info", "listening", text)
             await watch.run_cycles()
-            tasks.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()  # ends `listen_for_signals`
     return 0
