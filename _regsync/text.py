@@ -65,6 +65,7 @@ def one_line(text: str, limit: int = 500) -> str:
 
 def printable(text: str, limit: int = 500) -> str:
     """Return an untrusted text like `one_line`, with the secrets of `redacting` masked."""
+    # Each block of `redacting` around this call has a function that returns its secrets.
     secrets = [secret for secrets_of in _SECRETS_IN_USE.get() for secret in secrets_of()]
     if any(secrets):
         text = redact(text, secrets)
@@ -74,8 +75,8 @@ def printable(text: str, limit: int = 500) -> str:
 def clean_beginning(body: bytes, limit: int) -> str:
     """Return an untrusted body like `printable`, without decoding the whole body."""
     # A character has at most four bytes in UTF-8. So more characters remain than `redact` searches.
-    most = 4 * (_MOST_SEARCHED + 1)
-    return printable(body[:most].decode("utf-8", "replace"), limit)
+    most_bytes = 4 * (_MOST_SEARCHED + 1)
+    return printable(body[:most_bytes].decode("utf-8", "replace"), limit)
 
 
 class redacting:  # lower case, like the context managers of contextlib

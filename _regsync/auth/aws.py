@@ -187,14 +187,12 @@ async def _find_api(
     from EC2's metadata service, and the function returns None if that service issues no keys.
     """
     settings = _Settings(machine, registry.cloud_profile)
-    ecr_host = re.match(_ECR_HOST, registry.host)
+    ecr_host = re.match(_ECR_HOST, registry.host)  # None for another host name, such as a proxy's
     if registry.kind == "ecr_public":
         region = "us-east-1"  # the only region with an API of ECR Public
     elif ecr_host:
         region = ecr_host["region"]
-    else:
-        # The host is configured as ECR by `auth_type`, but may be a proxy without a region in its
-        # name.
+    else:  # the host is configured as ECR by `auth_type`
         region = settings.default_region
 
     # The user's settings select the endpoints of the services that issue keys (STS, SSO).
@@ -212,8 +210,8 @@ async def _find_api(
             "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
         )
 
-    # If the registry's host is a FIPS or dual-stack endpoint, its API is used at such an endpoint
-    # too.
+    # The registry's API is also used at a FIPS or dual-stack endpoint if the registry's host is
+    # such an endpoint.
     if ecr_host:
         use_fips = use_fips or ecr_host["fips"] is not None
         use_dualstack = use_dualstack or ecr_host["dualstack"] is not None

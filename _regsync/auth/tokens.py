@@ -347,10 +347,10 @@ class Authenticator:
             is_challenge_current = self._challenged_in_this_run
             if error.retryable or was_login_refused or is_challenge_current:
                 raise
-        # The challenge was saved by an earlier run, and its token service no longer issues tokens.
-        # The registry answers a request without a login with its current challenge.
-        self._challenge = None
-        return None
+            # The challenge was saved by an earlier run, and its token service no longer issues
+            # tokens. The registry answers a request without a login with its current challenge.
+            self._challenge = None
+            return None
 
     def record_success(self, header: str | None, repository: str, method: str) -> None:
         """Record that the registry accepted a request with this Authorization header.
