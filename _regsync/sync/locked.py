@@ -103,7 +103,7 @@ class LockedDiscovery(Discovery):
             return await self.fetch_manifest(source, digest, expected)
         except RegistryError as error:
             if error.status == 404:
-                is_artifact = is_digest(reference)
+                is_artifact = is_digest(reference)  # images are looked up by tag
                 remedy = _REMEDY_FOR_LINE if is_artifact else _REMEDY
                 error.hint = f"{remedy}: the source has removed what the lock names"
             raise
@@ -121,9 +121,9 @@ class LockedDiscovery(Discovery):
         Raises ContentError if the trimmed index does not have the digest in the lock.
         """
         lookup = await super()._fetch_missing_manifests(mapping, source, reference, top, tags)
-        is_artifact = is_digest(reference)
+        is_artifact = is_digest(reference)  # images are looked up by tag
         if is_artifact:
-            return lookup
+            return lookup  # platforms are filtered only in images
         locked_digest = self.locked_image(mapping, reference).digest_at_target
         if lookup.digest != locked_digest:
             text = f"the index trimmed to `platforms` is {lookup.digest}, but {locked_digest} in the lock"
@@ -198,13 +198,16 @@ class LockedReferrers(Referrers):
     async def find_left_behind(
         self, mapping: MappingRule, lookup: TagLookup
     ) -> tuple[Artifact, ...]:
-        """Return the artifacts in an image's line that a mapping does not select."""
+        """Return the artifacts in an image's line that a mapping does not select.
+
+        Returns all artifacts in the line if the mapping's `artifacts` are disabled.
+        """
         image = self._discovery.locked_image(mapping, lookup.reference)
-        wanted = self._locked_artifacts(mapping, lookup) if mapping.artifacts.enabled else []
+        selected = self._locked_artifacts(mapping, lookup) if mapping.artifacts.enabled else []
         return tuple(
             _artifact_from_lock(artifact, lookup=None)
             for artifact in image.artifacts
-            if artifact not in wanted
+            if artifact not in selected
         )
 
     async def find_for_subject(

@@ -97,7 +97,8 @@ class Outcome(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the image's entry in the field `images` of the report."""
-        differs_at_target = self.source_digest not in (None, self.digest)
+        # The digests differ if the index was trimmed to its platforms, or if the image has failed.
+        differs_at_target = self.source_digest is not None and self.source_digest != self.digest
         return {
             "source": self.source,
             "target": self.target,
