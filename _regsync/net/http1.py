@@ -1,7 +1,7 @@
 """One HTTP/1.1 exchange at a time over one stream.
 
-Owns: requests and responses, the states of a connection, bodies in both directions, their time-outs,
-a response that arrives in the middle of an upload.
+Owns: requests and responses, the states of a connection, bodies in both directions, their
+time-outs, a response that arrives in the middle of an upload.
 May not know: registries, logins, redirects, retries, which connection is used.
 Invariants: I9 (a connection is reusable only if its exchange ended in order). Nothing is read past
 the end of a body of known length.
@@ -47,8 +47,8 @@ _MOST_LARGE = 16
 # Bytes per read if h11 parses them: heads and chunked bodies.
 _SCRATCH = 16 * 1024
 
-# The most bytes of a response's head. Signed locations and long challenges exceed h11's own limit of
-# 16 KiB (docs/protocol-facts.md section 2.5).
+# The most bytes of a response's head. Signed locations and long challenges exceed h11's own limit
+# of 16 KiB (docs/protocol-facts.md section 2.5).
 _LONGEST_HEAD = 64 * 1024
 
 # The most blanks in a row in a head, in a line of a chunked body or in its trailers. The time that
@@ -60,7 +60,7 @@ _MOST_BLANKS = 1024
 _WORTH_DRAINING = 64 * 1024
 _WORTH_WAITING = 1.0
 
-# A Retry-After in seconds is cut to so many digits (31 years). A float of 400 digits would be infinite.
+# A Retry-After in seconds is cut to so many digits (31 years), because more could be infinite.
 _MOST_DIGITS = 9
 
 # How many seconds to wait for the response after a write has failed. A peer that refuses a request
@@ -94,7 +94,7 @@ class State(enum.Enum):
 
 
 class Headers(dict[str, str]):
-    """The headers of a response: values by lower-case name. Of a repeated header, the first value."""
+    """The headers of a response: values by lower-case name, the first of a repeated header."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         super().__init__(reversed(pairs))
@@ -145,8 +145,8 @@ class Pieces(Protocol):
         return 0
 
     async def pour(self, write: Callable[[memoryview], None]) -> int:
-        """Pass the next pieces to `write` in a worker thread, until reading would have to wait. Returns
-        how many bytes that were, or 0 if the caller must use `next` instead.
+        """Pass the next pieces to `write` in a worker thread, until reading would have to wait.
+        Returns how many bytes that were, or 0 if the caller must use `next` instead.
 
         Raises the errors of `write`, and SyncError like `next`.
         """
@@ -154,14 +154,16 @@ class Pieces(Protocol):
 
 
 class Buffers:
-    """Memory that bodies are read into: large pieces for the first few bodies, small ones for others."""
+    """Memory for the bodies that are read. The first few bodies get large pieces, more bodies small
+    pieces.
+    """
 
     def __init__(self) -> None:
         self._large_lent = 0  # how many large pieces are in use
 
     @contextmanager
     def lending(self, size: int) -> Iterator[memoryview]:
-        """Yield memory for one piece of a body of `size` bytes. The memory is never longer than that."""
+        """Yield memory of at most `size` bytes, for one piece of a body of that size."""
         if size <= PIECE or self._large_lent == _MOST_LARGE:
             yield memoryview(bytearray(min(PIECE, size)))
             return
@@ -215,8 +217,8 @@ class Response:
         # Whether the connection can be reused after this response, as far as is known.
         self.is_reusable = head.http_version == b"1.1" and _keeps_connection(self.headers)
         if self.bytes_left is not None:
-            # These bytes were read together with the head. More bytes than the body has belong to no
-            # request.
+            # These bytes were read together with the head. More bytes than the body has belong to
+            # no request.
             unread = connection.unread()
             if unread:
                 self._unreturned = memoryview(unread)[: self.bytes_left]
@@ -257,8 +259,8 @@ class Response:
         return count
 
     async def _parse_more(self) -> None:
-        """Fill `_unreturned` with the next part of the body from h11, or set `bytes_left` to 0 at the
-        end of the body.
+        """Fill `_unreturned` with the next part of the body from h11, or set `bytes_left` to 0 at
+        the end of the body.
         """
         # h11 may have the next part already. Then the loop below has no checkpoint.
         await anyio.lowlevel.checkpoint()
@@ -300,8 +302,8 @@ class Response:
         return self.body
 
     async def finish(self) -> bool:
-        """End the exchange, after reading the unread bytes of the body if they are few. Returns whether
-        the connection can be reused.
+        """End the exchange, after reading the unread bytes of the body if they are few. Returns
+        whether the connection can be reused.
         """
         if self.is_reusable and self.bytes_left != 0:
             await self._drain()
@@ -407,8 +409,8 @@ class Connection:
         self._begin(0)
 
     def _begin(self, length: int) -> None:
-        """Reset the state that belongs to one exchange. Its request has a body of `length` bytes."""
-        # A new h11 connection for each exchange costs no more than `start_next_cycle` of an old one.
+        """Reset the state of the last exchange. The next request has a body of `length` bytes."""
+        # A new h11 connection for each exchange costs no more than `start_next_cycle`.
         self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
         # Bytes that have been read but were not passed to h11 yet.
         self._arrived = b""
@@ -416,8 +418,8 @@ class Connection:
         self._has_heard = False
         self._outgoing = _Outgoing(length)
         self._pace = _Pace()
-        # The time by which the head of the response must arrive. It is infinite until the request has
-        # been written.
+        # The time by which the head of the response must arrive. It is infinite until the request
+        # has been written.
         self._answer_until = math.inf
         # The scope of the wait for that head, if the wait has begun.
         self._answering: anyio.CancelScope | None = None
@@ -457,9 +459,9 @@ class Connection:
     ) -> Response:
         """Send a request and return its final response, with the body unread.
 
-        The request's body is `first`, followed by the rest of `pieces` if there are any. The head of
-        the response must arrive within `seconds` after the request has been written. `now` is the
-        current time, if the caller knows it.
+        The request's body is `first`, followed by the rest of `pieces` if there are any. The head
+        of the response must arrive within `seconds` after the request has been written. `now` is
+        the current time, if the caller knows it.
 
         Raises the errors of `pieces`, ContentError if the body does not have its declared length,
         and WireError if the connection fails. After a failed write, a response is returned if one
@@ -490,12 +492,12 @@ class Connection:
         raise outgoing.error or answer
 
     def _format_head(self, request: Request, length: int) -> bytes:
-        """Return the head of a request with a body of `length` bytes, and prepare h11 for its response.
-        Raises ProtocolBroken if the head has characters that it must not have.
+        """Return the head of a request with a body of `length` bytes, and prepare h11 for its
+        response. Raises ProtocolBroken if the head has characters that it must not have.
 
         h11 gets only the method, which decides how it parses the response. If h11 also checked and
-        wrote the headers, that would take 4 % of a request's CPU, because most requests have the same
-        headers. If it framed each piece of a body, that would take 9 % of a copy's CPU.
+        wrote the headers, that would take 4 % of a request's CPU, because most requests have the
+        same headers. If it framed each piece of a body, that would take 9 % of a copy's CPU.
         """
         method = request.method
         host = request.target if method == "CONNECT" else self._authority
@@ -554,7 +556,9 @@ class Connection:
                 return
 
     async def _send_file(self, pieces: Pieces) -> None:
-        """Send the part of the body that is in a file, within the kernel (docs/bodies.md section 2)."""
+        """Send the part of the body that is in a file, within the kernel (docs/bodies.md
+        section 2).
+        """
         while sent := self._stream.send_file(pieces.write_to):
             if sent < 0:  # WANT_READ or WANT_WRITE
                 await self._wait_in_body(sent)
@@ -567,8 +571,8 @@ class Connection:
     def _stop_sending(
         self, seconds: float, error: SyncError | None = None, *, now: float | None = None
     ) -> None:
-        """Write no more of the request: it is complete, or `error` is why it is not. The head of the
-        response must arrive within `seconds`.
+        """Write no more of the request: it is complete, or `error` is why it is not. The head of
+        the response must arrive within `seconds`.
         """
         self.state = State.WAITING if error is None else State.STOPPED
         self._outgoing.offered = memoryview(b"")
@@ -579,8 +583,8 @@ class Connection:
             self._answering.deadline = self._answer_until
 
     async def _await_head(self, method: str, seconds: float) -> Response | WireError:
-        """Return the final response when its head arrives, or the error if no head arrives. `seconds`
-        is only for the text of that error; the deadline is `_answer_until`.
+        """Return the final response when its head arrives, or the error if no head arrives.
+        `seconds` is only for the text of that error; the deadline is `_answer_until`.
 
         The error is returned, because a task group would raise it as a part of an ExceptionGroup.
         """
@@ -607,7 +611,8 @@ class Connection:
         return response
 
     async def _wait_for_head(self, event: object) -> h11.Response | None:
-        """Return the head of the final response, or None if it does not arrive before `_answer_until`.
+        """Return the head of the final response, or None if it does not arrive before
+        `_answer_until`.
 
         `event` is the last result of `_read_event`.
         """
@@ -632,8 +637,8 @@ class Connection:
         return event
 
     def _read_event(self) -> object:
-        """Return h11's next event of the response, or WANT_READ or WANT_WRITE if the caller has to wait
-        for the stream first.
+        """Return h11's next event of the response, or WANT_READ or WANT_WRITE if the caller has to
+        wait for the stream first.
         """
         try:
             # Before the first byte h11 has no event. To call it then takes 1 % of a request's CPU.
@@ -668,8 +673,8 @@ class Connection:
         return ProtocolBroken(f"{self.origin.authority} does not speak HTTP/1.1: {what}")
 
     async def fill(self, buffer: memoryview) -> int:
-        """Read bytes of a body into `buffer`; wait if none has arrived. Returns their number, 0 at the
-        end of the stream.
+        """Read bytes of a body into `buffer`; wait if none has arrived. Returns their number, 0 at
+        the end of the stream.
         """
         await anyio.lowlevel.checkpoint()
         while (count := self.fill_now(buffer)) < 0:
@@ -677,8 +682,8 @@ class Connection:
         return count
 
     def fill_now(self, buffer: memoryview) -> int:
-        """Read the bytes of a body that have arrived. Returns their number, 0 at the end of the stream,
-        WANT_READ or WANT_WRITE if none has arrived.
+        """Read the bytes of a body that have arrived. Returns their number, 0 at the end of the
+        stream, WANT_READ or WANT_WRITE if none has arrived.
 
         It reads until the buffer is full, because OpenSSL returns at most 16 KiB per read.
         """
@@ -701,7 +706,7 @@ class Connection:
     async def _wait_in_body(self, want: int) -> None:
         """Wait until the stream can be read (WANT_READ) or written (WANT_WRITE).
 
-        Raises TimedOut if that takes longer than `timeouts.idle`, or if the body was too slow before.
+        Raises TimedOut if that takes longer than `timeouts.idle`, or if the body is too slow.
         """
         self._pace.fail_if_slow(self.timeouts)
         idle = self.timeouts.idle
@@ -735,17 +740,17 @@ def _check_written(text: str, *, is_one_word: bool = False) -> None:
 
 @cache
 def _request_by(method: str) -> h11.Request:
-    """Return a request with this method for h11. Only the method matters, but h11 demands a Host."""
+    """Return a request with this method for h11. Only the method matters; h11 demands a Host."""
     return h11.Request(method=method, target="/", headers=[("Host", "any")])
 
 
 def next_portion(framing: h11.Connection, arrived: bytes) -> bytes:
-    """Return the beginning of `arrived` that may be passed to h11 next. Call it when h11 needs data.
+    """Return the beginning of `arrived` that may be passed to h11, when h11 needs data.
 
     Raises ProtocolBroken if a head, a line of a chunked body or its trailers would have more than
     1 KiB of blanks in a row. Bodies may have any number of blanks, but only h11 knows where a body
-    begins. So if there are many blanks, h11 gets a short portion at a time. The bytes that it has not
-    parsed then show whether it is still in a head.
+    begins. So if there are many blanks, h11 gets a short portion at a time. The bytes that it has
+    not parsed then show whether it is still in a head.
     """
     # These bytes are the beginning of a head or of a line.
     unparsed, _ = framing.trailing_data

@@ -84,8 +84,8 @@ class Pool:
         return None
 
     def keep(self, connection: Connection) -> None:
-        """Add a connection to the pool after its last exchange ended in order. If there are too many
-        idle connections now, close the one that has been idle for the longest time.
+        """Add a connection to the pool after its last exchange ended in order. If there are too
+        many idle connections now, close the one that has been idle for the longest time.
         """
         idle = self._idle[connection.origin]
         idle.append(connection)
@@ -205,8 +205,8 @@ class Lease:
         return self._response
 
     async def _connect(self, confirm: Callable[[], None] | None) -> Connection:
-        """Return a new connection. If `confirm` raises an error, because the request must not be sent
-        any more, the connection goes to the pool and the error is raised.
+        """Return a new connection. If `confirm` raises an error, because the request must not be
+        sent any more, the connection goes to the pool and the error is raised.
         """
         stream = await self._pool.dial(self.origin)
         new = Connection(self.origin, stream, self._pool.timeouts)
@@ -254,8 +254,8 @@ def _origin_of(proxy: Proxy) -> Origin:
 
 
 async def _open_tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
-    """Request a tunnel to an origin from the proxy at the other end of a stream. Raises ConnectFailed
-    if there is no tunnel, and ProtocolBroken if the proxy sends more than its answer.
+    """Request a tunnel to an origin from the proxy at the other end of a stream. Raises
+    ConnectFailed if there is no tunnel, and ProtocolBroken if the proxy sends more than its answer.
     """
     # CONNECT needs the port in any case, but `authority` omits the default port of the scheme.
     target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
@@ -280,7 +280,7 @@ async def _open_tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: T
 
 
 def _tunnel_error(proxy: Proxy, target: str, answer: Response) -> ConnectFailed:
-    """Return the error for a proxy's refusal. If the proxy asks for a login, the error has a hint."""
+    """Return the error for a proxy's refusal. It has a hint if the proxy asks for a login."""
     error = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({answer.status})")
     error.retryable = answer.status >= 500
     asks_for_login = answer.status == 407

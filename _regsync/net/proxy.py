@@ -95,8 +95,8 @@ def _variable(environ: Mapping[str, str], lower: str) -> _Setting:
 
 
 def _exemption(host: str, port: int, environ: Mapping[str, str]) -> str | None:
-    """Return the reason why an origin is reached without a proxy: it is a private service, or NO_PROXY
-    names it. Returns None if it is not exempt. `host` is in lower case.
+    """Return the reason why an origin is reached without a proxy: it is a private service, or
+    NO_PROXY names it. Returns None if it is not exempt. `host` is in lower case.
     """
     never = "the list of what never sees a proxy names"
     without_dot = host.rstrip(".")

@@ -141,7 +141,7 @@ class SocketStream(Stream):
 
     def secure(self, context: ssl.SSLContext, host: str) -> SocketStream:
         """Start TLS on the socket, and return this stream. The caller then calls `handshake`."""
-        # Check for an error first, because wrap_socket() leaks the descriptor of a socket that has one.
+        # wrap_socket() leaks the descriptor of a socket that has an error.
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
@@ -292,9 +292,9 @@ class TlsInsideStream(Stream):
             try:
                 return step() or 0
             except ssl.SSLWantReadError:
-                # Send what the operation has written, because the peer may wait for that. Ciphertext
-                # that cannot be sent now is sent by the next `send`. If the stream is broken, bytes
-                # that the peer has sent before can still be read.
+                # Send what the operation has written, because the peer may wait for that.
+                # Ciphertext that cannot be sent now is sent by the next `send`. If the stream is
+                # broken, bytes that the peer has sent before can still be read.
                 with suppress(Disconnected):
                     self._flush()
                 count = self._inner.recv_into(self._scratch)
@@ -352,8 +352,8 @@ async def _resolve(host: str, port: int) -> list[_Address]:
     """Return the addresses of a host in the order in which to try them. Raises ConnectFailed if
     there are none.
     """
-    # A literal address needs no resolver thread and no import of the IDNA codec. If the host is not a
-    # literal address, inet_pton() raises an error.
+    # A literal address needs no resolver thread and no import of the IDNA codec. If the host is not
+    # a literal address, inet_pton() raises an error.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with suppress(OSError, ValueError):
         socket.inet_pton(family, host)

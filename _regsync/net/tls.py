@@ -180,7 +180,7 @@ def _system_trust(
 
 
 def _is_hashed(directory: str) -> bool:
-    """Report whether OpenSSL can look up certificates in a directory: its files are named by hash."""
+    """Report whether OpenSSL can look up certificates in a directory by their file names."""
     try:
         names = os.listdir(directory)
     except OSError:

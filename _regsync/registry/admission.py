@@ -91,12 +91,14 @@ class Turn:
         return self.number in self.meter.window.occupants
 
     def presume_success_at(self, moment: float) -> None:
-        """Free the request's place in the window at `moment`, if there is no response until then."""
+        """Free the request's place in the window at `moment`, if no response arrives before."""
         self.meter.window.presumed_success_at[self.number] = moment
         self._gate.on_window_change()
 
     async def end(self) -> None:
-        """Return the connection, free the place in the window, and give back the request's own permit."""
+        """Return the connection, free the place in the window, and give back the request's own
+        permit.
+        """
         try:
             await self.return_connection()
         finally:
@@ -133,19 +135,19 @@ class Gate:
         # The limits of each registry, by host:port.
         self.limits: dict[str, RegistryLimits] = {}
 
-        # The rank of the image that was promoted last. Requests of discovery get this rank: they wait
-        # for the images that have begun, but not for images that begin later.
+        # The rank of the image that was promoted last. Requests of discovery get this rank: they
+        # wait for the images that have begun, but not for images that begin later.
         self.youngest_rank = 0.0
 
         # The permit that the current task holds. Its requests at the permit's registries use it and
         # take no permit of their own.
         self.current_permit: ContextVar[Permit | None] = ContextVar("current permit", default=None)
 
-        # The waiters, by their demands: a heap for each. Waiters with the same demands fit or do not
-        # fit together, so only the first one of each heap is examined.
+        # The waiters, by their demands: a heap for each. Waiters with the same demands fit or do
+        # not fit together, so only the first one of each heap is examined.
         self._queues: dict[tuple[Demand, ...], list[_Waiter]] = {}
 
-        # The earliest time at which one of these first waiters fits, if nothing is given back before.
+        # The earliest time at which one of these first waiters fits by time alone.
         self._next_opening = math.inf
 
         # Whether one of these first waiters finds its permits free, and waits only for a window, a
@@ -207,8 +209,8 @@ class Gate:
         A demand whose place is reserved already needs no second place.
 
         If the places are not free at once, the work gives back its permits, its reserved places and
-        the connection of `lease`, and waits for all of them together with the new places (I8). If one
-        of its requests is in flight, the work keeps them and waits only for the new places.
+        the connection of `lease`, and waits for all of them together with the new places (I8). If
+        one of its requests is in flight, the work keeps them and waits only for the new places.
         """
         reserved_places = {slot.demand.place for slot in permit.slots}
         needed = tuple(
@@ -242,8 +244,8 @@ class Gate:
 
     def on_window_change(self) -> None:
         """Admit the waiters that fit, after a response has changed a window, a quota or a pause."""
-        # Nearly all waiters wait for permits, which a response does not free. To examine them at each
-        # response took 4 % of the CPU of a cold run.
+        # Nearly all waiters wait for permits, which a response does not free. To examine them at
+        # each response took 4 % of the CPU of a cold run.
         if self._has_window_waiter:
             self.wake()
 
@@ -253,11 +255,11 @@ class Gate:
         self._admit_waiters([queue[0] for queue in self._queues.values()], now)
 
     def _admit_waiters(self, waiters: list[_Waiter], now: float) -> None:
-        """Admit each of `waiters` that fits into the limits, in their order. Each is the first of its
-        queue; if it is admitted, the next waiter of its queue is examined too.
+        """Admit each of `waiters` that fits into the limits, in their order. Each is the first of
+        its queue; if it is admitted, the next waiter of its queue is examined too.
 
-        A waiter that does not fit gets a deadline: the time from which it may fit even if no response
-        arrives and no permit is given back.
+        A waiter that does not fit gets a deadline: the time from which it may fit even if no
+        response arrives and no permit is given back.
         """
         heapq.heapify(waiters)
         while waiters:
@@ -284,8 +286,8 @@ class Gate:
                 del self._queues[waiter.demands]
 
     def _note_rank(self, rank: float | None) -> float:
-        """Return the rank of new work: `rank`, or that of the youngest image if it is None. A higher
-        `rank` than before is the rank of the youngest image from now on.
+        """Return the rank of new work: `rank`, or that of the youngest image if it is None. A
+        higher `rank` than before is the rank of the youngest image from now on.
         """
         if rank is None:
             return self.youngest_rank
@@ -339,8 +341,8 @@ class Gate:
                 with waiter.scope:
                     await waiter.admitted.wait()
                 if waiter.scope.cancelled_caught:
-                    # The deadline has passed. Another waiter whose deadline has passed too, and whose
-                    # rank is lower, must be admitted before this waiter. So examine all waiters.
+                    # The deadline has passed. Another waiter whose deadline has passed too, and
+                    # whose rank is lower, must be admitted first. So examine all waiters.
                     waiter.scope = anyio.CancelScope()
                     self.wake()
         finally:

@@ -195,8 +195,8 @@ class RegistryClient:
         # nginx writes this if it requires a client certificate.
         if answer.status == 400 and b"SSL certificate" in body:
             return CLIENT_CERT_HINT
-        # Go and nginx write this if a request with http arrives at a port for https. The answer to a
-        # HEAD has no text.
+        # Go and nginx write this if a request with http arrives at a port for https. The answer to
+        # a HEAD has no text.
         if answer.status == 400 and (not body or b"HTTPS" in body):
             return self.https_hint
         return None
@@ -225,8 +225,8 @@ class Dialer:
         self._certs_d = cache(find_certs_d)
 
     def prepare(self, registry: Registry) -> None:
-        """Read the files that the configuration of a registry names. Raises ConfigError if a file, or
-        the URL of the proxy, cannot be used.
+        """Read the files that the configuration of a registry names. Raises ConfigError if a file,
+        or the URL of the proxy, cannot be used.
         """
         if registry.is_layout:
             return

@@ -111,8 +111,8 @@ class Outage:
         """Record the failure of a request that was sent at `began`. `is_outage` must be true for
         `error`.
 
-        The failure may stop the host, return a probe's host to DOWN, or begin an outage (see `Reach`).
-        Otherwise it is only counted.
+        The failure may stop the host, return a probe's host to DOWN, or begin an outage (see
+        `Reach`). Otherwise it is only counted.
         """
         if self.is_stopped:
             return

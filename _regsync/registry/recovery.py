@@ -44,8 +44,8 @@ class Peer:
         self.changed = anyio.Event()
 
     def is_next(self, waiter: _Waiter) -> bool:
-        """Report whether a waiter sends the next probe: the first waiter that can probe, or the first
-        waiter if no waiter can.
+        """Report whether a waiter sends the next probe: the first waiter that can probe, or the
+        first waiter if no waiter can.
         """
         able = [other for other in self.waiters if other.can_probe]
         first = able[0] if able else self.waiters[0]
@@ -160,12 +160,12 @@ class Recovery:
     def record_failure(
         self, peer: Peer, error: SyncError, began: float, *, is_counted: bool = True
     ) -> None:
-        """Record the failure of a request that was sent at `began`. If the failure shows that the host
-        has answered, record the answer instead.
+        """Record the failure of a request that was sent at `began`. If the failure shows that the
+        host has answered, record the answer instead.
 
-        If the failure belongs to an outage, `error.unreachable_peer` is set. If it makes the host be
-        given up, the error becomes not retryable. If not `is_counted`, the failure does not begin an
-        outage: a registry may refuse a body by closing the connection.
+        If the failure belongs to an outage, `error.unreachable_peer` is set. If it makes the host
+        be given up, the error becomes not retryable. If not `is_counted`, the failure does not
+        begin an outage: a registry may refuse a body by closing the connection.
         """
         outage = peer.outage
         now = anyio.current_time()
@@ -204,8 +204,8 @@ class Recovery:
         """
         with anyio.CancelScope(deadline=peer.outage.gives_up_at):
             return await answer
-        # The deadline has passed, so the block above was cancelled. The next request of this task is
-        # not a probe.
+        # The deadline has passed, so the block above was cancelled. The next request of this task
+        # is not a probe.
         self._probe_target.set(None)
         peer.outage.stop_if_due(anyio.current_time())
         peer.notify()

@@ -104,11 +104,11 @@ class _Pages:
     def record_content(
         self, names: Collection[str], next_path: str | None, *, has_new: bool
     ) -> None:
-        """Record the names on the page that was added last. Raises ListingBroken if the page repeats
-        an earlier page or leads back to one.
+        """Record the names on the page that was added last. Raises ListingBroken if the page
+        repeats an earlier page or leads back to one.
 
-        `next_path` is the path of its next page, or None. `has_new` reports whether a name was not on
-        any earlier page.
+        `next_path` is the path of its next page, or None. `has_new` reports whether a name was not
+        on any earlier page.
         """
         number = len(self)
         if next_path is not None and self.has(next_path):
@@ -297,8 +297,8 @@ class RemoteRepository:
         raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
     def _next_page(self, call: Call, answer: Response) -> str | None:
-        """Return the path of the next page by the Link of `answer`, the answer to `call`. Returns None
-        if there is no such Link.
+        """Return the path of the next page by the Link of `answer`, the answer to `call`. Returns
+        None if there is no such Link.
 
         Raises ProtocolBroken if the next page is outside of this repository (R6).
         """
@@ -336,8 +336,8 @@ class RemoteRepository:
         reports (I3).
 
         If the bytes do not match, they are fetched once more over a new connection, because a cache
-        may have returned wrong bytes. `expected` is the manifest's descriptor in an index, if an index
-        names the manifest.
+        may have returned wrong bytes. `expected` is the manifest's descriptor in an index, if an
+        index names the manifest.
 
         Raises ContentError if the bytes still do not match, or contradict `expected`. Raises
         RegistryError with status 404 if the manifest does not exist.

@@ -28,7 +28,7 @@ class BlobBody(Protocol):
     """The bytes of a blob, read from its source."""
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Read bytes into `buffer`. Returns how many bytes were read, or 0 at the end of the blob."""
+        """Read bytes into `buffer`. Returns how many were read, or 0 at the end of the blob."""
 
     def read_now(self, buffer: memoryview) -> int:
         """Read bytes into `buffer` without waiting for a peer, in a worker thread. Returns how many
@@ -94,7 +94,7 @@ class Repository(Protocol):
 
     @property
     def pool(self) -> RepositoryKey:
-        """The identity of the store of its blobs and manifests, which other repositories may share."""
+        """The identity of its store of blobs and manifests. Other repositories may share it."""
 
     @property
     def is_local(self) -> bool:

@@ -312,8 +312,8 @@ class GrantedRate:
     def record_grant(self, number: int) -> None:
         """Record an answer other than a 429 or a server error.
 
-        The answer to the probe, or to a later request, sets the limit. An answer that does not follow
-        a refusal counts towards the growth of the limit.
+        The answer to the probe, or to a later request, sets the limit. An answer that does not
+        follow a refusal counts towards the growth of the limit.
         """
         if self._probe is not None and number >= self._probe.number:
             self._learn_limit(self._probe.time)
@@ -325,11 +325,11 @@ class GrantedRate:
                 self._raise_limit(self.limit)
 
     def _learn_limit(self, until: float) -> None:
-        """Set the limit by the requests that were granted before a refusal. `until` is the admission
-        time of the probe that was granted after it.
+        """Set the limit by the requests that were granted before a refusal. `until` is the
+        admission time of the probe that was granted after it.
 
-        The limit is unchanged if the probe before that was granted more than _LONGEST_STRETCH seconds
-        earlier, or if no request was granted between the two probes.
+        The limit is unchanged if the probe before that was granted more than _LONGEST_STRETCH
+        seconds earlier, or if no request was granted between the two probes.
         """
         since = self._granted_since
         self._granted_since = until
@@ -354,10 +354,10 @@ class GrantedRate:
 def densest_stretch(times: Sequence[float], until: float) -> Stretch:
     """Return the last requests, and the seconds they took, with the highest rate.
 
-    `times` are the admission times of the requests, in order. A stretch has the last N requests, and
-    lasts from the admission of the first of them until `until`. N is at least half of all requests,
-    because fewer show no rate. It may be less than all, because a run may have little to request at
-    its beginning.
+    `times` are the admission times of the requests, in order. A stretch has the last N requests,
+    and lasts from the admission of the first of them until `until`. N is at least half of all
+    requests, because fewer show no rate. It may be less than all, because a run may have little to
+    request at its beginning.
     """
     fewest = (len(times) + 1) // 2
     counts = range(fewest, len(times) + 1)
@@ -375,7 +375,7 @@ class Remaining(NamedTuple):
 
 
 class Quota:
-    """The quota that a registry reports (`ratelimit-remaining`). It limits requests of discovery."""
+    """The quota of discovery requests that a registry reports (`ratelimit-remaining`)."""
 
     def __init__(self) -> None:
         # The quota is used up: no request of discovery is admitted before this time.
@@ -396,11 +396,11 @@ class Quota:
     def update(
         self, now: float, number: int, window: CongestionWindow, remaining: Remaining
     ) -> bool:
-        """Record the quota that the answer to request `number` reports. `window` is the window of the
-        meter that this quota belongs to.
+        """Record the quota that the answer to request `number` reports. `window` is the window of
+        the meter that this quota belongs to.
 
-        Returns False if the quota is used up for longer than a run waits (LONGEST_WAIT). Returns True
-        in all other cases, also if the answer is out of date and is ignored.
+        Returns False if the quota is used up for longer than a run waits (LONGEST_WAIT). Returns
+        True in all other cases, also if the answer is out of date and is ignored.
         """
         # Answers may overtake each other. An answer to a request that was admitted before the last
         # update may be older than it, and is used only if it reports fewer requests.
@@ -566,7 +566,7 @@ class RegistryLimits:
         return self._name_cache[key]
 
     def narrow_windows(self) -> None:
-        """Narrow all windows to a quarter, because the registry has just returned from an outage."""
+        """Narrow all windows to a quarter, because an outage of the registry has ended."""
         for meter in self.meters.values():
             meter.window.width = max(1.0, meter.window.width / 4)
 
@@ -697,8 +697,8 @@ def backoff(attempt: int, chance: float) -> float:
 
 
 def parse_quota(header: Callable[[str], str | None], wall_now: float) -> Remaining | None:
-    """Read from the headers of an answer how much of a quota is left. Returns None if they report no
-    quota.
+    """Read from the headers of an answer how much of a quota is left. Returns None if they report
+    no quota.
 
     `header` returns the value of a header by its name. `wall_now` is in seconds since 1970.
     """

@@ -137,8 +137,8 @@ class Call(NamedTuple):
 
 
 class Body(Pieces):
-    """The body of an upload. It reports when it begins and when much of it has been sent, and counts
-    its bytes in the transport.
+    """The body of an upload. It reports when it begins and when much of it has been sent, and
+    counts its bytes in the transport.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Body(Pieces):
         self.seconds = seconds  # how long the response may take after the last piece
         self.authorization: str | None = None  # the header with which it was sent
 
-        # Called before each piece that follows the first LARGE_BODY bytes, which have been sent then.
+        # Called before each piece after the first LARGE_BODY bytes, which have been sent then.
         self.on_under_way: Callable[[], None] = lambda: None
 
         self.has_begun = False  # whether a piece has been read from the source
@@ -181,8 +181,8 @@ class Body(Pieces):
 
 
 class _ClientKey(NamedTuple):
-    """The identity of a registry client. Only requests with the same key share its tokens and show its
-    client certificate.
+    """The identity of a registry client. Only requests with the same key share its tokens and show
+    its client certificate.
     """
 
     authority: str
@@ -262,8 +262,8 @@ class Transport:
             on_back=self._on_back,
         )
 
-        # Requests of discovery that a registry has refused for long, by their demand: the error that
-        # equal requests get, and the time until which they get it.
+        # Requests of discovery that a registry has refused for long, by their demand: the error
+        # that equal requests get, and the time until which they get it.
         self._refused_discovery: dict[Demand, tuple[SyncError, float]] = {}
 
         self._dialer = Dialer(
@@ -275,7 +275,8 @@ class Transport:
         )
         self.pool = Pool(self._dial, machine.timeouts)
 
-        # Connections to other hosts that a registry redirects to. They never get its credentials (I6).
+        # Connections to other hosts that a registry redirects to. They never get its credentials
+        # (I6).
         self.foreign_pool = Pool(partial(self._dial, is_foreign=True), machine.timeouts)
 
         # Files with logins are read each time, because other programs rewrite them.
@@ -380,10 +381,10 @@ class Transport:
         self._first_client_at.setdefault(client.origin.address, client)
 
     def _limit_permits(self, registry: Registry) -> None:
-        """Limit the number of requests in flight at a registry's host:port. If several registries of
-        the configuration have the same host:port, the smallest `max_concurrent` applies.
+        """Limit the number of requests in flight at a registry's host:port. If several registries
+        of the configuration have the same host:port, the smallest `max_concurrent` applies.
         """
-        # One registry may use a quarter of the open files, because a run may use several registries.
+        # One registry may use a quarter of the open files. A run may use several registries.
         most_connections = max(2, (self.machine.open_files - _OWN_FILES) // 4)
         cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most_connections)
         limits = self.gate.limits.get(registry.authority)
@@ -404,8 +405,9 @@ class Transport:
     async def request(
         self, host: RegistryClient, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY
     ) -> Response:
-        """Send a short request, with the retries of docs/design.md section 9. Returns the response with
-        its body, which may have at most `limit` bytes. Raises SyncError for a status not in `ok`.
+        """Send a short request, with the retries of docs/design.md section 9. Returns the response
+        with its body, which may have at most `limit` bytes. Raises SyncError for a status not in
+        `ok`.
         """
         budget = RetryBudget(ATTEMPTS)
         while True:
@@ -455,14 +457,15 @@ class Transport:
         lease: Lease | None = None,
         body: Body | None = None,
     ) -> Turn:
-        """Send a request, and return its turn with the response unread. The caller must end the turn.
-        Raises SyncError for a status not in `ok`.
+        """Send a request, and return its turn with the response unread. The caller must end the
+        turn. Raises SyncError for a status not in `ok`.
 
-        The request first gets its login, then its turn (a permit, a place in a window and a token of
-        a bucket), then a connection, then its response. It is repeated only with a new login, or
+        The request first gets its login, then its turn (a permit, a place in a window and a token
+        of a bucket), then a connection, then its response. It is repeated only with a new login, or
         after a redirect. If `lease` is given, the request uses that connection and leaves it to the
-        caller (a PUT follows its POST). A request with a `body` is never repeated (I7), so the caller
-        has to handle a refused login, and a success that arrives before the last byte was sent.
+        caller (a PUT follows its POST). A request with a `body` is never repeated (I7), so the
+        caller has to handle a refused login, and a success that arrives before the last byte was
+        sent.
         """
         demand = self.demand_of(host, call)
         rank = _FIRST if call.action == "manifest_put" else None
@@ -640,7 +643,7 @@ class Transport:
         *,
         is_counted: bool = True,
     ) -> None:
-        """Record whether a host is reachable, by the head of its response. An answer ends its outage.
+        """Record by the head of a response whether its host is reachable. An answer ends an outage.
 
         A response of a gateway that could not reach the host is a failure of the host. If not
         `is_counted`, that failure is ignored.
@@ -674,8 +677,8 @@ class Transport:
             pool.close(peer.origin)
 
     def _on_back(self, peer: Peer) -> None:
-        """Narrow the windows of a registry that is reachable again. A host that is not a registry has
-        no windows.
+        """Narrow the windows of a registry that is reachable again. A host that is not a registry
+        has no windows.
         """
         client = self._first_client_at.get(peer.origin.address)
         if client is not None:
@@ -685,8 +688,8 @@ class Transport:
     async def wait_to_retry(
         self, error: SyncError, seconds: float, *, can_repeat: bool = True
     ) -> None:
-        """Wait before a failed request is repeated: until its host is reachable again if `error` is an
-        outage, otherwise for `seconds`.
+        """Wait before a failed request is repeated: until its host is reachable again if `error` is
+        an outage, otherwise for `seconds`.
 
         Raises `error` if the host is given up. `can_repeat` says that the next request of this task
         can be sent twice, so that it may be the probe of the host.
@@ -697,16 +700,16 @@ class Transport:
             await self.recovery.wait(error, can_repeat=can_repeat)
 
     def demand_of(self, host: Host, call: Call) -> Demand:
-        """Return the limits that a request counts against. A PUT with the body counts as two actions."""
+        """Return the limits that a request counts against. A PUT with a body is two actions."""
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
         actions = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
         meters = self.gate.limits[host.key].meter_names(call.repository, *actions)
         return Demand(host.key, meters=meters, is_discovery=call.action in DISCOVERY)
 
     def _watch_body(self, call: Call, turn: Turn, body: Body, authorization: str | None) -> None:
-        """Prepare a body to be sent in a turn. It frees its place in the window when UNDER_WAY seconds
-        have passed or LARGE_BODY bytes have been sent, because the registry has accepted it by then
-        (docs/design.md section 9).
+        """Prepare a body to be sent in a turn. It frees its place in the window when UNDER_WAY
+        seconds have passed or LARGE_BODY bytes have been sent, because the registry has accepted it
+        by then (docs/design.md section 9).
         """
         if call.action == "upload_body":
             turn.presume_success_at(turn.began + UNDER_WAY)
@@ -718,9 +721,9 @@ class Transport:
     def _check_may_send(
         self, host: RegistryClient, demand: Demand, authorization: str | None
     ) -> None:
-        """Raise an error if a request that has waited must not be sent any more. Raises LoginExpired
-        if its login was refused to another request in the meantime, and the error of the registry if
-        the registry has been stopped.
+        """Raise an error if a request that has waited must not be sent any more. Raises
+        LoginExpired if its login was refused to another request in the meantime, and the error of
+        the registry if the registry has been stopped.
         """
         self._check_not_stopped(host, demand)
         if authorization in host.authenticator.refused_logins:
@@ -745,8 +748,8 @@ class Transport:
                 host.stop(error)  # another attempt could lock the account
             raise
         except RegistryError as error:
-            # The response of a gateway may belong to an outage of the token service. The caller then
-            # waits for the token service, and not for the registry.
+            # The response of a gateway may belong to an outage of the token service. The caller
+            # then waits for the token service, and not for the registry.
             token_service = host.token_peer
             if token_service is not None and is_gateway_failure(error.status, error.retry_after):
                 error.unreachable_peer = token_service if token_service.outage.is_on else None
@@ -799,11 +802,12 @@ class Transport:
         seconds: float | None = None,
         confirm: Callable[[], None] | None = None,
     ) -> Answer:
-        """Send a request to a login service, without a permit (I8) and without following redirects (R2).
+        """Send a request to a login service, without a permit (I8) and without following redirects
+        (R2).
 
         `host` is the registry that names the service, None for a cloud's own service. The response
-        has to arrive within `seconds`. `confirm` is passed to Lease.exchange. Raises WireError if no
-        response arrives.
+        has to arrive within `seconds`. `confirm` is passed to Lease.exchange. Raises WireError if
+        no response arrives.
         """
         # `url` is absolute. It is resolved only to check it and to split it.
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
@@ -844,14 +848,14 @@ class Transport:
         seconds: float | None,
         confirm: Callable[[], None] | None,
     ) -> Answer:
-        """Send the request of `fetch` once. Raises TimedOut after `seconds`; if that is None, only the
-        time-outs of the connection apply.
+        """Send the request of `fetch` once. Raises TimedOut after `seconds`; if that is None, only
+        the time-outs of the connection apply.
         """
         with anyio.move_on_after(seconds):
             async with lease:
                 response = await lease.exchange(request, confirm=confirm)
-                # The path is not logged, because some metadata services return credentials to anybody
-                # who knows it.
+                # The path is not logged, because some metadata services return credentials to
+                # anybody who knows it.
                 trace = f"{request.method} {lease.origin} -> {response.status}"
                 self.machine.log("trace", "request", trace)
                 content = await response.read(_TOKEN_BODY)
@@ -877,7 +881,7 @@ class Transport:
     def _record_pace(
         self, host: RegistryClient, call: Call, turn: Turn, response: Response
     ) -> None:
-        """Apply a response to the limits: its window, pauses and quotas. Then admit waiting requests.
+        """Apply a response to the window, pauses and quotas, and then admit waiting requests.
 
         Stops requests to the registry after 10 minutes of status 429.
         """
@@ -909,8 +913,8 @@ class Transport:
     def _record_quota(
         self, host: RegistryClient, call: Call, turn: Turn, response: Response, remaining: Remaining
     ) -> None:
-        """Apply a quota that a response reports. If the quota is used up for longer than a run waits,
-        stop the requests that it limits.
+        """Apply a quota that a response reports. If the quota is used up for longer than a run
+        waits, stop the requests that it limits.
         """
         # Quotas limit requests of discovery. At some registries they limit only one action, but the
         # responses to all actions report them.
@@ -932,9 +936,9 @@ class Transport:
         """Count a failed attempt in `budget`, and return how many seconds to wait before it is
         repeated (see `wait_to_retry`). Raises the error if the attempt must not be repeated.
 
-        An expired login and an outage are not counted. If the registry asks for a longer wait than a
-        run makes, requests to it are stopped. `hosts` are the hosts that the work needs: the source,
-        then the target. `call` is the failed request, if the work is only that request.
+        An expired login and an outage are not counted. If the registry asks for a longer wait than
+        a run makes, requests to it are stopped. `hosts` are the hosts that the work needs: the
+        source, then the target. `call` is the failed request, if the work is only that request.
         """
         is_stopped = any(host.stop_error for host in hosts)
         if isinstance(error, LoginExpired) and not is_stopped:
@@ -970,11 +974,11 @@ class Transport:
     def _stop_requests(
         self, host: Host, demand: Demand | None, error: RegistryError, seconds: float
     ) -> None:
-        """Stop requests to a host for `seconds`, because it asks for a longer wait than a run makes.
-        Makes `error` final, and adds the time to its message.
+        """Stop requests to a host for `seconds`, because it asks for a longer wait than a run
+        makes. Makes `error` final, and adds the time to its message.
 
         If `demand` is the demand of a request of discovery, only requests with the same demand are
-        stopped, so that images that are being copied are finished. Otherwise all requests are stopped.
+        stopped, so that images that are being copied are finished. Otherwise it stops all requests.
         """
         moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.machine.wall() + seconds))
         error.message += (

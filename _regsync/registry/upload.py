@@ -214,8 +214,8 @@ class Upload:
         return min(timeouts.finish + self.blob.size / _MIB, timeouts.longest_finish)
 
     def _body_call(self, length: int, *, is_last: bool) -> Call:
-        """Build the request that carries the next `length` bytes: a PATCH, or the last PUT, which may
-        carry none.
+        """Build the request that carries the next `length` bytes: a PATCH, or the last PUT, which
+        may carry none.
         """
         headers = [_OCTETS]
         # A body that is the whole blob needs no range.
@@ -229,8 +229,9 @@ class Upload:
         return self._session_call(action, "PUT", f"{separator}digest={self.blob.digest}", *headers)
 
     def _on_begin(self) -> None:
-        """Record that the body begins. Until its answer arrives, the session is broken. `resume` may
-        help, except in the style "patch", at another origin, or after the registry has refused it.
+        """Record that the body begins. Until its answer arrives, the session is broken. `resume`
+        may help, except in the style "patch", at another origin, or after the registry has refused
+        it.
 
         Only a session for chunks accepts another body afterwards, so it stays open too.
         """
@@ -247,7 +248,8 @@ class Upload:
 
         If the session has received any, or takes chunks, it is open again. Otherwise `start` has to
         open a new session. If the registry refuses to resume the session, it is not asked again in
-        this run (docs/design.md section 6, rule 16). Raises RegistryError if the failure is temporary.
+        this run (docs/design.md section 6, rule 16). Raises RegistryError if the failure is
+        temporary.
         """
         host = self.repository.host
         call = self.repository.build_call("upload_start", "GET", "")._replace(
@@ -298,11 +300,11 @@ class Upload:
         return call._replace(path=self.session + query, origin=self._origin)
 
     def _open(self, call: Call, response: Response, offset: int) -> None:
-        """Use the session at the Location of the answer to `call`. The session has received `offset`
-        bytes.
+        """Use the session at the Location of the answer to `call`. The session has received
+        `offset` bytes.
 
-        Raises ProtocolBroken if the Location is missing or not allowed. No request is sent there, not
-        even to cancel the session.
+        Raises ProtocolBroken if the Location is missing or not allowed. No request is sent there,
+        not even to cancel the session.
         """
         home = self.repository.host.origin
         location = response.headers.get("location")
