@@ -136,7 +136,7 @@ def read_report(data: bytes, name: str) -> ReportedRun:
             f"{name} is not a JSON document: {_why_not_json(data, error)}", hint=_HINT
         ) from error
 
-    report = _Value(document, name)
+    report = _Unchecked(document, name)
     schema = report["schema"].value
     if schema != 1:
         shown = printable(repr(schema), 40)
@@ -162,7 +162,7 @@ def _why_not_json(data: bytes, error: Exception) -> str:
     return printable(str(error), 100)
 
 
-class _Value:
+class _Unchecked:
     """An unchecked value of the document.
 
     Each method returns the value as one type, and raises ConfigError if it has another type.
@@ -180,25 +180,25 @@ class _Value:
         """Report whether an object has this field and the field is not null."""
         return self._fields().get(key) is not None
 
-    def __getitem__(self, key: str) -> _Value:
+    def __getitem__(self, key: str) -> _Unchecked:
         """Return a field of an object. A missing field is returned as null."""
-        return _Value(self._fields().get(key), f"{self._path}: {key}")
+        return _Unchecked(self._fields().get(key), f"{self._path}: {key}")
 
     def _fields(self) -> dict[str, object]:
         if not isinstance(self.value, dict):
             raise self.mismatch_error("an object")
         return self.value
 
-    def items(self) -> Iterator[tuple[str, _Value]]:
+    def items(self) -> Iterator[tuple[str, _Unchecked]]:
         for key in self._fields():
-            printable_key = _Value(key, self._path).text()
+            printable_key = _Unchecked(key, self._path).text()
             yield printable_key, self[key]
 
-    def elements(self) -> Iterator[_Value]:
+    def elements(self) -> Iterator[_Unchecked]:
         if not isinstance(self.value, list):
             raise self.mismatch_error("a list")
         for number, element in enumerate(self.value):
-            yield _Value(element, f"{self._path}[{number}]")
+            yield _Unchecked(element, f"{self._path}[{number}]")
 
     def text(self) -> str:
         if not isinstance(self.value, str):
@@ -237,7 +237,8 @@ class _Value:
         return {key: value.count() for key, value in self.items()}
 
 
-def _read_run(report: _Value) -> ReportedRun:
+def _read_run(report: _Unchecked) -> ReportedRun:
+    # A missing field has the value None, for which all methods but `optional_text` raise ConfigError.
     totals = report["totals"]
     layers = totals["layers"]
     saved = totals["saved"]
@@ -265,7 +266,7 @@ def _read_run(report: _Value) -> ReportedRun:
     )
 
 
-def _read_image(image: _Value) -> ReportedImage:
+def _read_image(image: _Unchecked) -> ReportedImage:
     status = image["status"].text()
     if status not in _STATUSES:
         raise image["status"].mismatch_error("a status that this version knows")
@@ -282,17 +283,17 @@ def _read_image(image: _Value) -> ReportedImage:
         duration=image["duration_s"].seconds(),
         blobs_transferred=blobs["transferred"].count(),
         blobs_mounted=blobs["mounted"].count(),
-        blobs_present=blobs["skipped"].count(),
+        blobs_present=blobs["skipped"].count(),  # skipped because the target has them
     )
 
 
-def _read_undone(image: _Value) -> ReportedImage:
+def _read_undone(image: _Unchecked) -> ReportedImage:
     return ReportedImage(
         source=image["source"].text(), target=image["target"].text(), status="undone"
     )
 
 
-def _read_mapping(mapping: _Value) -> ReportedMapping:
+def _read_mapping(mapping: _Unchecked) -> ReportedMapping:
     return ReportedMapping(
         source=mapping["from"].text(),
         target=mapping["to"].text(),
@@ -302,7 +303,7 @@ def _read_mapping(mapping: _Value) -> ReportedMapping:
     )
 
 
-def _read_failure(error: _Value) -> Failure | None:
+def _read_failure(error: _Unchecked) -> Failure | None:
     if error.value is None:
         return None
     return Failure(
