@@ -540,17 +540,20 @@ class Audit:
     # Artifacts.
 
     async def _check_artifacts(self, check: _Check, subjects: Iterable[_Subject]) -> None:
-        """Check the artifacts of these subjects, the artifacts of these artifacts, and so on."""
+        """Check the artifacts of these subjects, the artifacts of these artifacts, and so on.
+
+        Adds the flaws to `check`, or an error if there are too many artifacts or levels.
+        """
         lists = self._referrers.lists
         # The digests of the subjects of this and earlier levels.
-        seen = set[str]()
+        seen_digests = set[str]()
         level = _distinct(subjects)
         for _ in range(MOST_LEVELS):
-            seen.update(subject.digest for subject in level)
+            seen_digests.update(subject.digest for subject in level)
+            # Announced before the lists are read, because several subjects are worth a tag listing.
             lists.expect_subjects(check.image.target, len(level))
-            lists.expect_subjects(
-                check.image.source, sum(1 for subject in level if subject.is_at_source)
-            )
+            subjects_at_source = sum(1 for subject in level if subject.is_at_source)
+            lists.expect_subjects(check.image.source, subjects_at_source)
             below = await gather(
                 partial(self._check_artifacts_of, check, subject) for subject in level
             )
@@ -559,11 +562,11 @@ class Audit:
             level = [
                 subject
                 for subject in _distinct(chain.from_iterable(below))
-                if subject.digest not in seen
+                if subject.digest not in seen_digests
             ]
             if not level:
                 return
-            if len(seen) + len(level) > MOST_ARTIFACTS:
+            if len(seen_digests) + len(level) > MOST_ARTIFACTS:
                 break
 
         error = too_many_artifacts()
@@ -574,7 +577,8 @@ class Audit:
         """Check the artifacts of one subject. Returns the subjects in these artifacts.
 
         Artifacts that the source lists must be at the target. Artifacts that only the target lists
-        must be complete.
+        must be complete. If a list cannot be read, adds the error to `check` and returns no
+        subjects.
         """
         image = check.image
         # The subjects in the artifacts.
@@ -588,7 +592,7 @@ class Audit:
             entries = (await self._referrers.lists.read(image.target, subject.digest)).entries
 
             listed_digests = {entry.digest for entry in entries}
-            checks: list[Callable[[], Awaitable[list[_Subject]]]] = [
+            artifact_checks: list[Callable[[], Awaitable[list[_Subject]]]] = [
                 partial(self._check_required, check, artifact, listed_digests)
                 for artifact in required
             ]
@@ -596,12 +600,12 @@ class Audit:
             excluded = {artifact.source_digest for artifact in required}
             # A list may name its own subject, which is not an artifact.
             excluded.add(subject.digest)
-            checks += [
+            artifact_checks += [
                 partial(self._check_listed, check, subject.digest, entry)
                 for entry in entries
                 if entry.digest not in excluded
             ]
-            below += chain.from_iterable(await gather(checks))
+            below += chain.from_iterable(await gather(artifact_checks))
         return below
 
     async def _check_required(
