@@ -204,6 +204,9 @@ class Knowledge:
         self._now = now
         self._ttl = ttl
         self._max_age = ttl or math.inf  # seconds
+        # Entries in use are written again when they are older than this, in seconds. So most runs
+        # without changes write nothing.
+        self._renewal_age = ttl / 4 or math.inf
 
         self._repositories = _Repositories(self._archive)
         self._hosts: dict[str, HostFacts] = {}
@@ -215,16 +218,16 @@ class Knowledge:
         # that it copies, so the size of an entry counts.
         self._committed_holders: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
         # Repositories for which this run has implied evidence. Keys: host and key of the blob. The
-        # inner dicts are ordered sets.
+        # inner dicts are used as ordered sets: only their keys count, and all values are None.
         self._implied_holders = defaultdict[tuple[str, bytes], dict[RepositoryKey, None]](dict)
         # Repositories of the archive. This is a cache, because several decisions about one blob ask
         # for them. It need not see changes of this run: `holders` consults the two tables above and
         # `forgotten_keys`.
         self._archived_holders = lru_cache(4096)(self._read_holders)
 
-        # Keys: manifests. Values: the repositories where a tag names the manifest in this run, or
-        # names an index above it that this run has read. Nothing is removed: see `_is_tagged_in`.
-        self._tagged_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
+        # Keys: manifests. Values: the repositories where this run has found the manifest reachable
+        # from a tag. Repositories are never removed, so `_is_reachable` checks more than this table.
+        self._reachable_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
 
     # Blobs and manifests.
 
@@ -262,7 +265,8 @@ class Knowledge:
         key = key_of(digest)
         entry = repository.archive.manifest(where, key)
         if entry is None:
-            return self._is_tagged_in(where, key)
+            # A manifest that was found through a tag is evidence without an entry.
+            return self._is_reachable(where, key)
         return self._is_entry_believed(where, key, entry.confirmed_at)
 
     def record_probed_blob(self, where: RepositoryKey, digest: str) -> None:
@@ -285,10 +289,11 @@ class Knowledge:
     def confirm_manifest(
         self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()
     ) -> None:
-        """Record that a repository holds a manifest and the blobs that it names.
+        """Record that a repository holds a manifest and the blobs that the manifest names.
 
         `blobs` and `children` are the digests that the manifest names. The blobs may be mounted
-        from the repository from now on.
+        from the repository from now on. Does nothing if this run has recorded the manifest before
+        and has not forgotten it since.
         """
         repository = self._repositories[where]
         repository.confirmed_manifests.add(digest)
@@ -297,6 +302,7 @@ class Knowledge:
             return
         repository.committed_keys.add(key)
 
+        # By digest, the names of repositories from which a blob can be mounted.
         holders = self._committed_holders[where.host]
         blobs = tuple(dict.fromkeys(blobs))
         for blob in blobs:
@@ -305,9 +311,9 @@ class Knowledge:
             if where.name not in names and len(names) < MOST_HOLDERS:
                 holders[blob] = (*names, where.name)
             self._put_blob(where, blob, is_mountable=True)
-        repository.archive.put_manifest(where, key, self._entry(blobs, children))
+        repository.archive.put_manifest(where, key, self._new_entry(blobs, children))
 
-    def _entry(self, blobs: Iterable[str], children: Iterable[str]) -> ManifestEntry:
+    def _new_entry(self, blobs: Iterable[str], children: Iterable[str]) -> ManifestEntry:
         """Return an entry with the current time for a manifest that names these digests."""
         return ManifestEntry(
             int(self._now()),
@@ -330,13 +336,16 @@ class Knowledge:
         repository = self._repositories[where]
         repository.confirmed_blobs.discard(digest)
         repository.confirmed_manifests.discard(digest)
+        # No other repository mounts the blob from this repository any more.
         holders = self._committed_holders[where.host]
         if where.name in holders.get(digest, ()):
             holders[digest] = tuple(name for name in holders[digest] if name != where.name)
 
         key = key_of(digest)
+        # `confirm_manifest` may write the manifest to the archive again.
         repository.committed_keys.discard(key)
 
+        # A blob has no entry as a manifest.
         entry = repository.archive.manifest(where, key)
         named_keys = () if entry is None else (*entry.blobs, *entry.children)
         keys = (key, *named_keys)
@@ -360,14 +369,14 @@ class Knowledge:
     def confirm_tagged_manifest(self, where: RepositoryKey, digest: str) -> None:
         """Record that a tag of a repository names a manifest.
 
-        The manifest vouches for all that it names.
+        The manifest vouches for all blobs and manifests below it.
         """
         key = key_of(digest)
         repository = self._repositories[where]
         repository.confirmed_manifests.add(digest)
         repository.tagged_keys.add(key)
-        repository.unexpanded_keys.append(key)
-        self._add_tagged(where, key)
+        repository.unexpanded_keys.append(key)  # `_vouched_keys` looks up what it names
+        self._add_reachable(where, key)
 
     def record_tagged_content(
         self, host: str, digest: str, blobs: Iterable[str], children: Iterable[str]
@@ -378,55 +387,69 @@ class Knowledge:
         and `children` are the digests that the manifest names.
         """
         key = key_of(digest)
-        places = [
+        repositories = [
             where
-            for where in self._tagged_in.get(key, ())
-            if where.host == host and self._is_tagged_in(where, key)
+            for where in self._reachable_in.get(key, ())
+            if where.host == host and self._is_reachable(where, key)
         ]
-        if not places:
+        if not repositories:
             return
-        entry = self._entry(dict.fromkeys(blobs), children)
-        for where in places:
+        entry = self._new_entry(dict.fromkeys(blobs), children)
+        for where in repositories:
             self._imply_content(where, key, entry)
 
-    def _imply_content(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
-        """Record that a repository with this tagged manifest holds all that the manifest names."""
+    def _imply_content(
+        self, where: RepositoryKey, manifest_key: bytes, manifest: ManifestEntry
+    ) -> None:
+        """Record that a repository holds all blobs and children that a tagged manifest names.
+
+        An answer of this run has shown that forgotten blobs may be absent, so the manifest is no
+        evidence for them.
+        """
         repository = self._repositories[where]
-        blobs = [blob for blob in entry.blobs if blob not in repository.forgotten_keys]
+        blobs = [blob for blob in manifest.blobs if blob not in repository.forgotten_keys]
+
+        # The repository holds these blobs, and they may be mounted from it.
         repository.implied_keys.update(blobs)
         for blob in blobs:
+            # The inner dict is an ordered set of repositories.
             self._implied_holders[where.host, blob][where] = None
 
-        # An entry that is not too old is left in the archive as it is.
-        old = repository.archive.manifest(where, key)
-        if old is None or not self._is_young(old.confirmed_at, self._max_age):
-            repository.archive.put_manifest(where, key, entry)
+        # Most runs find a young entry, and write nothing.
+        archived = repository.archive.manifest(where, manifest_key)
+        has_young_entry = archived is not None and self._is_young(
+            archived.confirmed_at, self._max_age
+        )
+        if not has_young_entry:
+            repository.archive.put_manifest(where, manifest_key, manifest)
             for blob in blobs:
-                repository.archive.put_blob(
-                    where, blob, BlobEntry(entry.confirmed_at, is_mountable=True)
-                )
+                blob_entry = BlobEntry(manifest.confirmed_at, is_mountable=True)
+                repository.archive.put_blob(where, blob, blob_entry)
 
-        self._vouched_keys(where).update(entry.blobs)
-        for child in entry.children:
+        # A tag reaches the children through this manifest. `_vouched_keys` looks up what they name.
+        self._vouched_keys(where).update(manifest.blobs)
+        for child in manifest.children:
             repository.unexpanded_keys.append(child)
-            self._add_tagged(where, child)
+            self._add_reachable(where, child)
 
-    def _add_tagged(self, where: RepositoryKey, key: bytes) -> None:
-        places = self._tagged_in.get(key, ())
-        if where not in places:
-            self._tagged_in[key] = (*places, where)
+    def _add_reachable(self, where: RepositoryKey, manifest_key: bytes) -> None:
+        """Record that a tag of a repository reaches a manifest (see `_is_reachable`)."""
+        repositories = self._reachable_in.get(manifest_key, ())
+        if where not in repositories:
+            self._reachable_in[manifest_key] = (*repositories, where)
 
-    def _is_tagged_in(self, where: RepositoryKey, key: bytes) -> bool:
+    def _is_reachable(self, where: RepositoryKey, manifest_key: bytes) -> bool:
         """Report whether a tag of a repository names a manifest, directly or through an index.
 
-        This run must have read that index. Returns False if the manifest was forgotten, or if an
-        answer has contradicted the evidence.
+        Only tags and indexes that this run has read count. Returns False if the manifest was
+        forgotten, or if a later answer has contradicted the evidence.
         """
-        if where not in self._tagged_in.get(key, ()):
+        if where not in self._reachable_in.get(manifest_key, ()):
             return False
-        if key in self._repositories[where].forgotten_keys:
+        if manifest_key in self._repositories[where].forgotten_keys:
             return False
-        return key in self._vouched_keys(where)
+        # A contradiction empties the vouched keys.
+        return manifest_key in self._vouched_keys(where)
 
     def record_contradiction(self, where: RepositoryKey) -> None:
         """Record that an answer of this run contradicts the entries of a repository.
@@ -457,16 +480,18 @@ class Knowledge:
         A vouched entry is always believed. Any other entry must be young enough and not
         contradicted.
         """
-        needs_recent = must_be_recent or self.facts_of(where.host).accepts_absent_blobs is True
+        accepts_absent_blobs = self.facts_of(where.host).accepts_absent_blobs is True
+        needs_recent = must_be_recent or accepts_absent_blobs
         max_age = min(_RECENT_SECONDS, self._max_age) if needs_recent else self._max_age
         is_contradicted = self._repositories[where].is_contradicted
         if not is_contradicted and self._is_young(confirmed_at, max_age):
             return True
+        # The look-up of vouched keys is slower, so it comes last.
         return key in self._vouched_keys(where)
 
-    def _is_young(self, time: int, seconds: float) -> bool:
-        """Report whether `time` is at most `seconds` ago, and at most a day in the future."""
-        return -_CLOCK_AHEAD_SECONDS <= self._now() - time <= seconds
+    def _is_young(self, time: int, max_age: float) -> bool:
+        """Report whether `time` is at most `max_age` seconds ago, and at most a day in the future."""
+        return -_CLOCK_AHEAD_SECONDS <= self._now() - time <= max_age
 
     def _vouched_keys(self, where: RepositoryKey) -> set[bytes]:
         """Return the keys of a repository's tagged manifests and of all content below them.
@@ -513,11 +538,13 @@ class Knowledge:
         key = key_of(digest)
         yielded = set(committed)
         for where in self._implied_holders.get((host, key), ()):
+            # Evidence that was dropped is removed from `implied_keys` only.
             is_still_implied = key in self._repositories[where].implied_keys
             if is_still_implied and where.name not in yielded:
                 yielded.add(where.name)
                 yield where.name
 
+        # The cached list may have repositories that have lost the blob since it was read.
         for where, confirmed_at in self._archived_holders(host, key):
             if where.name in yielded or key in self._repositories[where].forgotten_keys:
                 continue
@@ -610,8 +637,9 @@ class Knowledge:
             keys: Iterable[bytes] = sorted(repository.implied_keys)
         else:
             vouched = sorted(self._vouched_keys(where))
-            # Only the archive shows which of the keys are blobs.
+            # Vouched keys are keys of blobs and of manifests. Only the archive shows which are blobs.
             keys = (key for key in vouched if repository.archive.blob(where, key) is not None)
+        # The key of a sha512 is only half of the digest.
         return next((digest_like(key) for key in keys if is_whole(key)), None)
 
     # Facts of hosts.
@@ -683,19 +711,18 @@ class Knowledge:
         """
         if not name:
             return
-        # An unchanged snapshot is written again only after a quarter of `ttl`, so that most runs
-        # without changes write nothing.
-        is_recent = (
+        is_up_to_date = (
             old is not None
             and old.snapshot == snapshot
-            and self._is_young(old.confirmed_at, self._ttl / 4 or math.inf)
+            and self._is_young(old.confirmed_at, self._renewal_age)
         )
-        if not is_recent:
+        if not is_up_to_date:
             self._archive.put_snapshot(name, SnapshotEntry(int(self._now()), snapshot))
 
     def artifact_check(self, name: bytes) -> ArtifactCheck:
         """Return the last artifact check of an image. Returns NO_CHECK if there is none."""
         check = self._archive.artifact_check(name) if name else None
+        # A check has no maximum age, but its time must not be in the future.
         if check is None or not self._is_young(check.last, math.inf):
             return NO_CHECK
         return check
@@ -722,11 +749,12 @@ class Knowledge:
 
         Remove old entries once a day.
         """
-        if self._ttl:
+        if self._ttl:  # without a maximum age, no entry needs a new time
             for where, repository in self._repositories.items():
+                # Manifests that this run has found tagged.
                 times = repository.archive.manifest_times(where, repository.tagged_keys)
                 for key, confirmed_at in times.items():
-                    if not self._is_young(confirmed_at, self._ttl / 4):
+                    if not self._is_young(confirmed_at, self._renewal_age):
                         self._renew(where, key)
 
         now = int(self._now())
@@ -739,7 +767,7 @@ class Knowledge:
             )
 
     def _renew(self, where: RepositoryKey, root: bytes) -> None:
-        """Set the time of a manifest's entry, and of all entries below it, to now."""
+        """Set the time of the entry of the manifest `root`, and of all entries below it, to now."""
         archive = self._repositories[where].archive
         now = int(self._now())
         unread = [root]
@@ -747,7 +775,7 @@ class Knowledge:
             key = unread.pop()
             entry = archive.manifest(where, key)
             if entry is None or entry.confirmed_at == now:
-                continue
+                continue  # nothing to renew, or renewed already
             archive.put_manifest(where, key, entry._replace(confirmed_at=now))
             unread.extend(entry.children)
             for blob in entry.blobs:

@@ -35,7 +35,8 @@ def group_mappings(
 ) -> list[list[MappingRule]]:
     """Group mappings that have a common key, directly or through a chain of other mappings.
 
-    The mappings of a group are in the order of the configuration.
+    `keys(mapping)` returns the keys of a mapping. Each mapping is in exactly one group. The
+    mappings of a group are in the order of the configuration.
     """
     all_mappings = list(mappings)
     mappings_of_key = defaultdict[object, list[MappingRule]](list)
@@ -52,6 +53,7 @@ def group_mappings(
         group = [first]
         for mapping in group:  # the loop also visits the mappings that it appends
             for key in keys(mapping):
+                # A key that was popped has no further mappings to add.
                 for linked in mappings_of_key.pop(key, ()):
                     if linked.index not in grouped_indices:
                         grouped_indices.add(linked.index)
@@ -81,8 +83,9 @@ def assign(
 ) -> tuple[list[WantedTag], list[Conflict]]:
     """Assign each target tag to the first mapping that selects it (docs/design.md section 3).
 
-    `selections` has each mapping with the tags that it selects. Returns the assigned tags and the
-    conflicts. If two mappings of the same source select a tag, the later mapping is ignored.
+    `selections` has each mapping with the tags that it selects, in the order of the configuration.
+    Returns the assigned tags and the conflicts. If an earlier mapping of the same source writes the
+    same target tag, the later mapping is ignored for this target: it would copy the same image.
     """
     # By target repository and tag, the mapping that copies the tag.
     owners = dict[tuple[object, str], MappingRule]()
@@ -91,16 +94,20 @@ def assign(
 
     for mapping, tags in selections:
         for tag in _order_versions_first(tags):
-            targets = list[Registry]()
+            free_targets = list[Registry]()
+            # `target_keys` has the key of the mapping's repository at each of `targets`.
             for target, repository in zip(mapping.targets, mapping.target_keys, strict=True):
                 owner = owners.get((repository, tag))
                 if owner is None:
                     owners[repository, tag] = mapping
-                    targets.append(target)
+                    free_targets.append(target)
                 elif owner.source_key != mapping.source_key:
-                    conflicts.append(Conflict(WantedTag(mapping, tag, (target,)), owner))
-            if targets:
-                assigned.append(WantedTag(mapping, tag, tuple(targets)))
+                    wanted = WantedTag(mapping, tag, (target,))
+                    conflicts.append(Conflict(wanted, owner))
+                else:
+                    pass  # the owner copies the same tag of the same source
+            if free_targets:
+                assigned.append(WantedTag(mapping, tag, tuple(free_targets)))
 
     return assigned, conflicts
 
@@ -142,12 +149,13 @@ def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
     number, _, total = text.partition("/")
     shown = printable(text, 40)
     if text.startswith("/"):
-        value = environ.get(_INDEX_VARIABLE)
-        number = value or ""
-        shown_value = "not set" if value is None else printable(value, 40)
-        shown = f"{shown} ({_INDEX_VARIABLE}: {shown_value})"
+        pod_index = environ.get(_INDEX_VARIABLE)
+        number = pod_index or ""
+        shown_index = "not set" if pod_index is None else printable(pod_index, 40)
+        shown = f"{shown} ({_INDEX_VARIABLE}: {shown_index})"
 
     are_numbers = all(_SHARD_NUMBER.fullmatch(part) is not None for part in (number, total))
+    # This also refuses a total of 0.
     if are_numbers and int(number) < int(total):
         return int(number), int(total)
 
