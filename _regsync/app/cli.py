@@ -72,7 +72,7 @@ class Command(NamedTuple):
     examples: str
     add_arguments: Callable[[Parser], None]
     run: Callable[[argparse.Namespace, Console], int]  # returns the exit status
-    # The meanings of exit statuses, if they differ from those in STATUSES.
+    # Exit status -> its meaning for this command, if that differs from STATUSES.
     own_statuses: Mapping[str, str] = MappingProxyType({})
     asks_registries: bool = True  # False if the command only reads and writes local files
 
@@ -567,8 +567,8 @@ def report_error(console: Console, error: BaseException) -> int:
         except OSError:
             pass  # standard error is lost too, so that only the exit status can report the error
 
-    # Errors of other classes can have AuthError's code, such as a RegistryError about a 401. They then
-    # have its exit status too.
+    # Compare codes, because errors of other classes can have AuthError's code, such as a RegistryError
+    # about a 401.
     if reported.code == AuthError.code:
         return AuthError.exit_status
     return reported.exit_status

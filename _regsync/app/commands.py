@@ -153,7 +153,7 @@ def select_shard(shard: str | None, config: Config, log: Callable[..., None]) ->
     """Return a configuration with only the mappings of one shard, or `config` if `shard` is None.
 
     `shard` is the value of `--shard`: `I/N`, or `/N` if an environment variable holds I. Raises
-    ConfigError if it is invalid, or if a target is an image layout.
+    ConfigError if `shard` is invalid, or if a target is an image layout.
     """
     if shard is None:
         return config

@@ -53,7 +53,7 @@ class Console:
         shows_progress: bool,  # neither -q nor --no-progress
     ) -> None:
         is_terminal = err.isatty() and os.environ.get("TERM") != "dumb"
-        takes_escapes = is_terminal and not logs_json  # of standard error: escape sequences
+        takes_escapes = is_terminal and not logs_json  # whether `err` may get escape sequences
         is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
         self.writes_json = writes_json
         # Progress is shown either by a display of several lines that is redrawn at the bottom of the

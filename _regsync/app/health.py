@@ -49,7 +49,7 @@ def serving(bind: str, port: int, answer_probe: AnswerProbe) -> Iterator[list[An
     """Serve probes while the block is active. Yields the socket addresses of the listeners.
 
     The server has its own thread and event loop, because the caller's event loop may be busy.
-    Raises ConfigError if it cannot listen.
+    Raises ConfigError if the server cannot listen.
     """
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)

@@ -73,7 +73,7 @@ def inventory() -> int:
 
     Raises ConfigError if the program runs from its sources, because they have no SBOM.
     """
-    loader = globals()["__loader__"]  # of a zip file, it has `archive`, the file's path
+    loader = globals()["__loader__"]  # that of a zip file has `archive`, the path of the file
     if not hasattr(loader, "archive"):
         raise ConfigError(
             "--sbom: a checkout has no inventory, only a built file has one",
