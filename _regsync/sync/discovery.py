@@ -287,13 +287,14 @@ class Discovery:
         # By target repository, the result of `list_target_tags`.
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _ManifestCache()
-        # By host, repository name and tag, the digest of a source tag (rule 4). Two credentials for
-        # one registry are two hosts, because they may have access to different repositories.
-        self._source_tags: dict[tuple[Host, str, str], Once[str]] = {}
-        # By target and tag, the digest at the target, or None if the tag is absent. It holds cosign's
-        # tags only: several source images may have the same cosign tag, while any other target tag
-        # has one source (`mappings.assign`).
-        self._target_signatures: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
+        # By host, repository name and tag, the request for the digest of a source tag
+        # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts, because
+        # they may have access to different repositories.
+        self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
+        # By target and cosign tag, the request for the digest at the target, which is None if the tag
+        # is absent. Several source images may have the same cosign tag, while any other target tag has
+        # one source (`mappings.assign`).
+        self._cosign_tag_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
         self.target_workers = TargetWorkers(self._look_up_at_target)
         # By target host, the tags whose `settled_event` is not set, oldest first. The values of the
@@ -315,16 +316,17 @@ class Discovery:
         return self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
 
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
-        """Create a repository of a registry, without making a request."""
+        """Create a repository of a registry, and plan its authentication, without making a request."""
         host = self._transport.host(registry, name)
         repository = RemoteRepository(
             self._transport, host, name, side, reads_only=self._reads_only
         )
         # With a challenge saved by an earlier run the first request can carry a token, which saves a
-        # 401 round trip (rule 1). `restore` does not replace a challenge of this run.
+        # 401 round trip (docs/design.md section 6, rule 1). `restore` does not replace a challenge of
+        # this run.
         host.authenticator.restore(self._knowledge.facts_of(host.key).login)
         host.authenticator.plan_scope(repository.api_name, repository.rights)
-        self._hosts[host] = None
+        self._hosts[host] = None  # `save_logins` saves the challenge of each of these hosts
         return repository
 
     def save_logins(self) -> None:
@@ -336,7 +338,7 @@ class Discovery:
     # Listings.
 
     async def list_tags(self, repository: Repository) -> Mapping[str, str | None] | None:
-        """List a repository, once a run (rule 3).
+        """List a repository, once a run (docs/design.md section 6, rule 3).
 
         Returns the digest of each tag, or None for a digest that the listing does not have. Returns
         None in place of the listing if the repository does not exist.
@@ -373,7 +375,7 @@ class Discovery:
         return selection
 
     async def list_target_tags(self, target: Repository) -> Collection[str] | None:
-        """List the tags of a target repository, once a run (rule 6).
+        """List the tags of a target repository, once a run (docs/design.md section 6, rule 6).
 
         Returns an empty collection if the repository does not exist. Returns None if the registry
         answers 401 or 403, because the repository may exist or not.
@@ -455,14 +457,15 @@ class Discovery:
         expected: Descriptor | None = None,
         first_seen: FirstSeen | None = None,
     ) -> TagLookup:
-        """Look up a tag or digest at its source and its targets (rules 4 to 6 and 8).
+        """Look up a tag or digest at its source and its targets.
 
         `reference` is the tag or digest at the source, `tags` come from `new_target_tags`. No request
         is sent to the targets in `known_to_lack`. `expected` is the descriptor of the digest, if an
         index has named the digest. With `first_seen` the digest is recorded there, and the image is
         held back until the digest is `min_age` old.
 
-        Raises SyncError if the source fails. The error of a target is kept in its TargetTag.
+        Raises SyncError if the source fails. The error of a target is kept in its TargetTag. The order
+        of the requests is that of docs/design.md section 6, rules 4 to 6 and 8.
         """
         source = self.source_of(mapping)
         # Other look-ups at the same hosts may wait until these tags are settled.
@@ -505,7 +508,8 @@ class Discovery:
         """Compare the digests at both ends, and fetch the image's manifests if they are needed.
 
         They are not needed if all targets are up to date or if the digest is younger than `min_age`,
-        unless `wants_all_trees` is set.
+        unless `wants_all_trees` is set. With `first_seen` the digest is recorded there. If the tag was
+        moved meanwhile, the digest that it has now is compared instead.
         """
         lacking_tags = tuple(tag for tag in tags if tag.needs_copy(source_image))
         held_until = None
@@ -516,7 +520,7 @@ class Discovery:
         is_to_be_copied = bool(lacking_tags) and held_until is None
         if not is_to_be_copied and not self._wants_all_trees:
             return _lookup_without_tree(
-                source, reference, source_image, tags, lacking_tags, held_until
+                source, reference, source_image, tags, held_tags=lacking_tags, held_until=held_until
             )
 
         top = source_image.manifest
@@ -535,9 +539,10 @@ class Discovery:
         )
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
-        """Report whether to send a HEAD to the source instead of a GET (rule 4).
+        """Report whether to send a HEAD to the source instead of a GET.
 
-        A HEAD is enough if all targets are up to date. Otherwise the manifest costs a second request.
+        A HEAD is enough if all targets are up to date. Otherwise the manifest costs a second request
+        (docs/design.md section 6, rule 4).
         """
         if self._wants_all_trees:
             return False
@@ -548,12 +553,15 @@ class Discovery:
         if mapping.source.head_first:
             return True
 
-        is_listed = any(tag.reference in (self.known_listing(tag.target) or ()) for tag in tags)
+        # A target that lists the tag probably has the image.
+        is_listed_at_target = any(
+            tag.reference in (self.known_listing(tag.target) or ()) for tag in tags
+        )
         # Docker Hub counts a manifest GET against the quota, but not a HEAD (docs/protocol-facts.md
         # section 7.2). A layout is read without a request, so the HEAD is the only request.
         has_quota = mapping.source.kind == "dockerhub"
-        are_local = all(tag.target.is_local for tag in tags)
-        return is_listed and (has_quota or are_local)
+        are_targets_local = all(tag.target.is_local for tag in tags)
+        return is_listed_at_target and (has_quota or are_targets_local)
 
     async def resolve_at_source(
         self, mapping: MappingRule, reference: str, *, by_head: bool
@@ -567,23 +575,32 @@ class Discovery:
         return SourceImage(digest=digest, digest_at_target=digest_at_target, manifest=manifest)
 
     async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
-        """Resolve a reference to a digest at its source.
+        """Return the digest that a tag or digest has at its source.
 
-        A tag is resolved once a run (rule 4), without a request if a listing has its digest (rule 5).
-        With `by_head` only the digest is requested. Otherwise the manifest is fetched and cached.
+        A digest is returned unchanged. If this run has listed the source and the listing has the tag's
+        digest, that digest is returned. For any other tag one request is sent in a run, and all callers
+        share its answer (docs/design.md section 6, rules 4 and 5): a HEAD if the first caller has set
+        `by_head`, otherwise a GET, which adds the manifest to the cache.
+
+        Raises SyncError if the request fails or if the source does not have the tag.
         """
         if is_digest(reference):
             return reference
+        shared_request = self._shared_digest_request(source, reference)
         ask = self._resolve_by_head if by_head else self._resolve_by_get
-        return await self._source_tag(source, reference).get(partial(ask, source, reference))
+        # `get` calls `ask` only if the shared request has no answer and is not under way.
+        return await shared_request.get(partial(ask, source, reference))
 
-    def _source_tag(self, source: Repository, tag: str) -> Once[str]:
-        """Return the shared request for a tag's digest, which may be new, under way or finished."""
+    def _shared_digest_request(self, source: Repository, tag: str) -> Once[str]:
+        """Return the request for a tag's digest that all callers share.
+
+        It has its answer already if the request is finished, or if a listing has the digest.
+        """
         key = (source.host, source.api_name, tag)
-        if key not in self._source_tags:
+        if key not in self._digest_requests:
             listed_digest = (self.known_listing(source) or {}).get(tag)
-            self._source_tags[key] = Once(listed_digest) if listed_digest else Once()
-        return self._source_tags[key]
+            self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
+        return self._digest_requests[key]
 
     async def _resolve_by_head(self, source: Repository, tag: str) -> str:
         digest = await source.head_manifest(tag)
@@ -601,8 +618,8 @@ class Discovery:
     ) -> Manifest:
         """Fetch the manifest of `digest`, to which `reference` was resolved before.
 
-        If the manifest is gone, the tag was moved. Then the tag is resolved again, for all mappings (rule
-        4), and the manifest of the new digest is returned. Raises SyncError if the request fails.
+        If the manifest is gone, the tag was moved. Then the tag is resolved again, once for all mappings,
+        and the manifest of the new digest is returned. Raises SyncError if a request fails.
         """
         try:
             return await self.fetch_manifest(source, digest, expected)
@@ -610,10 +627,10 @@ class Discovery:
             if error.status != 404 or reference == digest:
                 raise
 
-        # Another mapping may have started or finished a new request already.
-        is_outdated = self._source_tag(source, reference).answer == (digest,)
-        if is_outdated:
-            self._source_tags[source.host, source.api_name, reference] = Once()
+        # If the shared request has another answer, or none yet, another mapping has replaced it already.
+        is_answer_outdated = self._shared_digest_request(source, reference).answer == (digest,)
+        if is_answer_outdated:
+            self._digest_requests[source.host, source.api_name, reference] = Once()
         new_digest = await self.resolve_digest(source, reference, by_head=False)
         return await self.fetch_manifest(source, new_digest)
 
@@ -626,8 +643,8 @@ class Discovery:
         reference = tag.reference
         ask = partial(self._resolve_at_target, target, reference)
         try:
-            if is_referrer_tag(reference):  # several images may have this tag
-                request = self._target_signatures.setdefault((target.key, reference), Once())
+            if is_referrer_tag(reference):  # look-ups of several images may need this tag
+                request = self._cosign_tag_requests.setdefault((target.key, reference), Once())
                 tag.digest = await request.get(ask)
             else:
                 tag.digest = await ask()
@@ -658,7 +675,7 @@ class Discovery:
         is_tag = not is_digest(reference)
         if is_tag and target.key in self._target_tags:  # a listing was made or is under way
             listed_tags = await self.list_target_tags(target)
-            # The listings of some registries contain digests (rule 5).
+            # The listings of some registries contain digests (docs/design.md section 6, rule 5).
             listed_digest = (self.known_listing(target) or {}).get(reference)
             if listed_digest is not None:
                 return listed_digest
@@ -688,7 +705,10 @@ class Discovery:
         top: Manifest,
         tags: tuple[TargetTag, ...],
     ) -> TagLookup:
-        """Filter the platforms of the index `top`, and fetch the manifests that some target lacks."""
+        """Filter the platforms of the index `top`, and fetch the manifests that some target lacks.
+
+        Also records the content of the image as present at each target that has it.
+        """
         root, trimmed_indexes = await self._filter_platforms(mapping, source, reference, top)
         lacking_repositories = [
             tag.target.pool for tag in tags if tag.digest != root.digest and tag.error is None
@@ -716,26 +736,32 @@ class Discovery:
         trimmed_indexes: dict[str, Manifest],
         lacking_repositories: Sequence[RepositoryKey],
     ) -> Tree | None:
-        """Fetch the manifests of an image that some of the repositories `lacking` do not have.
+        """Fetch the manifests of an image that some of `lacking_repositories` do not have.
 
-        `lacking` are the target repositories that do not have the image under its reference. Returns
-        None if there are none, unless `wants_all_trees` is set.
+        `lacking_repositories` are the target repositories that do not have the image under its
+        reference. Returns None if there are none. Returns a tree of `root` alone if all of them have
+        the root, so that only its tag is missing. If `wants_all_trees` is set, returns the whole tree.
         """
+        if self._wants_all_trees:
+            return await self._fetch_tree(
+                source, top.digest, root, trimmed_indexes, is_left_out=lambda entry: False
+            )
+        if not lacking_repositories:
+            return None
 
         def is_everywhere(manifest: Descriptor | Manifest) -> bool:
-            if self._wants_all_trees:
-                return False
             return all(
                 self._knowledge.is_manifest_believed(where, manifest.digest)
                 for where in lacking_repositories
             )
 
-        if not is_everywhere(root):
-            return await self._fetch_tree(source, top.digest, root, trimmed_indexes, is_everywhere)
-        # The repositories have the root, but not under this tag.
-        return Tree(root, (), top.digest) if lacking_repositories else None
+        if is_everywhere(root):
+            return Tree(root, (), top.digest)
+        return await self._fetch_tree(
+            source, top.digest, root, trimmed_indexes, is_left_out=is_everywhere
+        )
 
-    # Learning from the answers of targets (rule 4).
+    # Learning from the answers of targets (docs/design.md section 6, rule 4).
 
     def _learn_cached_manifests(self, source: Repository, tags: Iterable[TargetTag]) -> None:
         """Learn the manifests of the digests at targets, if they are in the cache."""
@@ -782,7 +808,10 @@ class Discovery:
     async def fetch_manifest(
         self, source: Repository, digest: str, expected: Descriptor | None = None
     ) -> Manifest:
-        """Return a manifest from the cache, or fetch it by its digest (rules 7, 8 and 13)."""
+        """Return a manifest from the cache, or fetch it by its digest and add it to the cache.
+
+        Concurrent callers share one request (docs/design.md section 6, rules 7, 8 and 13).
+        """
         request = self._manifests.request(source.pool, digest)
         manifest = await request.get(partial(source.get_manifest, digest, expected=expected))
         self._manifests.record_use(source.pool, digest, manifest)
@@ -849,7 +878,8 @@ class Discovery:
     ) -> tuple[Manifest, dict[str, Manifest]]:
         """Apply the platform filter of a mapping to the index `top` (docs/specification.md section 1.1).
 
-        Returns the root for the targets, and the trimmed indexes below it by digest. Raises
+        Returns the root for the targets, and the trimmed indexes below it by digest. The root is `top`
+        itself if the mapping has no filter, if `top` is not an index, or if all its entries match. Raises
         RegistryError if no platform matches.
         """
         platforms = mapping.platforms
@@ -862,10 +892,11 @@ class Discovery:
             self.log_once("debug", "no_index", text)
             return top, {}
 
-        # `_fetch_tree` adds the indexes below `top` to `nested`. Image manifests are not needed yet.
+        # `_fetch_tree` adds the indexes below `top` to `nested_indexes`. Image manifests are not needed
+        # yet.
         nested_indexes = dict[str, Manifest]()
         await self._fetch_tree(
-            source, top.digest, top, nested_indexes, lambda entry: not entry.is_index
+            source, top.digest, top, nested_indexes, is_left_out=lambda entry: not entry.is_index
         )
         with source.adding_place("filter platforms of", source.name_of(top.digest)):
             trim_result = trim_index(top, platforms, nested_indexes)
@@ -904,9 +935,9 @@ class Discovery:
     ) -> Tree:
         """Fetch the manifests below `root`, level by level, and return the tree.
 
-        `known` has manifests by digest that are not fetched. The fetched manifests are added to it. An
-        entry is neither fetched nor descended into if `is_left_out` returns True. `top_digest` is the
-        digest of the root at the source, before platforms were filtered.
+        `known_manifests` has manifests by digest that need no request. Each fetched manifest is added to
+        `known_manifests`. An entry is neither fetched nor descended into if `is_left_out` returns True.
+        `top_digest` is the digest of the root at the source, before platforms were filtered.
 
         Raises ContentError if the tree is too large or too deep.
         """
@@ -955,6 +986,7 @@ def _lookup_without_tree(
     reference: str,
     source_image: SourceImage,
     tags: Iterable[TargetTag],
+    *,
     held_tags: tuple[TargetTag, ...],
     held_until: int | None,
 ) -> TagLookup:

@@ -138,8 +138,9 @@ class Locking:
         self._keeps_others = keeps_others
         self._recheck = recheck
         self._first_seen = first_seen
-        self._resolved_count = 0
-        # By reference, the tags that could not be resolved.
+        # How many tags `_resolve_tag` has resolved. Tags that failed are not counted.
+        self._resolved_tag_count = 0
+        # By reference, the tags that `_resolve_tag` could not resolve because of their own image.
         self._failed_images = dict[str, Failure]()
 
         # By source and artifact rule, the first mapping with this rule. Artifacts are searched for with
@@ -220,7 +221,11 @@ class Locking:
         return selection.kept
 
     async def _resolve_tag(self, rule: MappingRule, tag: str) -> _TagResult:
-        """Resolve a tag. If only its own image is at fault, its old line is kept."""
+        """Resolve a tag, and count it. Returns its new line, or an error that fails its mapping.
+
+        If only its own image is at fault, the failure is recorded in `_failed_images`. Then the result
+        has the tag's line of the old lock, or no line if the old lock has none.
+        """
         name = self._discovery.source_of(rule).name_of(tag)
         self._under_way[name] = None
         try:
@@ -237,7 +242,7 @@ class Locking:
         finally:
             self._under_way.pop(name, None)
             self.images_done += 1
-        self._resolved_count += 1
+        self._resolved_tag_count += 1
         return _TagResult(image)
 
     async def _resolve_image(self, rule: MappingRule, tag: str) -> LockedImage:
@@ -329,12 +334,16 @@ class Locking:
     # The new lock.
 
     def _new_lock(self, results: Sequence[_MappingResult]) -> NewLock:
-        """Build the new lock. A mapping that failed keeps its old lines, if it has any."""
+        """Build the new lock from new lines, and from the old lines that are kept.
+
+        Old lines are kept if their mapping has failed in this lock. With `keeps_others` the lines of
+        repositories that no mapping of this lock names are kept too.
+        """
         resolved_mappings = list[LockedMapping]()
         new_images = list[LockedImage]()
         # The mappings of the old lock whose old lines are kept.
-        kept_mappings = self._other_mappings() if self._keeps_others else []
-        failures = list[Failure]()
+        kept_mappings = self._mappings_not_resolved_now() if self._keeps_others else []
+        failed_mappings = list[Failure]()
         for result in results:
             mapping = locked_mapping(result.rule)
             if result.error is None:
@@ -342,31 +351,34 @@ class Locking:
                 new_images += result.images
                 continue
             has_old_lines = mapping in self._old_lock.mappings
-            failures.append(Failure(str(mapping.source), result.error, keeps_lines=has_old_lines))
+            failed_mappings.append(
+                Failure(str(mapping.source), result.error, keeps_lines=has_old_lines)
+            )
             if has_old_lines:
                 kept_mappings.append(mapping)
 
+        # A line belongs to a source and not to a mapping. If only one of two mappings of a source has
+        # failed, the old lines of both are kept. A new line replaces the old line of its tag, because
+        # the last of several lines for one tag counts. So the new lines must be the last.
         kept_sources = {mapping.source for mapping in kept_mappings}
         old_images = [
             image for source in kept_sources for image in self._old_lock.images_of(source).values()
         ]
-        # Two mappings of one source may have a line for the same tag. The last line in the list counts,
-        # so new lines replace old lines.
         lock = Lock([*resolved_mappings, *kept_mappings], [*old_images, *new_images])
         return NewLock(
             lock,
-            resolved_count=self._resolved_count,
-            failed_mappings=tuple(failures),
+            resolved_count=self._resolved_tag_count,
+            failed_mappings=tuple(failed_mappings),
             failed_images=tuple(self._failed_images.values()),
         )
 
-    def _other_mappings(self) -> list[LockedMapping]:
-        """Return the old lock's mappings of repositories that this lock does not resolve."""
-        repositories = {source.repository for source in self._mappings_by_artifacts}
+    def _mappings_not_resolved_now(self) -> list[LockedMapping]:
+        """Return the old lock's mappings of repositories that no mapping of the new lock names."""
+        resolved_repositories = {source_key(rule).repository for rule in self._mappings}
         return [
             mapping
             for mapping in self._old_lock.mappings
-            if mapping.source.repository not in repositories
+            if mapping.source.repository not in resolved_repositories
         ]
 
 
