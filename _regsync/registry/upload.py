@@ -163,9 +163,10 @@ class Upload:
         """Send a part of the blob with PATCH, or the last part with PUT and the digest.
 
         Returns True if the body was received completely. Returns False if the registry answered
-        with success before all of it was sent: only a HEAD can show whether the blob exists. Raises
-        RegistryError if the registry refuses the body, WireError if the connection breaks, and all
-        errors of `pieces`.
+        with success before all of it was sent: only a HEAD can show whether the blob exists.
+
+        Raises LoginExpired if the body may be sent again with a new login, RegistryError if the
+        registry refuses the body, WireError if the connection breaks, and all errors of `pieces`.
         """
         host = self.repository.host
         session = self.session  # `_on_begin` may set `self.session` to ""
@@ -195,7 +196,7 @@ class Upload:
                 await self._transport.refresh_login(
                     host, call, body.authorization, response, self._login_refusals
                 )
-                raise LoginExpired("the login expired during the upload")  # the caller starts again
+                raise LoginExpired("the login expired during the upload")
 
             ok = (201, 204) if is_last else (201, 202, 204)
             await self._transport.raise_unless(host, response, ok)
