@@ -184,18 +184,19 @@ class Claims:
             ):
                 image.present.append(blob)
                 continue
-            image.missing += 1
+            image.missing += 1  # until the blob has arrived, whichever image copies it
             claim = self._claim_or_wait(image, digest, is_manifest=False)
             if claim is not None:
                 claimed.append(claim)
 
         # The manifests are claimed too. So an index that contains this image waits until the image
         # is put instead of putting it again, and a second tag of the same image is put after the
-        # first.
+        # first. Manifests that this image puts itself do not count in `missing`.
         manifests = [*image.children, image.root] if image.root else image.children
         for digest in manifests:
-            if self._claim_or_wait(image, digest, is_manifest=True) is None:
-                image.missing += 1  # another image puts it
+            is_put_by_other_image = self._claim_or_wait(image, digest, is_manifest=True) is None
+            if is_put_by_other_image:
+                image.missing += 1
 
         return self._next_steps(claimed)
 
@@ -236,10 +237,11 @@ class Claims:
         whose leader's repository can no longer be used for a mount.
         """
         freed = list[Claim]()
-        first = self._first_mounts.pop(host, None)
-        if first is not None:
-            freed += first.waiting
+        first_mount = self._first_mounts.pop(host, None)
+        if first_mount is not None:
+            freed += first_mount.waiting
         if not mounted:
+            # The host may have refused mounts from this repository only, or all mounts.
             for leader in self._leaders.values():
                 source = leader.image.where
                 if source.host != host:
@@ -275,7 +277,8 @@ class Claims:
     def withdraw(self, image: ImageClaims) -> Unblocked:
         """Record that an image is not copied, and pass each of its claims to the earliest waiter.
 
-        A waiter becomes ready if it gets the claim on the last manifest that it waited for.
+        A waiter becomes ready if it gets the claim on the last manifest that it waited for. A claim
+        without a waiter is removed.
         """
         image.is_withdrawn = True
         # Claims of blobs for which a new step has to be chosen.
@@ -285,14 +288,9 @@ class Claims:
             for freed in self._stop_waiting(claim):
                 undecided[freed.key] = freed
 
-            candidates = [waiter for waiter in claim.waiters if not waiter.is_withdrawn]
-            if not candidates:
-                del self._claims[claim.key]
+            new_owner = self._pass_on(claim)
+            if new_owner is None:
                 continue
-            new_owner = candidates[0]
-            claim.owner = new_owner
-            claim.waiters = candidates[1:]
-            new_owner.owned[claim.key] = claim
             if not claim.key.is_manifest:
                 undecided[claim.key] = claim
                 continue
@@ -301,10 +299,25 @@ class Claims:
                 ready.append(new_owner)
         image.owned.clear()
 
-        # A freed claim without a new owner needs no step.
+        # A freed claim may be a claim of `image` itself for which no other image waits.
         undecided_claims = [claim for claim in undecided.values() if claim.owner is not image]
         steps = self._next_steps([*undecided_claims, *self._release_followers(image)])
         return Unblocked(steps, ready)
+
+    def _pass_on(self, claim: Claim) -> ImageClaims | None:
+        """Make the earliest waiter the owner of a claim, and return this new owner.
+
+        Removes the claim and returns None if no image waits for it.
+        """
+        candidates = [waiter for waiter in claim.waiters if not waiter.is_withdrawn]
+        if not candidates:
+            del self._claims[claim.key]
+            return None
+        new_owner = candidates[0]
+        claim.owner = new_owner
+        claim.waiters = candidates[1:]
+        new_owner.owned[claim.key] = claim
+        return new_owner
 
     def _claim_or_wait(self, image: ImageClaims, digest: str, *, is_manifest: bool) -> Claim | None:
         """Claim a digest for `image`, and return the claim.
@@ -326,9 +339,10 @@ class Claims:
         return owner.owned.pop(key).waiters
 
     def _release_followers(self, image: ImageClaims) -> list[Claim]:
-        """Return the claims whose wait for a leader is over because `image` has ended.
+        """End the leadership of an image that is committed or withdrawn, for all its blobs.
 
-        `image` is no longer the leader of any blob.
+        Returns the claims that need not wait for their leaders any more. They still have to be
+        removed from the leaders' followers, which `_next_steps` does.
         """
         host = image.where.host
         freed = list[Claim]()
@@ -369,6 +383,7 @@ class Claims:
         If the host refuses the mount, the blob is uploaded in its place. The other claims wait for
         that upload, so it should be short (rule 10).
         """
+        # The smallest blob comes first, and the first claim of each host is recorded.
         for claim in sorted(claims, key=lambda claim: claim.blob.size):
             is_host_unknown = self.knowledge.supports_mounts(claim.host) is None
             if is_host_unknown and self.knowledge.mount_source(claim.key.where, claim.key.digest):
@@ -423,7 +438,7 @@ class Claims:
         """End the wait of a claim for a leader or for the first mount.
 
         If the claim was to make the first mount on its host, the mount is cancelled, and the claims
-        that waited for it are returned.
+        that waited for it are returned. Otherwise an empty list is returned.
         """
         if claim.leader is not None:
             claim.leader.followers.remove(claim)

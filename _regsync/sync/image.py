@@ -59,7 +59,10 @@ class Traffic:
             self.expected_bytes += size
 
     def record(self, where: RepositoryKey, blob: Descriptor, result: BlobResult) -> None:
-        """Record how a blob got into a repository."""
+        """Record how a blob got into a repository.
+
+        Corrects `expected_bytes` if the blob was sent although it was not expected, or the reverse.
+        """
         was_expected = (where.host, blob.digest) in self._awaited
         self._awaited.discard((where.host, blob.digest))
         was_sent = result is BlobResult.UPLOADED
@@ -68,6 +71,7 @@ class Traffic:
         elif was_expected and not was_sent:
             self.expected_bytes -= blob.size
 
+        # The bytes saved are counted once for each repository.
         if blob.digest in self._arrived[where]:
             return
         self._arrived[where].add(blob.digest)
@@ -318,7 +322,10 @@ class ImageCopy:
             self.artifacts_skipped += 1
 
     def record_failure(self, image: Image) -> None:
-        """Record that an image was not copied. Its dependents are not copied either."""
+        """Record that an image was not copied. Its dependents are not copied either.
+
+        If the image was kept by an immutable tag, this is not counted as a failure.
+        """
         failed = list(image.with_dependents())
         self.unfinished_images -= len(failed)
         self.blobs_present += image.blobs_present
@@ -334,11 +341,12 @@ class ImageCopy:
         The copy began `started` seconds after the run, and took `duration` seconds.
         """
         status, reason = self._status(is_dry_run=is_dry_run)
+        digest_at_target = self.immutable_digest or self.digest
         return Outcome(
-            self.source_name,
-            self.target.name_of(self.reference),
-            status,
-            digest=(self.immutable_digest or self.digest) if self.error is None else None,
+            source=self.source_name,
+            target=self.target.name_of(self.reference),
+            status=status,
+            digest=digest_at_target if self.error is None else None,
             source_digest=self.source_digest,
             reason=reason,
             error=self.error,

@@ -302,6 +302,7 @@ class Scheduler:
 
     def advance(self) -> None:
         """Give free slots to the oldest queued images. If none is queued, promote further images."""
+        # During a drain, every queued image may continue, even if no slot is free (see `drain`).
         while len(self._at_work) < self._slots or self.is_draining:
             if self._queue:
                 _, promoted = heapq.heappop(self._queue)
@@ -341,6 +342,9 @@ class Scheduler:
     def _promote_next(self) -> None:
         """Promote the elected image: claim what its target lacks, and start the image's coroutine.
 
+        If its tree contradicts itself or is too large, the image fails instead. If a manifest that the
+        target lacks was not fetched, the image starts again.
+
         This method must not await, so that the owner of a claim is older than all images that wait
         for the claim (rule 9).
         """
@@ -350,7 +354,7 @@ class Scheduler:
 
         where = image.target.pool
         try:
-            blobs, children = image.tree.missing_at(
+            missing = image.tree.missing_at(
                 lambda digest: self._knowledge.is_manifest_believed(where, digest)
             )
         except ChildNotFetched:  # the target seemed to have the child when the image was looked up
@@ -364,15 +368,15 @@ class Scheduler:
 
         claims = ImageClaims(
             where,
-            {blob.digest: blob for blob in blobs},
-            tuple(child.digest for child in children),
-            image.tree.root.digest,
+            blobs={blob.digest: blob for blob in missing.blobs},
+            children=tuple(child.digest for child in missing.children),
+            root=image.tree.root.digest,
             requires_recent_evidence=not image.tree.is_image,
         )
         promoted = _Promoted(image, claims, self.manifests_by_blob)
         self._promoted[claims] = promoted
         self._add_steps(self._claims.promote(claims))
-        if claims.is_ready():
+        if claims.is_ready():  # there is no blob to copy, only manifests to put
             self._request_slot(promoted)
         self._start_task(self._copy_image, promoted)
 
@@ -417,9 +421,9 @@ class Scheduler:
             self._add_steps(self._claims.image_committed(claims))
         else:
             # Images that wait for this image inherit its claims, and copy the blobs themselves.
-            steps, ready = self._claims.withdraw(claims)
-            self._add_steps(steps)
-            self._queue_ready(ready)
+            unblocked = self._claims.withdraw(claims)
+            self._add_steps(unblocked.steps)
+            self._queue_ready(unblocked.ready)
         del self._promoted[claims]
         self._at_work.remove(promoted)
 
@@ -449,7 +453,7 @@ class Scheduler:
                         await self._prepare(promoted, reserved_space)
                     if image.error is None:
                         blobs.start_soon(self._copy_blob, promoted, step)
-                    else:
+                    else:  # `_prepare` has failed, so that the step is not started
                         self._finish_step(promoted)
 
     async def _prepare(self, promoted: _Promoted, reserved_space: ExitStack) -> None:
@@ -487,7 +491,7 @@ class Scheduler:
         """
         target = image.target
         if await target.has_blob(blob, with_retries=True):
-            return target
+            return target  # `_copy_blob` records that the blob is there
         # The receipt that was used to write the layout may name a repository that has the blob
         # (docs/design.md section 13, "Thin").
         name = image.source.far_repository(blob.digest)
@@ -508,11 +512,11 @@ class Scheduler:
         """
         image = promoted.image
         step = self._with_mount_source(promoted, step)
-        result = None
+        result: BlobResult | None = None  # None if the transfer fails
         try:
             result = await self._transfer_blob(promoted, step)
         except SyncError as error:
-            image.error = image.error or error
+            image.error = image.error or error  # the first error is reported
         else:
             blob = step.blob
             image.copy.record_blob(blob, result)
@@ -540,6 +544,7 @@ class Scheduler:
     async def _transfer_blob(self, promoted: _Promoted, step: Step) -> BlobResult:
         """Mount or upload a blob, unless `_prepare` has found the blob at the target."""
         image = promoted.image
+        # The repository that has the blob. `_prepare` has found one for each blob that the source lacks.
         holder = promoted.other_holders.get(step.blob.digest, image.source)
         if holder is image.target:
             return BlobResult.PRESENT
@@ -574,8 +579,9 @@ class Scheduler:
             return "disk"
         # On a host that mounts, a blob is uploaded once, however many images name it.
         never_mounts = self._knowledge.supports_mounts(image.target.host.key) is False
+        has_several_hosts = len(self._target_hosts) > 1
         is_shared = self.manifests_by_blob[blob.digest] > 1
-        is_uploaded_again = is_shared and (never_mounts or len(self._target_hosts) > 1)
+        is_uploaded_again = is_shared and (never_mounts or has_several_hosts)
         if is_uploaded_again and blob.size <= SMALL_BLOB:
             return "memory"
         return None
@@ -679,7 +685,10 @@ class Scheduler:
             if not self._knowledge.is_confirmed(where, digest)
         )
         named_digests = unconfirmed_digests & refusal.digests
-        return named_digests if named_digests and image.healings == 0 else unconfirmed_digests
+        is_first_refusal = image.healings == 0
+        if named_digests and is_first_refusal:
+            return named_digests
+        return unconfirmed_digests
 
     async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
         """Remove the digests that the target may lack from the state, and the manifests that name them.
@@ -700,7 +709,10 @@ class Scheduler:
         image.healings += 1
 
     async def _handle_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
-        """Handle the refusal to overwrite a tag. Returns True if the tag names the image already.
+        """Handle the refusal to overwrite a tag.
+
+        Returns True if the tag names the image already. Otherwise the refusal stands, and this returns
+        False.
 
         Sets `image.is_kept_by_immutable_tag` if the refusal does not count as a failure. On ECR it is
         no failure even if the tag names another image (docs/design.md section 9).
@@ -719,6 +731,7 @@ class Scheduler:
                 image.copy.immutable_digest = digest_at_target
             elif is_same_image:
                 self.record_artifact(image.target, image.reference)
+            # An artifact whose tag names another artifact is not at the target, so it is not recorded.
         return is_same_image
 
     def _start_again(self, image: Image) -> None:
@@ -753,6 +766,7 @@ class Scheduler:
         """End a copy if all its images have ended.
 
         Before that, the artifacts are added to the referrer lists of a target without a referrers API.
+        Does nothing if an image of the copy is unfinished.
         """
         if copy.unfinished_images:
             return
@@ -781,8 +795,8 @@ class Scheduler:
                 added_digests = await lists.ensure_listed(
                     copy.source, copy.target, subject, entries
                 )
-                # A list may lack artifacts that the target has, because another writer has replaced the
-                # list. Such artifacts count as copied.
+                # A list may lack artifacts that the target had before this run, because another writer has
+                # replaced the list. Such artifacts count as copied.
                 relisted_digests = {
                     digest
                     for digest in added_digests
