@@ -456,5 +456,5 @@ async def test_a_reading_serves_one_upload_for_each_registry():
         return made
 
     first, beside, other, late = (subscriber(host) for host in ("one", "one", "two", "two"))
-    assert feeds._choose(first) == [first, other]
-    assert feeds._choose(beside) == [beside, late]
+    assert feeds._call_together(first) == [first, other]
+    assert feeds._call_together(beside) == [beside, late]

@@ -210,8 +210,8 @@ class Feed:
         while busy := [body for body in self._bodies if not body.is_waiting]:
             now = anyio.current_time()
             stalled = [body for body in busy if body.last_progress + PATIENCE <= now]
-            others_wait = len(self._bodies) > len(busy)
-            if others_wait:
+            does_a_body_wait = len(self._bodies) > len(busy)
+            if does_a_body_wait:
                 # The loop continues until the request has ended and `remove` was called. So no
                 # piece is overwritten while it is sent.
                 for body in stalled:
@@ -325,13 +325,14 @@ class Feeds:
             self._call_first(subscriber.blob)
 
     async def send(self, subscriber: Subscriber, needs: Needs) -> BlobResult:
-        """Send a blob to one target from a reading that it may share with others.
+        """Send a blob to one target from a reading that it may share with other targets.
 
+        Waits until the reading begins, and until this target's part of the reading has ended.
         Raises the errors of `needs.send` and of `Relay`. Raises LeftBehind if the target was too
         slow for the reading.
         """
         if subscriber.state is _State.GONE:
-            # The blob was to be staged, which has failed since.
+            # The upload had unsubscribed to use the staged blob, but staging has failed since.
             self._subscribers[subscriber.blob].append(subscriber)
         subscriber.wait_for_reading(needs)
         self._call_first(subscriber.blob)
@@ -340,7 +341,7 @@ class Feeds:
                 await subscriber.called.wait()
             # No other subscriber has begun a reading that includes this one.
             if subscriber.state is _State.WAITING:
-                await self._read_for(self._choose(subscriber))
+                await self._read_for(self._call_together(subscriber))
             await subscriber.ended.wait()
         finally:
             # The subscriber that has begun the reading runs the requests of all. If this task is
@@ -353,20 +354,23 @@ class Feeds:
         return subscriber.result
 
     def _call_first(self, blob: tuple[RepositoryKey, str]) -> None:
-        """Make the first waiting subscriber begin a reading, unless another one is still expected."""
+        """Make the first waiting subscriber of a blob begin a reading.
+
+        Does nothing if no subscriber waits, or if one is still EXPECTED and may share the reading.
+        """
         subscribers = self._subscribers[blob]
         waiting = [each for each in subscribers if each.state is _State.WAITING]
         is_one_expected = any(each.state is _State.EXPECTED for each in subscribers)
         if waiting and not is_one_expected:
             waiting[0].called.set()
 
-    def _choose(self, first: Subscriber) -> list[Subscriber]:
-        """Choose the waiting subscribers that share a reading with `first`.
+    def _call_together(self, first: Subscriber) -> list[Subscriber]:
+        """Choose the waiting subscribers that share a reading with `first`, and call all of them.
 
-        Their state becomes FED. At most one is chosen for each target host, because a small
-        `max_concurrent` may never admit two at the same time. The chunks of all chosen subscribers
-        must fit into memory. A host that is paused for longer than PATIENCE is not chosen, because
-        the other targets would wait for it.
+        Their state becomes FED. `first` is the first of the returned subscribers. At most one is
+        chosen for each target host, because a small `max_concurrent` may never admit two at the
+        same time. The chunks of all chosen subscribers must fit into memory. A host that is paused
+        for longer than PATIENCE is not chosen, because the other targets would wait for it.
         """
         # By target host.
         chosen = {first.needs.writing.host: first}

@@ -243,16 +243,16 @@ class Relay(Pieces):
         self._hash = checkpoint.hash.copy()
 
     async def _open_first(self) -> None:
-        """Open the body.
+        """Request the blob from `_position`, or from its first byte if the source refuses ranges.
 
-        If the source does not support ranges, read the blob from its beginning.
+        Bytes that the target has are then read and hashed again, but not sent.
         """
         try:
             await self._open()
         except (ProtocolBroken, RegistryError) as error:
-            gives_no_range = isinstance(error, ProtocolBroken) or error.status == 416
+            is_range_refused = isinstance(error, ProtocolBroken) or error.status == 416
             asked_for_range = self._position > 0
-            if not (asked_for_range and gives_no_range):
+            if not (asked_for_range and is_range_refused):
                 raise
             del self._checkpoints[1:]
             self._go_back_to(self._checkpoints[0])

@@ -386,8 +386,8 @@ class Run:
     def _fail_lost_images(self) -> None:
         """Report the images that still wait for other images as failed.
 
-        There are none, because an image waits only for older images (rule 9). If that rule is ever
-        broken, these images must not be missing in the report.
+        There are none, because an image waits only for older images (docs/design.md section 6,
+        rule 9). If that rule is ever broken, these images must not be missing in the report.
         """
         for image in list(self.scheduler.images.values()):
             text = "the run ended while this image waited for another one"
@@ -625,10 +625,10 @@ class Run:
         return self._compiled_glob(pattern)(tag)
 
     def _can_skip(self, mapping: MappingRule, tag: TargetTag) -> bool:
-        """Report whether a tag is skipped without a request (skip tier 1).
+        """Report whether a tag is skipped without a request.
 
         The tag must be immutable, the listing of the target must have it, and no search for its
-        artifacts may be due.
+        artifacts may be due. This is skip tier 1 in docs/specification.md section 3.
         """
         if not self._is_immutable(mapping, tag.reference):
             return False
@@ -762,7 +762,7 @@ class Run:
             image = Image(copy, tree, copy.reference, tag.snapshot_key, artifact_images)
             self.scheduler.add_image(image)
         else:
-            # The image is at the target already, or has failed.
+            # The image is at the target already, or has failed, so only artifacts can be unfinished.
             copy.unfinished_images -= 1
             self.scheduler.add_artifacts(artifact_images)
             self.scheduler.end_if_complete(copy)
@@ -784,7 +784,10 @@ class Run:
                 self.scheduler.commit(source.pool, manifest)
 
     def _plan_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
-        """Return an Image for each artifact that the target lacks, and count all artifacts in `copy`.
+        """Return an Image for each artifact that the target lacks.
+
+        All artifacts are counted in `copy`, as unfinished, skipped or failed. If an artifact could not
+        be looked up at the target, its error is set in `copy`.
 
         Each artifact follows its subject in `artifacts`. A missing artifact of a missing artifact is
         not returned, but added to the dependents of its subject, so that it is put after its subject

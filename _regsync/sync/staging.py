@@ -370,7 +370,8 @@ class Staging:
         self._memory_size = 0
         # Bytes of all files that are still being written.
         self._incoming_size = 0
-        # Why no blob can be staged on disk any more. None: blobs can be staged on disk.
+        # The first failure of the disk, after which no blob is staged on disk. None: blobs can be
+        # staged on disk.
         self._disk_failure: StagingFailed | None = None
         self._disk = DiskPace()
 
@@ -409,7 +410,10 @@ class Staging:
             self._users[digest] -= 1
 
     async def _pull(self, blob: Descriptor, read: Reader, *, may_use_disk: bool) -> None:
-        """Read a blob from its source, into memory or into a file."""
+        """Read a blob from its source, into memory or into a file.
+
+        Raises NoRoom if neither has room for the blob, and StagingFailed if the disk cannot be used.
+        """
         is_small = blob.size <= SMALL_BLOB
         # A small blob that may be staged on disk evicts no other blob from memory.
         if is_small and self._make_room_in_memory(blob.size, may_evict=not may_use_disk):
@@ -440,26 +444,27 @@ class Staging:
             yield None
             return
 
-        # Another run in this directory may have replaced the file. Then the file is hashed while it
-        # is sent. That is impossible for a part of it: the registry checks the digest of the whole
-        # blob.
-        is_same_file = self._files[digest].stamp == stamp_of(staged.fileno())
-        is_verified = is_same_file or offset > 0
+        # Another run in this directory may have replaced the file after this run had verified the
+        # file. Then the file is hashed while it is sent. If only a part of the file is sent, its
+        # digest cannot be computed from that part. The registry checks the digest of the whole blob.
+        is_unchanged = self._files[digest].stamp == stamp_of(staged.fileno())
+        must_hash = not is_unchanged and offset == 0
         self._readers[digest] += 1
         try:
             with staged:
-                yield FilePieces(staged, digest, blob.size, offset, is_verified=is_verified)
+                yield FilePieces(staged, digest, blob.size, offset, is_verified=not must_hash)
         finally:
             self._readers[digest] -= 1
 
     def retain(self, blob: Descriptor, body: memoryview) -> bool:
         """Stage the verified bytes of a small blob in memory, until `release` is called.
 
-        Returns False if there is no room in memory.
+        Returns False if the blob is not small or if there is no room in memory. Returns True if the
+        blob is in memory now, or if an upload inside `ensuring_staged` stages it, perhaps on disk.
         """
         digest = blob.digest
         if digest in self._bodies or self._users[digest]:
-            return True  # an upload inside `ensuring_staged` has staged the bytes or is about to
+            return True
         if blob.size > SMALL_BLOB or not self._make_room_in_memory(blob.size, may_evict=True):
             return False
         self._memory_size += blob.size
@@ -505,19 +510,20 @@ class Staging:
     # Memory.
 
     def _make_room_in_memory(self, size: int, *, may_evict: bool) -> bool:
-        """Return whether memory has room for `size` more bytes.
+        """Report whether memory has room for a body of `size` bytes.
 
-        With `may_evict`, unused bodies are removed until there is room, the least recently used
-        first.
+        With `may_evict`, unused bodies are first removed until there is room, the least recently
+        used first.
         """
-        most = self.memory.size - self.memory.reserved - size
+        # Bodies and reserved chunks share one budget. `_memory_size` counts the bodies.
+        most_for_staged_bodies = self.memory.size - self.memory.reserved - size
         if may_evict:
             unused = [digest for digest in self._bodies if not self._users[digest]]
             for digest in unused:
-                if self._memory_size <= most:
+                if self._memory_size <= most_for_staged_bodies:
                     break
                 self._memory_size -= len(self._bodies.pop(digest))
-        return self._memory_size <= most
+        return self._memory_size <= most_for_staged_bodies
 
     async def _pull_into_memory(self, blob: Descriptor, read: Reader) -> None:
         """Read a blob from its source into memory. The caller has checked that there is room."""
@@ -537,16 +543,18 @@ class Staging:
     # Disk.
 
     async def _pull_into_file(self, blob: Descriptor, read: Reader) -> None:
-        """Read a blob from its source into a file.
+        """Read a blob from its source into a file, and add the file to the staged files.
 
-        Raises NoRoom if the blob is too large. Raises StagingFailed if the disk fails. All later
-        calls then raise it too.
+        Raises NoRoom if the blob does not fit into the size limit. Raises StagingFailed if the disk
+        is full or cannot be used. After a StagingFailed all later calls raise a copy of this error,
+        and do not use the disk. After a NoRoom they may succeed.
         """
         if self._disk_failure is not None:
+            # The failure may name the blob that failed first. The caller names its own blob.
             raise self._disk_failure.without_place()
         self._make_room_on_disk(blob)
 
-        self._incoming_size += blob.size
+        self._incoming_size += blob.size  # counts against the limit until the file is complete
         try:
             with _wrapping_disk_errors():
                 self._files[blob.digest] = await self._stage(blob, read)
@@ -554,6 +562,7 @@ class Staging:
             self._disk_failure = error
             raise
         finally:
+            # The file is now counted by its entry in `_files`, or there is no file.
             self._incoming_size -= blob.size
 
     async def _stage(self, blob: Descriptor, read: Reader) -> _StagedFile:
@@ -599,10 +608,11 @@ class Staging:
         return folder
 
     def _make_room_on_disk(self, blob: Descriptor) -> None:
-        """Remove files until a blob fits (docs/specification.md section 2.7).
+        """Remove files until a blob fits into the size limit (docs/specification.md section 2.7).
 
         The least recently used files are removed first. A file is not removed while an upload has
-        it open. Raises NoRoom if the blob does not fit.
+        it open. Raises NoRoom if the blob does not fit. A blob that exceeds the whole limit never
+        fits, so that no file is removed for it. Does nothing if there is no limit.
         """
         if self._limit is None:
             return

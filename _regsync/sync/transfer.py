@@ -82,11 +82,11 @@ Body = Relay | FeedBody | MemoryPieces | FilePieces
 
 
 class _AnswerLost(SyncError):
-    """All bytes of a blob may have arrived, but the registry's answer does not say so (rule 16).
+    """All bytes of a blob may have arrived, but the registry's answer does not say so.
 
     Either the answer to the complete body was lost, or the registry reported success before the
-    last byte was sent. A HEAD has to find out. `error` is the error to report if the blob is
-    absent.
+    last byte was sent. A HEAD has to find out (docs/design.md section 6, rule 16). `error` is the
+    error to report if the blob is absent.
     """
 
     def __init__(self, error: SyncError) -> None:
@@ -107,7 +107,10 @@ def _detecting_lost_answer(body: Body) -> Iterator[None]:
 
 
 class _FirstStart:
-    """The outcome of the first attempt to upload to a repository in this run (rule 14)."""
+    """The outcome of the first attempt to upload to a repository in this run.
+
+    The other uploads to the repository wait for this outcome (docs/design.md section 6, rule 14).
+    """
 
     def __init__(self) -> None:
         # Set when the repository has accepted the start of that upload, or when the attempt has
@@ -228,8 +231,8 @@ class BlobTransfer:
         _send_body           send the bytes to the session
 
     A probing POST asks to mount a blob from the target repository itself. Many registries answer
-    201 if the repository has the blob; otherwise they answer 202 and open a session (rule 11). Such
-    a POST saves a HEAD.
+    201 if the repository has the blob; otherwise they answer 202 and open a session. Such a POST
+    saves a HEAD (docs/design.md section 6, rule 11).
     """
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
@@ -246,7 +249,7 @@ class BlobTransfer:
         self._first_starts = dict[RepositoryKey, _FirstStart]()
 
         # By area (RepositoryKey.area), the POST that asks for a blob which is known to be present.
-        # Its answer shows whether probing POSTs can replace HEADs there (rule 11).
+        # Its answer shows whether probing POSTs can replace HEADs there (`_learn_to_probe`).
         self._probes = defaultdict[str, Once[None]](Once)
 
         # The areas where a HEAD has asked for a blob.
@@ -304,6 +307,8 @@ class BlobTransfer:
                 if await self._check_arrival(job):
                     upload.session = ""  # the registry closed it when the body was complete
                     return BlobResult.UPLOADED
+            # After the next three failures the blob is read in another way. They do not count as
+            # failed attempts, because the target has not refused anything.
             except StagingFailed as failure:
                 self._stop_staging(job, failure)
                 continue
@@ -476,10 +481,10 @@ class BlobTransfer:
     async def _after_first_start(self, pool: RepositoryKey) -> AsyncIterator[None]:
         """Run an attempt after the first upload to its repository was accepted or has failed.
 
-        So no blob is read for a repository that refuses every upload (rule 14). In this case the
-        error of the first attempt is raised. The attempts hold no permit while they wait. They do
-        not wait for a second attempt: if the target does not answer, each blob would wait for
-        another time-out.
+        So no blob is read for a repository that refuses every upload (docs/design.md section 6,
+        rule 14). In this case the error of the first attempt is raised for every other attempt. The
+        attempts hold no permit while they wait. They do not wait for a second attempt: if the
+        target does not answer, each blob would wait for another time-out.
         """
         first = self._first_starts.get(pool)
         if first is None:  # this attempt is the first
@@ -494,23 +499,26 @@ class BlobTransfer:
             first.decided.set()
 
     async def _find_or_start(self, job: _Job) -> BlobResult | None:
-        """Find the blob at the target or mount it.
+        """Find the blob at the target, mount it, or open a session for its bytes.
 
-        Returns None if neither is possible. Then a session is open for the blob's bytes.
+        Returns how the blob got to the target, or None if a session is open, so that the bytes have
+        to be sent. Also records whether the repository accepts uploads (`_FirstStart`).
         """
         result = None
-        first = self._first_starts[job.target.pool]
+        first = self._first_starts[job.target.pool]  # added by `_after_first_start`
         # If a session of an earlier attempt is open, that attempt has looked for the blob.
         has_looked = bool(job.upload.session) and not job.has_probe_session
         try:
             if not has_looked:
-                if mount_from := self._choose_mount_source(job):
+                mount_from = self._choose_mount_source(job)
+                if mount_from:
                     result = await self._mount_or_start(job, mount_from)
                 else:
                     result = await self._check_and_start(job)
         except SyncError as error:
             if job.upload.is_start_refused and not first.is_accepted:
-                # The repository refuses every upload, so no other blob is tried (rule 14).
+                # The repository refuses every upload. `_after_first_start` raises this error for
+                # all other blobs.
                 first.refusal = error.without_place()
             raise
         first.is_accepted = True
@@ -526,10 +534,11 @@ class BlobTransfer:
         return self._knowledge.mount_source(job.target.pool, job.blob.digest)
 
     async def _mount_or_start(self, job: _Job, mount_from: str) -> BlobResult | None:
-        """Mount the blob from another repository of the host.
+        """Mount the blob from another repository of the host, or open a session for its bytes.
 
-        A registry that refuses the mount opens a session in the same answer (rule 10). Then None is
-        returned, unless a HEAD shows that the target has the blob.
+        A registry that refuses the mount opens a session in the same answer (docs/design.md
+        section 6, rule 10). Returns MOUNTED if the registry has mounted the blob, PRESENT if the
+        mount was refused and a HEAD shows that the target has the blob, and None otherwise.
         """
         digest = job.blob.digest
         host = job.target.host.key
@@ -555,9 +564,11 @@ class BlobTransfer:
     async def _check_and_start(self, job: _Job) -> BlobResult | None:
         """Find the blob at the target, or open a session for it.
 
-        One probing POST does both (rule 11). If the registry's answers to probing POSTs are not
-        known to be reliable, a HEAD precedes the POST. Returns None if the blob is absent. Then a
-        session is open.
+        One probing POST does both (docs/design.md section 6, rule 11). If the registry's answers to
+        probing POSTs are not known to be reliable, a HEAD precedes the POST.
+
+        Returns PRESENT if a HEAD has found the blob, BELIEVED if only the answer to the POST says
+        that the blob is present, and None if the blob is absent. In the last case a session is open.
         """
         target = job.target
         pool = target.pool
@@ -597,10 +608,11 @@ class BlobTransfer:
         return None
 
     async def _learn_to_probe(self, job: _Job) -> None:
-        """Find out whether probing POSTs can replace HEADs in the target's area (rule 11).
+        """Find out whether probing POSTs can replace HEADs in the target's area.
 
-        A POST asks for a blob that is known to be present. It is sent once an area, and only if two
-        or more blobs would need a HEAD. Other jobs wait for its answer without a permit.
+        A POST asks for a blob that is known to be present (docs/design.md section 6, rule 11). It is
+        sent once an area, and only if two or more blobs would need a HEAD. Other jobs wait for its
+        answer without a permit.
         """
         target = job.target
         pool = target.pool
@@ -675,8 +687,9 @@ class BlobTransfer:
                 if await upload.send(closing_body):
                     return BlobResult.UPLOADED
         except RegistryError as error:
-            is_refused_rest = upload.offset > 0 and upload.style != "patch"
-            if not is_refused_rest or error.retryable or error.status in (401, 403):
+            # A session that was resumed, or that chunks were sent to, has bytes already.
+            had_earlier_bytes = upload.offset > 0 and upload.style != "patch"
+            if not had_earlier_bytes or error.retryable or error.status in (401, 403):
                 raise  # a failed login or a busy registry does not mean that the session is lost
             # The session holds a different number of bytes than the registry reported. The blob is
             # sent from its first byte, and no later upload to this host resumes a broken session.
@@ -964,10 +977,10 @@ class BlobTransfer:
 
 
 def known_body(blob: Descriptor) -> bytes | None:
-    """Return the bytes of a blob that needs no request to its source (rule 13).
+    """Return the bytes of a blob that needs no request to its source.
 
-    Such a blob is embedded in its descriptor, is empty, or is the empty JSON object. Returns None
-    for any other blob.
+    Such a blob is embedded in its descriptor, is empty, or is the empty JSON object
+    (docs/design.md section 6, rule 13). Returns None for any other blob.
     """
     algorithm, encoded = split_digest(blob.digest)
     for body in (blob.data, b"{}", b""):
