@@ -210,16 +210,19 @@ class Feed:
         while busy := [body for body in self._bodies if not body.is_waiting]:
             now = anyio.current_time()
             stalled = [body for body in busy if body.last_progress + PATIENCE <= now]
-            does_a_body_wait = len(self._bodies) > len(busy)
-            if does_a_body_wait:
+            do_some_bodies_wait = len(self._bodies) > len(busy)
+            if do_some_bodies_wait:
                 # The loop continues until the request has ended and `remove` was called. So no
                 # piece is overwritten while it is sent.
                 for body in stalled:
                     body.request_scope.cancel()
 
+            # Check again when the next body may have become stalled. If all busy bodies are stalled
+            # already, only a change can end the wait.
             deadlines = [body.last_progress + PATIENCE for body in busy if body not in stalled]
+            seconds_to_wait = min(deadlines) - now if deadlines else None
             self._changed = anyio.Event()
-            with anyio.move_on_after(min(deadlines) - now if deadlines else None):
+            with anyio.move_on_after(seconds_to_wait):
                 await self._changed.wait()
 
 

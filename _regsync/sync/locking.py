@@ -185,27 +185,32 @@ class Locking:
     # Resolving.
 
     async def _resolve_group(self, group: Sequence[MappingRule]) -> list[_MappingResult]:
-        """Resolve the mappings of one source registry."""
+        """Resolve the mappings of one source registry. Returns their results in the same order."""
         # All listings are made before the first tag is resolved, because a listing for one mapping may
         # contain cosign tags of another mapping's images.
-        selections = await gather(partial(self._select, rule) for rule in group)
-        selected = [
+        tags_or_errors = await gather(partial(self._select, rule) for rule in group)
+        selected_tags = [
             (rule, tag)
-            for rule, tags in zip(group, selections, strict=True)
-            if not isinstance(tags, SyncError)
-            for tag in tags
+            for rule, tags_or_error in zip(group, tags_or_errors, strict=True)
+            if not isinstance(tags_or_error, SyncError)
+            for tag in tags_or_error
         ]
-        tag_results = await gather(partial(self._resolve_tag, rule, tag) for rule, tag in selected)
+        # One `gather` for the tags of all mappings, because it bounds the concurrent requests.
+        tag_results = await gather(
+            partial(self._resolve_tag, rule, tag) for rule, tag in selected_tags
+        )
 
-        results_by_mapping = defaultdict[int, list[_TagResult]](list)
-        for (rule, _), tag_result in zip(selected, tag_results, strict=True):
-            results_by_mapping[rule.index].append(tag_result)
+        # By the index of the mapping.
+        tag_results_of_mapping = defaultdict[int, list[_TagResult]](list)
+        for (rule, _), tag_result in zip(selected_tags, tag_results, strict=True):
+            tag_results_of_mapping[rule.index].append(tag_result)
+
         mapping_results = list[_MappingResult]()
-        for rule, tags in zip(group, selections, strict=True):
-            if isinstance(tags, SyncError):
-                mapping_results.append(_MappingResult(rule, (), tags))
+        for rule, tags_or_error in zip(group, tags_or_errors, strict=True):
+            if isinstance(tags_or_error, SyncError):
+                mapping_results.append(_MappingResult(rule, images=(), error=tags_or_error))
             else:
-                mapping_results.append(_mapping_result(rule, results_by_mapping[rule.index]))
+                mapping_results.append(_mapping_result(rule, tag_results_of_mapping[rule.index]))
         return mapping_results
 
     async def _select(self, rule: MappingRule) -> Sequence[str] | SyncError:

@@ -332,6 +332,7 @@ class Relay(Pieces):
                         error = caught
         finally:
             self._grace -= anyio.current_time() - began
+        # If the source is in an outage, the caller waits for its end before it tries again.
         broken.unreachable_peer = error.unreachable_peer
         if broken.unreachable_peer is not None:
             # When the source is available again, another attempt may continue from here.

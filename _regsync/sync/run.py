@@ -56,6 +56,9 @@ _DRAIN_TICK = 2.0
 # Seconds between two checks for images that have waited too long to mount a blob.
 _WAIT_CHECK_SECONDS = 30.0
 
+# A listing of a target repository costs at least one request, so it must save more than one.
+_MIN_SAVED_REQUESTS = 2
+
 # Concurrent look-ups at one source. With a round trip of 100 ms they look up 160 tags a second.
 _WORKERS_PER_SOURCE = 16
 
@@ -313,10 +316,12 @@ class Run:
             if self._is_request_under_way():
                 requests_before = None
             else:
-                # Every remaining copy waits: for a registry that is unreachable, or, if no request was
-                # sent since the last check, for the end of a pause that a registry asked for.
+                # Without a request under way, every remaining copy waits: for an unreachable registry,
+                # or, if no request was sent since the last check, for the end of a pause that a
+                # registry asked for.
                 requests = sum(counter.total() for counter in self._transport.requests.values())
-                if self._transport.recovery.is_waiting() or requests == requests_before:
+                is_registry_unreachable = self._transport.recovery.is_waiting()
+                if is_registry_unreachable or requests == requests_before:
                     work.cancel()
                 requests_before = requests
             await anyio.sleep(_DRAIN_TICK)
@@ -485,7 +490,7 @@ class Run:
         return tags if self._retry is None else self._retry.filter_tags(tags)
 
     async def _list_targets(self, tags: Sequence[_TagToLookUp]) -> None:
-        """List each target repository whose listing may save two requests or more.
+        """Load the snapshots of tags, and list each target repository if that may save requests.
 
         A listing saves the request for an immutable tag that is there, and for a tag that is absent
         (docs/design.md section 6, rule 6).
@@ -501,7 +506,9 @@ class Run:
                 if is_immutable or self._discovery.is_probably_absent(tag)
             )
 
-        worth_listing = [target for target, count in saved_requests.items() if count >= 2]
+        worth_listing = [
+            target for target, count in saved_requests.items() if count >= _MIN_SAVED_REQUESTS
+        ]
         # The discovery keeps the error of a listing, and raises it for each image of that target.
         with suppress(SyncError):
             await gather(
@@ -704,7 +711,8 @@ class Run:
             copy.artifact_search = copy.artifact_search._replace(
                 listing_hash=artifacts.listing_hash
             )
-            # A target that has the image already keeps it (docs/specification.md section 3).
+            # A target that has the image already keeps it (docs/specification.md section 3). `error`
+            # is None if the mapping requires no artifact, or if the image has one.
             if not copy.already_at_target:
                 copy.error = error
         return artifacts
@@ -865,11 +873,14 @@ class Run:
         self._report_outcome(outcome)
 
     def _report_failure(self, wanted: WantedTag, error: SyncError) -> None:
-        """Report a tag that was not looked up as failed at each of its targets."""
+        """Report a tag that was not looked up as failed at each of its targets.
+
+        With a retry only the targets of the retry are reported.
+        """
         source_name = self._discovery.source_of(wanted.mapping).name_of(wanted.tag)
         for reported in self._filter_by_retry([wanted]):
             for target in self._targets(reported):
-                self.scheduler.images_known += 1
+                self.scheduler.images_known += 1  # the tag was not counted as a selected tag
                 target_name = target.name_of(reported.tag)
                 started = anyio.current_time() - self._run_began
                 outcome = Outcome(source_name, target_name, "failed", error=error, started=started)

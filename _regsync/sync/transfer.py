@@ -792,6 +792,7 @@ class BlobTransfer:
             upload.session = ""
         if not upload.session or error.unreachable_peer is not None:
             raise error
+        # `pause_after` raises `error` if it is permanent or if no attempt is left.
         pause = self._transport.pause_after(error, job.retries, job.target.host)
         retry_after = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
         is_too_long = max(pause, retry_after) > SOURCE_GRACE
@@ -843,8 +844,8 @@ class BlobTransfer:
     async def _prepare_second_reading(self, job: _Job, error: WrongBytes) -> bool:
         """Prepare to read a blob again from its first byte after its source returned wrong bytes.
 
-        A cache between here and the source may have been wrong once. Returns False if the blob has
-        been read twice already, by this job or by another one.
+        A cache between here and the source may have been wrong once. Returns False, and prepares
+        nothing, if both readings of the blob were wrong, by this job or by another job.
         """
         upload = job.upload
         wrong = self._wrong_readings[job.relay.source.key, job.blob.digest]
@@ -901,6 +902,7 @@ class BlobTransfer:
         if self._switch_style(job, error):
             pause = 0.0
         else:
+            # `pause_after` raises `error` if it is permanent or if no attempt is left.
             hosts = (job.relay.source.host, target.host)
             pause = self._transport.pause_after(error, job.retries, *hosts)
         if job.broken_bodies == _BLOB_STARTS:
@@ -911,8 +913,9 @@ class BlobTransfer:
         """Switch between the usual and the fallback upload style if the error requires it.
 
         That is the case if the registry refused a body because of its style or size, or if all
-        attempts but the last have broken (docs/protocol-facts.md section 7.9). Returns whether the
-        style was switched. A job switches once.
+        attempts but the last have broken (docs/protocol-facts.md section 7.9). The switch is recorded
+        for all later uploads to the host. Returns whether the style was switched. A job switches
+        once.
         """
         upload = job.upload
         fallback_style = job.target.product.fallback_style
