@@ -63,7 +63,7 @@ def key_of(digest: str) -> bytes:
     The first 32 bytes of a sha512 resist collisions as well as a sha256.
     """
     algorithm, encoded = split_digest(digest)
-    return _ALGORITHMS[algorithm] + bytes.fromhex(encoded[:64])
+    return _ALGORITHMS[algorithm] + bytes.fromhex(encoded[:64])  # two hexadecimal digits a byte
 
 
 def digest_like(key: bytes) -> str:

@@ -128,7 +128,7 @@ class StateFile:
         """Open the file.
 
         It is opened for writing if `may_write` and if no other process holds the lock, else for
-        reading.
+        reading. If it cannot be used, this logs a warning, and the state stays closed.
         """
         self._is_used = False
         if self._directory is None:
@@ -159,6 +159,7 @@ class StateFile:
                 self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
             self.commit()
             if self._notes and self.is_writer:
+                # Another process has locked the file for too long.
                 self._warn(f"the state in {self._shown_directory} is not saved: it is locked")
         self._close_file()
         self._is_used = False
@@ -178,7 +179,7 @@ class StateFile:
             self._lock_descriptor = None
 
     def _try_lock(self) -> bool:
-        """Take the lock. Returns False if another process holds it."""
+        """Take the lock. Returns False and logs a warning if another process holds it."""
         assert self._directory is not None
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         descriptor = os.open(os.path.join(self._directory, "state.lock"), WRITE_FLAGS, 0o600)
@@ -196,6 +197,7 @@ class StateFile:
         return True
 
     def _open_for_writing(self) -> None:
+        """Open the file, or replace it if it is damaged. Files of earlier versions are removed."""
         assert self._directory is not None
         for name, beginning in _OLD_FILES.items():
             sqlite.remove_if_ours(os.path.join(self._directory, name), beginning)
@@ -206,8 +208,9 @@ class StateFile:
         self._is_used = True
 
     def _open_for_reading(self) -> None:
-        self._is_used = True
+        self._is_used = True  # `_stop_reading` resets it
         try:
+            # None if there is no file yet.
             self._connection = sqlite.open_for_reading(self._path, _BUSY_SECONDS)
         except (Damaged, BelongsToOthers, OSError, sqlite3.Error) as error:
             self._stop_reading(error)
@@ -266,6 +269,10 @@ class StateFile:
             self._notes.clear()
 
     def _on_write_error(self, error: sqlite3.Error) -> None:
+        """Replace a damaged file. Stop writing after any other error, unless the file is locked.
+
+        If another process has locked the file, the next commit tries again.
+        """
         if sqlite.is_damage(error):
             self._replace_damaged(error)
         elif not sqlite.is_busy(error):
@@ -308,6 +315,7 @@ class StateFile:
                     connection.execute(
                         f"DELETE FROM {table} WHERE confirmed < ?", (entries_before,)
                     )
+                # The table of artifact checks.
                 connection.execute("DELETE FROM look WHERE last < ?", (checks_before,))
                 connection.execute("DELETE FROM fact WHERE learnt < ?", (facts_before,))
                 connection.execute("INSERT OR REPLACE INTO swept VALUES (1, ?)", (now,))
@@ -318,7 +326,11 @@ class StateFile:
     # damaged.
 
     def _select(self, query: str, *values: object) -> list[_Row]:
-        """Return all rows of a query. Returns no rows if the file cannot be read."""
+        """Return all rows of a query. Returns no rows if the file cannot be read.
+
+        After an error, a damaged file is replaced by a writer, and the file is closed otherwise. A
+        writer keeps a locked file open.
+        """
         if self._connection is None:
             return []
         try:
@@ -354,6 +366,7 @@ class StateFile:
         return 0
 
     def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None:
+        # A note is newer than the file. The note of a forgotten blob is None.
         if where.name in self._notes.blobs.get((where.host, key), ()):
             return self._notes.blob(where, key)
         query = (
@@ -366,6 +379,7 @@ class StateFile:
         return None
 
     def manifest(self, where: RepositoryKey, key: bytes) -> ManifestEntry | None:
+        # A note is newer than the file. The note of a forgotten manifest is None.
         if (where, key) in self._notes.manifests:
             return self._notes.manifest(where, key)
         query = (
@@ -413,7 +427,7 @@ class StateFile:
             match row:
                 case (bytes(name), int(confirmed_at), bytes(source), bytes(pushed)):
                     snapshots[name] = SnapshotEntry(confirmed_at, Snapshot(source, pushed))
-        return snapshots | self._notes.snapshots(names)
+        return snapshots | self._notes.snapshots(names)  # notes replace older rows
 
     def artifact_check(self, name: bytes) -> ArtifactCheck | None:
         if name in self._notes.artifact_checks:
@@ -430,6 +444,7 @@ class StateFile:
         ):
             match row:
                 case (str(name), str(segment), str(text), int(learnt_at)):
+                    # A value that is not JSON is ignored like a value of another type.
                     with contextlib.suppress(ValueError, RecursionError):
                         facts[name, segment] = Fact(name, segment, json.loads(text), learnt_at)
         facts.update(self._notes.facts.get(host, {}))
@@ -443,9 +458,9 @@ class StateFile:
         return self.is_writer or self._keeps_unwritten
 
     def _on_note(self) -> None:
-        """Wake `commit_regularly`, or commit at once if there are many new entries."""
+        """Wake `commit_regularly`, and commit at once if there are many new entries."""
         if not self.is_writer:
-            return
+            return  # the entry stays in memory
         if self._note_event is not None:
             self._note_event.set()
         self._new_notes += 1

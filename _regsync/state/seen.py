@@ -86,9 +86,9 @@ class Sighting:
             if time is not None
         ]
         return Sighting(
-            min(self.first_seen, other.first_seen),
-            max(self.last_seen, other.last_seen),
-            max(by_fast_clocks, default=None),
+            first_seen=min(self.first_seen, other.first_seen),
+            last_seen=max(self.last_seen, other.last_seen),
+            first_by_fast_clock=max(by_fast_clocks, default=None),
         )
 
 
@@ -179,15 +179,15 @@ class FirstSeen:
         return None if sighting is None else sighting.effective_first_seen(int(self._now()))
 
     def _record(self, key: SeenKey, now: int) -> int:
-        """Record that a digest is seen now. Return when it was first seen."""
+        """Record that a digest is seen now. Return when it was first seen, at the latest `now`."""
         sighting = self._sightings.get(key)
         if sighting is None or sighting.has_expired(now):
             # If our clock is behind the clock of an earlier run, the digest may be as new as the
             # latest time in the file.
             is_clock_behind = self._latest > now
-            later = self._latest if is_clock_behind else None
+            by_fast_clock = self._latest if is_clock_behind else None
             self._sightings[key] = Sighting(
-                first_seen=now, last_seen=now, first_by_fast_clock=later
+                first_seen=now, last_seen=now, first_by_fast_clock=by_fast_clock
             )
             self._has_changed = True
             return now
@@ -221,12 +221,12 @@ class FirstSeen:
                 os.makedirs(self._directory, mode=0o700, exist_ok=True)
                 if not os.access(self._directory, os.W_OK | os.X_OK):
                     raise PermissionError(0, "it cannot be written")
-            wrong_lines = self._update()
+            wrong_lines = self._merge_file()
         except OSError as error:
             raise self._unusable(reason_of(error)) from error
 
         if wrong_lines:
-            self._has_changed = True
+            self._has_changed = True  # so that the next save removes these lines
             text = f"{len(wrong_lines)} lines are not entries, the first is line {wrong_lines[0]}"
             what = "the ages of what they named begin again"
             self._warn(f"{printable(self._path)}: {text}; {what}")
@@ -258,7 +258,8 @@ class FirstSeen:
             return
         try:
             async with self._locked():
-                self._update()
+                # First the times of other processes, because the file is replaced as a whole.
+                self._merge_file()
                 self._write()
         except (OSError, ConfigError) as error:
             text = f"first-seen times are not saved: {reason_of(error)}"
@@ -266,7 +267,7 @@ class FirstSeen:
         else:
             self._has_changed = False
 
-    def _update(self) -> list[int]:
+    def _merge_file(self) -> list[int]:
         """Add the entries of the file to `_sightings`. Return the numbers of malformed lines.
 
         Does nothing if the file is unchanged since this process last read or wrote it. Raises
@@ -286,7 +287,8 @@ class FirstSeen:
         wrong_lines = list[int]()
         for number, line in enumerate(text.splitlines(), start=1):
             fields = json_object(line) or {}
-            if number == 1 and isinstance(fields.get("seen"), int):
+            is_header = number == 1 and isinstance(fields.get("seen"), int)
+            if is_header:
                 if fields["seen"] > _VERSION:
                     raise self._unusable("seen.jsonl was written by a newer version of regsync")
                 continue
@@ -308,6 +310,7 @@ class FirstSeen:
         self._latest = max(self._latest, sighting.first_seen, sighting.last_seen)
 
     def _write(self) -> None:
+        """Replace the file by all sightings that have not expired."""
         now = int(self._now())
         lines = [json.dumps({"seen": _VERSION})]
         for key in sorted(self._sightings):

@@ -126,7 +126,7 @@ def open_for_reading(path: str, busy_seconds: float) -> sqlite3.Connection | Non
     except FileNotFoundError:
         return None
     if not header:
-        return None
+        return None  # the writer has not created the tables yet
     _check_header(header)
     if _is_journal_foreign(path):
         raise Damaged("its journal is another file")

@@ -47,12 +47,13 @@ class Election:
         self._blobs[number] = list(blobs)
         self._gains[number] = 0
         for blob in self._blobs[number]:
-            images = self._wanted_by.setdefault(blob, [])
-            images.append(number)
-            if len(images) == 2:
-                # The blob did not count in the first image's gain while no other image needed it.
-                self._change_gain(images[0], +1)
-            if len(images) >= 2:
+            candidates = self._wanted_by.setdefault(blob, [])
+            candidates.append(number)
+            if len(candidates) == 2:
+                # The blob did not count in the first candidate's gain while only this candidate
+                # needed the blob.
+                self._change_gain(candidates[0], +1)
+            if len(candidates) >= 2:
                 self._gains[number] += 1
         heapq.heappush(self._heap, (-self._gains[number], number))
 

@@ -128,16 +128,21 @@ class Tree(NamedTuple):
 
         Registries refuse such a manifest if one of its blobs is absent (docs/design.md section 7).
         """
-        return all(
-            manifest.config.media_type in IMAGE_CONFIGS if manifest.config else not manifest.layers
-            for manifest in (self.root, *self.children)
-        )
+        for manifest in (self.root, *self.children):
+            if manifest.config is not None:
+                is_checked = manifest.config.media_type in IMAGE_CONFIGS
+            else:
+                is_checked = not manifest.layers  # an index names manifests only
+            if not is_checked:
+                return False
+        return True
 
     def levels(self, digests: frozenset[str]) -> list[list[Manifest]]:
         """Group the children with these digests into levels, the lowest level first (I2).
 
         The children of a manifest are in an earlier level than the manifest.
         """
+        # The children that are in no level yet, by digest.
         remaining = {child.digest: child for child in self.children if child.digest in digests}
         levels = list[list[Manifest]]()
         while remaining:
@@ -154,7 +159,8 @@ class Tree(NamedTuple):
     def with_ancestors(self, lost: frozenset[str]) -> frozenset[str]:
         """Return the digests `lost`, and the digests of all manifests that name them at any depth."""
         digests = set(lost)
-        for manifest in (*self.children, self.root):  # each follows its own children
+        # The order counts: a lost child must be found before the indexes that name it.
+        for manifest in (*self.children, self.root):
             if any(descriptor.digest in digests for descriptor in manifest.dependencies):
                 digests.add(manifest.digest)
         return frozenset(digests)
