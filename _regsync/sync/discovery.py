@@ -492,7 +492,7 @@ class Discovery:
                 self._settle(tag)
 
         return await self._compare_digests(
-            mapping, source, reference, source_image, tags, expected, first_seen
+            mapping, source, reference, source_image, tags, expected=expected, first_seen=first_seen
         )
 
     async def _compare_digests(
@@ -502,6 +502,7 @@ class Discovery:
         reference: str,
         source_image: SourceImage,
         tags: Sequence[TargetTag],
+        *,
         expected: Descriptor | None,
         first_seen: FirstSeen | None,
     ) -> TagLookup:
@@ -535,7 +536,7 @@ class Discovery:
             digest=top.digest, digest_at_target=digest_at_target, manifest=top
         )
         return await self._compare_digests(
-            mapping, source, reference, moved_image, tags, expected, first_seen
+            mapping, source, reference, moved_image, tags, expected=expected, first_seen=first_seen
         )
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:

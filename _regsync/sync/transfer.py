@@ -573,8 +573,10 @@ class BlobTransfer:
         target = job.target
         pool = target.pool
         upload = job.upload
-        probe_from = target.probe_from
-        needs_head = probe_from is None or self._knowledge.needs_head(pool, job.blob.digest)
+        # The repository that a probing POST names. None: probing POSTs cannot be used.
+        repository_to_name = target.probe_from
+        can_probe = repository_to_name is not None
+        needs_head = not can_probe or self._knowledge.needs_head(pool, job.blob.digest)
         if needs_head:
             self._searched_areas.add(pool.area)
             if await self._head_blob(job):
@@ -586,8 +588,9 @@ class BlobTransfer:
         # `answers.present` is whether the registry answers 201 for a present blob, `answers.absent`
         # whether it answers 202 for an absent blob. None means unknown.
         answers = self._knowledge.probe_answers(pool)
-        if answers.present is False or answers.absent is False:
-            probe_from = None  # a probing POST would be useless: only open a session
+        is_probe_useless = answers.present is False or answers.absent is False
+        # Without `probe_from` the POST only opens a session.
+        probe_from = None if is_probe_useless else repository_to_name
         says_present = await upload.start(probe_from)
         if not says_present:
             # The blob is absent, because a HEAD has shown it or because the registry is known to
