@@ -362,7 +362,10 @@ class Knowledge:
         Archived entries of the host are then believed for 30 minutes only.
         """
         facts = self.facts_of(where.host)
-        if facts.accepts_absent_blobs is not True and key_of(digest) in self._vouched_keys(where):
+        if facts.accepts_absent_blobs is True:
+            return  # recorded already
+        is_named_by_tagged_manifest = key_of(digest) in self._vouched_keys(where)
+        if is_named_by_tagged_manifest:
             facts.accepts_absent_blobs = True
             self._put_fact(where.host, "is_lenient", True)
 
@@ -599,9 +602,14 @@ class Knowledge:
         """
         repository = self._repositories[where]
         answers = self.probe_answers(where)
-        if answers.absent is False or digest in repository.probed_blobs:
+        is_wrong_if_absent = answers.absent is False
+        # This run has probed the blob before and has had to forget it since.
+        is_probed_again = digest in repository.probed_blobs
+        if is_wrong_if_absent or is_probed_again:
             return True
-        return bool(repository.is_populated) and not answers.present
+        has_manifests = repository.is_populated is True
+        is_right_if_present = answers.present is True
+        return has_manifests and not is_right_if_present
 
     def record_probe_answer(
         self, where: RepositoryKey, *, absent: bool | None = None, present: bool | None = None

@@ -166,6 +166,7 @@ class FirstSeen:
         """
         now = int(self._now())
         key = SeenKey(where, digest)
+        # `_known` has times from elsewhere, such as a lock.
         first_seen = min(self._record(key, now), self._known.get(key, now))
         held_until = first_seen + int(min_age)
         return held_until if held_until > now else None

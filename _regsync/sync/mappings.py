@@ -133,6 +133,7 @@ def config_of_shard(config: Config, number: int, total: int) -> Config:
         smallest_shard.extend(group)
 
     own_mappings = tuple(sorted(shards[number], key=lambda mapping: mapping.index))
+    # Shards run at the same time, and only one process may write a state. None stays None.
     cache_dir = config.cache_dir and f"{config.cache_dir}/shard-{number}-of-{total}"
     return config._replace(mappings=own_mappings, cache_dir=cache_dir)
 

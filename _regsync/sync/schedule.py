@@ -606,7 +606,7 @@ class Scheduler:
             image.error = error
             return False
 
-        self._record_put(claims, root)
+        self._record_put(claims, root)  # the children are recorded as soon as each is put
         if image.snapshot_key:
             snapshot = Snapshot(key_of(image.tree.source_digest), key_of(root.digest))
             self._knowledge.record_snapshot(image.snapshot_key, snapshot)
