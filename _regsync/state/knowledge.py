@@ -542,10 +542,10 @@ class Knowledge:
         yielded = set(committed)
         for where in self._implied_holders.get((host, key), ()):
             # Evidence that was dropped is removed from `implied_keys` only.
-            is_still_implied = key in self._repositories[where].implied_keys
-            if is_still_implied and where.name not in yielded:
-                yielded.add(where.name)
-                yield where.name
+            if where.name in yielded or key not in self._repositories[where].implied_keys:
+                continue
+            yielded.add(where.name)
+            yield where.name
 
         # The cached list may have repositories that have lost the blob since it was read.
         for where, confirmed_at in self._archived_holders(host, key):
