@@ -20,6 +20,7 @@ from conformance.registry.tokens import TokenService
 from tests.ends import Virtual, tags
 from tests.mirrors import SBOM, SIGNATURE, LockedMirror, asked
 from tests.published import check
+from tools.benches.place import app_of
 
 DAY = 86_400.0
 
@@ -761,6 +762,25 @@ async def test_tags_that_never_move_are_skipped_by_the_targets_listing(mirror):
     mirror.write({"from": "app", "tags": tags("v*", immutable_tags="v*")})
     await mirror.succeed("lock")
     await mirror.succeed("sync", "--locked")
+    ran = await mirror.succeed("sync", "--locked")
+    assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 3
+    assert asked(mirror.source) == {}
+    assert asked(mirror.target) == {"GET tag_list": 1}
+
+
+async def test_a_tag_that_never_moves_gets_an_artifact_that_a_new_lock_adds(mirror):
+    image, *_ = (mirror.push(f"v{number}") for number in range(1, 4))
+    mirror.write({"from": "app", "tags": tags("v*", immutable_tags="v*")})
+    await mirror.succeed("lock")
+    await mirror.succeed("sync", "--locked")
+    signature = mirror.attach(image)
+    ran = await mirror.succeed("sync", "--locked")
+    assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 3  # as the lock is
+
+    await mirror.succeed("lock", "--recheck")
+    ran = await mirror.succeed("sync", "--locked")
+    assert sum(each["artifacts"]["synced"] for each in ran.images) == 1
+    assert app_of(mirror.target).manifest("app", signature.top) is not None
     ran = await mirror.succeed("sync", "--locked")
     assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 3
     assert asked(mirror.source) == {}

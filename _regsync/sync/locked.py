@@ -20,6 +20,7 @@ from _regsync.oci.manifest import Descriptor, Manifest, digest_only_descriptor, 
 from _regsync.oci.reference import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
+from _regsync.state.archive import Snapshot
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import SearchDepth, hash_of_list, is_due_without_state
 from _regsync.sync.discovery import Discovery, SourceImage, TagLookup, TargetTag
@@ -155,7 +156,7 @@ class LockedReferrers(Referrers):
         They are not asked if all targets have the image and the lock has no artifacts for it.
         """
         is_at_all_targets = all(copy.already_at_target for copy in copies)
-        locked_artifacts = self._locked_artifacts(mapping, lookup)
+        locked_artifacts = self._locked_artifacts(mapping, lookup.source, lookup.reference)
         if is_at_all_targets and not locked_artifacts:
             return SearchDepth.NONE
         if self._recheck or not is_at_all_targets:
@@ -168,6 +169,15 @@ class LockedReferrers(Referrers):
         last_checks = [copy.artifact_search.last_check for copy in copies]
         had_all = all(last.is_complete and last.listing_hash == locked_hash for last in last_checks)
         return SearchDepth.NONE if had_all else SearchDepth.DEEP
+
+    def may_have_new_artifacts(
+        self, mapping: MappingRule, source: Repository, tag: TargetTag, snapshot: Snapshot
+    ) -> bool:
+        """Report whether the target may lack one of the artifacts that the lock has for a tag."""
+        locked_artifacts = self._locked_artifacts(mapping, source, tag.reference)
+        last = self.last_check(mapping, source, tag.target, snapshot)
+        had_all = last.is_complete and last.listing_hash == _hash_of_artifacts(locked_artifacts)
+        return bool(locked_artifacts) and not had_all
 
     async def find(
         self,
@@ -183,7 +193,7 @@ class LockedReferrers(Referrers):
         the source.
         """
         search = self.search_for(mapping, lookup, copies)
-        locked_artifacts = self._locked_artifacts(mapping, lookup)
+        locked_artifacts = self._locked_artifacts(mapping, lookup.source, lookup.reference)
         typed_artifacts = await gather(
             partial(self._with_types, search, artifact) for artifact in locked_artifacts
         )
@@ -203,7 +213,11 @@ class LockedReferrers(Referrers):
         Returns all artifacts in the line if the mapping's `artifacts` are disabled.
         """
         image = self._discovery.locked_image(mapping, lookup.reference)
-        selected = self._locked_artifacts(mapping, lookup) if mapping.artifacts.enabled else []
+        selected = (
+            self._locked_artifacts(mapping, lookup.source, lookup.reference)
+            if mapping.artifacts.enabled
+            else []
+        )
         return tuple(
             _artifact_from_lock(artifact, lookup=None)
             for artifact in image.artifacts
@@ -253,15 +267,15 @@ class LockedReferrers(Referrers):
         """Return True without a request, because the lock names the artifact."""
         return True
 
-    def _locked_artifacts(self, mapping: MappingRule, lookup: TagLookup) -> list[LockedArtifact]:
+    def _locked_artifacts(
+        self, mapping: MappingRule, source: Repository, tag: str
+    ) -> list[LockedArtifact]:
         """Return the artifacts in an image's line that a mapping may select.
 
         An artifact whose type is not in the lock is included, since a filter may select it.
         """
-        image = self._discovery.locked_image(mapping, lookup.reference)
-        return _filter_artifacts(
-            image.artifacts, Search(mapping, lookup.source), keeps_unknown=True
-        )
+        image = self._discovery.locked_image(mapping, tag)
+        return _filter_artifacts(image.artifacts, Search(mapping, source), keeps_unknown=True)
 
     async def _with_types(self, search: Search, artifact: LockedArtifact) -> LockedArtifact:
         """Return an artifact with its types.

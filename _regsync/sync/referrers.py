@@ -21,7 +21,14 @@ from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.archive import NO_CHECK, digest_like, hashed_key, key_of
+from _regsync.state.archive import (
+    NO_CHECK,
+    ArtifactCheck,
+    Snapshot,
+    digest_like,
+    hashed_key,
+    key_of,
+)
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import (
     SearchDepth,
@@ -297,28 +304,28 @@ class Referrers:
         return depth
 
     def may_have_new_artifacts(
-        self,
-        mapping: MappingRule,
-        source: Repository,
-        target: Repository,
-        source_digest_key: bytes,
-        target_digest_key: bytes,
+        self, mapping: MappingRule, source: Repository, tag: TargetTag, snapshot: Snapshot
     ) -> bool:
         """Report whether an immutable tag may have artifacts that the target lacks.
 
-        `source_digest_key` and `target_digest_key` are the keys (`key_of`) of the tag's digests. No
-        request is sent.
+        `snapshot` has the tag's digests at source and target. No request is sent.
         """
+        check = self.last_check(mapping, source, tag.target, snapshot)
+        listed_tag_bits = self.listed_tag_bits(source, digest_like(snapshot.source))
+        return depth_without_schedule(check, listed_tag_bits) is not SearchDepth.NONE
+
+    def last_check(
+        self, mapping: MappingRule, source: Repository, target: Repository, snapshot: Snapshot
+    ) -> ArtifactCheck:
+        """Return the record of the last search for the artifacts of an image."""
         key = _check_key(
             mapping,
             source,
             target,
-            source_digest_key=source_digest_key,
-            target_digest_key=target_digest_key,
+            source_digest_key=snapshot.source,
+            target_digest_key=snapshot.pushed,
         )
-        check = self._knowledge.artifact_check(key)
-        listed_tag_bits = self.listed_tag_bits(source, digest_like(source_digest_key))
-        return depth_without_schedule(check, listed_tag_bits) is not SearchDepth.NONE
+        return self._knowledge.artifact_check(key)
 
     # Searches.
 

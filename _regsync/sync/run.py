@@ -655,7 +655,7 @@ class Run:
         if not mapping.artifacts.enabled or entry is None:
             return False
         source = self._discovery.source_of(mapping)
-        return self._referrers.may_have_new_artifacts(mapping, source, tag.target, *entry.snapshot)
+        return self._referrers.may_have_new_artifacts(mapping, source, tag, entry.snapshot)
 
     def _renew_snapshot(self, mapping: MappingRule, tag: TargetTag) -> None:
         """Record the snapshot of a skipped tag again, if the tag may have artifacts.
