@@ -108,24 +108,30 @@ class Outage:
     def record_failure(
         self, error: SyncError, began: float, now: float, chance: float, *, is_probe: bool = False
     ) -> None:
-        """Record the failure of a request that was sent at `began`. `is_outage` must be true for
-        `error`.
+        """Record the failure of a request that was sent at `began`.
 
-        The failure may stop the host, return a probe's host to DOWN, or begin an outage (see
-        `Reach`). Otherwise it is only counted.
+        `error` must be an error of a host that may be away (the function `is_outage`). `chance` is a
+        random number that spreads probes.
+
+        - The host is STOPPED if the time to wait for it is over, or if several failures in a row
+          were permanent ones, such as an unknown name.
+        - After a failed probe the host is DOWN until the next probe.
+        - After enough failures a host that was UP is DOWN. A permanent failure does not begin an
+          outage, because to wait for it is in vain.
+        - Otherwise the failure is only counted.
         """
         if self.is_stopped:
             return
         self.error = error.without_place()
         if self._failures == 0:
-            # The time spent on a failed connection attempt counts as waiting.
+            # The wait for a host begins with its first failed attempt to connect, which takes time.
             self.since = began if isinstance(error, ConnectFailed) else now
         self._failures += 1
         is_permanent = _is_permanent(error, has_answered=self.has_answered)
         self._permanent_failures = self._permanent_failures + 1 if is_permanent else 0
 
         has_expired = is_probe and now >= self.gives_up_at
-        cannot_recover = self._permanent_failures == _FAILURES_IN_A_ROW
+        cannot_recover = self._permanent_failures >= _FAILURES_IN_A_ROW
         failures_needed = _FAILURES_IN_A_ROW if self.has_answered else 1
         has_enough_failures = self._failures >= failures_needed
         if has_expired or cannot_recover or self._is_last_try:

@@ -473,11 +473,11 @@ class RemoteRepository:
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
         """Send a HEAD request, and report whether the repository has the blob.
 
-        If the registry reports a size, it must match the descriptor's. If the registry refuses the
-        request (401, 403), the result is False: the upload then shows whether the blob can be
+        Returns False if the blob is absent, if it has another size than its descriptor says, or if
+        the registry refuses the request (401, 403): the upload then shows whether the blob can be
         written (docs/design.md section 9).
 
-        Without `with_retries` a failed request is not repeated, for callers that repeat their whole
+        A failed request is repeated only with `with_retries`. Other callers repeat their whole
         attempt.
         """
         call = self.build_call("blob_head", "HEAD", f"blobs/{blob.digest}")

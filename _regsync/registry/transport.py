@@ -302,25 +302,28 @@ class Transport:
         self.bytes_sent += count
 
     def begin(self, registries: Collection[Registry]) -> None:
-        """Begin another run with new counts. It keeps the clients of the registries whose
-        configuration is unchanged. `registries` are those of the new configuration.
+        """Begin another run with new counts. `registries` are those of its configuration.
+
+        A client is kept, with its tokens, if its registry's configuration is unchanged and the last
+        run has used it.
         """
         earlier_clients = self._clients
         self._clients = {}
         self._first_client_at = {}
-        self.gate.youngest_rank = 0.0
+        self.gate.youngest_rank = 0.0  # ranks begin at 0 in each run
         self.blob_bytes = 0
         self.bytes_sent = 0
         self.requests.clear()
         self.throttled.clear()
-        self._clouds.reload()
+        self._clouds.reload()  # identities of clouds are searched for again
 
         now = anyio.current_time()
         for key, client in earlier_clients.items():
             if client.registry not in registries:  # its configuration was changed or removed
+                # Registries at the same address lose their idle connections too, and make new ones.
                 self.gate.limits.pop(client.key, None)
                 self.pool.close(origin=client.origin)
-            elif client.is_used:  # an unused client has a login that was replaced since
+            elif client.is_used:  # `host` no longer returns an unused client: its login has changed
                 client.begin_run(now)
                 self._add_client(key, client)
         self.recovery.begin_run()
