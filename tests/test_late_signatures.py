@@ -745,3 +745,23 @@ async def test_a_tag_of_cosign_that_no_listing_shows_is_compared_at_each_look(wo
     assert (await mirror.look(tags("v0"))).statuses() == ["skipped"]
     mirror.target.journal.matching("HEAD", "manifest", reference=name).exactly(1)
     assert mirror.target.journal.count("PUT", "manifest") == 0
+
+
+@pytest.mark.parametrize(("side", "status"), [("source", 403), ("target", 500)])
+async def test_an_immutable_tag_gets_a_late_signature_after_many_failed_look_ups(
+    world, tmp_path, side, status
+):
+    """Its snapshot, which shows that there is a signature, must not expire meanwhile."""
+    mirror = SignedMirror(world, tmp_path, images=2, referrers_api=False)
+    rule = {**tags("v*"), "immutable_tags": "v*"}
+    await mirror.look(rule)
+    late = mirror.attach(mirror.images[0])
+    faults = getattr(mirror, side).app.faults
+    faults.on("GET HEAD", "manifest", reference="v0").status(status)
+    for _ in range(4):
+        await anyio.sleep(4 * HOUR)
+        ran = await mirror.look(rule)
+        assert sorted(ran.statuses()) == ["failed", "skipped"]
+    faults.clear()
+    await mirror.look(rule)
+    assert mirror.holds(late)

@@ -538,8 +538,10 @@ class Run:
 
         tags_to_look_up = list[TargetTag]()
         for tag in tags:
-            if self._can_skip(mapping, tag):
+            is_at_target = self._is_immutable_at_target(mapping, tag)
+            if is_at_target:
                 self._renew_snapshot(mapping, tag)
+            if is_at_target and not self._may_have_new_artifacts(mapping, tag):
                 outcome = Outcome(
                     source_name,
                     tag.target.name_of(tag.reference),
@@ -631,20 +633,18 @@ class Run:
             return False
         return self._compiled_glob(pattern)(tag)
 
-    def _can_skip(self, mapping: MappingRule, tag: TargetTag) -> bool:
-        """Report whether a tag is skipped without a request.
+    def _is_immutable_at_target(self, mapping: MappingRule, tag: TargetTag) -> bool:
+        """Report whether a tag is immutable, and in the listing of the target.
 
-        The tag must be immutable, the listing of the target must have it, and no search for its
-        artifacts may be due. This is skip tier 1 in docs/specification.md section 3.
+        Such a tag is skipped without a request, unless it may have new artifacts. This is skip tier 1
+        in docs/specification.md section 3. Returns False if --recheck asks for its artifacts.
         """
         if not self._is_immutable(mapping, tag.reference):
             return False
         if self._recheck and mapping.artifacts.enabled:
             return False
         listing = self._discovery.known_listing(tag.target)
-        if listing is None or tag.reference not in listing:
-            return False
-        return not self._may_have_new_artifacts(mapping, tag)
+        return listing is not None and tag.reference in listing
 
     def _may_have_new_artifacts(self, mapping: MappingRule, tag: TargetTag) -> bool:
         """Report whether an immutable tag may have artifacts that the target lacks.
@@ -658,10 +658,11 @@ class Run:
         return self._referrers.may_have_new_artifacts(mapping, source, tag, entry.snapshot)
 
     def _renew_snapshot(self, mapping: MappingRule, tag: TargetTag) -> None:
-        """Record the snapshot of a skipped tag again, if the tag may have artifacts.
+        """Record the snapshot of an immutable tag again, if the tag may have artifacts.
 
-        The tag is not looked up, so its snapshot would expire. Without a snapshot later runs could not
-        tell that the tag has new artifacts.
+        A tag that is skipped is not looked up, and a look-up for new artifacts may fail in run after
+        run. The snapshot would expire meanwhile, and without it later runs could not tell that the
+        tag has new artifacts.
         """
         entry = tag.snapshot_entry
         if mapping.artifacts.enabled and entry is not None:
