@@ -88,6 +88,16 @@ SECURE = Origin("https", "registry.example", 8443)
             PUBLIC, "http://registry.example/u?s=1", PUBLIC, "/u?s=1", id="scheme lost, no port"
         ),
         pytest.param(
+            PUBLIC,
+            " https://o.example/token\n",
+            Origin("https", "o.example", 443),
+            "/token",
+            id="a line break behind a variable",
+        ),
+        pytest.param(
+            PUBLIC, "https://o.example/u?", Origin("https", "o.example", 443), "/u", id="no query"
+        ),
+        pytest.param(
             SECURE, "http://registry.example:8443/u", SECURE, "/u", id="scheme lost, same port"
         ),
         pytest.param(

@@ -16,6 +16,8 @@ from _regsync.addresses import DEFAULT_PORTS, Origin, is_private
 from _regsync.errors import ProtocolBroken
 from _regsync.text import printable
 
+_LINE_BREAKS = re.compile("[\t\r\n]")
+
 # An http or https URL without its fragment.
 _ABSOLUTE_URL = re.compile(r"(?P<origin>https?://[^/?#]*)(?P<target>[^#]*)", re.IGNORECASE)
 
@@ -27,10 +29,12 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
     Returns the origin, and the path with the query. Raises ProtocolBroken if the location is not a
     valid http or https URL without a login.
     """
+    # As urlsplit() does: the URL of a login service may come from a variable that ends in a line break.
+    location = _LINE_BREAKS.sub("", location).lstrip(" ")
     url = _ABSOLUTE_URL.match(location) or _ABSOLUTE_URL.match(_join(f"{base}{path}", location))
     if url is None:
         raise ProtocolBroken("the Location of the answer is not an http or https URL")
-    target = url["target"]
+    target = url["target"].removesuffix("?")  # an empty query; an upload appends its own
     if not target.startswith("/"):
         target = "/" + target
     if re.search("[^!-~]", url[0]):
