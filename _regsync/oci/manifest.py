@@ -509,6 +509,8 @@ def _is_deeper_than(levels: int, value: object) -> bool:
     """
     containers = _containers_in([value])  # all objects and lists of one level
     for _ in range(levels):
+        if not containers:
+            return False
         containers = [inner for outer in containers for inner in _containers_in(outer)]
     return bool(containers)
 
