@@ -7,13 +7,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.auth.cloud import Login
+from _regsync.errors import ContentError
 from _regsync.sync.report import schema
 from conformance.clouds.aws import Aws, Private
 from conformance.content.images import Seed
@@ -365,6 +366,21 @@ async def test_what_the_keys_may_not_ask_is_not_known_and_no_failure(world: Virt
         "cannot tell whether blobs are mounted between repositories: AWS_ACCESS_KEY_ID" in ran.out
     )
     assert "ecr:GetAccountSetting" in ran.out
+
+
+async def test_an_answer_about_the_account_that_cannot_be_read_names_each_repository(
+    world: Virtual, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is shared by the repositories of a registry, but not the place in it."""
+
+    async def read_account(*_: object) -> NoReturn:
+        raise ContentError("the answer is longer than 1048576 bytes")
+
+    monkeypatch.setattr("_regsync.auth.aws.read_account", read_account)
+    _, _, environ = in_ecr(world)
+    rows = rows_of(await check_ecr(world, environ, "team/there", "team/new"))
+    for name, row in rows.items():
+        assert row["error"]["message"].startswith(f"check {ECR}/{name}: ")
 
 
 async def test_a_missing_repository_is_created_by_a_push_where_a_template_allows_it(

@@ -287,7 +287,13 @@ class AccessCheck:
         login = host.authenticator.cloud_login
         if login is None:
             return EcrAccount(reason="only AWS's own credentials can read the account's settings")
-        return await self._accounts[host].get(partial(read_account, login.machine, host.registry))
+        try:
+            return await self._accounts[host].get(
+                partial(read_account, login.machine, host.registry)
+            )
+        except SyncError as error:
+            # Each repository of the registry adds its own name to a copy of the shared error.
+            raise error.without_place() from error.__cause__
 
     async def _check_credential(self, repository: RemoteRepository) -> bool:
         """Check the credential of a registry. Returns whether the registry ever asks for a login.
