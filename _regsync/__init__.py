@@ -7,8 +7,8 @@ which tests/test_layering.py checks.
 import sys
 
 __version__ = "0.1.0"
-# Whether a FIPS provider is required. tools/build_zipapp.py sets True in dist/regsync.pyz. The builds
-# differ only in this line.
+# Whether a FIPS provider is required. tools/build_zipapp.py sets True in dist/regsync.pyz. The
+# builds differ only in this line.
 FIPS_BUILD = False
 # Whether this is the static executable. tools/build_static.py adds the module `_regsync_native`.
 IS_STATIC = "_regsync_native" in sys.builtin_module_names

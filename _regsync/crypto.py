@@ -80,8 +80,9 @@ def hmac_bytes(key: bytes, data: bytes) -> bytes:
 def sign_rs256(key: str, message: bytes) -> bytes:
     """Sign a message by RS256: RSASSA-PKCS1-v1_5 with SHA-256 (docs/protocol-facts.md section 5.4).
 
-    `key` is a private key in PEM. Raises ValueError if the key is not an RSA key, has a pass phrase,
-    or is refused by OpenSSL. The error's text is the end of a sentence whose subject is the key.
+    `key` is a private key in PEM. Raises ValueError if the key is not an RSA key, has a pass
+    phrase, or is refused by OpenSSL. The error's text is the end of a sentence whose subject is the
+    key.
     """
     _check_rsa_key(key)
     if IS_STATIC:

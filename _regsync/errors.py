@@ -100,7 +100,8 @@ class SyncError(RegsyncError):
     unreachable_peer: object | None = None
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Set each of side, operation and reference unless it is set already. Return the same error.
+        """Set each of side, operation and reference unless it is set already. Return the same
+        error.
 
         `reference` is the operand of `operation`: `HOST/REPOSITORY[:TAG][@DIGEST]`.
         """

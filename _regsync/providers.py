@@ -16,19 +16,17 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "unknown"]
 
-# How the body of a blob is sent after the POST that starts its upload (docs/protocol-facts.md section
-# 1.7).
-# put: one PUT with the body.
-# patch: one PATCH without Content-Range, then an empty PUT.
-# chunks: PATCHes with `Content-Range: start-end`, then an empty PUT.
+# How the body of a blob is sent after the POST that starts its upload (docs/protocol-facts.md
+# section 1.7). put: one PUT with the body. patch: one PATCH without Content-Range, then an empty
+# PUT. chunks: PATCHes with `Content-Range: start-end`, then an empty PUT.
 UploadStyle = Literal["put", "patch", "chunks"]
 
 
 class Pace(NamedTuple):
     """The limits of a group of actions: a window of concurrent requests and a token bucket.
 
-    The window is described in docs/specification.md section 8.1. The sum of `rate` and `burst` never
-    exceeds the limit that the registry publishes.
+    The window is described in docs/specification.md section 8.1. The sum of `rate` and `burst`
+    never exceeds the limit that the registry publishes.
     """
 
     actions: str  # the actions that share the window, separated by blanks
@@ -76,8 +74,8 @@ _WRITES = f"manifest_put {_UPLOADS}"
 
 # Amazon ECR.
 
-# docs/protocol-facts.md section 4.1. Dual-stack names are only under on.aws. The dual-stack names of
-# China and of ECR Public are not included because they could not be verified.
+# docs/protocol-facts.md section 4.1. Dual-stack names are only under on.aws. The dual-stack names
+# of China and of ECR Public are not included because they could not be verified.
 # https://docs.aws.amazon.com/AmazonECR/latest/userguide/ecr-requests.html
 _AWS_SUFFIXES = (
     r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk"
@@ -93,8 +91,8 @@ _ECR_SOURCE = "docs/protocol-facts.md sections 4.1 (hosts), 4.8 (rates), 4.9 (mo
 _ECR = Product(
     _ECR_HOSTS,
     _ECR_SOURCE,
-    # ECR answers a mount with 201 only if a committed manifest of the source repository refers to the
-    # blob. Therefore a 202 does not mean that the blob is absent.
+    # ECR answers a mount with 201 only if a committed manifest of the source repository refers to
+    # the blob. Therefore a 202 does not mean that the blob is absent.
     # https://docs.aws.amazon.com/AmazonECR/latest/userguide/blob-mounting.html
     probe=None,
     # Per second: PutImage 10, InitiateLayerUpload and CompleteLayerUpload 100, UploadLayerPart 500.
@@ -132,8 +130,8 @@ _ECR_PUBLIC = Product(
 
 # Docker Hub.
 
-# Docker Hub has several names (docs/protocol-facts.md section 7.2). Users copy the last one from its
-# web pages.
+# Docker Hub has several names (docs/protocol-facts.md section 7.2). Users copy the last one from
+# its web pages.
 _DOCKER_HUB_NAME = "docker.io"  # the canonical name
 _DOCKER_HUB_API = "registry-1.docker.io"  # the host to which requests are sent
 DOCKER_HUB_HOSTS = (_DOCKER_HUB_NAME, "index.docker.io", _DOCKER_HUB_API, "registry.hub.docker.com")
@@ -261,7 +259,10 @@ def api_host(host: str) -> str:
 
 
 def api_repository(host: str, repository: str) -> str:
-    """Return the name of a repository in requests. Docker Hub's official images are in `library/`."""
+    """Return the name of a repository in requests.
+
+    Docker Hub's official images are in `library/`.
+    """
     if _is_docker_hub(host) and "/" not in repository:
         return f"library/{repository}"
     return repository

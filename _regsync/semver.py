@@ -75,8 +75,9 @@ def _sort_key(identifier: str) -> str:
     """Return a sort key for an identifier of a pre-release.
 
     The concatenated keys of two pre-releases compare as SemVer compares the pre-releases. Numbers
-    sort below words. The key of a number is `\\1`, the count of its digits, and the digits. The key of a
-    word is `\\2`, the word, and `\\0`, so that a word sorts below longer words that begin with it.
+    sort below words. The key of a number is `\\1`, the count of its digits, and the digits. The key
+    of a word is `\\2`, the word, and `\\0`, so that a word sorts below longer words that begin with
+    it.
     """
     if not identifier.isdigit():
         return f"\2{identifier}\0"
@@ -103,8 +104,8 @@ class Comparator(NamedTuple):
         return not is_between if self.is_negated else is_between
 
 
-# The alternatives of a range, which are joined by `||`. An alternative is a list of comparators, which
-# are joined by `,`. A version must satisfy all comparators of at least one alternative.
+# The alternatives of a range, which are joined by `||`. An alternative is a list of comparators,
+# which are joined by `,`. A version must satisfy all comparators of at least one alternative.
 Range = tuple[tuple[Comparator, ...], ...]
 
 
@@ -118,9 +119,9 @@ def admits(range_: Range, version: Version, prerelease: Prerelease = "exclude") 
 def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: Prerelease) -> bool:
     """Report whether a version satisfies all comparators of one alternative, as in node-semver.
 
-    A comparator that mentions a pre-release, such as `>=1.2.0-rc.1`, permits all pre-releases of that
-    release. Other pre-releases are refused by the rule `exclude`. By the rules `include` and `only`
-    they satisfy a comparator if their release does: 1.3.0 is compared for 1.3.0-rc.1.
+    A comparator that mentions a pre-release, such as `>=1.2.0-rc.1`, permits all pre-releases of
+    that release. Other pre-releases are refused by the rule `exclude`. By the rules `include` and
+    `only` they satisfy a comparator if their release does: 1.3.0 is compared for 1.3.0-rc.1.
     """
     # `!=1.2.0-rc.1` permits no pre-releases.
     permitted_releases = [
@@ -132,8 +133,8 @@ def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: 
 
     compared = version if is_permitted else Version(version.release)
     for comparator in comparators:
-        # A comparator that mentions a pre-release of this release applies to the pre-release itself:
-        # `!=1.2.0-rc.1` excludes 1.2.0-rc.1, but not 1.2.0-rc.2.
+        # A comparator that mentions a pre-release of this release applies to the pre-release
+        # itself: `!=1.2.0-rc.1` excludes 1.2.0-rc.1, but not 1.2.0-rc.2.
         mentions_prerelease = comparator.prerelease_of == version.release
         if not comparator.admits(version if mentions_prerelease else compared):
             return False
@@ -195,7 +196,8 @@ def _explain_invalid(word: str) -> str:
 
 
 def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> Version:
-    """Return the exclusive upper bound of the versions that a partial version, `^` or `~` stands for.
+    """Return the exclusive upper bound of the versions that a partial version, `^` or `~` stands
+    for.
 
     `1.2` stands for the versions from 1.2.0 to below 1.3.0, `^1.2.3` for the versions from 1.2.3 to
     below 2.0.0, and `~1.2.3` for the versions from 1.2.3 to below 1.3.0. `1.2.3` stands only for

@@ -103,7 +103,8 @@ def _parse_glob(pattern: str) -> _Pattern:
     if has_wildcards:
         return _Pattern(tuple(tokens), literal=None)
 
-    # Literals are requested without a listing, so they must be valid tags (docs/design.md section 5).
+    # Literals are requested without a listing, so they must be valid tags (docs/design.md section
+    # 5).
     literal = "".join(map(str, tokens))  # all tokens are strings
     if not is_tag(literal):
         raise ValueError(
@@ -181,9 +182,9 @@ def _matches(tokens: Sequence[_Token], tag: str) -> bool:
     """Report whether tokens match a whole tag.
 
     The function simulates a nondeterministic automaton: `positions` is the set of positions in the
-    tag at which the tokens read so far can end. Position 0 is before the first character. Each token
-    examines each position at most once. Backtracking, as in `re`, could take exponential time.
-    Braces are balanced, so that every `,` and `}` among the marks belongs to a choice.
+    tag at which the tokens read so far can end. Position 0 is before the first character. Each
+    token examines each position at most once. Backtracking, as in `re`, could take exponential
+    time. Braces are balanced, so that every `,` and `}` among the marks belongs to a choice.
     """
     positions = {0}
     choices: list[_Choice] = []  # the choices around the current token; the innermost comes last
@@ -335,8 +336,8 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     kept = ranked[:latest]
     beyond_latest = ranked[latest:]
 
-    # If fewer than `min_tags` tags are kept, dropped tags are restored: first tags that `latest` cut
-    # off, then tags dropped because of their version (docs/design.md section 5, step 6).
+    # If fewer than `min_tags` tags are kept, dropped tags are restored: first tags that `latest`
+    # cut off, then tags dropped because of their version (docs/design.md section 5, step 6).
     min_tags = rule.min_tags or 0
     missing = min_tags - len(kept)
     if missing > 0:
@@ -402,10 +403,11 @@ class _CompiledRule:
         return reason in ("semver", "prerelease") and not self.is_excluded(tag)
 
     def _reason_by_version(self, tag: str) -> Reason | None:
-        """Return "semver" if the range drops a tag, or "prerelease" if the rule for pre-releases does.
+        """Return "semver" if the range drops a tag, or "prerelease" if the rule for pre-releases
+        does.
 
-        Returns None if neither drops the tag. Without a range, a tag that is not a version counts as
-        a release.
+        Returns None if neither drops the tag. Without a range, a tag that is not a version counts
+        as a release.
         """
         if self.range is None and self.prerelease == "include":
             return None
@@ -434,6 +436,6 @@ def _ordered(
     by_text = sorted(tags, reverse=True)
     if order == "alpha":
         return tuple(by_text)
-    # The key of a tag that is not a version is the empty tuple, which is below every version. Because
-    # the sort is stable, tags with equal keys remain sorted by text.
+    # The key of a tag that is not a version is the empty tuple, which is below every version.
+    # Because the sort is stable, tags with equal keys remain sorted by text.
     return tuple(sorted(by_text, key=lambda tag: version_of(tag) or (), reverse=True))

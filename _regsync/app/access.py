@@ -39,7 +39,10 @@ LATEST_TIME = 1e11  # seconds since 1970; a credential that expires later is not
 
 
 async def check_access(config: Config, console: Console) -> int:
-    """Try the rights in every repository of the mappings, and show them. Returns the exit status."""
+    """Try the rights in every repository of the mappings, and show them.
+
+    Returns the exit status.
+    """
     with closing(connect(console)) as transport:
         places = places_in_use(config)
         # Read the certificate files of all registries first, so that an unusable file ends the
@@ -182,7 +185,8 @@ def describe_mounting(account: EcrAccount) -> str:
 def can_be_created(repository: RemoteRepository, account: EcrAccount | None) -> bool:
     """Report whether a push can create the repository, which does not exist.
 
-    `account` is the AWS account of the repository's registry, or None if the registry is not in ECR.
+    `account` is the AWS account of the repository's registry, or None if the registry is not in
+    ECR.
     """
     if repository.host.registry.kind == "ecr_public":
         return False
@@ -196,8 +200,8 @@ class AccessCheck:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        # Whether a registry ever asks for a login. A registry that had accepted the credential before
-        # its first check has no entry.
+        # Whether a registry ever asks for a login. A registry that had accepted the credential
+        # before its first check has no entry.
         self._credential_checks = dict[RegistryClient, Once[bool]]()
         # The account settings of each registry in ECR, which are requested once.
         self._accounts = defaultdict[RegistryClient, Once["EcrAccount"]](Once)
@@ -238,9 +242,9 @@ class AccessCheck:
     async def _try_rights(self, access: Access) -> None:
         """List tags and, at a target that exists, start an upload. Store in `access` what works.
 
-        Raises SyncError if a source refuses the listing, or if a target refuses the upload. A target
-        may refuse the listing, since a push needs no list of tags. A target that does not exist raises
-        SyncError unless a push would create it.
+        Raises SyncError if a source refuses the listing, or if a target refuses the upload. A
+        target may refuse the listing, since a push needs no list of tags. A target that does not
+        exist raises SyncError unless a push would create it.
         """
         repository = access.repository
         try:
@@ -298,14 +302,15 @@ class AccessCheck:
     async def _check_credential(self, repository: RemoteRepository) -> bool:
         """Check the credential of a registry. Returns whether the registry ever asks for a login.
 
-        Sends no request if the registry has already asked for the credential and accepted it. Otherwise
-        the check is made once per registry, because a push may need the credential later. If the
-        registry refuses the credential, RegistryError is raised for each of its repositories.
+        Sends no request if the registry has already asked for the credential and accepted it.
+        Otherwise the check is made once per registry, because a push may need the credential later.
+        If the registry refuses the credential, RegistryError is raised for each of its
+        repositories.
         """
         host = repository.host
         check = self._credential_checks.get(host)
-        # The check itself can make the credential proven although the registry never asks for it, so
-        # `is_proven` counts only before the check.
+        # The check itself can make the credential proven although the registry never asks for it,
+        # so `is_proven` counts only before the check.
         if check is None:
             if host.authenticator.is_proven:
                 return True
@@ -320,9 +325,9 @@ class AccessCheck:
     async def _send_credential(self, repository: RemoteRepository) -> bool:
         """Request `/v2/` with the credential. Returns whether the registry asks for a login.
 
-        A registry that asks for logins in any repository asks for one here. Returns False too if this
-        cannot be found out: without a credential, or if the registry does not serve `/v2/`. Raises
-        RegistryError if the credential is refused.
+        A registry that asks for logins in any repository asks for one here. Returns False too if
+        this cannot be found out: without a credential, or if the registry does not serve `/v2/`.
+        Raises RegistryError if the credential is refused.
         """
         host = repository.host
         login = host.authenticator
@@ -330,7 +335,8 @@ class AccessCheck:
         has_credential = not login.is_anonymous or login.cloud_login is not None
         if not has_credential:
             return False
-        # `build_call` puts the repository before the path, but `/v2/` belongs to the whole registry.
+        # `build_call` puts the repository before the path, but `/v2/` belongs to the whole
+        # registry.
         ping = repository.build_call("tag_list", "GET", "")._replace(path="/v2/")
         try:
             answer = await self._transport.request(host, ping, ok=(200,))

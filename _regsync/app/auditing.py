@@ -37,10 +37,11 @@ async def audit(
 ) -> int:
     """Check that targets hold the images that a configuration selects. Returns the exit status.
 
-    `blobs_to_read` is the number of blobs per target whose bytes are downloaded and checked. A receipt
-    lists every manifest and blob that was found. It is written to `receipt_path`, unless that is None
-    or a signal interrupts the audit. With a lock, no source is contacted: the lock has the expected
-    digests and artifacts. After a signal, the exit status is 128 and the signal's number.
+    `blobs_to_read` is the number of blobs per target whose bytes are downloaded and checked. A
+    receipt lists every manifest and blob that was found. It is written to `receipt_path`, unless
+    that is None or a signal interrupts the audit. With a lock, no source is contacted: the lock has
+    the expected digests and artifacts. After a signal, the exit status is 128 and the signal's
+    number.
     """
     start = anyio.current_time()
     started_at = utc_now()

@@ -28,8 +28,8 @@ from _regsync.text import mask_unless_word, printable, reason_of
 if TYPE_CHECKING:
     from _regsync.config.fields import Field
 
-# The errors of a write to standard output or standard error: a full disk, an exceeded quota, a reader
-# that has closed its pipe. The same errors on other files arrive here as a RegsyncError.
+# The errors of a write to standard output or standard error: a full disk, an exceeded quota, a
+# reader that has closed its pipe. The same errors on other files arrive here as a RegsyncError.
 LOST_OUTPUT = frozenset(
     {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EAGAIN}
 )
@@ -83,8 +83,8 @@ class Command(NamedTuple):
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. The returned `command` is the name of the command.
 
-    Raises ConfigError if there is no command, if the command does not exist, or if it does not accept
-    its arguments. Exits if the command line asks for help.
+    Raises ConfigError if there is no command, if the command does not exist, or if it does not
+    accept its arguments. Exits if the command line asks for help.
     """
     name, words = split_command(argv)
     if name is None and "--version" in words:
@@ -237,7 +237,8 @@ def add_config_file(parser: Parser) -> None:
     """Add a required configuration, either as the argument FILE or as the option -c."""
     forms = parser.add_mutually_exclusive_group(required=True)
     meaning = "the configuration; - reads standard input"
-    # Both forms set `file`. The default of the absent form must not overwrite the value of the other.
+    # Both forms set `file`. The default of the absent form must not overwrite the value of the
+    # other.
     no_default = argparse.SUPPRESS
     forms.add_argument("file", metavar="FILE", nargs="?", default=no_default, help=meaning)
     forms.add_argument(
@@ -542,8 +543,8 @@ def discard_lost_output() -> None:
 def report_error(console: Console, error: BaseException) -> int:
     """Show the error that ended a command, unless it is a broken pipe. Returns the exit status.
 
-    If the error is that of a write to standard output or standard error, `console.has_lost_output` is
-    set.
+    If the error is that of a write to standard output or standard error, `console.has_lost_output`
+    is set.
     """
     # A task group raises an exception group. Report its first exception.
     while members := getattr(error, "exceptions", None):
@@ -567,8 +568,8 @@ def report_error(console: Console, error: BaseException) -> int:
         except OSError:
             pass  # standard error is lost too, so that only the exit status can report the error
 
-    # Compare codes, because errors of other classes can have AuthError's code, such as a RegistryError
-    # about a 401.
+    # Compare codes, because errors of other classes can have AuthError's code, such as a
+    # RegistryError about a 401.
     if reported.code == AuthError.code:
         return AuthError.exit_status
     return reported.exit_status

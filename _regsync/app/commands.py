@@ -202,7 +202,8 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     mapping = mapping_between(source, target, config, platforms, artifacts)
     image = SingleImage(mapping, source_reference, target_reference)
     config = config._replace(mappings=(mapping,))
-    # `recheck`: look up the image's artifacts even if the saved state says that nothing has changed.
+    # `recheck`: look up the image's artifacts even if the saved state says that nothing has
+    # changed.
     return run_async(partial(run, config, console, kind="copy", image=image, recheck=True))
 
 
@@ -252,7 +253,8 @@ def run_sync(arguments: Namespace, console: Console) -> int:
     config = select_shard(arguments.shard, config, console.log)
     lock = read_lock(arguments, config)
     if retry is not None:
-        # Narrow the mappings last, because sharding and the check of the lock need all their images.
+        # Narrow the mappings last, because sharding and the check of the lock need all their
+        # images.
         config = retry.narrow(config)
     kind: RunKind = "plan" if arguments.dry_run else "sync"
     return run_async(
@@ -263,8 +265,8 @@ def run_sync(arguments: Namespace, console: Console) -> int:
 def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -> Retry | None:
     """Read which images failed or were left undone in the report of `--retry-from`.
 
-    Returns None without `--retry-from`. Logs a message if there are no such images, and a warning if
-    no mapping selects some of them any more. Raises ConfigError if the report is invalid.
+    Returns None without `--retry-from`. Logs a message if there are no such images, and a warning
+    if no mapping selects some of them any more. Raises ConfigError if the report is invalid.
     """
     if arguments.retry_from is None:
         return None

@@ -56,8 +56,8 @@ class Console:
         takes_escapes = is_terminal and not logs_json  # whether `err` may get escape sequences
         is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
         self.writes_json = writes_json
-        # Progress is shown either by a display of several lines that is redrawn at the bottom of the
-        # terminal, or by a log line every 30 seconds.
+        # Progress is shown either by a display of several lines that is redrawn at the bottom of
+        # the terminal, or by a log line every 30 seconds.
         self.has_display = shows_progress and takes_escapes
         self.has_heartbeat = shows_progress and not takes_escapes
         self.has_lost_output = False  # whether a write to either stream has failed
@@ -91,9 +91,9 @@ class Console:
     ) -> None:
         """Write a line to standard error regardless of its level.
 
-        In the text format the line is `prefix` and `message`, followed by `fields["hint"]` on a line
-        of its own, unless that hint was shown before. In the JSON format the line is an object of all
-        arguments except `prefix`.
+        In the text format the line is `prefix` and `message`, followed by `fields["hint"]` on a
+        line of its own, unless that hint was shown before. In the JSON format the line is an object
+        of all arguments except `prefix`.
         """
         if self._logs_json:
             entry = {"ts": timestamp(), "level": level, "event": event, "message": message}
@@ -127,8 +127,8 @@ class Console:
     def omit_shared_hosts(self, host_pairs: Collection[tuple[str, str]]) -> None:
         """Print hosts once, instead of in each image's line, if all images have the same two hosts.
 
-        `host_pairs` has a pair (source host, target host) for each direction in which the run copies.
-        Output that does not go to a terminal keeps the hosts in each line.
+        `host_pairs` has a pair (source host, target host) for each direction in which the run
+        copies. Output that does not go to a terminal keeps the hosts in each line.
         """
         if len(host_pairs) != 1 or not self._out.isatty():
             return
@@ -159,8 +159,8 @@ class Console:
     def print_summary(self, report: Report | AuditReport, elapsed: float) -> None:
         """Log each cause of several failures with their number, then print the report's summary.
 
-        The summary is not printed with `--json`, nor for a run without changes if standard output is
-        not a terminal. `elapsed` is in seconds.
+        The summary is not printed with `--json`, nor for a run without changes if standard output
+        is not a terminal. `elapsed` is in seconds.
         """
         for cause in report.causes():
             text = f"Failed: {cause.failures} x {cause.text}"
@@ -173,8 +173,8 @@ class Console:
     def print_document(self, document: Mapping[str, object]) -> None:
         """Print the JSON document of a command. The document is ASCII, whatever the values contain.
 
-        A value that is an iterator is written as an array, one item at a time, so that a long list of
-        images need not fit in memory.
+        A value that is an iterator is written as an array, one item at a time, so that a long list
+        of images need not fit in memory.
         """
         self.clear_display()
         buffer = ""

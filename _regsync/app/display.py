@@ -60,8 +60,8 @@ class Progress(NamedTuple):
     def saved(self) -> str:
         """The bytes that need not be sent: `3 MB: 2 MB already there, 1 MB mounted`.
 
-        If all these bytes are of one kind, there is no total: `2 MB already there`. Without such bytes
-        the text is empty.
+        If all these bytes are of one kind, there is no total: `2 MB already there`. Without such
+        bytes the text is empty.
         """
         present = f"{size_text(self.saved_present)} already there" if self.saved_present else ""
         mounted = f"{size_text(self.saved_mounted)} mounted" if self.saved_mounted else ""

@@ -53,7 +53,10 @@ def random_fraction() -> float:
 
 
 def read_login_file(path: str) -> bytes | None:
-    """Read a login file. Returns None if it does not exist. Raises ConfigError if it is unreadable."""
+    """Read a login file.
+
+    Returns None if it does not exist. Raises ConfigError if it is unreadable.
+    """
     try:
         with open(path, "rb") as stream:
             return stream.read(LARGEST_LOGIN_FILE)
@@ -105,13 +108,14 @@ def run_async(work: Callable[[], Awaitable[int]]) -> int:
 
 async def run_with_wakeup(work: Callable[[], Awaitable[int]]) -> int:
     """Run `work` in an event loop that is woken by every signal. Returns its exit status."""
-    # Python calls a signal handler between two bytecode instructions. If a signal arrives just before
-    # the event loop blocks, the handler is delayed until the loop is woken by something else. An
-    # event loop that listens for at least one signal has called `signal.set_wakeup_fd`, and is then
-    # woken by every signal. SIGURG is unused otherwise, so that listening for it replaces no handler.
+    # Python calls a signal handler between two bytecode instructions. If a signal arrives just
+    # before the event loop blocks, the handler is delayed until the loop is woken by something
+    # else. An event loop that listens for at least one signal has called `signal.set_wakeup_fd`,
+    # and is then woken by every signal. SIGURG is unused otherwise, so that listening for it
+    # replaces no handler.
     unused_signal = getattr(signal, "SIGURG", None)
-    # Windows has no SIGURG, but its event loop is woken by every signal. Other threads than the main
-    # thread get no signals.
+    # Windows has no SIGURG, but its event loop is woken by every signal. Other threads than the
+    # main thread get no signals.
     if unused_signal is None or threading.current_thread() is not threading.main_thread():
         return await work()
 

@@ -75,8 +75,8 @@ async def serve(
 ) -> None:
     """Serve probes until cancelled, at every address that `bind` resolves to.
 
-    An empty `bind` means all addresses of this machine. The addresses of the open listeners are passed
-    to `task_status`. Raises ConfigError if a listener cannot be opened.
+    An empty `bind` means all addresses of this machine. The addresses of the open listeners are
+    passed to `task_status`. Raises ConfigError if a listener cannot be opened.
     """
     listeners = open_listeners(bind, port)
     async with anyio.create_task_group() as tasks:
@@ -151,8 +151,8 @@ class Server:
     async def _serve_client(self, client: Client) -> None:
         """Answer one request, then wait until the client disconnects.
 
-        Returns without an error if the connection breaks, if the time is over, or if the client is the
-        oldest of too many.
+        Returns without an error if the connection breaks, if the time is over, or if the client is
+        the oldest of too many.
         """
         with (
             client.connection,
@@ -165,8 +165,9 @@ class Server:
                 self._clients.pop(oldest).cancel()
             while want := client.step():  # WANT_READ or WANT_WRITE
                 await client.stream.wait(want)
-            # If a socket is closed with unread bytes, the system resets the connection, and the client
-            # may lose the response. So read until the client disconnects (RFC 9112 section 9.6).
+            # If a socket is closed with unread bytes, the system resets the connection, and the
+            # client may lose the response. So read until the client disconnects (RFC 9112 section
+            # 9.6).
             scope.deadline = anyio.current_time() + CLIENT_SECONDS
             client.connection.shutdown(socket.SHUT_WR)
             while client.stream.recv_into(client.scratch):
@@ -189,8 +190,8 @@ class Client:
     def step(self) -> int:
         """Read the request and send the response, as far as possible without blocking.
 
-        Returns 0 if the response has been sent. Otherwise it returns WANT_READ or WANT_WRITE, which are
-        negative: call it again when the socket can be read or written.
+        Returns 0 if the response has been sent. Otherwise it returns WANT_READ or WANT_WRITE, which
+        are negative: call it again when the socket can be read or written.
         """
         if self._unsent is None:
             response = self._read_request()
@@ -216,8 +217,8 @@ class Client:
                 if count < 0:  # WANT_READ or WANT_WRITE
                     return count
                 received = bytes(self.scratch[:count])
-                # h11 needs quadratic time for a head with long runs of blanks. `next_portion` returns
-                # fewer bytes for such a head.
+                # h11 needs quadratic time for a head with long runs of blanks. `next_portion`
+                # returns fewer bytes for such a head.
                 if next_portion(self._framing, received) != received:
                     return self._encode(400, {})
                 self._framing.receive_data(received)

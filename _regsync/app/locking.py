@@ -158,7 +158,8 @@ async def resolve_lock(
         knowledge = Knowledge(state, now=wall, ttl=config.cache_ttl)
         discovery = Discovery(transport, knowledge, reads_only=True)
         referrers = Referrers(discovery, knowledge, wall, has_state=False)
-        # The lock itself keeps the first-seen times. `known` makes a directory for them unnecessary.
+        # The lock itself keeps the first-seen times. `known` makes a directory for them
+        # unnecessary.
         first_seen = first_seen_for(config, wall, transport.machine.log, may_write=False, known={})
         locking = Locking(
             transport,
@@ -184,8 +185,8 @@ async def resolve_lock(
 def select_mappings(names: Sequence[str], config: Config) -> Sequence[MappingRule]:
     """Return the mappings whose source repository is named, or all mappings if `names` is empty.
 
-    A name is written as in the mapping's `from` or as in a lock. Raises ConfigError for a name that no
-    mapping has.
+    A name is written as in the mapping's `from` or as in a lock. Raises ConfigError for a name that
+    no mapping has.
     """
     if not names:
         return config.mappings

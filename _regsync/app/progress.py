@@ -216,8 +216,8 @@ def describe_work(work: Work, now: float) -> str:
 
 def describe_registries(work: Work, silences: Silences, now: float) -> dict[str, str]:
     """Return a line for each registry that is unreachable, throttled, slow or failing, by host."""
-    # The order of the steps matters: a host that is unreachable, throttled and slow is shown with the
-    # first of these only.
+    # The order of the steps matters: a host that is unreachable, throttled and slow is shown with
+    # the first of these only.
     lines = work.transport.recovery.describe(now)  # the unreachable hosts
     for host, meter in work.transport.throttled_meters.items():
         if meter.paused_until > now:

@@ -87,8 +87,8 @@ class ReportedRun(NamedTuple):
     blobs_unique: int  # different blobs among the transferred ones
     blobs_mounted: int
     bytes: int  # sent to targets
-    # Bytes that were not sent, because targets had the blobs already or mounted them. None in reports
-    # of old versions.
+    # Bytes that were not sent, because targets had the blobs already or mounted them. None in
+    # reports of old versions.
     bytes_present: int | None
     bytes_mounted: int | None
     requests: Mapping[str, Mapping[str, int]]  # the number of requests by host and action
@@ -238,7 +238,8 @@ class _Unchecked:
 
 
 def _read_run(report: _Unchecked) -> ReportedRun:
-    # A missing field has the value None, for which all methods but `optional_text` raise ConfigError.
+    # A missing field has the value None, for which all methods but `optional_text` raise
+    # ConfigError.
     totals = report["totals"]
     layers = totals["layers"]
     saved = totals["saved"]

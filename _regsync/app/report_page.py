@@ -335,7 +335,8 @@ def _collapsed_table(
     images: Sequence[ReportedImage],
     cells_of: Callable[[ReportedImage], Sequence[str]],
 ) -> Iterator[str]:
-    """Yield a table of images that is hidden until the reader opens it. Yields nothing without images.
+    """Yield a table of images that is hidden until the reader opens it. Yields nothing without
+    images.
 
     `cells_of` returns the cells of an image as HTML.
     """

@@ -59,8 +59,8 @@ async def run(
     """Carry out one run and show its results. Returns the exit status.
 
     `image` is the image of a copy, and None for the other kinds, which run all mappings. With
-    `recheck`, artifacts are looked up whatever the saved state says about them. With a lock, its tags
-    and digests stand in for those of the sources. With `retry`, only its images are copied.
+    `recheck`, artifacts are looked up whatever the saved state says about them. With a lock, its
+    tags and digests stand in for those of the sources. With `retry`, only its images are copied.
 
     If a signal has interrupted the run, the exit status is 128 and the signal's number.
     """

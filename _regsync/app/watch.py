@@ -63,8 +63,8 @@ class Health(NamedTuple):
         """Return the HTTP status (200 or 503) and the JSON document for `/healthz` or `/readyz`.
 
         `/healthz` is 503 if STANDSTILL_SECONDS have passed since the last cycle was due and since
-        `last_progress`, when a registry last answered or bytes of a blob were last moved. `/readyz` is
-        503 before the first successful cycle and after the first signal.
+        `last_progress`, when a registry last answered or bytes of a blob were last moved. `/readyz`
+        is 503 before the first successful cycle and after the first signal.
         """
         if path == "/healthz":
             has_passed = now - max(self.due, last_progress) < STANDSTILL_SECONDS
@@ -117,8 +117,9 @@ class CycleLog:
         self._current_lines = set[tuple[str, str]]()
         self._previous_lines = set[tuple[str, str]]()
 
-        # The images that fail in this cycle and in the previous one. The key is (source, target). The
-        # value identifies the error by (code, HTTP status), because its message may contain a time.
+        # The images that fail in this cycle and in the previous one. The key is (source, target).
+        # The value identifies the error by (code, HTTP status), because its message may contain a
+        # time.
         self.current_failures = dict[tuple[str, str], object]()
         self._previous_failures = dict[tuple[str, str], object]()
 
@@ -152,8 +153,8 @@ class CycleLog:
     def show_outcome(self, outcome: Outcome) -> None:
         """Record the result of an image, and show the result if it is news.
 
-        News are a synced image, a failure that the image did not have in the previous cycle, and the
-        end of a failure.
+        News are a synced image, a failure that the image did not have in the previous cycle, and
+        the end of a failure.
         """
         key = (outcome.source, outcome.target)
         if outcome.error is not None:
@@ -180,8 +181,8 @@ class CycleLog:
     def _keep_failures_of_untried_images(self) -> None:
         """Copy the previous failures of images that were not tried, so that they do not recover."""
         for (source, target), failure in self._previous_failures.items():
-            # If a mapping's tags could not be listed, the mapping has failed with this key and none of
-            # its images was tried.
+            # If a mapping's tags could not be listed, the mapping has failed with this key and none
+            # of its images was tried.
             mapping_key = (f"{without_tag(source)}:*", f"{without_tag(target)}:*")
             if mapping_key in self.current_failures:
                 self.current_failures.setdefault((source, target), failure)
@@ -214,8 +215,8 @@ class Watch:
         self._interval = interval
         self._cycle_log = CycleLog(console)
         file = read_file()
-        # The text of the configuration in force. None after a failed reload, so that the next reload
-        # parses the file even if its old text was restored.
+        # The text of the configuration in force. None after a failed reload, so that the next
+        # reload parses the file even if its old text was restored.
         self._config_text: bytes | None = file.text
         self._config = load(self._cycle_log.log, file)
         self._lock = read_lock(self._config)
@@ -234,8 +235,8 @@ class Watch:
     def answer_probe(self, path: str) -> tuple[int, dict[str, object]]:
         """Return the HTTP status and the JSON document for `/healthz` or `/readyz`.
 
-        The health listener calls this in its own thread. `current_time` returns the same clock in the
-        event loops of both threads.
+        The health listener calls this in its own thread. `current_time` returns the same clock in
+        the event loops of both threads.
         """
         return self._health.answer(path, anyio.current_time(), self.transport.last_progress)
 
@@ -375,7 +376,8 @@ class Watch:
 
     def _publish_to_probes(self, cycle: dict[str, object]) -> None:
         status = self._health.status
-        # Exit status 1 means that some images failed and others did not, which is enough to be ready.
+        # Exit status 1 means that some images failed and others did not, which is enough to be
+        # ready.
         is_successful = cycle["exit_status"] in (0, 1)
         if status == "starting" and is_successful:
             status = "ready"
@@ -385,8 +387,8 @@ class Watch:
     def _log_summary(self, text: str, cycle: dict[str, object]) -> None:
         """Log the summary `text` of a cycle that had news, with the fields `cycle`.
 
-        The summary of a cycle without news is logged only at DEBUG, and only if no summary was logged
-        for QUIET_SECONDS.
+        The summary of a cycle without news is logged only at DEBUG, and only if no summary was
+        logged for QUIET_SECONDS.
         """
         now = anyio.current_time()
         if self._cycle_log.has_news:

@@ -353,8 +353,8 @@ async def _obtain_cli_token(
 ) -> _DirectoryToken:
     """Return the access token that `az login` has stored, or request one with its refresh token.
 
-    Raises AuthError if nobody has run `az login`, if its files are malformed or contain no token, or
-    if the directory refuses the refresh token. `tried_places` are the places that were searched
+    Raises AuthError if nobody has run `az login`, if its files are malformed or contain no token,
+    or if the directory refuses the refresh token. `tried_places` are the places that were searched
     before, for the error message.
     """
     try:

@@ -143,8 +143,8 @@ class CloudLogin:
         self.machine = clouds.machine
         self._probing_metadata = probing_metadata
 
-        # The current credential, which may have expired. None before the first login, or if a probed
-        # cloud does not answer.
+        # The current credential, which may have expired. None before the first login, or if a
+        # probed cloud does not answer.
         self._credential: Credential | None = None
         self.expires = math.inf  # of the credential: seconds since 1970, by the wall clock
         # The times of the next renewal and of the credential's end, by the event loop's clock.

@@ -254,10 +254,10 @@ class _Source(NamedTuple):
     ) -> Login:
         """Return a registry login with the access token in an answer.
 
-        Raises AuthError with `hint` if the answer contains no token. `requested_life` is the token's
-        lifetime in seconds if the answer has no `expires_in`. It comes from a file, and may not be a
-        number. `secrets` are the secrets of the request. They are masked in the error, because the
-        answer may repeat them.
+        Raises AuthError with `hint` if the answer contains no token. `requested_life` is the
+        token's lifetime in seconds if the answer has no `expires_in`. It comes from a file, and may
+        not be a number. `secrets` are the secrets of the request. They are masked in the error,
+        because the answer may repeat them.
         """
         document = json_object(answer.body) or {}
         token = document.get("access_token") or document.get("accessToken")
@@ -291,8 +291,9 @@ class _CredentialFile(NamedTuple):
     def text(self, name: str, default: str = "", pattern: str = "(?s).+") -> str:
         """Return a text field, or `default` if the field is missing or empty.
 
-        Raises AuthError if both are empty, if the field is not a text, or if the text does not match
-        `pattern`. The error says that the value is not a URL, because only URLs have a `pattern`.
+        Raises AuthError if both are empty, if the field is not a text, or if the text does not
+        match `pattern`. The error says that the value is not a URL, because only URLs have a
+        `pattern`.
         """
         value = self.fields.get(name) or default
         if isinstance(value, str) and re.fullmatch(pattern, value):
@@ -447,8 +448,8 @@ class _CredentialFile(NamedTuple):
         """Return the token of another identity provider.
 
         This object must be a `credential_source`, which names the file or the URL with the token
-        (section 5.3). The content is the token itself or a JSON object. Raises AuthError if there is
-        no token.
+        (section 5.3). The content is the token itself or a JSON object. Raises AuthError if there
+        is no token.
         """
         content = await self._source_content()
         content_format = self.part("format")

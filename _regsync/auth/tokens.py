@@ -129,9 +129,9 @@ class Authenticator:
 
     Several tasks may call these methods concurrently. Each call may be cancelled.
 
-    If no other login can help after a refusal, `on_unauthorized` and `on_forbidden` return None, and
-    the caller reports the registry's answer. They raise AuthError if they can explain the refusal
-    better than that answer.
+    If no other login can help after a refusal, `on_unauthorized` and `on_forbidden` return None,
+    and the caller reports the registry's answer. They raise AuthError if they can explain the
+    refusal better than that answer.
     """
 
     def __init__(

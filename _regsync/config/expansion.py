@@ -38,9 +38,9 @@ _PARSED_TYPES = ("flag", "count", "path")
 def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
     """Return a configuration as YAML with all variables, groups and `defaults` resolved.
 
-    Unless `show_secrets` is set, the variables in secrets are kept and the other parts of secrets are
-    masked. A text that is not secret keeps its variables if one of them also occurs in a secret.
-    Raises ConfigError as `load` does.
+    Unless `show_secrets` is set, the variables in secrets are kept and the other parts of secrets
+    are masked. A text that is not secret keeps its variables if one of them also occurs in a
+    secret. Raises ConfigError as `load` does.
     """
     reader = Reader(file, should_lint=False)
     document = reader.read_document()
@@ -52,8 +52,8 @@ class _Expansion:
     """Converts the nodes of a valid configuration to plain values that YAML can represent."""
 
     def __init__(self, reader: Reader, *, show_secrets: bool) -> None:
-        # Has read the whole configuration without a problem, so it has `defaults`, the groups and the
-        # names of the variables in secrets.
+        # Has read the whole configuration without a problem, so it has `defaults`, the groups and
+        # the names of the variables in secrets.
         self.reader = reader
         self.show_secrets = show_secrets
         self.value_count = 0  # values converted so far
@@ -74,8 +74,8 @@ class _Expansion:
                 return {name: self.to_plain(entry.value, REGISTRY) for name, entry in entries}
             case "list":
                 return [self.to_plain(item, MAPPING) for item in node.items]
-            # For an alias or targets, `convert` returns the registries that it found when the document
-            # was read. The path, which is only for messages, is not used any more.
+            # For an alias or targets, `convert` returns the registries that it found when the
+            # document was read. The path, which is only for messages, is not used any more.
             case "alias":
                 registry = self.reader.convert(node, field, path="")
                 return registry.alias
@@ -98,9 +98,9 @@ class _Expansion:
     def expanded_nodes(self, node: Node, section_name: str) -> dict[str, Node]:
         """Return the node of each field that the expanded section has, by the field's name.
 
-        The document loses `target_groups` and `defaults`, and always has `global`. A mapping also has
-        the fields that it inherits. `global` also has the default values of its fields. Any other
-        section has the fields that it sets.
+        The document loses `target_groups` and `defaults`, and always has `global`. A mapping also
+        has the fields that it inherits. `global` also has the default values of its fields. Any
+        other section has the fields that it sets.
         """
         # A field with the value null is not set.
         nodes = {
@@ -130,8 +130,8 @@ class _Expansion:
     def scalar_to_plain(self, node: Node, field: Field) -> Any:
         """Return the value of a scalar with its variables replaced by their values.
 
-        Unless `show_secrets` is set, a secret is masked except for its variables. A text that shares a
-        variable with a secret keeps all its variables.
+        Unless `show_secrets` is set, a secret is masked except for its variables. A text that
+        shares a variable with a secret keeps all its variables.
         """
         text = substitute(node.text, self.reader.file.environ)
         if not self.show_secrets:

@@ -52,7 +52,10 @@ _MAX_AGE = 3650 * 86400
 
 
 def parse_duration(text: str) -> float:
-    """Parse a duration such as 90 or 1h30m. Returns seconds. Raises ValueError if it is malformed."""
+    """Parse a duration such as 90 or 1h30m.
+
+    Returns seconds. Raises ValueError if it is malformed.
+    """
     if not re.fullmatch("[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+", text):
         raise ValueError(
             f"{text!r} is not a duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
@@ -62,7 +65,10 @@ def parse_duration(text: str) -> float:
 
 
 def parse_age(text: str) -> float:
-    """Parse a duration of at most ten years. Returns seconds. Raises ValueError if it is invalid."""
+    """Parse a duration of at most ten years.
+
+    Returns seconds. Raises ValueError if it is invalid.
+    """
     seconds = parse_duration(text)
     if seconds > _MAX_AGE:
         raise ValueError(f"{text!r} is too long: write 3650d at most")
@@ -315,8 +321,8 @@ _INHERITED = (
 )
 
 
-# The fields of each section, by the section's name. "config" is the document. Fields are read in this
-# order, so that names are defined before they are used.
+# The fields of each section, by the section's name. "config" is the document. Fields are read in
+# this order, so that names are defined before they are used.
 SECTIONS: Mapping[str, tuple[Field, ...]] = {
     "config": (
         Field(

@@ -20,7 +20,8 @@ from _regsync.providers import canonical_host
 from _regsync.semver import Version, admits, parse_range
 from _regsync.tags import TagRule, check_glob, compile_glob, select
 
-# Tags that conventionally move: names such as `latest`, and versions without a minor or patch number.
+# Tags that conventionally move: names such as `latest`, and versions without a minor or patch
+# number.
 _MOVING_TAG = (
     r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|nightly|canary|rolling"
     r"|snapshot|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*"
@@ -87,7 +88,8 @@ def _lint_dropped_literal_tags(rule: TagRule) -> Iterator[LintWarning]:
     can_drop_tags = bool(rule.exclude) or rule.drops_versions
     if not literal_tags or not can_drop_tags:
         return
-    # The effect of `latest` and `min_tags` depends on all tags of the repository, which are unknown.
+    # The effect of `latest` and `min_tags` depends on all tags of the repository, which are
+    # unknown.
     selection = select(literal_tags, rule._replace(latest=None, min_tags=None))
     for tag, reason in selection.dropped.items():
         # `min_tags` restores tags that `semver` drops.
@@ -99,8 +101,8 @@ def _lint_dropped_literal_tags(rule: TagRule) -> Iterator[LintWarning]:
 def _lint_excluded_globs(rule: TagRule) -> Iterator[LintWarning]:
     """Warn of globs whose pattern is also in `exclude`, so that all their tags are dropped."""
     for pattern in rule.glob or ("*",):
-        # `check_glob` returns the tag of a pattern without wildcards, which `_lint_dropped_literals`
-        # checks.
+        # `check_glob` returns the tag of a pattern without wildcards, which
+        # `_lint_dropped_literal_tags` checks.
         has_wildcards = check_glob(pattern) is None
         is_excluded = "*" in rule.exclude or pattern in rule.exclude
         if has_wildcards and is_excluded:

@@ -25,8 +25,8 @@ class Registry(NamedTuple):
 
     alias: str
     scheme: Literal["https", "http", "oci-layout"]
-    # Without brackets. All names of Docker Hub are replaced by the canonical name. Of an image layout:
-    # the absolute path of its directory.
+    # Without brackets. All names of Docker Hub are replaced by the canonical name. Of an image
+    # layout: the absolute path of its directory.
     host: str
     port: int  # 0 of an image layout
     kind: Kind
@@ -61,8 +61,8 @@ class Registry(NamedTuple):
     def lock_name(self, repository: str) -> str:
         """Return the full name of a repository in a lock file.
 
-        For an image layout it contains the path as written in the configuration, so that the name is
-        the same on every machine.
+        For an image layout it contains the path as written in the configuration, so that the name
+        is the same on every machine.
         """
         place = self.authority
         if self.is_layout and self.written_path:
@@ -81,7 +81,10 @@ class Registry(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """`host` or `host:port`; of an image layout `oci-layout:PATH`. Reports contain this form."""
+        """`host` or `host:port`; of an image layout `oci-layout:PATH`.
+
+        Reports contain this form.
+        """
         if self.is_layout:
             return f"{LAYOUT_SCHEME}:{self.host}"
         return format_authority(self.scheme, self.host, self.port)
@@ -140,7 +143,9 @@ class Config(NamedTuple):
 
     @property
     def registries_in_use(self) -> tuple[Registry, ...]:
-        """The registries that mappings refer to, in the order of their first use, without duplicates."""
+        """The registries that mappings refer to, in the order of their first use, without
+        duplicates.
+        """
         ends = [registry for rule in self.mappings for registry in (rule.source, *rule.targets)]
         return tuple(dict.fromkeys(ends))
 
@@ -149,8 +154,8 @@ def registry_for(written: str, config: Config | None) -> Registry:
     """Return the first configured registry with the address `written`.
 
     The address is `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`. Returns a registry with default
-    settings if no configured registry has the address. Raises ConfigError if the address is invalid,
-    or if its scheme differs from the scheme of the configured registry.
+    settings if no configured registry has the address. Raises ConfigError if the address is
+    invalid, or if its scheme differs from the scheme of the configured registry.
     """
     try:
         address = parse_registry_url(written)

@@ -54,8 +54,8 @@ _SCALAR_FORMS = {
 # A scalar that consists of a single variable. The variable's value may be of any type.
 _LONE_VARIABLE = r"\$\{[^{}]*\}"
 
-# Fields for nodes that are not a field of any section: the document, an item of `mappings`, an entry
-# of `registries`, an item of a list of aliases.
+# Fields for nodes that are not a field of any section: the document, an item of `mappings`, an
+# entry of `registries`, an item of a list of aliases.
 DOCUMENT = Field("", "section", "", section="config")
 MAPPING = Field("", "section", "", section="mapping")
 REGISTRY = Field("", "section", "", section="registry")
@@ -77,8 +77,8 @@ _MAX_TAGS_SHOWN = 3
 # Messages suggest no similar name after this many problems, because each search takes milliseconds.
 _MAX_PROBLEMS_WITH_SUGGESTION = 100
 
-# A similar name is searched among this many names at most, and for this many characters of the unknown
-# name, because the time of a search grows with both.
+# A similar name is searched among this many names at most, and for this many characters of the
+# unknown name, because the time of a search grows with both.
 _MAX_NAMES_SEARCHED = 500
 _MAX_CHARACTERS_SEARCHED = 64
 
@@ -129,8 +129,8 @@ def load(file: ConfigFile, *, should_lint: bool = False) -> Config:
 def _cache_dir(reader: Reader, configured_dir: str | None) -> str | None:
     """Return the state directory.
 
-    For a configuration file, this is the configured directory or else a directory beside the file. For
-    standard input it is the configured directory, or None if that is not set or not absolute.
+    For a configuration file, this is the configured directory or else a directory beside the file.
+    For standard input it is the configured directory, or None if that is not set or not absolute.
     """
     is_from_stdin = reader.file.base_dir is None
     if not is_from_stdin:
@@ -191,9 +191,9 @@ class Section(NamedTuple):
 class Reader:
     """Converts the nodes of one configuration file to values.
 
-    A method that finds an invalid node adds a problem and returns None. Reading then goes on, so that
-    `read_document` can raise one ConfigError with all problems. A node's `path` of keys, such as
-    `mappings[0].tags`, is used only in messages.
+    A method that finds an invalid node adds a problem and returns None. Reading then goes on, so
+    that `read_document` can raise one ConfigError with all problems. A node's `path` of keys, such
+    as `mappings[0].tags`, is used only in messages.
     """
 
     def __init__(self, file: ConfigFile, *, should_lint: bool) -> None:
@@ -259,7 +259,10 @@ class Reader:
         self.warnings.append(self.make_problem(node, path, message))
 
     def add_field_problem(self, section: Section, name: str, message: str) -> None:
-        """Add a problem of a field. Its place is the section if the field is missing or inherited."""
+        """Add a problem of a field.
+
+        Its place is the section if the field is missing or inherited.
+        """
         node = section.nodes.get(name, section.node)
         self.add_problem(node, _join_path(section.path, name), message)
 
@@ -282,8 +285,8 @@ class Reader:
     def suggest_name(self, unknown: str, names: list[str]) -> str:
         """Return ": did you mean 'NAME'?", the end of a message about an unknown name.
 
-        NAME is the most similar of the valid `names`. Returns an empty string if no name is similar, or
-        if there are too many problems to search names for each.
+        NAME is the most similar of the valid `names`. Returns an empty string if no name is
+        similar, or if there are too many problems to search names for each.
         """
         if len(self.problems) > _MAX_PROBLEMS_WITH_SUGGESTION:
             return ""
@@ -297,10 +300,11 @@ class Reader:
     # Conversion by the type of a field.
 
     def convert(self, node: Node, field: Field, path: str) -> Any:
-        """Return the value of a node as a field of the table. Its Python type depends on the field's type.
+        """Return the value of a node as a field of the table. Its Python type depends on the
+        field's type.
 
-        Returns None if the value is invalid, or is stored in the reader (see `convert_once`). Each pair
-        of a node and a field is converted once, so that its problems are reported once.
+        Returns None if the value is invalid, or is stored in the reader (see `convert_once`). Each
+        pair of a node and a field is converted once, so that its problems are reported once.
         """
         key = (id(node), id(field))
         if key not in self.converted:
@@ -310,8 +314,8 @@ class Reader:
     def convert_once(self, node: Node, field: Field, path: str) -> Any:
         """Convert a node without looking for an earlier result in `converted`.
 
-        Returns None if the value is invalid. Also returns None for `registries`, `target_groups` and
-        `defaults`: their entries are stored in the reader, where later fields look them up.
+        Returns None if the value is invalid. Also returns None for `registries`, `target_groups`
+        and `defaults`: their entries are stored in the reader, where later fields look them up.
         """
         match field.type:
             case "section":
@@ -443,9 +447,9 @@ class Reader:
     def read_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
         """Return the values of a list without duplicates.
 
-        For a field of the type `one_or_texts` the node may also be a single scalar. Returns None if the
-        node is not a list, if any value is invalid, or if the list is empty although `field.if_empty`
-        is set.
+        For a field of the type `one_or_texts` the node may also be a single scalar. Returns None if
+        the node is not a list, if any value is invalid, or if the list is empty although
+        `field.if_empty` is set.
         """
         if field.type == "one_or_texts" and node.tag != "seq":
             value = self.read_scalar(node, field, path)
@@ -471,8 +475,8 @@ class Reader:
     def read_scalar(self, node: Node, field: Field, path: str) -> Any:
         """Return the value of a scalar, after its variables have been replaced.
 
-        Records the variables of a secret. Returns None if the scalar is invalid, or if it refers to an
-        invalid registry or group.
+        Records the variables of a secret. Returns None if the scalar is invalid, or if it refers to
+        an invalid registry or group.
         """
         try:
             self.check_form(node, field)
@@ -509,8 +513,8 @@ class Reader:
     def parse_text(self, text: str, field: Field) -> Any:
         """Return the value of a scalar's text. All variables in the text must have been replaced.
 
-        Aliases become registries, and paths become absolute. Raises ValueError if the text is invalid.
-        Returns None if the text names a registry or group whose own definition is invalid.
+        Aliases become registries, and paths become absolute. Raises ValueError if the text is
+        invalid. Returns None if the text names a registry or group whose own definition is invalid.
         """
         parsed = field.parse_text(text)
         match field.type:
@@ -541,7 +545,8 @@ class Reader:
     def find_registry(self, alias: str) -> Registry | None:
         """Return the registry with an alias.
 
-        Returns None if the registry is defined but invalid. Raises ValueError if the alias is unknown.
+        Returns None if the registry is defined but invalid. Raises ValueError if the alias is
+        unknown.
         """
         if alias in self.registries:
             return self.registries[alias]
@@ -613,7 +618,8 @@ class Reader:
     def build_artifacts(self, section: Section) -> ArtifactRule:
         """Return the rule for artifacts.
 
-        If the rule copies no artifacts, adds a warning, and a problem if it also requires artifacts.
+        If the rule copies no artifacts, adds a warning, and a problem if it also requires
+        artifacts.
         """
         rule = ArtifactRule(**section.values)
         if not rule.enabled:
@@ -763,9 +769,9 @@ class Reader:
             message = f"source and target are the same repository of {host}: give another `to`"
             self.add_field_problem(section, name, message)
 
-        # A copy reserves a read slot and a write slot in one step (docs/design.md I8). If both slots
-        # belong to the same registry, a limit of 1 would never admit the copy. All aliases of a host
-        # share the smallest of their limits.
+        # A copy reserves a read slot and a write slot in one step (docs/design.md I8). If both
+        # slots belong to the same registry, a limit of 1 would never admit the copy. All aliases of
+        # a host share the smallest of their limits.
         limits = [
             registry.max_concurrent
             for registry in self.registries.values()

@@ -113,8 +113,8 @@ def compose(text: bytes, add_problem: AddProblem) -> Node | None:
         mark = error.problem_mark or error.context_mark
         raise _error_at(mark, f"malformed YAML: {_explain(error)}") from None
     except (ValueError, OverflowError):
-        # PyYAML does not catch the errors of chr() and int() for "\UFFFFFFFF" or for a %YAML version
-        # with very many digits.
+        # PyYAML does not catch the errors of chr() and int() for "\UFFFFFFFF" or for a %YAML
+        # version with very many digits.
         raise _error_at(loader, "malformed YAML: a number out of range") from None
 
 
@@ -163,8 +163,8 @@ class _Composer:
     def read_document(self) -> Node | None:
         """Return the root of the only document. Returns None if the stream has no document."""
         root: Node | None = None
-        # `read_node` takes the events of the root's children. The remaining events are the beginnings
-        # and ends of the stream and of documents.
+        # `read_node` takes the events of the root's children. The remaining events are the
+        # beginnings and ends of the stream and of documents.
         for event in self.events_until(yaml.StreamEndEvent):
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
                 raise _error_at(event.start_mark, "a second YAML document: keep one in each file")
@@ -175,8 +175,8 @@ class _Composer:
     def events_until(self, end: type) -> Iterator[Any]:
         """Yield the parser's events up to the next event of type `end`, which is consumed.
 
-        The caller must read the node that an event begins, with all its children, before it takes the
-        next event.
+        The caller must read the node that an event begins, with all its children, before it takes
+        the next event.
         """
         while True:
             event = self.loader.get_event()
@@ -200,14 +200,15 @@ class _Composer:
         else:
             node = Node(self.scalar_tag(event), line, column, text=event.value)
 
-        # A YAML tag such as `!!int` is accepted only if it has no effect. The tag "!" marks a scalar as
-        # text, as quotes do.
+        # A YAML tag such as `!!int` is accepted only if it has no effect. The tag "!" marks a
+        # scalar as text, as quotes do.
         is_tag_without_effect = event.tag in (None, "!", _TAG_PREFIX + node.tag)
         if not is_tag_without_effect:
             remedy = "remove it, or quote text beginning with '!'"
             self.add_problem(node, path, f"a YAML tag is not supported: {remedy}")
         if event.anchor is not None:
-            # The anchor is defined only after its node has been read, so no node can contain itself.
+            # The anchor is defined only after its node has been read, so no node can contain
+            # itself.
             self.anchors[event.anchor] = node
         return node
 
@@ -271,8 +272,8 @@ class _Composer:
     def merge(self, source: Node, entries: dict[str, Entry], path: str) -> None:
         """Add to `entries` the entries of `source`, a node that `<<` refers to.
 
-        A key that `entries` already has keeps its value. Adds a problem if `source` is not a mapping.
-        Raises DocumentError if all `<<` together have merged too many entries.
+        A key that `entries` already has keeps its value. Adds a problem if `source` is not a
+        mapping. Raises DocumentError if all `<<` together have merged too many entries.
         """
         if source.tag != "map":
             self.add_problem(source, path, "'<<' takes a mapping or a list of mappings")

@@ -56,9 +56,9 @@ def _read_receipt_file(path: str) -> dict[str, str]:
 def read_receipt(text: str) -> dict[str, str]:
     """Parse the lines of a receipt. Returns the repository of each digest.
 
-    A line is `DIGEST HOST/REPO`, as an audit writes it, or `DIGEST REPO`. The host is removed, because
-    the registry may have another name at the far side. Raises ContentError, which names the line, if a
-    line is invalid.
+    A line is `DIGEST HOST/REPO`, as an audit writes it, or `DIGEST REPO`. The host is removed,
+    because the registry may have another name at the far side. Raises ContentError, which names the
+    line, if a line is invalid.
     """
     return read_lines(text, _without_host)
 
@@ -83,7 +83,8 @@ def _blobs_of(layout: Layout) -> dict[str, str]:
     manifest_repositories = {
         entry.descriptor.digest: entry.repository for entry in index if entry.repository
     }
-    # Entries without a subject are read first, because an artifact has the repository of its subject.
+    # Entries without a subject are read first, because an artifact has the repository of its
+    # subject.
     for entry in sorted(index, key=lambda entry: bool(entry.subject)):
         repository = entry.repository or manifest_repositories.get(entry.subject)
         if repository is None:

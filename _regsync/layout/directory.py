@@ -74,8 +74,8 @@ _MOST_NAMED = 10
 # one by one takes much longer.
 _MANY_FILES = 32
 
-# If the file system has no locks, a partial file may belong to another running process. After so many
-# seconds without a write it is assumed that a killed run left the file.
+# If the file system has no locks, a partial file may belong to another running process. After so
+# many seconds without a write it is assumed that a killed run left the file.
 _ABANDONED_SECONDS = 24 * 3600.0
 
 
@@ -157,8 +157,8 @@ class Layout:
         self._replaces_atomically = True
         # By digest of a blob, the path of a partial file that a killed run has left.
         self._leftover_paths = dict[str, str]()
-        # The paths of all partial files of blobs, of this run and of killed runs. `close` may remove
-        # them.
+        # The paths of all partial files of blobs, of this run and of killed runs. `close` may
+        # remove them.
         self.partial_paths = set[str]()
 
         # The additions since the last commit began.
@@ -180,8 +180,8 @@ class Layout:
     def index(self, *, may_be_new: bool = False) -> Index:
         """Return the entries of `index.json`, with additions that have not been saved yet.
 
-        The file is read by the first call. With `may_be_new` a directory without a layout counts as an
-        empty layout. Raises LayoutError or ContentError if the layout cannot be read.
+        The file is read by the first call. With `may_be_new` a directory without a layout counts as
+        an empty layout. Raises LayoutError or ContentError if the layout cannot be read.
         """
         if self._index is None:
             file = self._read_index(may_be_new=may_be_new)
@@ -193,7 +193,8 @@ class Layout:
     def size_of(self, digest: str) -> int | None:
         """Return the size of a blob or manifest. Returns None if the layout does not hold it.
 
-        Raises LayoutError if its file is not a regular file, because a link may lead out of the layout.
+        Raises LayoutError if its file is not a regular file, because a link may lead out of the
+        layout.
         """
         # The files of unsaved additions may not have their final names yet.
         for group in self._unsaved_groups():
@@ -234,8 +235,8 @@ class Layout:
     def open(self, digest: str, size: int) -> FileIO:
         """Open a blob for reading.
 
-        Raises LayoutError if the layout does not hold the blob, and WrongBytes if the blob has another
-        size.
+        Raises LayoutError if the layout does not hold the blob, and WrongBytes if the blob has
+        another size.
         """
         if self.size_of(digest) is None:
             raise LayoutError(f"{self.display_path} does not hold {digest}")
@@ -304,8 +305,8 @@ class Layout:
         """Read `index.json`, or `index.json.old` if a commit was cut short.
 
         If the directory has neither file, returns an empty index with `may_be_new` and raises
-        LayoutError without. Also raises LayoutError if the directory has an index but is not marked as
-        a layout, and ContentError if its index is damaged or its version is not supported.
+        LayoutError without. Also raises LayoutError if the directory has an index but is not marked
+        as a layout, and ContentError if its index is damaged or its version is not supported.
         """
         version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
         stamp = self._stamp_of_index()
@@ -408,7 +409,8 @@ class Layout:
     def begin_writing(self) -> DirectoryLock:
         """Lock the directory and create the files of a layout, unless this was done before.
 
-        Returns the lock. Raises LayoutError if the layout cannot be written, or if a commit has failed.
+        Returns the lock. Raises LayoutError if the layout cannot be written, or if a commit has
+        failed.
         """
         if self._commit_error is not None:
             raise self._commit_error.without_place()
@@ -455,8 +457,8 @@ class Layout:
     async def begin_blob(self, blob: Descriptor) -> BlobFile:
         """Open a file to write a blob to.
 
-        If a killed run has left the beginning of the blob, its file is hashed, and writing continues
-        after it. Raises LayoutError if the disk has too little space.
+        If a killed run has left the beginning of the blob, its file is hashed, and writing
+        continues after it. Raises LayoutError if the disk has too little space.
         """
         lock = self.begin_writing()
         # The leftover is tried once. If it is of no use, a new file replaces it.
@@ -483,9 +485,9 @@ class Layout:
     def reserve(self, sizes: Mapping[str, int]) -> Iterable[str]:
         """Reserve disk space for the blobs and manifests of an image that the layout lacks.
 
-        `sizes` has the sizes of all its blobs and manifests, by digest. Returns the reserved digests.
-        The caller must pass these digests to `reservations.remove` when the image has been copied or has
-        failed. Raises LayoutError if the disk has too little space.
+        `sizes` has the sizes of all its blobs and manifests, by digest. Returns the reserved
+        digests. The caller must pass these digests to `reservations.remove` when the image has been
+        copied or has failed. Raises LayoutError if the disk has too little space.
         """
         self.begin_writing()  # finds the partial files of killed runs
         # By digest of each blob or manifest that the layout lacks: the bytes that are still to be
@@ -514,7 +516,10 @@ class Layout:
             return 0
 
     def _unreserved_bytes(self) -> int:
-        """Return the free bytes on the disk that are not reserved. Negative if too many are reserved."""
+        """Return the free bytes on the disk that are not reserved.
+
+        Negative if too many are reserved.
+        """
         return self.free_bytes() - self.reservations.total
 
     def _out_of_space(self, need: str, available: int) -> LayoutError:
@@ -557,7 +562,9 @@ class Layout:
         self._on_put()
 
     def add_left_out(self, digest: str, repository: str) -> None:
-        """Record in `index.json` that a blob is left out, because `repository` at the far side has it."""
+        """Record in `index.json` that a blob is left out, because `repository` at the far side has
+        it.
+        """
         left_out = self.index().left_out
         if digest not in left_out:
             left_out[digest] = repository
@@ -569,7 +576,10 @@ class Layout:
         return not self._pending_group.is_empty or self._group_in_commit is not None
 
     async def wait_until_saved(self) -> None:
-        """Wait until commits have saved all earlier additions. Raises the error of a failed commit."""
+        """Wait until commits have saved all earlier additions.
+
+        Raises the error of a failed commit.
+        """
         for group in list(self._unsaved_groups()):
             if not group.is_empty:  # an empty group is never committed
                 await group.ended.wait()
@@ -581,7 +591,8 @@ class Layout:
     async def commit(self) -> None:
         """Save the pending group: rename its blobs and manifests, then replace `index.json`.
 
-        Errors are not raised here, but by `wait_until_saved`. After an error nothing more is written.
+        Errors are not raised here, but by `wait_until_saved`. After an error nothing more is
+        written.
         """
         async with self._commit_lock:
             if self._pending_group.is_empty:
@@ -602,7 +613,8 @@ class Layout:
                         "run again when the cause is removed; the layout's tags are unchanged"
                     )
                 group.error = error
-                # Only some files of the group may have been renamed. `begin_writing` now raises this.
+                # Only some files of the group may have been renamed. `begin_writing` now raises
+                # this.
                 self._commit_error = error
             finally:
                 self._group_in_commit = None
@@ -647,8 +659,8 @@ class Layout:
     def _write_group(self, group: _Group, index_bytes: bytes, lock: DirectoryLock) -> None:
         """Write a group to the disk, then replace `index.json` if its bytes have changed.
 
-        The order keeps the layout intact if the power is cut: a file is synced before it is renamed,
-        and renamed before `index.json` names it (I11).
+        The order keeps the layout intact if the power is cut: a file is synced before it is
+        renamed, and renamed before `index.json` names it (I11).
         """
         with self.disk_errors():
             lock.check_path()
@@ -664,7 +676,8 @@ class Layout:
                 sync_file(path)
             for digest, path in partials:
                 os.replace(path, self._blob_path_for_writing(digest))
-            # `_blob_path_for_writing` has added the folder of each of these files to `_blob_folders`.
+            # `_blob_path_for_writing` has added the folder of each of these files to
+            # `_blob_folders`.
             for folder in self._blob_folders.values():
                 sync_folder(folder)
             if index_bytes != self._index_bytes:
@@ -697,8 +710,8 @@ class BlobFile:
     def __init__(self, layout: Layout, blob: Descriptor, partial: _PartialFile) -> None:
         # The bytes of the blob that are in the file.
         self.offset = partial.size
-        # If a killed run began the file, the hash of the bytes in it, which `finish` compares. None for
-        # a new file, because the caller verifies the bytes that it writes.
+        # If a killed run began the file, the hash of the bytes in it, which `finish` compares. None
+        # for a new file, because the caller verifies the bytes that it writes.
         self.hash = partial.hash
         self._layout = layout
         self._blob = blob
@@ -722,8 +735,8 @@ class BlobFile:
     def _check_size(self) -> None:
         """Raise LayoutError if the file system cannot store a file of the blob's size.
 
-        FAT stores files up to 4 GiB. A seek beyond this limit fails, so the error is raised before the
-        blob is downloaded. Otherwise the file's position is unchanged.
+        FAT stores files up to 4 GiB. A seek beyond this limit fails, so the error is raised before
+        the blob is downloaded. Otherwise the file's position is unchanged.
         """
         try:
             os.lseek(self._stream.fileno(), self._blob.size, os.SEEK_SET)
@@ -748,7 +761,10 @@ class BlobFile:
         self._layout.reservations.set_remaining(self._blob.digest, self._blob.size - self.offset)
 
     def append(self, piece: memoryview) -> None:
-        """Append the next piece of the blob. Blocks until it is written, for use in worker threads."""
+        """Append the next piece of the blob.
+
+        Blocks until it is written, for use in worker threads.
+        """
         with self._layout.disk_errors():
             while piece:
                 written = self._stream.write(piece)
@@ -760,8 +776,8 @@ class BlobFile:
     def finish(self) -> None:
         """Close the file and add the complete blob to the layout.
 
-        Removes the file and raises WrongBytes if the digest does not match. This happens if the bytes
-        that a killed run left were not the beginning of the blob.
+        Removes the file and raises WrongBytes if the digest does not match. This happens if the
+        bytes that a killed run left were not the beginning of the blob.
         """
         _, wanted_hash = split_digest(self._blob.digest)
         # If `hash` is None, this run wrote the whole file, and the caller has verified the bytes.

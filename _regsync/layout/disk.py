@@ -102,8 +102,8 @@ class DirectoryLock:
 class Reservations:
     """The disk space that is reserved for blobs and manifests that have not been written yet.
 
-    Each image that is being copied reserves space for all that the layout lacks of it, and each open
-    file for its own blob. So a digest may be reserved several times, but its bytes count once.
+    Each image that is being copied reserves space for all that the layout lacks of it, and each
+    open file for its own blob. So a digest may be reserved several times, but its bytes count once.
     """
 
     def __init__(self) -> None:

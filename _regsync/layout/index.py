@@ -61,7 +61,10 @@ class Entry:
 
     @cached_property
     def text(self) -> str:
-        """The entry as JSON. Non-ASCII characters are escaped, so a lone surrogate can be encoded."""
+        """The entry as JSON.
+
+        Non-ASCII characters are escaped, so a lone surrogate can be encoded.
+        """
         return json.dumps(self.document, separators=(",", ":"))
 
     @property
@@ -152,15 +155,16 @@ class Index:
         full   `HOST/REPO:TAG`
         bare   `TAG`
 
-    If two entries have the same repository and tag, the own form takes precedence over the full form.
-    Bare names count only in a layout without other names. Such a layout is one repository that answers
-    to every name.
+    If two entries have the same repository and tag, the own form takes precedence over the full
+    form. Bare names count only in a layout without other names. Such a layout is one repository
+    that answers to every name.
     """
 
     def __init__(self, annotations: Mapping[str, str] | None = None) -> None:
         # Entries with own names, by repository and tag.
         self._own_names = defaultdict[str, dict[str, Entry]](dict)
-        # Entries with full names, by repository and tag. The repository is with and without the host.
+        # Entries with full names, by repository and tag. The repository is with and without the
+        # host.
         self._full_names = defaultdict[str, dict[str, Entry]](dict)
         # Entries with bare names, by tag.
         self._bare_names = dict[str, Entry]()
@@ -169,15 +173,15 @@ class Index:
         self._entries_by_digest = defaultdict[str, list[Entry]](list)
         # Artifacts, by the digest of their subject.
         self._artifacts_by_subject = defaultdict[str, list[Entry]](list)
-        # Whether `_artifacts_by_subject` includes the artifacts of other tools. Their entries do not have the
-        # subject, so their manifests must be read (`add_subject`).
+        # Whether `_artifacts_by_subject` includes the artifacts of other tools. Their entries do
+        # not have the subject, so their manifests must be read (`add_subject`).
         self.knows_all_subjects = False
         # Referrers lists, by their fallback tag, of all repositories.
         self._referrers_lists = defaultdict[str, list[Entry]](list)
 
         annotations = dict(annotations or {})
-        # The blobs that were left out of the layout because the far side (the registry to which it is
-        # carried) has them. By digest, a repository of the far side.
+        # The blobs that were left out of the layout because the far side (the registry to which it
+        # is carried) has them. By digest, a repository of the far side.
         self.left_out = read_lines(annotations.pop(_LEFT_OUT, ""))
         # The annotations of other tools.
         self._annotations = annotations
@@ -250,7 +254,10 @@ class Index:
             self.add(entry)
 
     def add(self, entry: Entry) -> None:
-        """Add an entry, and remove no other. A name that was used before now finds the new entry."""
+        """Add an entry, and remove no other.
+
+        A name that was used before now finds the new entry.
+        """
         self._entries_by_digest[entry.descriptor.digest].append(entry)
         if entry.subject:
             self._artifacts_by_subject[entry.subject].append(entry)
@@ -376,8 +383,8 @@ def _names_of(entry: Entry) -> _Names:
     if own is not None and not _begins_with_host(own.repository):
         return _Names(own, full=[], bare="")
 
-    # Some tools write the full name to the annotation in which this program writes `REPO:TAG`. A name
-    # like `ghcr.io/app:v1` may be of either form, so it counts as both.
+    # Some tools write the full name to the annotation in which this program writes `REPO:TAG`. A
+    # name like `ghcr.io/app:v1` may be of either form, so it counts as both.
     if ":" in entry.name:
         return _Names(own, full=_full_names(entry.name), bare="")
     if entry.full_name:
@@ -416,9 +423,9 @@ def read_lines(
 ) -> dict[str, str]:
     """Parse lines of the form `DIGEST REPO`. Returns the repository of each digest.
 
-    `repository_of` converts the second field to the name of a repository. Empty lines and comments (`#`)
-    are skipped. If several lines have the same digest, the first counts. Raises ContentError, which
-    names the line, if a line is invalid.
+    `repository_of` converts the second field to the name of a repository. Empty lines and comments
+    (`#`) are skipped. If several lines have the same digest, the first counts. Raises ContentError,
+    which names the line, if a line is invalid.
     """
     repositories = dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):

@@ -20,7 +20,8 @@ from _regsync.registry.transport import Transport
 if TYPE_CHECKING:
     from _regsync.layout.repository import LayoutHost, LayoutRepository
 
-# Seconds between two commits. Each commit replaces `index.json`, which is slow and wears the disk out.
+# Seconds between two commits. Each commit replaces `index.json`, which is slow and wears the disk
+# out.
 _COMMIT_SECONDS = 10.0
 
 

@@ -90,10 +90,11 @@ class LayoutHost:
         self.stop_error: SyncError | None = None
         self.can_resume = True
 
-        # The far side is the registry to which the layout will be carried. These are the blobs that it
-        # is assumed to hold. By digest, a repository of the far side.
+        # The far side is the registry to which the layout will be carried. These are the blobs that
+        # it is assumed to hold. By digest, a repository of the far side.
         self.assumed = dict[str, str]()
-        # The sizes of the blobs that this run has left out because the far side holds them, by digest.
+        # The sizes of the blobs that this run has left out because the far side holds them, by
+        # digest.
         self.left_out_sizes = dict[str, int]()
 
     @property
@@ -175,7 +176,8 @@ class LayoutRepository:
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return each tag whose manifest is present, with its digest.
 
-        Returns None if there is no such tag, because an empty repository does not exist in a layout.
+        Returns None if there is no such tag, because an empty repository does not exist in a
+        layout.
         """
         with self.adding_place("list tags of", str(self)):
             present = dict[str, str | None]()
@@ -189,7 +191,10 @@ class LayoutRepository:
         return self._layout.index(may_be_new=self.side is Side.TARGET)
 
     def _find(self, reference: str) -> Entry | None:
-        """Return the entry of a tag or digest in `index.json`. Returns None if there is no entry."""
+        """Return the entry of a tag or digest in `index.json`.
+
+        Returns None if there is no entry.
+        """
         index = self._index()
         if not is_digest(reference):
             return index.find(self.name, reference)
@@ -199,8 +204,8 @@ class LayoutRepository:
     def _find_present(self, reference: str) -> Entry | None:
         """Return the entry of a tag or digest in `index.json`.
 
-        Returns None if there is no entry, if its manifest is not in the layout, or, at a target with
-        `requires_all_parts`, if any other part of the image is missing.
+        Returns None if there is no entry, if its manifest is not in the layout, or, at a target
+        with `requires_all_parts`, if any other part of the image is missing.
         """
         entry = self._find(reference)
         if entry is None or not self._holds(entry.descriptor):
@@ -214,9 +219,9 @@ class LayoutRepository:
     def _has_all_parts_of(self, image: Descriptor) -> bool:
         """Report whether the layout holds all parts of an image, except blobs that are left out.
 
-        Blobs that `assume` names are left out for the far side. If an earlier run left a blob out and
-        `assume` does not name it any more, the blob counts as missing, because the far side may have
-        removed it.
+        Blobs that `assume` names are left out for the far side. If an earlier run left a blob out
+        and `assume` does not name it any more, the blob counts as missing, because the far side may
+        have removed it.
         """
         manifests = [image]
         seen = {image.digest}  # the digests in `manifests`
@@ -234,13 +239,16 @@ class LayoutRepository:
     # Manifests.
 
     async def head_manifest(self, reference: str) -> str | None:
-        """Return the digest of the manifest of a tag or digest. Returns None if it is not present."""
+        """Return the digest of the manifest of a tag or digest.
+
+        Returns None if it is not present.
+        """
         with self.adding_place("look up", self.name_of(reference)):
             entry = self._find_present(reference)
             if entry is not None:
                 return entry.descriptor.digest
-            # A digest without an entry in `index.json` may be the child of an index. At a target a child
-            # counts as absent, because a run may have been killed before it wrote the index.
+            # A digest without an entry in `index.json` may be the child of an index. At a target a
+            # child counts as absent, because a run may have been killed before it wrote the index.
             if self.side is Side.SOURCE and is_digest(reference):
                 is_in_layout = self._layout.size_of(check_digest(reference)) is not None
                 return reference if is_in_layout else None
@@ -249,8 +257,8 @@ class LayoutRepository:
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
         """Return the manifest of a tag or digest. Its bytes are verified (I3).
 
-        Raises RegistryError with status 404 if the manifest is not present, WrongBytes if its digest is
-        wrong, and ContentError if it is invalid.
+        Raises RegistryError with status 404 if the manifest is not present, WrongBytes if its
+        digest is wrong, and ContentError if it is invalid.
         """
         with self.adding_place("fetch manifest", self.name_of(reference)):
             entry = self._find(reference)
@@ -268,7 +276,10 @@ class LayoutRepository:
         return parse_manifest(body, content_type=None, digest=digest, expected=expected)
 
     async def put_child(self, manifest: Manifest) -> None:
-        """Write a manifest without an entry in `index.json`. The index that names it is put later."""
+        """Write a manifest without an entry in `index.json`.
+
+        The index that names it is put later.
+        """
         await self._put(manifest.digest, manifest, None)
 
     async def put_manifest(
@@ -276,8 +287,8 @@ class LayoutRepository:
     ) -> None:
         """Write a manifest under a tag or digest.
 
-        `full_name` is its reference at its source. Raises RegistryError if one of its blobs or children
-        is missing (I1).
+        `full_name` is its reference at its source. Raises RegistryError if one of its blobs or
+        children is missing (I1).
         """
         if is_digest(reference):
             entry = unnamed_entry(manifest, self.name)
@@ -288,8 +299,8 @@ class LayoutRepository:
     async def _put(self, reference: str, manifest: Manifest, entry: Entry | None) -> None:
         """Write a manifest, with an entry in `index.json` if `entry` is not None.
 
-        Also records which of its blobs are left out for the far side. Raises RegistryError if a blob is
-        neither in the layout nor left out, or if a child is not in the layout (I1).
+        Also records which of its blobs are left out for the far side. Raises RegistryError if a
+        blob is neither in the layout nor left out, or if a child is not in the layout (I1).
         """
         with self.adding_place("write manifest", self.name_of(reference)):
             absent_blobs = [blob for blob in manifest.blobs if not self._holds(blob)]
@@ -297,7 +308,8 @@ class LayoutRepository:
             missing = [blob for blob in absent_blobs if not self._is_assumed(blob)]
             missing += [child for child in manifest.children if not self._holds(child)]
             if missing:
-                # This is a registry's error for missing parts, after which the copy moves them again.
+                # This is a registry's error for missing parts, after which the copy moves them
+                # again.
                 text = f"{missing[0].digest}, which it names, is not there"
                 error = RegistryError(text, status=404, codes=("MANIFEST_BLOB_UNKNOWN",))
                 error.digests = frozenset(part.digest for part in missing)
@@ -329,8 +341,8 @@ class LayoutRepository:
                 entry.descriptor.digest: entry.referrer for entry in index.referrers(digest)
             }
 
-            # Other tools may have written lists of referrers under fallback tags. The fallback tags of
-            # several repositories may name the same list.
+            # Other tools may have written lists of referrers under fallback tags. The fallback tags
+            # of several repositories may name the same list.
             lists = {entry.descriptor.digest: entry for entry in index.fallback_lists(digest)}
             for list_digest, entry in lists.items():
                 referrers_list = self._read_manifest(list_digest, entry.descriptor)
@@ -449,7 +461,8 @@ class LayoutRepository:
     ) -> Iterator[None]:
         """Reserve disk space for an image until the end of the block.
 
-        Blobs that are left out for the far side need no space. Raises LayoutError if the disk has too little space.
+        Blobs that are left out for the far side need no space. Raises LayoutError if the disk has
+        too little space.
         """
         sizes = {blob.digest: blob.size for blob in blobs if not self._is_assumed(blob)}
         sizes.update((manifest.digest, manifest.size) for manifest in manifests)
@@ -481,8 +494,12 @@ class _FileBody:
         self._stream.close()
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Read bytes into `buffer`. Returns how many bytes were read, or 0 at the end of the blob."""
-        # A read without a worker thread never waits, so other tasks would not run without this line.
+        """Read bytes into `buffer`.
+
+        Returns how many bytes were read, or 0 at the end of the blob.
+        """
+        # A read without a worker thread never waits, so other tasks would not run without this
+        # line.
         await anyio.lowlevel.checkpoint()
         with self._layout.disk_errors():
             return await self._disk_pace.run(self._stream.readinto, buffer)
@@ -496,8 +513,8 @@ class _FileBody:
 class _BlobWriter:
     """A blob that is written to a layout, with the interface `registry.repository.BlobUpload`.
 
-    The session of the upload is the partial file. If a body breaks, the file keeps the bytes that were
-    written, and `resume` continues after them.
+    The session of the upload is the partial file. If a body breaks, the file keeps the bytes that
+    were written, and `resume` continues after them.
     """
 
     def __init__(
@@ -530,8 +547,9 @@ class _BlobWriter:
     async def start(self, mount_from: str | None = None) -> bool:
         """Open the partial file. A file of an earlier `start` is removed first.
 
-        Returns True if no body is needed, because the layout holds the blob, or because a killed run
-        has written all of it. Otherwise `offset` is the number of bytes that the file already has.
+        Returns True if no body is needed, because the layout holds the blob, or because a killed
+        run has written all of it. Otherwise `offset` is the number of bytes that the file already
+        has.
         """
         if self._repository._holds(self._blob):
             return True
@@ -552,15 +570,18 @@ class _BlobWriter:
         return False
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
-        """Not supported. Only registries are asked for blobs by the start of an upload (rule 11)."""
+        """Not supported.
+
+        Only registries are asked for blobs by the start of an upload (rule 11).
+        """
         raise ContentError("a layout is asked for a blob by its name alone")
 
     async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool:
         """Write the remaining bytes of the blob, and add the blob to the layout. Returns True.
 
         `pieces` must verify the bytes. If a write fails, removes the partial file and raises
-        LayoutError. If `pieces` raises an error, keeps the file as the broken session. If the bytes of
-        a killed run turn out to be wrong, removes the file and raises WrongBytes.
+        LayoutError. If `pieces` raises an error, keeps the file as the broken session. If the bytes
+        of a killed run turn out to be wrong, removes the file and raises WrongBytes.
         """
         assert self._file is not None
         # The session is no longer open. It either ends, or becomes the broken session.
@@ -575,8 +596,8 @@ class _BlobWriter:
                 # A worker thread writes the pieces that the source has already received.
                 count_sent(await pieces.pour(self._append))
         except BaseException as error:
-            # `_adding_place` sets the side TARGET. A source that is a layout too raises LayoutErrors of
-            # the side SOURCE.
+            # `_adding_place` sets the side TARGET. A source that is a layout too raises
+            # LayoutErrors of the side SOURCE.
             has_write_failed = isinstance(error, LayoutError) and error.side is Side.TARGET
             if has_write_failed:
                 self._file.remove()

@@ -38,8 +38,8 @@ IMAGE_CONFIGS = (
     "application/vnd.docker.container.image.v1+json",
 )
 
-# The Accept header of requests for manifests. If a type is missing, `distribution` answers 404, or it
-# answers the linux/amd64 child instead of the manifest list.
+# The Accept header of requests for manifests. If a type is missing, `distribution` answers 404, or
+# it answers the linux/amd64 child instead of the manifest list.
 ACCEPT_MANIFESTS = ", ".join(_INDEX_TYPES + _IMAGE_TYPES)
 
 # Content types of servers that do not know the type of the document. The document's own fields
@@ -116,7 +116,10 @@ _UNKNOWN_PLATFORM = Platform("unknown", "unknown")
 
 
 def parse_platform(text: str) -> Platform:
-    """Parse `os/arch[/variant]` and convert it to lower case. Raises ValueError if it is malformed."""
+    """Parse `os/arch[/variant]` and convert it to lower case.
+
+    Raises ValueError if it is malformed.
+    """
     if not re.fullmatch(rf"{_PLATFORM_PART}(?:/{_PLATFORM_PART}){{1,2}}", text.lower()):
         raise ValueError(f"{printable(text, 100)!r} is not OS/ARCH[/VARIANT], as in linux/arm64")
     return Platform(*text.lower().split("/"))
@@ -211,9 +214,9 @@ def parse_manifest(
     """Verify and parse the body of a manifest or index.
 
     `content_type` is the header of the response. `expected` is the descriptor whose manifest was
-    requested, for example an index entry. Without a descriptor, `digest` is the requested digest, or
-    None if a tag was requested. Raises WrongBytes if the body does not have the requested digest, and
-    ContentError if the body is not an acceptable manifest.
+    requested, for example an index entry. Without a descriptor, `digest` is the requested digest,
+    or None if a tag was requested. Raises WrongBytes if the body does not have the requested
+    digest, and ContentError if the body is not an acceptable manifest.
     """
     response_type = (content_type or "").partition(";")[0].strip().lower()
     received = _describe_response(body, response_type)  # for error messages
@@ -281,8 +284,8 @@ def _determine_type(
     `stated_types` are the types in the document, the response header and the index entry, as far as
     they are present. If none is present, the type follows from the document's fields. Raises
     ContentError if the stated types differ, if the fields do not fit the type, or if the type is
-    neither stated nor follows. Two readers could otherwise take the document for two different things
-    (R13). `received` describes the response in error messages.
+    neither stated nor follows. Two readers could otherwise take the document for two different
+    things (R13). `received` describes the response in error messages.
     """
     if len(set(stated_types)) > 1:
         text = ", ".join(printable(stated, 100) for stated in stated_types)
@@ -328,7 +331,10 @@ def _has_fields_of(media_type: str, document: Mapping[str, object]) -> bool:
 def _read_manifest(
     document: Mapping[str, object], media_type: str, digest: str, body: bytes
 ) -> Manifest:
-    """Build the Manifest for a document. Raises ContentError if one of its descriptors is invalid."""
+    """Build the Manifest for a document.
+
+    Raises ContentError if one of its descriptors is invalid.
+    """
     _check_count(document)
     config = _read_optional_descriptor(document, "config")
     subject = _read_optional_descriptor(document, "subject")
@@ -472,8 +478,8 @@ def load_json(
     """Parse a JSON object.
 
     `context` ends each error message. If `must_round_trip` is set, numbers with a fraction or an
-    exponent are refused, because serializing them again could change them. Raises ContentError if the
-    body is not a JSON object, has more than `most_values` values, or is nested too deeply.
+    exponent are refused, because serializing them again could change them. Raises ContentError if
+    the body is not a JSON object, has more than `most_values` values, or is nested too deeply.
     """
     # Every value except the outermost follows one of these characters. Counting them, even inside
     # strings, gives an upper bound without parsing.
@@ -522,7 +528,8 @@ def _containers_in(outer: Any) -> list[Any]:
 
 
 def _build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build a dict from the keys and values of a JSON object. Raises ContentError for a repeated key.
+    """Build a dict from the keys and values of a JSON object. Raises ContentError for a repeated
+    key.
 
     If a key is repeated, two readers could use different values and see different images (as in
     CVE-2021-41190).
@@ -579,8 +586,8 @@ def trim_index(
 ) -> TrimmedIndex:
     """Remove the entries of an index whose platform is not wanted (docs/design.md section 4).
 
-    `nested` holds all nested indexes at any depth, by digest. Raises ContentError if the index cannot
-    be changed.
+    `nested` holds all nested indexes at any depth, by digest. Raises ContentError if the index
+    cannot be changed.
     """
     return _trim(index, wanted, nested, {})
 
@@ -615,8 +622,8 @@ def _trim(
 class _Choice(NamedTuple):
     """The entry of a trimmed index for one child of the original index."""
 
-    # The child's own descriptor, or the descriptor of the trimmed nested index. None if the child is
-    # dropped.
+    # The child's own descriptor, or the descriptor of the trimmed nested index. None if the child
+    # is dropped.
     entry: Descriptor | None
     matched: frozenset[Platform] = frozenset()  # the wanted platforms that the child has
     available: tuple[str, ...] = ()  # all platforms that the child has
@@ -627,8 +634,8 @@ def _choose_entry(
 ) -> _Choice:
     """Decide whether a trimmed index has an entry for a child.
 
-    `trimmed` holds the nested index if the child is an index. An attestation is dropped here, because
-    it depends on the choice for its image. `_add_attestations` restores it.
+    `trimmed` holds the nested index if the child is an index. An attestation is dropped here,
+    because it depends on the choice for its image. `_add_attestations` restores it.
     """
     if child.is_index:
         result = trimmed[child.digest]
@@ -657,8 +664,8 @@ def _add_attestations(
 def _rewrite_index(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
     """Return an index with the chosen entries only. Entries for blobs are dropped.
 
-    `chosen` has one element for each child, in order: the child's new descriptor, or None to drop the
-    child. Raises ContentError if the index cannot be changed.
+    `chosen` has one element for each child, in order: the child's new descriptor, or None to drop
+    the child. Raises ContentError if the index cannot be changed.
     """
     document = load_json(index.body, "the index cannot be trimmed", must_round_trip=True)
     # The JSON objects of the children, in the order of `chosen`.

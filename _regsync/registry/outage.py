@@ -110,8 +110,8 @@ class Outage:
     ) -> None:
         """Record the failure of a request that was sent at `began`.
 
-        `error` must be an error of a host that may be away (the function `is_outage`). `chance` is a
-        random number that spreads probes.
+        `error` must be an error of a host that may be away (the function `is_outage`). `chance` is
+        a random number that spreads probes.
 
         - The host is STOPPED if the time to wait for it is over, or if several failures in a row
           were permanent ones, such as an unknown name.

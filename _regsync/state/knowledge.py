@@ -226,7 +226,8 @@ class Knowledge:
         self._archived_holders = lru_cache(4096)(self._read_holders)
 
         # Keys: manifests. Values: the repositories where this run has found the manifest reachable
-        # from a tag. Repositories are never removed, so `_is_reachable` checks more than this table.
+        # from a tag. Repositories are never removed, so `_is_reachable` checks more than this
+        # table.
         self._reachable_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
 
     # Blobs and manifests.
@@ -645,7 +646,8 @@ class Knowledge:
             keys: Iterable[bytes] = sorted(repository.implied_keys)
         else:
             vouched = sorted(self._vouched_keys(where))
-            # Vouched keys are keys of blobs and of manifests. Only the archive shows which are blobs.
+            # Vouched keys are keys of blobs and of manifests. Only the archive shows which are
+            # blobs.
             keys = (key for key in vouched if repository.archive.blob(where, key) is not None)
         # The key of a sha512 is only half of the digest.
         return next((digest_like(key) for key in keys if is_whole(key)), None)

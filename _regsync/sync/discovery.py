@@ -94,8 +94,8 @@ class TargetTag:
         self.target = target
         # The tag or digest at the target.
         self.reference = reference
-        # The key of `snapshot_entry` in the state (`Discovery.snapshot_key`). Empty if the state keeps no
-        # snapshot of this tag or digest.
+        # The key of `snapshot_entry` in the state (`Discovery.snapshot_key`). Empty if the state
+        # keeps no snapshot of this tag or digest.
         self.snapshot_key = snapshot_key
         # The digests at source and target after an earlier run copied the tag. None if unknown.
         self.snapshot_entry: SnapshotEntry | None = None
@@ -121,8 +121,8 @@ class TargetTag:
             return True
         if source_image.digest_at_target is not None:
             return self.digest != source_image.digest_at_target
-        # The index must be filtered before its digest at the target is known. Without filtering it, the
-        # target is known to be up to date only if both digests are those of the snapshot.
+        # The index must be filtered before its digest at the target is known. Without filtering it,
+        # the target is known to be up to date only if both digests are those of the snapshot.
         if self.snapshot_entry is None:
             return True
         current = Snapshot(key_of(source_image.digest), key_of(self.digest))
@@ -227,7 +227,10 @@ class _ManifestCache:
         return self._by_key[key]
 
     def record_use(self, where: RepositoryKey, digest: str, manifest: Manifest) -> None:
-        """Make a manifest the most recently used. Drops the least recently used above the budget."""
+        """Make a manifest the most recently used.
+
+        Drops the least recently used above the budget.
+        """
         key = (where, digest)
         if self.get(where, digest) is None:
             self._by_key[key] = Once(manifest)
@@ -246,11 +249,12 @@ class _ManifestCache:
 class Discovery:
     """The requests of one run that find out what has to be copied.
 
-    `select_tags` lists a source and selects tags. `look_up` resolves one of these tags at its source
-    and at its targets, and fetches the manifests that a target lacks. Both share and cache requests.
+    `select_tags` lists a source and selects tags. `look_up` resolves one of these tags at its
+    source and at its targets, and fetches the manifests that a target lacks. Both share and cache
+    requests.
 
-    In this class, `top` is the manifest to which a tag resolves at its source. `root` is the manifest
-    that targets get. They differ if the top is an index that is trimmed to `platforms`.
+    In this class, `top` is the manifest to which a tag resolves at its source. `root` is the
+    manifest that targets get. They differ if the top is an index that is trimmed to `platforms`.
     """
 
     def __init__(
@@ -288,12 +292,12 @@ class Discovery:
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _ManifestCache()
         # By host, repository name and tag, the request for the digest of a source tag
-        # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts, because
-        # they may have access to different repositories.
+        # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
+        # because they may have access to different repositories.
         self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
-        # By target and cosign tag, the request for the digest at the target, which is None if the tag
-        # is absent. Several source images may have the same cosign tag, while any other target tag has
-        # one source (`mappings.assign`).
+        # By target and cosign tag, the request for the digest at the target, which is None if the
+        # tag is absent. Several source images may have the same cosign tag, while any other target
+        # tag has one source (`mappings.assign`).
         self._cosign_tag_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
         self.target_workers = TargetWorkers(self._look_up_at_target)
@@ -321,9 +325,9 @@ class Discovery:
         repository = RemoteRepository(
             self._transport, host, name, side, reads_only=self._reads_only
         )
-        # With a challenge saved by an earlier run the first request can carry a token, which saves a
-        # 401 round trip (docs/design.md section 6, rule 1). `restore` does not replace a challenge of
-        # this run.
+        # With a challenge saved by an earlier run the first request can carry a token, which saves
+        # a 401 round trip (docs/design.md section 6, rule 1). `restore` does not replace a
+        # challenge of this run.
         host.authenticator.restore(self._knowledge.facts_of(host.key).login)
         host.authenticator.plan_scope(repository.api_name, repository.rights)
         self._hosts[host] = None  # `save_logins` saves the challenge of each of these hosts
@@ -459,13 +463,13 @@ class Discovery:
     ) -> TagLookup:
         """Look up a tag or digest at its source and its targets.
 
-        `reference` is the tag or digest at the source, `tags` come from `new_target_tags`. No request
-        is sent to the targets in `known_to_lack`. `expected` is the descriptor of the digest, if an
-        index has named the digest. With `first_seen` the digest is recorded there, and the image is
-        held back until the digest is `min_age` old.
+        `reference` is the tag or digest at the source, `tags` come from `new_target_tags`. No
+        request is sent to the targets in `known_to_lack`. `expected` is the descriptor of the
+        digest, if an index has named the digest. With `first_seen` the digest is recorded there,
+        and the image is held back until the digest is `min_age` old.
 
-        Raises SyncError if the source fails. The error of a target is kept in its TargetTag. The order
-        of the requests is that of docs/design.md section 6, rules 4 to 6 and 8.
+        Raises SyncError if the source fails. The error of a target is kept in its TargetTag. The
+        order of the requests is that of docs/design.md section 6, rules 4 to 6 and 8.
         """
         source = self.source_of(mapping)
         # Other look-ups at the same hosts may wait until these tags are settled.
@@ -508,9 +512,9 @@ class Discovery:
     ) -> TagLookup:
         """Compare the digests at both ends, and fetch the image's manifests if they are needed.
 
-        They are not needed if all targets are up to date or if the digest is younger than `min_age`,
-        unless `wants_all_trees` is set. With `first_seen` the digest is recorded there. If the tag was
-        moved meanwhile, the digest that it has now is compared instead.
+        They are not needed if all targets are up to date or if the digest is younger than
+        `min_age`, unless `wants_all_trees` is set. With `first_seen` the digest is recorded there.
+        If the tag was moved meanwhile, the digest that it has now is compared instead.
         """
         lacking_tags = tuple(tag for tag in tags if tag.needs_copy(source_image))
         held_until = None
@@ -542,8 +546,8 @@ class Discovery:
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
         """Report whether to send a HEAD to the source instead of a GET.
 
-        A HEAD is enough if all targets are up to date. Otherwise the manifest costs a second request
-        (docs/design.md section 6, rule 4).
+        A HEAD is enough if all targets are up to date. Otherwise the manifest costs a second
+        request (docs/design.md section 6, rule 4).
         """
         if self._wants_all_trees:
             return False
@@ -571,17 +575,18 @@ class Discovery:
         source = self.source_of(mapping)
         digest = await self.resolve_digest(source, reference, by_head=by_head)
         digest_at_target = None if mapping.platforms else digest
-        # The result refers to the manifest, because the cache may drop it before the caller needs it.
+        # The result refers to the manifest, because the cache may drop it before the caller needs
+        # it.
         manifest = self._manifests.get(source.pool, digest)
         return SourceImage(digest=digest, digest_at_target=digest_at_target, manifest=manifest)
 
     async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
         """Return the digest that a tag or digest has at its source.
 
-        A digest is returned unchanged. If this run has listed the source and the listing has the tag's
-        digest, that digest is returned. For any other tag one request is sent in a run, and all callers
-        share its answer (docs/design.md section 6, rules 4 and 5): a HEAD if the first caller has set
-        `by_head`, otherwise a GET, which adds the manifest to the cache.
+        A digest is returned unchanged. If this run has listed the source and the listing has the
+        tag's digest, that digest is returned. For any other tag one request is sent in a run, and
+        all callers share its answer (docs/design.md section 6, rules 4 and 5): a HEAD if the first
+        caller has set `by_head`, otherwise a GET, which adds the manifest to the cache.
 
         Raises SyncError if the request fails or if the source does not have the tag.
         """
@@ -619,8 +624,9 @@ class Discovery:
     ) -> Manifest:
         """Fetch the manifest of `digest`, to which `reference` was resolved before.
 
-        If the manifest is gone, the tag was moved. Then the tag is resolved again, once for all mappings,
-        and the manifest of the new digest is returned. Raises SyncError if a request fails.
+        If the manifest is gone, the tag was moved. Then the tag is resolved again, once for all
+        mappings, and the manifest of the new digest is returned. Raises SyncError if a request
+        fails.
         """
         try:
             return await self.fetch_manifest(source, digest, expected)
@@ -628,7 +634,8 @@ class Discovery:
             if error.status != 404 or reference == digest:
                 raise
 
-        # If the shared request has another answer, or none yet, another mapping has replaced it already.
+        # If the shared request has another answer, or none yet, another mapping has replaced it
+        # already.
         is_answer_outdated = self._shared_digest_request(source, reference).answer == (digest,)
         if is_answer_outdated:
             self._digest_requests[source.host, source.api_name, reference] = Once()
@@ -661,8 +668,8 @@ class Discovery:
 
         self._settle(tag)
         if tag.was_copied:
-            # According to the state the tag was copied, so the state may be wrong about everything in
-            # this repository.
+            # According to the state the tag was copied, so the state may be wrong about everything
+            # in this repository.
             self._knowledge.record_contradiction(target.pool)
         elif is_digest(reference) and self._knowledge.is_manifest_believed(target.pool, reference):
             # According to the state the target has this manifest.
@@ -688,8 +695,8 @@ class Discovery:
         except RegistryError as error:
             if error.status not in _HIDING_STATUSES:
                 raise
-            # The repository may not exist yet. If the credential lacks the right to write, the first
-            # write fails.
+            # The repository may not exist yet. If the credential lacks the right to write, the
+            # first write fails.
             return None
 
         if digest is not None:
@@ -740,8 +747,9 @@ class Discovery:
         """Fetch the manifests of an image that some of `lacking_repositories` do not have.
 
         `lacking_repositories` are the target repositories that do not have the image under its
-        reference. Returns None if there are none. Returns a tree of `root` alone if all of them have
-        the root, so that only its tag is missing. If `wants_all_trees` is set, returns the whole tree.
+        reference. Returns None if there are none. Returns a tree of `root` alone if all of them
+        have the root, so that only its tag is missing. If `wants_all_trees` is set, returns the
+        whole tree.
         """
         if self._wants_all_trees:
             return await self._fetch_tree(
@@ -774,8 +782,8 @@ class Discovery:
     def _learn_manifest(self, target: Repository, manifest: Manifest) -> None:
         """Record the blobs and children of a manifest as present at a target's host.
 
-        A registry accepts a manifest only if they are present, so they are in each repository of the
-        host that has the manifest.
+        A registry accepts a manifest only if they are present, so they are in each repository of
+        the host that has the manifest.
         """
         blobs = (blob.digest for blob in manifest.blobs)
         children = (child.digest for child in manifest.children)
@@ -838,7 +846,8 @@ class Discovery:
     async def child_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests below an image's root that may be the subject of artifacts.
 
-        Attestations are left out. Trimmed indexes are left out because the source does not have them.
+        Attestations are left out. Trimmed indexes are left out because the source does not have
+        them.
         """
         tree = lookup.tree or await self._indexes_of(mapping, lookup)
         trimmed_digests = {child.digest for child in tree.children if child.is_trimmed}
@@ -862,7 +871,8 @@ class Discovery:
         return await self._fetch_tree(source, top.digest, root, trimmed_indexes, is_left_out)
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
-        """Look up an image at its source only. `digest` is the digest to which the tag was resolved.
+        """Look up an image at its source only. `digest` is the digest to which the tag was
+        resolved.
 
         The result has the digests at source and target, which differ if platforms are filtered. It
         has no tree and no targets.
@@ -877,24 +887,26 @@ class Discovery:
     async def _filter_platforms(
         self, mapping: MappingRule, source: Repository, reference: str, top: Manifest
     ) -> tuple[Manifest, dict[str, Manifest]]:
-        """Apply the platform filter of a mapping to the index `top` (docs/specification.md section 1.1).
+        """Apply the platform filter of a mapping to the index `top` (docs/specification.md section
+        1.1).
 
-        Returns the root for the targets, and the trimmed indexes below it by digest. The root is `top`
-        itself if the mapping has no filter, if `top` is not an index, or if all its entries match. Raises
-        RegistryError if no platform matches.
+        Returns the root for the targets, and the trimmed indexes below it by digest. The root is
+        `top` itself if the mapping has no filter, if `top` is not an index, or if all its entries
+        match. Raises RegistryError if no platform matches.
         """
         platforms = mapping.platforms
         if not platforms:
             return top, {}
-        # The entries of an index may be blobs (BuildKit's older cache). Such an index has no platforms.
+        # The entries of an index may be blobs (BuildKit's older cache). Such an index has no
+        # platforms.
         names_blobs = bool(top.layers) and not top.children
         if not top.is_index or names_blobs:
             text = f"{source}: not an index, so `platforms` does not apply and it is copied"
             self.log_once("debug", "no_index", text)
             return top, {}
 
-        # `_fetch_tree` adds the indexes below `top` to `nested_indexes`. Image manifests are not needed
-        # yet.
+        # `_fetch_tree` adds the indexes below `top` to `nested_indexes`. Image manifests are not
+        # needed yet.
         nested_indexes = dict[str, Manifest]()
         await self._fetch_tree(
             source, top.digest, top, nested_indexes, is_left_out=lambda entry: not entry.is_index
@@ -936,15 +948,17 @@ class Discovery:
     ) -> Tree:
         """Fetch the manifests below `root`, level by level, and return the tree.
 
-        `known_manifests` has manifests by digest that need no request. Each fetched manifest is added to
-        `known_manifests`. An entry is neither fetched nor descended into if `is_left_out` returns True.
-        `top_digest` is the digest of the root at the source, before platforms were filtered.
+        `known_manifests` has manifests by digest that need no request. Each fetched manifest is
+        added to `known_manifests`. An entry is neither fetched nor descended into if `is_left_out`
+        returns True. `top_digest` is the digest of the root at the source, before platforms were
+        filtered.
 
         Raises ContentError if the tree is too large or too deep.
         """
         parents = [root, *known_manifests.values()]
         with source.adding_place("read", source.name_of(top_digest)):
-            # One level more than allowed is read, because `build_tree` refuses a tree that is too deep.
+            # One level more than allowed is read, because `build_tree` refuses a tree that is too
+            # deep.
             for _ in range(MAX_INDEX_DEPTH + 1):
                 entries = {entry.digest: entry for parent in parents for entry in parent.children}
                 entries_to_fetch = [
@@ -966,7 +980,9 @@ class Discovery:
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
-    """Raise ContentError if an image has more manifests, or more bytes of them, than a real image has."""
+    """Raise ContentError if an image has more manifests, or more bytes of them, than a real image
+    has.
+    """
     size = sum(manifest.size for manifest in manifests)
     if len(manifests) > _MOST_MANIFESTS or size > _LARGEST_TREE:
         text = f"more than {_MOST_MANIFESTS} manifests, or more than {_LARGEST_TREE} bytes of them"
@@ -993,11 +1009,12 @@ def _lookup_without_tree(
 ) -> TagLookup:
     """Return the look-up of an image that is not copied now.
 
-    The targets in `held_tags` do not get the image yet. All other targets are up to date, or failed.
+    The targets in `held_tags` do not get the image yet. All other targets are up to date, or
+    failed.
     """
     up_to_date = tuple(tag for tag in tags if tag not in held_tags)
-    # All targets that are up to date have the same digest. With a platform filter it is not known from
-    # the source, because the index was not fetched and trimmed.
+    # All targets that are up to date have the same digest. With a platform filter it is not known
+    # from the source, because the index was not fetched and trimmed.
     digests_at_targets = [tag.digest for tag in up_to_date if tag.digest is not None]
     return TagLookup(
         source,

@@ -26,10 +26,10 @@ HostBlob = tuple[str, str]
 class Election:
     """Chooses among numbered images by the greedy set cover of docs/specification.md section 1.1.
 
-    The gain of an image is the number of its blobs that no image copies yet and that other candidates
-    need on the same host: these candidates can mount the blobs instead of uploading them. The image
-    with the highest gain is elected. Among equal gains, the lowest number is elected. The time is
-    nearly linear in the number of blobs.
+    The gain of an image is the number of its blobs that no image copies yet and that other
+    candidates need on the same host: these candidates can mount the blobs instead of uploading
+    them. The image with the highest gain is elected. Among equal gains, the lowest number is
+    elected. The time is nearly linear in the number of blobs.
     """
 
     def __init__(self) -> None:
@@ -85,8 +85,8 @@ class Election:
 class Pending:
     """The images that wait for their promotion.
 
-    Artifacts whose subject is at the target come first, in the order in which they were added, so that
-    images finish one after another. All other images are candidates of the election.
+    Artifacts whose subject is at the target come first, in the order in which they were added, so
+    that images finish one after another. All other images are candidates of the election.
     """
 
     def __init__(self) -> None:

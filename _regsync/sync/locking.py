@@ -119,9 +119,9 @@ class Locking:
     ) -> None:
         """Prepare to resolve `mappings`. `now` is in seconds since 1970.
 
-        With `keeps_others` the new lock keeps the old lines of repositories outside `mappings`. With
-        `recheck` artifacts are searched for even if the digest of a tag is unchanged. `first_seen` has
-        the times at which earlier runs first saw digests.
+        With `keeps_others` the new lock keeps the old lines of repositories outside `mappings`.
+        With `recheck` artifacts are searched for even if the digest of a tag is unchanged.
+        `first_seen` has the times at which earlier runs first saw digests.
         """
         self.transport = transport
         # How many tags are selected so far, and how many of them have a result.
@@ -143,8 +143,9 @@ class Locking:
         # By reference, the tags that `_resolve_tag` could not resolve because of their own image.
         self._failed_images = dict[str, Failure]()
 
-        # By source and artifact rule, the first mapping with this rule. Artifacts are searched for with
-        # every rule of a source, so that a line does not depend on which mapping selects its tag.
+        # By source and artifact rule, the first mapping with this rule. Artifacts are searched for
+        # with every rule of a source, so that a line does not depend on which mapping selects its
+        # tag.
         self._mappings_by_artifacts: dict[SourceKey, dict[ArtifactRule, MappingRule]] = defaultdict(
             dict
         )
@@ -164,7 +165,8 @@ class Locking:
             source for source in new_rules if new_rules[source] == old_rules[source]
         }
 
-        # By source and digest, the request for the content of an image. All tags of a digest share it.
+        # By source and digest, the request for the content of an image. All tags of a digest share
+        # it.
         self._contents: dict[tuple[SourceKey, str], Once[_Content]] = defaultdict(Once)
 
     def images_under_way(self) -> list[str]:
@@ -186,8 +188,8 @@ class Locking:
 
     async def _resolve_group(self, group: Sequence[MappingRule]) -> list[_MappingResult]:
         """Resolve the mappings of one source registry. Returns their results in the same order."""
-        # All listings are made before the first tag is resolved, because a listing for one mapping may
-        # contain cosign tags of another mapping's images.
+        # All listings are made before the first tag is resolved, because a listing for one mapping
+        # may contain cosign tags of another mapping's images.
         tags_or_errors = await gather(partial(self._select, rule) for rule in group)
         selected_tags = [
             (rule, tag)
@@ -228,8 +230,8 @@ class Locking:
     async def _resolve_tag(self, rule: MappingRule, tag: str) -> _TagResult:
         """Resolve a tag, and count it. Returns its new line, or an error that fails its mapping.
 
-        If only its own image is at fault, the failure is recorded in `_failed_images`. Then the result
-        has the tag's line of the old lock, or no line if the old lock has none.
+        If only its own image is at fault, the failure is recorded in `_failed_images`. Then the
+        result has the tag's line of the old lock, or no line if the old lock has none.
         """
         name = self._discovery.source_of(rule).name_of(tag)
         self._under_way[name] = None
@@ -307,9 +309,10 @@ class Locking:
         if self._recheck or old_image.source not in self._unchanged_sources:
             return False
 
-        # A listing may show that the image has a new cosign tag. The tag does not matter if the index
-        # was trimmed, because artifacts of the whole index are not copied. If every rule has filters,
-        # the tag is ignored, because only the artifact's manifest shows whether it passes a filter.
+        # A listing may show that the image has a new cosign tag. The tag does not matter if the
+        # index was trimmed, because artifacts of the whole index are not copied. If every rule has
+        # filters, the tag is ignored, because only the artifact's manifest shows whether it passes
+        # a filter.
         is_trimmed = old_image.pushed is not None
         has_unfiltered_rule = any(
             artifacts.enabled and not (artifacts.include or artifacts.exclude)
@@ -341,8 +344,8 @@ class Locking:
     def _new_lock(self, results: Sequence[_MappingResult]) -> NewLock:
         """Build the new lock from new lines, and from the old lines that are kept.
 
-        Old lines are kept if their mapping has failed in this lock. With `keeps_others` the lines of
-        repositories that no mapping of this lock names are kept too.
+        Old lines are kept if their mapping has failed in this lock. With `keeps_others` the lines
+        of repositories that no mapping of this lock names are kept too.
         """
         resolved_mappings = list[LockedMapping]()
         new_images = list[LockedImage]()
@@ -362,9 +365,9 @@ class Locking:
             if has_old_lines:
                 kept_mappings.append(mapping)
 
-        # A line belongs to a source and not to a mapping. If only one of two mappings of a source has
-        # failed, the old lines of both are kept. A new line replaces the old line of its tag, because
-        # the last of several lines for one tag counts. So the new lines must be the last.
+        # A line belongs to a source and not to a mapping. If only one of two mappings of a source
+        # has failed, the old lines of both are kept. A new line replaces the old line of its tag,
+        # because the last of several lines for one tag counts. So the new lines must be the last.
         kept_sources = {mapping.source for mapping in kept_mappings}
         old_images = [
             image for source in kept_sources for image in self._old_lock.images_of(source).values()

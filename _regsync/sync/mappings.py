@@ -121,12 +121,13 @@ def _order_versions_first(tags: Iterable[str]) -> list[str]:
 def config_of_shard(config: Config, number: int, total: int) -> Config:
     """Return the configuration of shard `number` of `total`. Shards are numbered from 0.
 
-    The result has the mappings of the shard, in the order of `config`, and a `cache_dir` of its own.
+    The result has the mappings of the shard, in the order of `config`, and a `cache_dir` of its
+    own.
     """
     groups = group_mappings(config.mappings, _repositories_of)
 
-    # Assign each group to the shard with the fewest mappings, the largest group first. Every process
-    # computes the same shards.
+    # Assign each group to the shard with the fewest mappings, the largest group first. Every
+    # process computes the same shards.
     shards: list[list[MappingRule]] = [[] for _ in range(total)]
     for group in sorted(groups, key=len, reverse=True):
         smallest_shard = min(shards, key=len)

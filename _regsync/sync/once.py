@@ -23,8 +23,8 @@ _MAX_TASKS = 64
 class Once(Generic[_T]):
     """The answer to a request that is made once, however many tasks need the answer.
 
-    If the task that makes the request is cancelled, a waiting task makes the request. A SyncError is
-    kept like an answer, and raised for every task.
+    If the task that makes the request is cancelled, a waiting task makes the request. A SyncError
+    is kept like an answer, and raised for every task.
     """
 
     # A run has a Once for each tag, so its size matters.
@@ -75,7 +75,10 @@ class Once(Generic[_T]):
 
 
 class LazyEvent:
-    """An event that allocates its anyio.Event when a task first waits. Most are never waited for."""
+    """An event that allocates its anyio.Event when a task first waits.
+
+    Most are never waited for.
+    """
 
     __slots__ = ("_event", "_is_set")
 

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
 
-# Seconds for which copies under way may continue after a signal (docs/specification.md section 1.6).
+# Seconds for which copies under way may continue after a signal (docs/specification.md section
+# 1.6).
 DRAIN_SECONDS = 25.0
 
 # Seconds between two checks whether a drain still makes progress.
@@ -108,8 +109,8 @@ class Run:
         """Prepare a run, and load the state. `emit` is called with each outcome.
 
         A run of kind "copy" copies one image. The kinds "plan" and "analysis" are dry runs, which
-        change nothing: a plan finds out what a run would copy, and an analysis reads the manifests of
-        every selected image as well.
+        change nothing: a plan finds out what a run would copy, and an analysis reads the manifests
+        of every selected image as well.
 
         With `recheck` the run searches for the artifacts of all images, whatever the state says.
         `first_seen` has the times that `min_age` counts from. Without it no image is held back.
@@ -182,7 +183,8 @@ class Run:
             for mapping in config.mappings
             if mapping.min_age
         }
-        # By mapping index, until when tags are held back at all their targets, in seconds since 1970.
+        # By mapping index, until when tags are held back at all their targets, in seconds since
+        # 1970.
         self._held_until = defaultdict[int, list[int]](list)
 
         # None unless only some images of an earlier run are copied again.
@@ -251,8 +253,8 @@ class Run:
                 watchers.start_soon(self._layouts.commit_regularly)
                 if self._first_seen is not None:
                     watchers.start_soon(self._first_seen.save_regularly)
-                # A copy into a layout ends only after the layout's commit, so some copies outlive the
-                # look-ups and uploads.
+                # A copy into a layout ends only after the layout's commit, so some copies outlive
+                # the look-ups and uploads.
                 async with anyio.create_task_group() as self._unsaved_copies:
                     with work:
                         async with (
@@ -310,15 +312,16 @@ class Run:
         self.scheduler.drain_deadline = deadline
         work.deadline = deadline
 
-        # How many requests the run had sent at the last check. None if a request was under way then.
+        # How many requests the run had sent at the last check. None if a request was under way
+        # then.
         requests_before: int | None = None
         while True:
             if self._is_request_under_way():
                 requests_before = None
             else:
-                # Without a request under way, every remaining copy waits: for an unreachable registry,
-                # or, if no request was sent since the last check, for the end of a pause that a
-                # registry asked for.
+                # Without a request under way, every remaining copy waits: for an unreachable
+                # registry, or, if no request was sent since the last check, for the end of a pause
+                # that a registry asked for.
                 requests = sum(counter.total() for counter in self._transport.requests.values())
                 is_registry_unreachable = self._transport.recovery.is_waiting()
                 if is_registry_unreachable or requests == requests_before:
@@ -335,8 +338,8 @@ class Run:
     async def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""
         has_failed = self._report.exit_status() != 0
-        # Staged files that this run did not write may belong to another process, unless this run holds
-        # the lock of the state. Only then may they be deleted.
+        # Staged files that this run did not write may belong to another process, unless this run
+        # holds the lock of the state. Only then may they be deleted.
         self._staging.close(
             remove_files=not self.scheduler.is_draining,
             remove_leftovers=self._state.is_writer,
@@ -408,7 +411,10 @@ class Run:
         self._tasks.start_soon(task, *arguments)
 
     def _queue_lookup(self, source: str, lookup: _Lookup) -> None:
-        """Queue a look-up for the workers of a source (host:port). No worker starts before the run."""
+        """Queue a look-up for the workers of a source (host:port).
+
+        No worker starts before the run.
+        """
         self._lookups[source].append(lookup)
         if self._tasks is not None:
             self._start_worker(source)
@@ -462,7 +468,8 @@ class Run:
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
         """Return the tags that a mapping selects.
 
-        If the source cannot be listed, returns no tags and reports one failed image for each target.
+        If the source cannot be listed, returns no tags and reports one failed image for each
+        target.
         """
         source = self._discovery.source_of(mapping)
         try:
@@ -627,7 +634,10 @@ class Run:
                 self._log("warning", "all_held", text)
 
     def _is_immutable(self, mapping: MappingRule, tag: str) -> bool:
-        """Report whether a tag matches `immutable_tags`. An analysis treats every tag as mutable."""
+        """Report whether a tag matches `immutable_tags`.
+
+        An analysis treats every tag as mutable.
+        """
         pattern = mapping.tags.immutable_tags
         if pattern is None or self._is_analysis:
             return False
@@ -636,8 +646,8 @@ class Run:
     def _is_immutable_at_target(self, mapping: MappingRule, tag: TargetTag) -> bool:
         """Report whether a tag is immutable, and in the listing of the target.
 
-        Such a tag is skipped without a request, unless it may have new artifacts. This is skip tier 1
-        in docs/specification.md section 3. Returns False if --recheck asks for its artifacts.
+        Such a tag is skipped without a request, unless it may have new artifacts. This is skip tier
+        1 in docs/specification.md section 3. Returns False if --recheck asks for its artifacts.
         """
         if not self._is_immutable(mapping, tag.reference):
             return False
@@ -660,9 +670,9 @@ class Run:
     def _renew_snapshot(self, mapping: MappingRule, tag: TargetTag) -> None:
         """Record the snapshot of an immutable tag again, if the tag may have artifacts.
 
-        A tag that is skipped is not looked up, and a look-up for new artifacts may fail in run after
-        run. The snapshot would expire meanwhile, and without it later runs could not tell that the
-        tag has new artifacts.
+        A tag that is skipped is not looked up, and a look-up for new artifacts may fail in run
+        after run. The snapshot would expire meanwhile, and without it later runs could not tell
+        that the tag has new artifacts.
         """
         entry = tag.snapshot_entry
         if mapping.artifacts.enabled and entry is not None:
@@ -673,8 +683,8 @@ class Run:
     ) -> FoundArtifacts:
         """Search for the artifacts of an image, if a search is due (docs/design.md section 8).
 
-        In a plan, `stripped` of the result has all artifacts that are not copied. After an error the
-        result is empty, and the error is set in the copies.
+        In a plan, `stripped` of the result has all artifacts that are not copied. After an error
+        the result is empty, and the error is set in the copies.
         """
         artifacts = FoundArtifacts()
         copies_without_error = [copy for copy in copies if copy.error is None]
@@ -693,7 +703,8 @@ class Run:
     async def _search_if_due(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> FoundArtifacts:
-        """Search for the artifacts of an image if a search is due, and set `artifact_search` of copies.
+        """Search for the artifacts of an image if a search is due, and set `artifact_search` of
+        copies.
 
         If the mapping requires an artifact and the image has none, also sets the error of each copy
         whose target lacks the image. Raises SyncError if a request fails.
@@ -712,8 +723,8 @@ class Run:
             copy.artifact_search = copy.artifact_search._replace(
                 listing_hash=artifacts.listing_hash
             )
-            # A target that has the image already keeps it (docs/specification.md section 3). `error`
-            # is None if the mapping requires no artifact, or if the image has one.
+            # A target that has the image already keeps it (docs/specification.md section 3).
+            # `error` is None if the mapping requires no artifact, or if the image has one.
             if not copy.already_at_target:
                 copy.error = error
         return artifacts
@@ -755,8 +766,8 @@ class Run:
         if artifacts and copy.error is None:
             artifact_images = self._plan_artifacts(copy, artifacts)
         if artifact_images:
-            # If this run is killed before the artifacts are copied, the next run must search again. So
-            # the check is recorded without COMPLETE, and without a hash of the source's listing.
+            # If this run is killed before the artifacts are copied, the next run must search again.
+            # So the check is recorded without COMPLETE, and without a hash of the source's listing.
             search = copy.artifact_search
             self._knowledge.record_artifact_check(
                 search.key,
@@ -771,16 +782,18 @@ class Run:
             image = Image(copy, tree, copy.reference, tag.snapshot_key, artifact_images)
             self.scheduler.add_image(image)
         else:
-            # The image is at the target already, or has failed, so only artifacts can be unfinished.
+            # The image is at the target already, or has failed, so only artifacts can be
+            # unfinished.
             copy.unfinished_images -= 1
             self.scheduler.add_artifacts(artifact_images)
             self.scheduler.end_if_complete(copy)
 
     def _count_blobs(self, lookup: TagLookup) -> None:
-        """Count how many manifests name each blob of an image. The scheduler orders blobs by the counts.
+        """Count how many manifests name each blob of an image. The scheduler orders blobs by the
+        counts.
 
-        If source and target share a host, also record that the source has the blobs, so that they can
-        be mounted from there.
+        If source and target share a host, also record that the source has the blobs, so that they
+        can be mounted from there.
         """
         tree = lookup.tree
         if tree is None:
@@ -795,12 +808,12 @@ class Run:
     def _plan_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
         """Return an Image for each artifact that the target lacks.
 
-        All artifacts are counted in `copy`, as unfinished, skipped or failed. If an artifact could not
-        be looked up at the target, its error is set in `copy`.
+        All artifacts are counted in `copy`, as unfinished, skipped or failed. If an artifact could
+        not be looked up at the target, its error is set in `copy`.
 
-        Each artifact follows its subject in `artifacts`. A missing artifact of a missing artifact is
-        not returned, but added to the dependents of its subject, so that it is put after its subject
-        (I2).
+        Each artifact follows its subject in `artifacts`. A missing artifact of a missing artifact
+        is not returned, but added to the dependents of its subject, so that it is put after its
+        subject (I2).
         """
         missing_images = list[Image]()
         # By digest of a manifest, the missing artifact that the manifest belongs to.
@@ -858,8 +871,8 @@ class Run:
 
     def _report_copy(self, copy: ImageCopy) -> None:
         """Record the search for a copy's artifacts in the state, and report how the copy ended."""
-        # If the copy failed and the state says already that artifacts are missing, the state needs a
-        # new entry only if the image itself was copied.
+        # If the copy failed and the state says already that artifacts are missing, the state needs
+        # a new entry only if the image itself was copied.
         search = copy.artifact_search
         is_worth_recording = copy.error is None or search.last_check.is_complete or copy.is_copied
         if search.key and is_worth_recording:
@@ -927,8 +940,8 @@ def _copies_of(lookup: TagLookup, source_name: str, lookup_began: float) -> list
     """Create the copies of an image, one for each target that was looked up."""
     copies = []
     for tag in lookup.targets:
-        # If the target reference is a digest, it must be the digest of the manifest that is put. That
-        # digest differs from the source's if the index was trimmed to `platforms`.
+        # If the target reference is a digest, it must be the digest of the manifest that is put.
+        # That digest differs from the source's if the index was trimmed to `platforms`.
         reference = lookup.digest if is_digest(tag.reference) else tag.reference
         copies.append(
             ImageCopy(

@@ -49,13 +49,13 @@ _MAX_PROMOTED = 512
 # Blobs of one image that are copied at the same time.
 _MAX_BLOB_TASKS = 16
 
-# Seconds. A target may not see a blob immediately after the blob was uploaded, so a refused manifest
-# is put again after each of these pauses (I5).
+# Seconds. A target may not see a blob immediately after the blob was uploaded, so a refused
+# manifest is put again after each of these pauses (I5).
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)
 
-# How often an image starts again after its manifest was refused: once for the digests that the first
-# refusal names, once for all digests believed from the state, and once for blobs that were believed
-# from the answer to a POST.
+# How often an image starts again after its manifest was refused: once for the digests that the
+# first refusal names, once for all digests believed from the state, and once for blobs that were
+# believed from the answer to a POST.
 _MOST_HEALINGS = 3
 
 # Seconds. If another image has not committed a shared blob after this time, the blob is uploaded
@@ -113,8 +113,8 @@ class _Promoted:
     async def next_step(self) -> Step | None:
         """Wait for a step that may start, and count it in `running`.
 
-        Returns None if no further step will start, because all blobs are in the repository, a step has
-        failed, or the run ends.
+        Returns None if no further step will start, because all blobs are in the repository, a step
+        has failed, or the run ends.
         """
         while not self._is_over():
             may_start = self.phase is Phase.AT_WORK and self.running < _MAX_BLOB_TASKS
@@ -126,7 +126,8 @@ class _Promoted:
         return None
 
     def _take_step(self) -> Step:
-        """Remove and return the step whose blob is named by the most manifests, or the oldest of them.
+        """Remove and return the step whose blob is named by the most manifests, or the oldest of
+        them.
 
         The most other images wait for this blob.
         """
@@ -176,8 +177,8 @@ class Scheduler:
     ) -> None:
         """Create a scheduler that calls `on_end` with each copy that has ended.
 
-        `start` starts a task. `queue_lookup` queues a look-up for a source (host:port). `lists` adds
-        artifacts to the referrer lists of targets, and is None in a dry run.
+        `start` starts a task. `queue_lookup` queues a look-up for a source (host:port). `lists`
+        adds artifacts to the referrer lists of targets, and is None in a dry run.
         """
         self._transfer = transfer
         self._knowledge = knowledge
@@ -207,8 +208,8 @@ class Scheduler:
 
         # By blob digest, how many manifests of the images looked up so far name the blob.
         self.manifests_by_blob = Counter[str]()
-        # By target repository and reference, the artifacts that the target has. The value is True if
-        # this run has copied the artifact.
+        # By target repository and reference, the artifacts that the target has. The value is True
+        # if this run has copied the artifact.
         self._artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
         # The hosts to which images of this run are copied.
         self._target_hosts = set[str]()
@@ -245,7 +246,8 @@ class Scheduler:
     async def wait_for_room(self) -> None:
         """Wait until fewer images are pending than the limit, or a drain begins."""
         while self.pending.is_full() and not self.is_draining:
-            # An event cannot be reset, so a new event replaces one that was set for an earlier wait.
+            # An event cannot be reset, so a new event replaces one that was set for an earlier
+            # wait.
             if self._room_event.is_set():
                 self._room_event = anyio.Event()
             await self._room_event.wait()
@@ -259,8 +261,8 @@ class Scheduler:
             for manifest in (image.tree.root, *image.tree.children)
             for blob in manifest.blobs
         }
-        # Only blobs that no image has copied to this host, or is about to copy, have to be uploaded.
-        # All other blobs can be mounted, so they do not count in the election.
+        # Only blobs that no image has copied to this host, or is about to copy, have to be
+        # uploaded. All other blobs can be mounted, so they do not count in the election.
         uncovered_digests = [
             digest for digest in sizes if not self._claims.is_covered(host, digest)
         ]
@@ -275,7 +277,10 @@ class Scheduler:
         self._artifacts_at_target.setdefault((target.key, reference), is_copied)
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
-        """Make artifacts pending. Their subjects must be at the target. The caller calls `advance`."""
+        """Make artifacts pending.
+
+        Their subjects must be at the target. The caller calls `advance`.
+        """
         self.pending.add_artifacts(images)
 
     def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
@@ -301,7 +306,10 @@ class Scheduler:
     # Slots and promotion.
 
     def advance(self) -> None:
-        """Give free slots to the oldest queued images. If none is queued, promote further images."""
+        """Give free slots to the oldest queued images.
+
+        If none is queued, promote further images.
+        """
         # During a drain, every queued image may continue, even if no slot is free (see `drain`).
         while len(self._at_work) < self._slots or self.is_draining:
             if self._queue:
@@ -313,14 +321,17 @@ class Scheduler:
                 break
 
         if not self._at_work:
-            # No image is at work, so nothing would wake the images that still wait. They are abandoned,
-            # so that the run ends and reports them. Without a drain no image waits here, because an
-            # image waits only for older images (rule 9).
+            # No image is at work, so nothing would wake the images that still wait. They are
+            # abandoned, so that the run ends and reports them. Without a drain no image waits here,
+            # because an image waits only for older images (rule 9).
             for promoted in self._promoted.values():
                 self._abandon(promoted)
 
     def _give_slot(self, promoted: _Promoted) -> None:
-        """Give a slot to a queued image. During a drain, an image that must copy blobs is abandoned."""
+        """Give a slot to a queued image.
+
+        During a drain, an image that must copy blobs is abandoned.
+        """
         if self.is_draining and not promoted.has_begun and not promoted.claims.is_ready():
             self._abandon(promoted)
             return
@@ -342,8 +353,8 @@ class Scheduler:
     def _promote_next(self) -> None:
         """Promote the elected image: claim what its target lacks, and start the image's coroutine.
 
-        If its tree contradicts itself or is too large, the image fails instead. If a manifest that the
-        target lacks was not fetched, the image starts again.
+        If its tree contradicts itself or is too large, the image fails instead. If a manifest that
+        the target lacks was not fetched, the image starts again.
 
         This method must not await, so that the owner of a claim is older than all images that wait
         for the claim (rule 9).
@@ -381,7 +392,10 @@ class Scheduler:
         self._start_task(self._copy_image, promoted)
 
     def _add_steps(self, steps: Iterable[Step]) -> None:
-        """Add each step to its image, and queue the image for a slot. The caller calls `advance`."""
+        """Add each step to its image, and queue the image for a slot.
+
+        The caller calls `advance`.
+        """
         for step in steps:
             promoted = self._promoted[step.claims]
             promoted.steps.append(step)
@@ -402,10 +416,11 @@ class Scheduler:
     # Copying an image.
 
     async def _copy_image(self, promoted: _Promoted) -> None:
-        """Copy one promoted image: its blobs, its children, its root. Then make its artifacts pending.
+        """Copy one promoted image: its blobs, its children, its root. Then make its artifacts
+        pending.
 
-        If the image fails, the error is recorded in it. If its target lacks something that the state
-        says it has, the image starts again. In both cases waiting images inherit its claims.
+        If the image fails, the error is recorded in it. If its target lacks something that the
+        state says it has, the image starts again. In both cases waiting images inherit its claims.
         """
         image = promoted.image
         claims = promoted.claims
@@ -442,8 +457,8 @@ class Scheduler:
     async def _copy_blobs(self, promoted: _Promoted) -> None:
         """Copy the blobs whose claims an image owns, at most _MAX_BLOB_TASKS at the same time.
 
-        A step may be added late: if the image inherits the claim of a failed image, or if another image
-        has committed the blob in a repository from which it can now be mounted.
+        A step may be added late: if the image inherits the claim of a failed image, or if another
+        image has committed the blob in a repository from which it can now be mounted.
         """
         image = promoted.image
         with ExitStack() as reserved_space:
@@ -459,9 +474,10 @@ class Scheduler:
     async def _prepare(self, promoted: _Promoted, reserved_space: ExitStack) -> None:
         """Find the blobs that the source of an image lacks, and reserve space at its target.
 
-        This happens before the first upload of the image. The space is released when `reserved_space`
-        is closed. If a blob is found nowhere, or if there is too little space, the error is set in the
-        image. For registries this does nothing: only a layout can lack blobs or have limited space.
+        This happens before the first upload of the image. The space is released when
+        `reserved_space` is closed. If a blob is found nowhere, or if there is too little space, the
+        error is set in the image. For registries this does nothing: only a layout can lack blobs or
+        have limited space.
         """
         image = promoted.image
         claims = promoted.claims
@@ -486,8 +502,8 @@ class Scheduler:
     async def _find_other_holder(self, image: Image, blob: Descriptor) -> Repository:
         """Find a repository that has a blob which the source lacks.
 
-        Returns the target, or another repository of its host from which the blob can be mounted. Raises
-        the error of reading the blob at the source if there is no such repository.
+        Returns the target, or another repository of its host from which the blob can be mounted.
+        Raises the error of reading the blob at the source if there is no such repository.
         """
         target = image.target
         if await target.has_blob(blob, with_retries=True):
@@ -507,8 +523,8 @@ class Scheduler:
     async def _copy_blob(self, promoted: _Promoted, step: Step) -> None:
         """Copy one blob, and wake the images that wait for it.
 
-        An error is recorded in the image. The other steps under way continue, so that their uploads are
-        not wasted.
+        An error is recorded in the image. The other steps under way continue, so that their uploads
+        are not wasted.
         """
         image = promoted.image
         step = self._with_mount_source(promoted, step)
@@ -526,14 +542,18 @@ class Scheduler:
             self._queue_ready(ready)
 
         if step.mount_from is not None:
-            # Other claims may wait to see whether the host mounts blobs, even if this blob was present.
+            # Other claims may wait to see whether the host mounts blobs, even if this blob was
+            # present.
             is_mounted = result is BlobResult.MOUNTED
             steps = self._claims.mount_ended(image.target.host.key, mounted=is_mounted)
             self._add_steps(steps)
         self._finish_step(promoted)
 
     def _finish_step(self, promoted: _Promoted) -> None:
-        """Record that a step has ended. If the image can only wait now, its slot is released (I8)."""
+        """Record that a step has ended.
+
+        If the image can only wait now, its slot is released (I8).
+        """
         promoted.running -= 1
         if promoted.can_only_wait():
             promoted.phase = Phase.WAITING
@@ -544,7 +564,8 @@ class Scheduler:
     async def _transfer_blob(self, promoted: _Promoted, step: Step) -> BlobResult:
         """Mount or upload a blob, unless `_prepare` has found the blob at the target."""
         image = promoted.image
-        # The repository that has the blob. `_prepare` has found one for each blob that the source lacks.
+        # The repository that has the blob. `_prepare` has found one for each blob that the source
+        # lacks.
         holder = promoted.other_holders.get(step.blob.digest, image.source)
         if holder is image.target:
             return BlobResult.PRESENT
@@ -554,8 +575,8 @@ class Scheduler:
     def _with_mount_source(self, promoted: _Promoted, step: Step) -> Step:
         """Turn an upload into a mount if another repository of the host has the blob.
 
-        Either `_prepare` has found the repository, because the source lacks the blob, or another image
-        has committed the blob there since the step was created.
+        Either `_prepare` has found the repository, because the source lacks the blob, or another
+        image has committed the blob there since the step was created.
         """
         holder = promoted.other_holders.get(step.blob.digest)
         if holder is not None and holder is not promoted.image.target:
@@ -569,8 +590,8 @@ class Scheduler:
     def _where_to_stage(self, image: Image, blob: Descriptor) -> StageIn:
         """Decide where the bytes of a blob are kept for further uploads (rule 13).
 
-        They are kept on disk if the image has several targets, and in memory if the blob is small and
-        will be uploaded again for another image. Returns None if they are not kept.
+        They are kept on disk if the image has several targets, and in memory if the blob is small
+        and will be uploaded again for another image. Returns None if they are not kept.
         """
         # Reading a layout again costs no requests.
         if image.source.is_local:
@@ -591,9 +612,9 @@ class Scheduler:
     async def _put_manifests(self, image: Image, claims: ImageClaims) -> bool:
         """Put the children that this image has claimed, then its root.
 
-        Returns True if the root is in the repository now. Returns False if the image has failed, with
-        `image.error` set, or if the image has to start again because the target lacks a blob or child
-        that the state said it has (docs/design.md section 7, "Healing").
+        Returns True if the root is in the repository now. Returns False if the image has failed,
+        with `image.error` set, or if the image has to start again because the target lacks a blob
+        or child that the state said it has (docs/design.md section 7, "Healing").
         """
         root = image.tree.root
         try:
@@ -627,8 +648,8 @@ class Scheduler:
     async def _try_to_put(self, image: Image, claims: ImageClaims) -> RegistryError | None:
         """Put the manifests, several times with pauses if the target does not see its blobs yet.
 
-        Returns None if the root is at the target. Returns the refusal if the target may lack something
-        that the state says it has. Raises SyncError for any other failure.
+        Returns None if the root is at the target. Returns the refusal if the target may lack
+        something that the state says it has. Raises SyncError for any other failure.
         """
         refusal = await self._put_once(image, claims)
         for pause in _ABSENT_PAUSES:
@@ -657,8 +678,8 @@ class Scheduler:
     def _may_heal(self, image: Image, refusal: RegistryError) -> bool:
         """Report whether an image may start again after a refusal.
 
-        It may always start again once. After that, it may start again only if some of its parts have
-        not been confirmed by an answer of this run.
+        It may always start again once. After that, it may start again only if some of its parts
+        have not been confirmed by an answer of this run.
         """
         if image.healings == 0:
             return True
@@ -672,7 +693,8 @@ class Scheduler:
             self.advance()
 
     def _unconfirmed_digests(self, image: Image, refusal: RegistryError) -> frozenset[str]:
-        """Return the digests of a refused image that no answer of this run has confirmed at the target.
+        """Return the digests of a refused image that no answer of this run has confirmed at the
+        target.
 
         If the first refusal names some of these digests, only the named digests are returned, which
         saves requests. After a second refusal all are returned, because the first refusal was not
@@ -691,10 +713,11 @@ class Scheduler:
         return unconfirmed_digests
 
     async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
-        """Remove the digests that the target may lack from the state, and the manifests that name them.
+        """Remove the digests that the target may lack from the state, and the manifests that name
+        them.
 
-        If this run has confirmed all parts of the image, the target is asked for each part. Raises the
-        refusal if the target has all parts.
+        If this run has confirmed all parts of the image, the target is asked for each part. Raises
+        the refusal if the target has all parts.
         """
         lost_digests = self._unconfirmed_digests(image, refusal)
         if not lost_digests and _reports_missing_part(refusal):
@@ -711,11 +734,11 @@ class Scheduler:
     async def _handle_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
         """Handle the refusal to overwrite a tag.
 
-        Returns True if the tag names the image already. Otherwise the refusal stands, and this returns
-        False.
+        Returns True if the tag names the image already. Otherwise the refusal stands, and this
+        returns False.
 
-        Sets `image.is_kept_by_immutable_tag` if the refusal does not count as a failure. On ECR it is
-        no failure even if the tag names another image (docs/design.md section 9).
+        Sets `image.is_kept_by_immutable_tag` if the refusal does not count as a failure. On ECR it
+        is no failure even if the tag names another image (docs/design.md section 9).
         """
         digest_at_target = await image.target.head_manifest(image.reference)
         is_same_image = digest_at_target == image.tree.root.digest
@@ -731,7 +754,8 @@ class Scheduler:
                 image.copy.immutable_digest = digest_at_target
             elif is_same_image:
                 self.record_artifact(image.target, image.reference)
-            # An artifact whose tag names another artifact is not at the target, so it is not recorded.
+            # An artifact whose tag names another artifact is not at the target, so it is not
+            # recorded.
         return is_same_image
 
     def _start_again(self, image: Image) -> None:
@@ -765,8 +789,8 @@ class Scheduler:
     def end_if_complete(self, copy: ImageCopy) -> None:
         """End a copy if all its images have ended.
 
-        Before that, the artifacts are added to the referrer lists of a target without a referrers API.
-        Does nothing if an image of the copy is unfinished.
+        Before that, the artifacts are added to the referrer lists of a target without a referrers
+        API. Does nothing if an image of the copy is unfinished.
         """
         if copy.unfinished_images:
             return
@@ -795,8 +819,8 @@ class Scheduler:
                 added_digests = await lists.ensure_listed(
                     copy.source, copy.target, subject, entries
                 )
-                # A list may lack artifacts that the target had before this run, because another writer has
-                # replaced the list. Such artifacts count as copied.
+                # A list may lack artifacts that the target had before this run, because another
+                # writer has replaced the list. Such artifacts count as copied.
                 relisted_digests = {
                     digest
                     for digest in added_digests

@@ -412,7 +412,8 @@ class Staging:
     async def _pull(self, blob: Descriptor, read: Reader, *, may_use_disk: bool) -> None:
         """Read a blob from its source, into memory or into a file.
 
-        Raises NoRoom if neither has room for the blob, and StagingFailed if the disk cannot be used.
+        Raises NoRoom if neither has room for the blob, and StagingFailed if the disk cannot be
+        used.
         """
         is_small = blob.size <= SMALL_BLOB
         # A small blob that may be staged on disk evicts no other blob from memory.
@@ -446,7 +447,8 @@ class Staging:
 
         # Another run in this directory may have replaced the file after this run had verified the
         # file. Then the file is hashed while it is sent. If only a part of the file is sent, its
-        # digest cannot be computed from that part. The registry checks the digest of the whole blob.
+        # digest cannot be computed from that part. The registry checks the digest of the whole
+        # blob.
         is_unchanged = self._files[digest].stamp == stamp_of(staged.fileno())
         must_hash = not is_unchanged and offset == 0
         self._readers[digest] += 1

@@ -242,7 +242,8 @@ class BlobTransfer:
         self._admitted = transport.gate.admitted
         self._feeds = Feeds(transport.gate, staging)
 
-        # Whether a blob could not be written to disk. No later blob of this run is staged there then.
+        # Whether a blob could not be written to disk. No later blob of this run is staged there
+        # then.
         self._has_disk_failed = False
 
         # By target repository, the first upload of the run. The others wait for it.
@@ -568,7 +569,8 @@ class BlobTransfer:
         probing POSTs are not known to be reliable, a HEAD precedes the POST.
 
         Returns PRESENT if a HEAD has found the blob, BELIEVED if only the answer to the POST says
-        that the blob is present, and None if the blob is absent. In the last case a session is open.
+        that the blob is present, and None if the blob is absent. In the last case a session is
+        open.
         """
         target = job.target
         pool = target.pool
@@ -613,9 +615,9 @@ class BlobTransfer:
     async def _learn_to_probe(self, job: _Job) -> None:
         """Find out whether probing POSTs can replace HEADs in the target's area.
 
-        A POST asks for a blob that is known to be present (docs/design.md section 6, rule 11). It is
-        sent once an area, and only if two or more blobs would need a HEAD. Other jobs wait for its
-        answer without a permit.
+        A POST asks for a blob that is known to be present (docs/design.md section 6, rule 11). It
+        is sent once an area, and only if two or more blobs would need a HEAD. Other jobs wait for
+        its answer without a permit.
         """
         target = job.target
         pool = target.pool
@@ -916,9 +918,9 @@ class BlobTransfer:
         """Switch between the usual and the fallback upload style if the error requires it.
 
         That is the case if the registry refused a body because of its style or size, or if all
-        attempts but the last have broken (docs/protocol-facts.md section 7.9). The switch is recorded
-        for all later uploads to the host. Returns whether the style was switched. A job switches
-        once.
+        attempts but the last have broken (docs/protocol-facts.md section 7.9). The switch is
+        recorded for all later uploads to the host. Returns whether the style was switched. A job
+        switches once.
         """
         upload = job.upload
         fallback_style = job.target.product.fallback_style
