@@ -198,7 +198,7 @@ class Limiter:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-@pytest.mark.parametrize(("tells", "most"), [(True, 40), (False, 100)])
+@pytest.mark.parametrize(("tells", "most"), [(True, 40), (False, 80)])
 async def test_few_bodies_are_sent_in_vain_to_a_registry_that_takes_40_requests_a_second(
     world: Virtual, tells: bool, most: int
 ) -> None:
@@ -218,8 +218,8 @@ async def test_few_bodies_are_sent_in_vain_to_a_registry_that_takes_40_requests_
         ends = {"source": source, "t": {"url": target.url, "max_concurrent": 16}}
         ran = await world.sync(ends, *mappings)
         assert ran.statuses() == ["synced"] * 40
-        assert 390 <= limiter.asked - limiter.refused <= 410
-        assert 9 < ran.seconds < 20  # at 40 requests a second: 9 pauses at least
+        assert 390 <= limiter.asked - limiter.refused <= 400
+        assert 9 < ran.seconds < 18  # at 40 requests a second: 9 pauses at least
     assert sum(limiter.refused for limiter in limiters) <= 4 * most
     assert sum(limiter.refused_bytes for limiter in limiters) <= 4 * most * 7000
 
