@@ -627,7 +627,7 @@ async def test_the_first_request_that_can_be_repeated_is_the_probe():
                 await waiting.wait(error.without_place(), can_repeat=can_repeat)
                 if waiting.is_probing(peer):
                     probed.append(name)
-                    waiting.check(peer, can_repeat=True)
+                    assert waiting.error_of(peer, can_repeat=True) is None
                     waiting.record_answer(peer, anyio.current_time())
 
         async with anyio.create_task_group() as tasks:

@@ -78,7 +78,7 @@ class Outage:
         self._failures = 0  # in a row
         self._permanent_failures = 0  # in a row
         self._probes = 0  # probes scheduled in this outage
-        self._is_last_try = False  # whether the next failure stops the host
+        self._was_stopped = False  # in the previous run; the first failure stops it again
 
     @property
     def is_on(self) -> bool:
@@ -101,24 +101,19 @@ class Outage:
         self.has_answered = True
         self._failures = 0
         self._permanent_failures = 0
-        self._is_last_try = False
+        self._was_stopped = False
         self.gives_up_at = math.inf
         return was_on
 
     def record_failure(
         self, error: SyncError, began: float, now: float, chance: float, *, is_probe: bool = False
     ) -> None:
-        """Record the failure of a request that was sent at `began`.
+        """Record the failure of a request that was sent at `began`, and change the state as `Reach`
+        describes.
 
-        `error` must be an error of a host that may be away (the function `is_outage`). `chance` is
-        a random number that spreads probes.
-
-        - The host is STOPPED if the time to wait for it is over, or if several failures in a row
-          were permanent ones, such as an unknown name.
-        - After a failed probe the host is DOWN until the next probe.
-        - After enough failures a host that was UP is DOWN. A permanent failure does not begin an
-          outage, because to wait for it is in vain.
-        - Otherwise the failure is only counted.
+        `error` must be an error of a host that may be away (the function `is_outage`). A permanent
+        failure, such as an unknown name, does not begin an outage, because to wait is in vain.
+        `chance` is a random number that spreads probes.
         """
         if self.is_stopped:
             return
@@ -130,16 +125,15 @@ class Outage:
         is_permanent = _is_permanent(error, has_answered=self.has_answered)
         self._permanent_failures = self._permanent_failures + 1 if is_permanent else 0
 
-        has_expired = is_probe and now >= self.gives_up_at
-        cannot_recover = self._permanent_failures >= _FAILURES_IN_A_ROW
-        failures_needed = _FAILURES_IN_A_ROW if self.has_answered else 1
-        has_enough_failures = self._failures >= failures_needed
-        if has_expired or cannot_recover or self._is_last_try:
+        if self._was_stopped or self._permanent_failures >= _FAILURES_IN_A_ROW:
             self.reach = Reach.STOPPED
         elif is_probe:
             self._schedule_probe(now, chance)
-        elif self.reach is Reach.UP and has_enough_failures and not is_permanent:
-            self._begin_outage(now, chance)
+            self.stop_if_due(now)
+        elif self.reach is Reach.UP and not is_permanent:
+            failures_needed = _FAILURES_IN_A_ROW if self.has_answered else 1
+            if self._failures >= failures_needed:
+                self._begin_outage(now, chance)
 
     def begin_probe(self, now: float) -> bool:
         """Begin a probe. Returns False if no probe is due, or another probe has begun."""
@@ -161,7 +155,7 @@ class Outage:
 
     def begin_run(self) -> None:
         """Prepare for another run. A host that was stopped is tried once."""
-        self._is_last_try = self.is_stopped
+        self._was_stopped = self.is_stopped
         self.reach = Reach.UP
         self._failures = 0
         self._permanent_failures = 0

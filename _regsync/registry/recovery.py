@@ -126,21 +126,21 @@ class Recovery:
         """Report whether the next request of this task is the probe of a peer."""
         return self._probe_target.get() is peer
 
-    def check(self, peer: Peer, *, can_repeat: bool) -> None:
-        """Raise the error of an outage if a peer is unreachable or was given up, unless this task
-        probes it.
+    def error_of(self, peer: Peer, *, can_repeat: bool) -> SyncError | None:
+        """Return the error of a request that must not be sent to a peer, because the peer is
+        unreachable or was given up. Returns None if it may be sent: it may be this task's probe.
 
         `can_repeat` is False for a request that cannot be sent again: it cannot be a probe.
         """
         outage = peer.outage
         if outage.reach is Reach.UP or (can_repeat and self.is_probing(peer)):
-            return
+            return None
         assert outage.error is not None
         error = outage.error.without_place()
         error.unreachable_peer = peer
-        if not outage.is_on:  # the host was given up
+        if outage.is_stopped:
             _mark_given_up(error, peer)
-        raise error
+        return error
 
     def record_answer(self, peer: Peer, now: float) -> None:
         """Record that a peer has answered a request. If that ends an outage, call `on_back` and
@@ -163,9 +163,9 @@ class Recovery:
         """Record the failure of a request that was sent at `began`. If the failure shows that the
         host has answered, record the answer instead.
 
-        If the failure belongs to an outage, `error.unreachable_peer` is set. If it makes the host
-        be given up, the error becomes not retryable. If not `is_counted`, the failure does not
-        begin an outage: a registry may refuse a body by closing the connection.
+        If the failure belongs to an outage, `error.unreachable_peer` is set. If not `is_counted`,
+        the failure does not begin an outage: a registry may refuse a body by closing the
+        connection.
         """
         outage = peer.outage
         now = anyio.current_time()
@@ -173,24 +173,25 @@ class Recovery:
             self.record_answer(peer, now)
             return
         belongs_to_previous_outage = began < outage.back_at and not outage.is_on
-        if belongs_to_previous_outage:
-            error.unreachable_peer = peer  # so that the caller calls `wait`, which returns at once
-            return
-        if not is_counted:
-            error.unreachable_peer = peer if outage.is_on else None
-            return
+        if is_counted and not belongs_to_previous_outage:
+            self._count_failure(peer, error, began, now)
+        # After an outage that has ended, `wait` returns at once.
+        if outage.is_on or belongs_to_previous_outage:
+            error.unreachable_peer = peer
 
-        was_stopped = outage.is_stopped
-        was_on = outage.is_on
+    def _count_failure(self, peer: Peer, error: SyncError, began: float, now: float) -> None:
+        """Count a failure, which may begin an outage. If it makes the host be given up, the error
+        becomes not retryable.
+        """
+        outage = peer.outage
+        before = outage.reach
         is_probe = self.is_probing(peer)
         if is_probe:
             self._probe_target.set(None)
         outage.record_failure(error, began, now, self._chance(), is_probe=is_probe)
-        if outage.is_on:
-            error.unreachable_peer = peer
-        elif outage.is_stopped and not was_stopped:
+        if outage.is_stopped and before is not Reach.STOPPED:
             _mark_given_up(error, peer)
-        if outage.is_on and not was_on:
+        if outage.is_on and before is Reach.UP:
             name = peer.origin.authority
             patience = duration_text(outage.gives_up_at - outage.since)
             text = f"{_describe_wait(peer)}, for {patience} at most"
@@ -277,20 +278,21 @@ class Recovery:
         outage = peer.outage
         while outage.is_on:
             now = anyio.current_time()
-            wake_at = outage.gives_up_at
-            if outage.reach is Reach.DOWN and peer.is_next(waiter):
-                if outage.begin_probe(now):
-                    self._probe_target.set(peer)
-                    if waiter.can_probe:
-                        return
-                    # No waiting task can probe. Send a simple request, then check its outcome.
-                    with self.attempt():
-                        await self._ping(peer)
-                    continue
-                wake_at = min(wake_at, outage.probe_at)
+            is_next = peer.is_next(waiter)
+            if is_next and outage.begin_probe(now):
+                self._probe_target.set(peer)
+                if waiter.can_probe:
+                    return
+                # No waiting task can probe. Send a simple request, then check its outcome.
+                with self.attempt():
+                    await self._ping(peer)
+                continue
             if outage.stop_if_due(now):
                 peer.notify()
                 return
+            wake_at = outage.gives_up_at
+            if is_next and outage.reach is Reach.DOWN:
+                wake_at = min(wake_at, outage.probe_at)
             with anyio.CancelScope(deadline=wake_at):
                 await peer.changed.wait()
 

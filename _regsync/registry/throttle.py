@@ -664,16 +664,13 @@ class RetryBudget:
         self._left = attempts
         self._throttled_since: float | None = None  # the time of the first 429
 
-    def take_attempt(
-        self, now: float, chance: float, *, is_throttled: bool, retry_after: float
-    ) -> float | None:
+    def take_attempt(self, now: float, chance: float, *, is_throttled: bool) -> float | None:
         """Use up one attempt, and return the pause in seconds before the next one.
 
-        `is_throttled` reports that the attempt was answered by 429, which uses up no attempt. The
-        pause is at least `retry_after` seconds.
+        `is_throttled` reports that the attempt was answered by 429, which uses up no attempt.
 
-        Returns None if the work must not be repeated: no attempt is left, the answers have been 429
-        for more than THROTTLED_FOR seconds, or `retry_after` exceeds LONGEST_WAIT.
+        Returns None if the work must not be repeated: no attempt is left, or the answers have been
+        429 for more than THROTTLED_FOR seconds.
         """
         if is_throttled:
             if self._throttled_since is None:
@@ -682,10 +679,10 @@ class RetryBudget:
                 return None
         else:
             self._left -= 1
-        if self._left < 1 or retry_after > LONGEST_WAIT:
+        if self._left < 1:
             return None
         self.retries += 1
-        return max(retry_after, backoff(self.retries, chance))
+        return backoff(self.retries, chance)
 
 
 def backoff(attempt: int, chance: float) -> float:

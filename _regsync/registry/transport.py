@@ -629,13 +629,13 @@ class Transport:
         `peer` is the registry, its token service or its blob storage. If it was given up, the
         registry is stopped too.
         """
-        try:
-            self.recovery.check(peer, can_repeat=can_repeat)
-        except SyncError as error:
-            is_given_up = not error.retryable
-            if is_given_up and host.stop_error is None:
-                host.stop(error)
-            raise
+        error = self.recovery.error_of(peer, can_repeat=can_repeat)
+        if error is None:
+            return
+        is_given_up = not error.retryable
+        if is_given_up and host.stop_error is None:
+            host.stop(error)
+        raise error
 
     def _record_reach(
         self,
@@ -947,32 +947,29 @@ class Transport:
         if isinstance(error, LoginExpired) and not is_stopped:
             return 0.0  # the upload limits how often its login is renewed
         error.retries = budget.retries
-        if error.unreachable_peer is not None and error.retryable and not is_stopped:
-            return 0.0  # `wait_to_retry` waits for the end of the outage
 
         retry_after = 0.0  # the seconds for which the registry asks to wait
         is_throttled = False
-        is_paced_by_window = False
-        if isinstance(error, RegistryError):
+        if isinstance(error, RegistryError) and error.retryable:
             retry_after = error.retry_after or 0.0
             is_throttled = error.status == 429
-            is_paced_by_window = error.is_paced_by_window
-        pause = budget.take_attempt(
-            anyio.current_time(),
-            self.machine.chance(),
-            is_throttled=is_throttled,
-            # A paced request waits in the queue of its window, which has recorded `retry_after`.
-            retry_after=0.0 if is_paced_by_window else retry_after,
-        )
-        is_wait_too_long = error.retryable and retry_after > LONGEST_WAIT
-        if isinstance(error, RegistryError) and is_wait_too_long:
-            host = hosts[-1] if error.side is Side.TARGET else hosts[0]
-            demand = None if call is None else self.demand_of(host, call)
-            # This makes `error` not retryable.
-            self._stop_requests(host, demand, error, seconds=retry_after)
-        if pause is None or not error.retryable or is_stopped:
+            if retry_after > LONGEST_WAIT:
+                host = hosts[-1] if error.side is Side.TARGET else hosts[0]
+                demand = None if call is None else self.demand_of(host, call)
+                # This makes `error` not retryable.
+                self._stop_requests(host, demand, error, seconds=retry_after)
+            if error.is_paced_by_window:
+                retry_after = 0.0  # the next attempt waits for the window, which has recorded it
+
+        if is_stopped or not error.retryable:
             raise error
-        return pause
+        if error.unreachable_peer is not None:
+            return 0.0  # `wait_to_retry` waits for the end of the outage
+        now = anyio.current_time()
+        pause = budget.take_attempt(now, self.machine.chance(), is_throttled=is_throttled)
+        if pause is None:
+            raise error
+        return max(retry_after, pause)
 
     def _stop_requests(
         self, host: Host, demand: Demand | None, error: RegistryError, seconds: float

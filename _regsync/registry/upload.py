@@ -219,13 +219,12 @@ class Upload:
         may carry none.
         """
         headers = [_OCTETS]
-        # A body that is the whole blob needs no range.
-        is_ranged = self.offset > 0 or (self.style == "chunks" and not is_last)
-        if length and is_ranged:
+        is_part = self.offset > 0 or (self.style == "chunks" and not is_last)
+        if is_part and length:
             headers.append(("Content-Range", f"{self.offset}-{self.offset + length - 1}"))
-        action = "upload_body" if length or not is_last else "upload_finish"
         if not is_last:
-            return self._session_call(action, "PATCH", "", *headers)
+            return self._session_call("upload_body", "PATCH", "", *headers)
+        action = "upload_body" if length else "upload_finish"
         separator = "&" if "?" in self.session else "?"
         return self._session_call(action, "PUT", f"{separator}digest={self.blob.digest}", *headers)
 
