@@ -700,7 +700,8 @@ def parse_quota(header: Callable[[str], str | None], wall_now: float) -> Remaini
     `header` returns the value of a header by its name. `wall_now` is in seconds since 1970.
     """
     for remaining_name, limit_name, reset_name in _QUOTA_HEADERS:
-        remaining = re.match(_QUOTA, header(remaining_name) or "")
+        value = header(remaining_name)
+        remaining = re.match(_QUOTA, value) if value else None
         if remaining is not None:
             limit = re.match(_QUOTA, header(limit_name) or "")
             reset = re.match(_QUOTA, header(reset_name) or "")
