@@ -10,10 +10,11 @@ Follows: docs/design.md section 2 ("auth check").
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from _regsync.app.console import Console
 from _regsync.app.environment import connect
@@ -33,6 +34,8 @@ from _regsync.text import printable, time_text
 if TYPE_CHECKING:
     from _regsync.auth.aws import EcrAccount
 
+_T = TypeVar("_T")
+
 LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1` and list all tags
 MOUNTING = {True: "enabled", False: "disabled", None: "unknown"}  # by `EcrAccount.mounts`
 LATEST_TIME = 1e11  # seconds since 1970; a credential that expires later is not shown as expiring
@@ -44,14 +47,14 @@ async def check_access(config: Config, console: Console) -> int:
     Returns the exit status.
     """
     with closing(connect(console)) as transport:
-        places = places_in_use(config)
+        sides = repositories_in_use(config)
         # Read the certificate files of all registries first, so that an unusable file ends the
         # command before the first request.
-        for registry, _ in places:
+        for registry, _ in sides:
             transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
         repositories = [
-            discovery.open_remote(registry, name, side) for (registry, name), side in places.items()
+            discovery.open_remote(registry, name, side) for (registry, name), side in sides.items()
         ]
         access_check = AccessCheck(transport)
 
@@ -68,20 +71,20 @@ async def check_access(config: Config, console: Console) -> int:
     return AuthError.exit_status if any(access.error for access in accesses) else 0
 
 
-def places_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
-    """Return the repositories of the mappings, except image layouts, as (registry, name).
+def repositories_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
+    """Return the side of each repository of the mappings by (registry, name), without layouts.
 
     The side of a repository that is both a source and a target is TARGET.
     """
-    places = dict[tuple[Registry, str], Side]()
+    sides = dict[tuple[Registry, str], Side]()
     for mapping in config.mappings:
         if not mapping.source.is_layout:
             # Do not replace TARGET, which an earlier mapping may have set.
-            places.setdefault((mapping.source, mapping.source_repository), Side.SOURCE)
+            sides.setdefault((mapping.source, mapping.source_repository), Side.SOURCE)
         for target in mapping.targets:
             if not target.is_layout:
-                places[target, mapping.target_repository] = Side.TARGET
-    return places
+                sides[target, mapping.target_repository] = Side.TARGET
+    return sides
 
 
 @dataclass
@@ -200,10 +203,9 @@ class AccessCheck:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        # Whether a registry ever asks for a login. A registry that had accepted the credential
-        # before its first check has no entry.
-        self._credential_checks = dict[RegistryClient, Once[bool]]()
-        # The account settings of each registry in ECR, which are requested once.
+        # Whether each registry ever asks for a login.
+        self._credential_checks = defaultdict[RegistryClient, Once[bool]](Once)
+        # The account settings of each registry in ECR.
         self._accounts = defaultdict[RegistryClient, Once["EcrAccount"]](Once)
 
     async def try_repository(self, repository: RemoteRepository) -> Access:
@@ -291,39 +293,20 @@ class AccessCheck:
         login = host.authenticator.cloud_login
         if login is None:
             return EcrAccount(reason="only AWS's own credentials can read the account's settings")
-        try:
-            return await self._accounts[host].get(
-                partial(read_account, login.machine, host.registry)
-            )
-        except SyncError as error:
-            # Each repository of the registry adds its own name to a copy of the shared error.
-            raise error.without_place() from error.__cause__
+        ask = partial(read_account, login.machine, host.registry)
+        return await ask_once(self._accounts[host], ask)
 
     async def _check_credential(self, repository: RemoteRepository) -> bool:
         """Check the credential of a registry. Returns whether the registry ever asks for a login.
 
-        Sends no request if the registry has already asked for the credential and accepted it.
-        Otherwise the check is made once per registry, because a push may need the credential later.
-        If the registry refuses the credential, RegistryError is raised for each of its
-        repositories.
+        The check is made once per registry. If the registry refuses the credential, RegistryError
+        is raised for each of its repositories.
         """
-        host = repository.host
-        check = self._credential_checks.get(host)
-        # The check itself can make the credential proven although the registry never asks for it,
-        # so `is_proven` counts only before the check.
-        if check is None:
-            if host.authenticator.is_proven:
-                return True
-            check = Once()
-            self._credential_checks[host] = check
-        try:
-            return await check.get(partial(self._send_credential, repository))
-        except SyncError as error:
-            # The check may have been made for another repository, which its error names.
-            raise error.without_place() from error.__cause__
+        check = self._credential_checks[repository.host]
+        return await ask_once(check, partial(self._send_credential, repository))
 
     async def _send_credential(self, repository: RemoteRepository) -> bool:
-        """Request `/v2/` with the credential. Returns whether the registry asks for a login.
+        """Request `/v2/` with the credential. Returns whether the registry ever asks for a login.
 
         A registry that asks for logins in any repository asks for one here. Returns False too if
         this cannot be found out: without a credential, or if the registry does not serve `/v2/`.
@@ -331,9 +314,11 @@ class AccessCheck:
         """
         host = repository.host
         login = host.authenticator
+        was_asked_before = login.is_proven
+        if was_asked_before:
+            return True
         # A cloud login is anonymous until its first request.
-        has_credential = not login.is_anonymous or login.cloud_login is not None
-        if not has_credential:
+        if login.is_anonymous and login.cloud_login is None:
             return False
         # `build_call` puts the repository before the path, but `/v2/` belongs to the whole
         # registry.
@@ -355,3 +340,12 @@ class AccessCheck:
             return False
         await self._transport.request(host, ping, ok=(200,))
         return bool(challenges)
+
+
+async def ask_once(once: Once[_T], ask: Callable[[], Awaitable[_T]]) -> _T:
+    """Return the answer of a request that is made once for all repositories of a registry."""
+    try:
+        return await once.get(ask)
+    except SyncError as error:
+        # Each repository adds its own name to a copy of the shared error.
+        raise error.without_place() from None
