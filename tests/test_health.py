@@ -413,7 +413,7 @@ def test_a_defect_that_ends_it_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
 
     plain, started = anyio.from_thread.BlockingPortal.start_task, list[Any]()
     monkeypatch.setattr(anyio.from_thread.BlockingPortal, "start_task", start)
-    monkeypatch.setattr(health.Client, "step", fail)
+    monkeypatch.setattr(health.Client, "answer", fail)
     with (
         pytest.raises(Exception, match="TaskGroup") as found,
         health.serving("127.0.0.1", 0, tell) as (where, *_),

@@ -163,8 +163,7 @@ class Server:
             if len(self._clients) > CLIENT_PLACES:
                 oldest = next(iter(self._clients))
                 self._clients.pop(oldest).cancel()
-            while want := client.step():  # WANT_READ or WANT_WRITE
-                await client.stream.wait(want)
+            await client.answer()
             # If a socket is closed with unread bytes, the system resets the connection, and the
             # client may lose the response. So read until the client disconnects (RFC 9112 section
             # 9.6).
@@ -184,38 +183,27 @@ class Client:
         self.scratch = memoryview(bytearray(READ_SIZE))  # the buffer of each read
         self._answer_probe = answer_probe
         self._framing = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_SIZE - 1)
-        # The bytes of the response that were not sent yet. None while the request is read.
-        self._unsent: memoryview | None = None
 
-    def step(self) -> int:
-        """Read the request and send the response, as far as possible without blocking.
+    async def answer(self) -> None:
+        """Read the request and send the response."""
+        unsent = memoryview(await self._response())
+        while unsent:
+            sent = self.stream.send(unsent)
+            if sent < 0:  # WANT_WRITE
+                await self.stream.wait(sent)
+            else:
+                unsent = unsent[sent:]
 
-        Returns 0 if the response has been sent. Otherwise it returns WANT_READ or WANT_WRITE, which
-        are negative: call it again when the socket can be read or written.
-        """
-        if self._unsent is None:
-            response = self._read_request()
-            if isinstance(response, int):  # WANT_READ or WANT_WRITE
-                return response
-            self._unsent = memoryview(response)
-        while self._unsent:
-            sent = self.stream.send(self._unsent)
-            if sent < 0:  # WANT_READ or WANT_WRITE
-                return sent
-            self._unsent = self._unsent[sent:]
-        return 0
-
-    def _read_request(self) -> bytes | int:
+    async def _response(self) -> bytes:
         """Read the request, and return the bytes of the response.
 
-        Returns WANT_READ or WANT_WRITE if the request is not complete yet. Returns no bytes if the
-        client has disconnected without a request. An invalid request gets a response too.
+        Returns no bytes if the client has disconnected without a request. An invalid request gets a
+        response too.
         """
         try:
             while (event := self._framing.next_event()) is h11.NEED_DATA:
-                count = self.stream.recv_into(self.scratch)
-                if count < 0:  # WANT_READ or WANT_WRITE
-                    return count
+                while (count := self.stream.recv_into(self.scratch)) < 0:  # WANT_READ
+                    await self.stream.wait(count)
                 received = bytes(self.scratch[:count])
                 # h11 needs quadratic time for a head with long runs of blanks. `next_portion`
                 # returns fewer bytes for such a head.
