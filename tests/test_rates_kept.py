@@ -412,7 +412,7 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
 
         async def put(seconds: float, *, told: bool) -> None:
             turn = await transport.gate.begin_request(transport.demand_of(host, body), None, None)
-            sent = Body(Blob(b""), 60.0, lambda: None, transport)
+            sent = Body(Blob(b""), lambda: None, transport)
             transport._watch_body(body, turn, sent, None)
             entered.append(anyio.current_time())
             if told:

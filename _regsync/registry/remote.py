@@ -216,7 +216,13 @@ class RemoteRepository:
         return _ErrorPlace(self, operation, reference)
 
     def build_call(
-        self, action: str, method: str, path: str, *headers: Header, body: bytes = b""
+        self,
+        action: str,
+        method: str,
+        path: str,
+        *headers: Header,
+        body: bytes = b"",
+        seconds: float | None = None,
     ) -> Call:
         """Describe a request to `path`, relative to `/v2/NAME/`. Nothing is sent."""
         return Call(
@@ -227,6 +233,7 @@ class RemoteRepository:
             rights=self.rights,
             headers=headers,
             body=body,
+            seconds=seconds,
         )
 
     def demand_of_reading(self) -> Demand:
@@ -374,9 +381,13 @@ class RemoteRepository:
 
         Raises ContentError or ProtocolBroken if the registry stored something else.
         """
-        content_type = ("Content-Type", manifest.media_type)
         call = self.build_call(
-            "manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body
+            "manifest_put",
+            "PUT",
+            f"manifests/{reference}",
+            ("Content-Type", manifest.media_type),
+            body=manifest.body,
+            seconds=self._transport.machine.timeouts.manifest_put,
         )
         with self.adding_place("push manifest", self.name_of(reference)):
             answer = await self._transport.request(self.host, call, ok=(201, 200))

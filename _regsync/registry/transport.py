@@ -123,6 +123,9 @@ class Call(NamedTuple):
     # Whether the request must use a new connection, because a reused one has delivered wrong bytes.
     is_fresh: bool = False
 
+    # How long the response may take after the request was sent. None: the default.
+    seconds: float | None = None
+
     @property
     def shown_path(self) -> str:
         """The path without its query, which may contain signatures."""
@@ -141,11 +144,8 @@ class Body(Pieces):
     counts its bytes in the transport.
     """
 
-    def __init__(
-        self, pieces: Pieces, seconds: float, on_begin: Callable[[], None], transport: Transport
-    ) -> None:
+    def __init__(self, pieces: Pieces, on_begin: Callable[[], None], transport: Transport) -> None:
         self.length = pieces.length
-        self.seconds = seconds  # how long the response may take after the last piece
         self.authorization: str | None = None  # the header with which it was sent
 
         # Called before each piece after the first LARGE_BODY bytes, which have been sent then.
@@ -476,24 +476,17 @@ class Transport:
         while True:
             # Fail before the login and the wait for a turn if the request cannot be sent. `_send`
             # checks this again after the wait.
-            self._check_not_stopped(host, demand)
+            self._check_may_send(host, demand)
             if host.peer.outage.reach is not Reach.UP:
                 self._check_reach(host, host.peer, can_repeat=body is None)
             authorization = await self.login(host, call, before_body=body is not None)
-            origin = call.origin or host.origin
-            peer = host.peer if origin == host.origin else self.recovery.peer(origin)
-            hop = _Hop(call, origin, peer, authorization, has_left_registry=origin != host.origin)
-
             turn = await self.gate.begin_request(demand, rank, lease)
             try:
                 if body is not None:
                     self._watch_body(call, turn, body, authorization)
-                response = await self._send(host, demand, hop, turn, lease, body)
-                while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
-                    await turn.return_connection()  # other requests may use it from now on
-                    hop = self._next_hop(host, hop, response)
-                    turn.began = anyio.current_time()
-                    response = await self._send(host, demand, hop, turn, lease, body)
+                hop, response = await self._send_and_follow(
+                    host, call, demand, authorization, turn, lease, body
+                )
                 self._record_pace(host, call, turn, response)
 
                 is_refused = response.status in (401, 403)
@@ -503,14 +496,13 @@ class Transport:
                     host.authenticator.record_success(authorization, call.repository, call.method)
 
                 may_log_in_again = is_refused and body is None and not hop.has_left_registry
-                if may_log_in_again:
-                    await response.read(ERROR_BODY)  # `refresh_login` needs the text of the refusal
-                else:
+                if not may_log_in_again:
                     if response.is_early and body is None and response.status in (200, 201):
                         raise Disconnected("the registry answered before the request was sent")
                     await self.raise_unless(host, response, ok, hop.peer)
                     turn.response = response
                     return turn
+                await response.read(ERROR_BODY)  # `refresh_login` needs the text of the refusal
             except LoginExpired:
                 # `_check_may_send` has found that the login was refused to another request. Unless
                 # the body has begun, log in again and repeat the request.
@@ -522,7 +514,33 @@ class Transport:
                 # permit may be held during another login (I8).
                 if turn.response is None:
                     await turn.end()
-            await self.refresh_login(host, call, hop.authorization, response, refusals)
+            await self.refresh_login(host, call, authorization, response, refusals)
+
+    async def _send_and_follow(
+        self,
+        host: RegistryClient,
+        call: Call,
+        demand: Demand,
+        authorization: str | None,
+        turn: Turn,
+        lease: Lease | None,
+        body: Body | None,
+    ) -> tuple[_Hop, Response]:
+        """Send a request and follow its redirects. Returns the last hop, and its response unread."""
+        origin = call.origin or host.origin
+        peer = host.peer if origin == host.origin else self.recovery.peer(origin)
+        hop = _Hop(call, origin, peer, authorization, has_left_registry=origin != host.origin)
+        response = await self._send(host, demand, hop, turn, lease, body)
+        while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
+            await turn.return_connection()  # other requests may use it from now on
+            hop = self._next_hop(host, hop, response)
+            turn.began = anyio.current_time()
+            response = await self._send(host, demand, hop, turn, lease, body)
+        if response.status == 401 and hop.has_left_registry and body is None:
+            raise ProtocolBroken(
+                f"{hop.origin.authority}, to which the registry redirects, asks for a login"
+            )
+        return hop, response
 
     async def _send(
         self,
@@ -546,12 +564,6 @@ class Transport:
             lease = pool.lease(hop.origin, is_fresh=call.is_fresh)
             turn.connection = lease
 
-        seconds: float | None = None  # how long the response may take; None: the default
-        if body is not None:
-            seconds = body.seconds
-        elif call.action == "manifest_put":
-            seconds = self.machine.timeouts.manifest_put
-
         is_unreachable = hop.peer.outage.reach is not Reach.UP
         if is_unreachable:  # raise an error unless this request is the probe of the host
             self._check_reach(host, hop.peer, can_repeat=body is None)
@@ -563,7 +575,7 @@ class Transport:
         try:
             answering = lease.exchange(
                 call.request(hop.authorization),
-                seconds,
+                call.seconds,
                 body,
                 confirm=partial(self._check_may_send, host, demand, hop.authorization),
                 now=turn.began,
@@ -588,10 +600,6 @@ class Transport:
         if self.machine.traces:
             trace = f"{call.method} {hop.peer.url}{call.shown_path} -> {response.status}"
             self.machine.log("trace", "request", trace)
-        if response.status == 401 and hop.has_left_registry and body is None:
-            raise ProtocolBroken(
-                f"{hop.origin.authority}, to which the registry redirects, asks for a login"
-            )
         return response
 
     def _next_hop(self, host: RegistryClient, hop: _Hop, response: Response) -> _Hop:
@@ -720,17 +728,6 @@ class Transport:
         body.on_under_way = partial(self._record_under_way, turn)
 
     # Logins.
-
-    def _check_may_send(
-        self, host: RegistryClient, demand: Demand, authorization: str | None
-    ) -> None:
-        """Raise an error if a request that has waited must not be sent any more. Raises
-        LoginExpired if its login was refused to another request in the meantime, and the error of
-        the registry if the registry has been stopped.
-        """
-        self._check_not_stopped(host, demand)
-        if authorization in host.authenticator.refused_logins:
-            raise LoginExpired("the login was refused to another request")
 
     async def login(
         self, host: RegistryClient, call: Call, *, before_body: bool = False
@@ -992,14 +989,20 @@ class Transport:
         else:
             host.stop(error, until)
 
-    def _check_not_stopped(self, host: RegistryClient, demand: Demand) -> None:
-        """Raise an error if `_stop_requests` or `RegistryClient.stop` has stopped such requests."""
+    def _check_may_send(
+        self, host: RegistryClient, demand: Demand, authorization: str | None = None
+    ) -> None:
+        """Raise an error if `_stop_requests` or `RegistryClient.stop` has stopped such requests.
+        Raises LoginExpired if the login was refused to another request in the meantime.
+        """
         if demand in self._refused_discovery:
             error, until = self._refused_discovery[demand]
             if anyio.current_time() < until:
                 raise error.without_place()
         if host.stop_error is not None:
             raise host.stop_error.without_place()
+        if authorization is not None and authorization in host.authenticator.refused_logins:
+            raise LoginExpired("the login was refused to another request")
 
     async def raise_unless(
         self, host: RegistryClient, answer: Response, ok: Collection[int], peer: Peer | None = None

@@ -172,7 +172,7 @@ class Upload:
         session = self.session  # `_on_begin` may set `self.session` to ""
         self._end = self.offset + pieces.length
         call = self._body_call(pieces.length, is_last=is_last)
-        body = Body(pieces, self._seconds_for_answer(), self._on_begin, self._transport)
+        body = Body(pieces, self._on_begin, self._transport)
         turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with turn as response:
             # An early 5xx does not say what became of the body, so the session stays broken.
@@ -222,11 +222,15 @@ class Upload:
         is_part = self.offset > 0 or (self.style == "chunks" and not is_last)
         if is_part and length:
             headers.append(("Content-Range", f"{self.offset}-{self.offset + length - 1}"))
-        if not is_last:
-            return self._session_call("upload_body", "PATCH", "", *headers)
-        action = "upload_body" if length else "upload_finish"
-        separator = "&" if "?" in self.session else "?"
-        return self._session_call(action, "PUT", f"{separator}digest={self.blob.digest}", *headers)
+        action = "upload_body" if length or not is_last else "upload_finish"
+        method = "PATCH"
+        path = self.session
+        if is_last:
+            method = "PUT"
+            separator = "&" if "?" in path else "?"
+            path += f"{separator}digest={self.blob.digest}"
+        call = self.repository.build_call(action, method, "", *headers)
+        return call._replace(path=path, origin=self._origin, seconds=self._seconds_for_answer())
 
     def _on_begin(self) -> None:
         """Record that the body begins. Until its answer arrives, the session is broken. `resume`
@@ -288,16 +292,11 @@ class Upload:
         ignored.
         """
         host = self.repository.host
-        call = self._session_call("upload_finish", "DELETE", "")
+        call = self.repository.build_call("upload_finish", "DELETE", "")
+        call = call._replace(path=self.session, origin=self._origin)
         with suppress(SyncError):
             async with await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease):
                 self.session = ""
-
-    def _session_call(
-        self, action: str, method: str, query: str, *headers: tuple[str, str]
-    ) -> Call:
-        call = self.repository.build_call(action, method, "", *headers)
-        return call._replace(path=self.session + query, origin=self._origin)
 
     def _open(self, call: Call, response: Response, offset: int) -> None:
         """Use the session at the Location of the answer to `call`. The session has received
