@@ -16,7 +16,7 @@ from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge
 from _regsync.auth.cloud import Answer
 from _regsync.auth.credentials import Credential
-from _regsync.auth.tokens import Authenticator, LoginRefusals, Refusal
+from _regsync.auth.tokens import Authenticator, Refusal, may_repeat_after
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, Side, SyncError
 
 pytestmark = pytest.mark.anyio
@@ -359,7 +359,7 @@ async def test_a_refused_token_that_is_given_again_serves() -> None:
     used = await at.authorization("team/app", "pull")
     assert used == "Bearer same"
     at.record_success(used, "team/app", "GET")
-    assert await at.on_unauthorized([BEARER], used, "team/app", "pull") is Refusal.ENDED
+    assert await at.on_unauthorized([BEARER], used, "team/app", "pull") is Refusal.TOKEN_ENDED
     assert [*at.refused_logins] == [used]
     assert await at.authorization("team/app", "pull") == used
     assert not at.refused_logins
@@ -880,9 +880,9 @@ async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_worth_a_repetitio
 
 
 def test_a_login_is_renewed_five_times_for_one_request() -> None:
-    refusals = LoginRefusals()
+    refusals: list[Refusal] = []
     for _ in range(5):
-        refusals.record(Refusal.ENDED)
-        assert refusals.may_repeat
-    refusals.record(Refusal.ENDED)
-    assert not refusals.may_repeat
+        refusals.append(Refusal.TOKEN_ENDED)
+        assert may_repeat_after(refusals)
+    refusals.append(Refusal.TOKEN_ENDED)
+    assert not may_repeat_after(refusals)

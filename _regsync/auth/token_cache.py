@@ -62,7 +62,9 @@ class Token:
 
         # Seconds of the event loop's clock. None if the token's lifetime is unknown.
         self.renew_at: float | None = None
-        self.worked_for: set[Use] = set()  # the uses for which the registry has accepted the token
+        self.accepted_for: set[Use] = (
+            set()
+        )  # the uses for which the registry has accepted the token
 
 
 class TokenCache:
@@ -87,7 +89,7 @@ class TokenCache:
         """Return the values of all issued tokens. They are secrets."""
         return [token.value for token in self._tokens.values()]
 
-    def sent_in(self, authorization: str | None) -> Token | None:
+    def token_in(self, authorization: str | None) -> Token | None:
         """Return the token that an Authorization header contains, even if it was dropped recently.
 
         Returns None if the header contains no token of this registry.

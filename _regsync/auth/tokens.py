@@ -62,7 +62,7 @@ _MOST_REASON = 198
 # The number of refused logins that are kept, so that queued requests do not send them again.
 _MOST_REFUSED = 64
 
-# The number of times that one request may be repeated because a token that had worked was refused.
+# The number of times that one request may be repeated because its token had ended.
 _MOST_RENEWALS = 5
 
 # The number of former secrets that are kept. Every error text is searched for all of them.
@@ -70,42 +70,26 @@ _MOST_SECRETS_SEEN = 512
 
 
 class Refusal(Enum):
-    """The reason why the registry refused a request's login, if the request may be repeated."""
+    """The reason why the registry refused a request's login, if another login may help."""
 
-    # The request had no login, or a login that has not yet been accepted for this kind of request.
-    UNPROVEN = auto()
+    # The request had no login, or a login that may lack a right.
+    INSUFFICIENT = auto()
 
-    # The request's token had been accepted before. It was revoked, or its number of uses is
-    # limited.
-    ENDED = auto()
+    # The request's token was sufficient before. It was revoked, or its number of uses is limited.
+    TOKEN_ENDED = auto()
 
-    # The request's token had been accepted before, and another request's 401 has already removed
-    # it.
-    REPLACED = auto()
+    # Like TOKEN_ENDED, but another request's 401 has already removed the token from the cache.
+    TOKEN_REPLACED = auto()
 
 
-class LoginRefusals:
-    """The number of times that one request's login was refused. It limits the repetitions."""
+def may_repeat_after(refusals: list[Refusal]) -> bool:
+    """Report whether a request may be sent again after all these refusals of its login.
 
-    def __init__(self) -> None:
-        self._unproven = 0  # refusals of type Refusal.UNPROVEN
-        self._ended = 0  # refusals of type Refusal.ENDED
-
-    def record(self, refusal: Refusal) -> None:
-        match refusal:
-            case Refusal.UNPROVEN:
-                self._unproven += 1
-            case Refusal.ENDED:
-                self._ended += 1
-            case Refusal.REPLACED:
-                # Not counted, because no limit is needed. Every replaced token was accepted for
-                # other requests, so these requests make progress, and will end.
-                pass
-
-    @property
-    def may_repeat(self) -> bool:
-        """Whether the request may be sent again with another login."""
-        return self._unproven <= 1 and self._ended <= _MOST_RENEWALS
+    TOKEN_REPLACED needs no limit. Each replaced token was accepted for other requests, so these
+    requests make progress, and will end.
+    """
+    renewals = refusals.count(Refusal.TOKEN_ENDED)
+    return refusals.count(Refusal.INSUFFICIENT) <= 1 and renewals <= _MOST_RENEWALS
 
 
 class _IssuedToken(NamedTuple):
@@ -360,11 +344,11 @@ class Authenticator:
         if header is None:
             return
         self.is_proven = True
-        token = self._token_cache.sent_in(header)
+        token = self._token_cache.token_in(header)
         if token is not None:
             # After this, a 401 to the same kind of request means that the token has ended.
             # Otherwise it could mean that the token does not grant the action.
-            token.worked_for.add(use_of(repository, method))
+            token.accepted_for.add(use_of(repository, method))
 
     async def on_unauthorized(
         self,
@@ -396,7 +380,7 @@ class Authenticator:
                 f"{self._authority} asks for a login by {schemes}, which is not supported"
             )
 
-        refusal = Refusal.UNPROVEN
+        refusal = Refusal.INSUFFICIENT
         if self.credential.registry_token:
             if refused_header is not None:  # a static token cannot be renewed
                 raise self._refused_error(self._authority, fatal=False)
@@ -412,22 +396,47 @@ class Authenticator:
         return refusal
 
     def _handle_refused_token(
-        self, offered: Challenge, refused_header: str | None, use: Use, actions: str
+        self, challenge: Challenge, refused_header: str | None, use: Use, actions: str
     ) -> Refusal:
         """Drop the token that a 401 refused, and store the scope that the registry requires.
 
-        Returns the reason for the refusal. `offered` is the challenge of the 401. `use` and
-        `actions` describe the refused request.
+        `challenge` is the challenge of the 401. `use` and `actions` describe the refused request.
         """
-        token = self._token_cache.sent_in(refused_header)
-        # The reason depends on whether the token is still in the cache, so find it before the drop.
-        refusal = self._classify_refusal(offered, token, use)
-        self._adopt_scope(
-            offered, use.repository, actions, was_login_sent=refused_header is not None
-        )
-        if token is not None and self._token_cache.is_cached(token):
-            self._drop_refused_token(offered, token, refusal, {use.repository: actions})
-        return refusal
+        was_login_sent = refused_header is not None
+        self._adopt_scope(challenge, use.repository, actions, was_login_sent=was_login_sent)
+        token = self._token_cache.token_in(refused_header)
+        if token is None:
+            return Refusal.INSUFFICIENT
+
+        match challenge.error:
+            case "invalid_token":
+                may_lack_right = False
+            case "insufficient_scope":
+                may_lack_right = True
+            case _:
+                may_lack_right = use not in token.accepted_for
+        is_cached = self._token_cache.is_cached(token)
+        if is_cached:
+            self._drop_refused_token(token, {use.repository: actions})
+            # Some registries read only the first scope of a token. They refuse a valid token for a
+            # repository in another scope, without the error `insufficient_scope`.
+            is_valid = self._token_cache.is_live(token, before_body=True)
+            lacks_right = may_lack_right and (is_valid or challenge.error == "insufficient_scope")
+            # Set after the drop, which would otherwise spare the tokens that cover more.
+            if token.covers_more and lacks_right:
+                self._token_cache.needs_exact_scopes = True
+        if may_lack_right or not token.accepted_for:
+            return Refusal.INSUFFICIENT
+        return Refusal.TOKEN_ENDED if is_cached else Refusal.TOKEN_REPLACED
+
+    def _drop_refused_token(self, token: Token, needed: Scopes) -> None:
+        """Drop a token that was refused for a request that needs these scopes, and similar tokens."""
+        dropped_values = self._token_cache.drop(token, needed)
+        # A later error text may contain a dropped token.
+        self._secrets_seen.extend(dropped_values)
+        # A queued request may be about to send a dropped token.
+        for value in dropped_values:
+            self._record_refused(f"Bearer {value}")
 
     def _check_realm(self, challenge: Challenge) -> None:
         check_realm(
@@ -436,27 +445,6 @@ class Authenticator:
             is_http_allowed=not self._is_https,
             has_credentials=not self.is_anonymous,
         )
-
-    def _classify_refusal(self, offered: Challenge, token: Token | None, use: Use) -> Refusal:
-        """Return the reason why the registry answered a request with 401.
-
-        Returns UNPROVEN if the token may lack a right, or if the request carried no bearer token
-        (`token` is None). If the token was valid before and has ended, returns ENDED for the first
-        401, which must drop the token from the cache, and REPLACED for every further 401.
-        """
-        if token is None or not token.worked_for:
-            return Refusal.UNPROVEN
-        match offered.error:
-            case "invalid_token":
-                has_ended = True
-            case "insufficient_scope":
-                has_ended = False
-            case _:
-                # The token does not lack a right if it was accepted for the same use before.
-                has_ended = use in token.worked_for
-        if not has_ended:
-            return Refusal.UNPROVEN
-        return Refusal.ENDED if self._token_cache.is_cached(token) else Refusal.REPLACED
 
     async def log_in_unasked(
         self, challenges: Iterable[str], repository: str, actions: str
@@ -490,23 +478,17 @@ class Authenticator:
         `previous` is the challenge that the refused request answered, or None if the request had no
         login.
         """
-        # Quay offers Bearer and Basic. Bearer is preferred, because a token has fewer rights and a
-        # shorter life than a password.
-        for challenge in offered:
-            if challenge.scheme == "bearer" and challenge.realm:
-                return challenge
-
+        bearer = [one for one in offered if one.scheme == "bearer" and one.realm]
+        basic = [one for one in offered if one.scheme == "basic"]
         # If the registry has asked for tokens in this run, a single Basic challenge is ignored. By
         # accepting it, every further request would carry the password.
         uses_tokens = (
             self._challenged_in_this_run and previous is not None and previous.scheme == "bearer"
         )
         if uses_tokens:
-            return previous
-        for challenge in offered:
-            if challenge.scheme == "basic":
-                return challenge
-        return previous
+            basic = []
+        # Quay offers both. A token has fewer rights and a shorter life than a password.
+        return next(iter((*bearer, *basic)), previous)
 
     async def _replace_refused_password(self, refused_header: str | None) -> None:
         """Record a refused password, and replace it by the cloud login's next password.
@@ -530,7 +512,7 @@ class Authenticator:
             raise self._refused_error(self._authority)
 
     def on_forbidden(self, refused_header: str | None) -> Refusal | None:
-        """Handle a 403 answer. Returns Refusal.UNPROVEN if another token may help, otherwise None.
+        """Handle a 403 answer. Returns Refusal.INSUFFICIENT if another token may help, otherwise None.
 
         If the refused token covers more repositories than its request needs, all later tokens are
         requested with exact scopes. `refused_header` is the request's Authorization header.
@@ -539,14 +521,14 @@ class Authenticator:
         is_bearer = refused_header is not None and refused_header.startswith("Bearer ")
         if has_static_token or not is_bearer:
             return None
-        token = self._token_cache.sent_in(refused_header)
+        token = self._token_cache.token_in(refused_header)
         if token is None or not self._token_cache.is_cached(token):
-            return Refusal.UNPROVEN  # another request has already replaced the token
+            return Refusal.INSUFFICIENT  # another request has already replaced the token
         if not token.covers_more:
             return None  # a new token would have the same scopes
         # The service may have granted fewer rights because the token covers several repositories.
         self._token_cache.needs_exact_scopes = True
-        return Refusal.UNPROVEN
+        return Refusal.INSUFFICIENT
 
     def _record_refused(self, login: str) -> None:
         if login not in self.refused_logins:
@@ -579,34 +561,6 @@ class Authenticator:
         if is_of_other_repository or was_too_narrow:
             self._scope_overrides[repository, actions] = scope
         if is_of_other_repository:
-            self._token_cache.needs_exact_scopes = True
-
-    def _drop_refused_token(
-        self, offered: Challenge, token: Token, refusal: Refusal, needed: Scopes
-    ) -> None:
-        """Drop a token that the registry refused with a 401, and similar tokens.
-
-        `needed` are the scopes of the refused request. If the token may have been refused because
-        it covers more, every further token is requested with exact scopes.
-        """
-        dropped_values = self._token_cache.drop(token, needed)
-        # A later error text may contain a dropped token.
-        self._secrets_seen.extend(dropped_values)
-        # A queued request may be about to send a dropped token.
-        for value in dropped_values:
-            self._record_refused(f"Bearer {value}")
-
-        # Set `needs_exact_scopes` after the drop, which would otherwise spare the tokens that cover
-        # more than the refused request needs.
-        is_too_narrow = offered.error == "insufficient_scope"
-        # Some registries read only the first scope of a token. They refuse a valid token for a
-        # repository in another scope, without the error `invalid_token`.
-        may_read_only_first_scope = (
-            refusal is Refusal.UNPROVEN
-            and self._token_cache.is_live(token, before_body=True)
-            and offered.error != "invalid_token"
-        )
-        if token.covers_more and (is_too_narrow or may_read_only_first_scope):
             self._token_cache.needs_exact_scopes = True
 
     # Tokens.

@@ -24,7 +24,7 @@ from _regsync import __version__
 from _regsync.addresses import Origin
 from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, CloudModule, Clouds
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.auth.tokens import LoginRefusals
+from _regsync.auth.tokens import Refusal, may_repeat_after
 from _regsync.config.model import Registry
 from _regsync.errors import (
     AuthError,
@@ -472,7 +472,7 @@ class Transport:
         """
         demand = self.demand_of(host, call)
         rank = _FIRST if call.action == "manifest_put" else None
-        refusals = LoginRefusals()
+        refusals: list[Refusal] = []
         while True:
             # Fail before the login and the wait for a turn if the request cannot be sent. `_send`
             # checks this again after the wait.
@@ -761,14 +761,15 @@ class Transport:
         call: Call,
         used_authorization: str | None,
         refused: Response,
-        refusals: LoginRefusals,
+        refusals: list[Refusal],
     ) -> None:
         """Handle a response with status 401 or 403. Returns if the call may be repeated with a new
         Authorization header (see `login`). Otherwise raises the refusal as an error, and stops the
         registry if another attempt could lock the account.
 
         `used_authorization` is the Authorization header of the refused request, `refused` is the
-        response, whose body has been read, and `refusals` counts the refusals of the call so far.
+        response, whose body has been read, and `refusals` are the earlier refusals of the call. The
+        new refusal is added to them.
         """
         authenticator = host.authenticator
         # For an expired password ECR answers 403 instead of 401. Only the text of the body
@@ -788,8 +789,8 @@ class Transport:
             raise
         if refusal is None:  # no other login would help
             raise self.error_from(host, refused)
-        refusals.record(refusal)
-        if not refusals.may_repeat:
+        refusals.append(refusal)
+        if not may_repeat_after(refusals):
             raise self.error_from(host, refused)
 
     async def fetch(

@@ -35,7 +35,7 @@ import re
 from contextlib import suppress
 from typing import Protocol
 
-from _regsync.auth.tokens import LoginRefusals
+from _regsync.auth.tokens import Refusal
 from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryError, SyncError
 from _regsync.net.http1 import Header, Pieces, Response
 from _regsync.net.pool import Lease
@@ -101,7 +101,7 @@ class Upload:
 
         self.has_begun = False  # whether the blob's first byte was sent
         self._throttled_session = ""  # the session whose last body was refused with 429
-        self._login_refusals = LoginRefusals()  # how often the login of a body was refused
+        self._login_refusals: list[Refusal] = []  # of the requests with a body
 
     @property
     def _is_at_registry(self) -> bool:
