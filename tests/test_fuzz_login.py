@@ -209,7 +209,7 @@ def test_any_token_answers_give_a_header_or_one_error(answers, challenges, crede
         for challenge in challenges:
             try:
                 if await login.on_unauthorized([challenge], used, "app", "pull"):
-                    used = await login.authorization("app", "pull", before_body=True)
+                    used = await login.authorization("app", "pull", can_repeat=False)
             except SyncError as error:
                 shown.append(str(error))
                 continue
@@ -226,7 +226,7 @@ def test_any_token_answers_give_a_header_or_one_error(answers, challenges, crede
             now=lambda: now,
             wall=lambda: now,
         )
-        later.restore(json.loads(json.dumps(login.snapshot)))
-        assert later.snapshot == login.snapshot
+        later.restore(json.loads(json.dumps(login.login_facts)))
+        assert later.login_facts == login.login_facts
 
     in_virtual_time(work)

@@ -100,7 +100,7 @@ def use(archive: Archive, ttl: float) -> None:
             origin=origin, credential=Credential("u", "p"), fetch=pytest.fail, now=float, wall=float
         )
         login.restore(known.facts_of(where[0]).login)
-        known.record_login(where[0], login.snapshot)
+        known.record_login(where[0], login.login_facts)
         known.record_probe_answer(where, absent=True)
         known.record_referrers_api(where, True)
     known.confirm_tagged_manifest(WHERES[0], DIGESTS[0])

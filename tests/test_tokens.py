@@ -132,8 +132,7 @@ async def test_a_token_is_asked_for_with_the_challenges_words() -> None:
     challenge = 'Bearer realm="https://registry.example.org/t?tenant=a%20b",service="the service"'
     at = await challenged(tokens, USER, challenge)
     assert (
-        await at.authorization("team/app", "pull,push", extra=[("other/app", "pull")])
-        == "Bearer t1"
+        await at.authorization("team/app", "pull,push", also=[("other/app", "pull")]) == "Bearer t1"
     )
     method, url, headers, body = tokens.asked[0]
     assert (method, body) == ("GET", b"")
@@ -419,8 +418,7 @@ async def test_a_mounts_source_is_part_of_what_is_needed() -> None:
     at = await challenged(tokens, USER)
     await at.authorization("team/app", "pull,push")
     assert (
-        await at.authorization("team/app", "pull,push", extra=[("team/base", "pull")])
-        == "Bearer t2"
+        await at.authorization("team/app", "pull,push", also=[("team/base", "pull")]) == "Bearer t2"
     )
     assert await at.authorization("team/base", "pull") == "Bearer t2"
     assert tokens.scopes() == [["team/app:pull,push"], ["team/app:pull,push", "team/base:pull"]]
@@ -433,7 +431,7 @@ async def narrowed(at: Authenticator, tokens: Tokens) -> None:
         for number in (1, 2):
             assert await at.authorization(f"team/{number}", "pull") == f"Bearer t{asked + number}"
     assert tokens.scopes()[asked:] == [["team/1:pull"], ["team/2:pull"]]
-    assert at.snapshot[1]
+    assert at.login_facts[1]
 
 
 async def test_a_403_to_a_wide_token_makes_the_host_one_scope() -> None:
@@ -442,7 +440,7 @@ async def test_a_403_to_a_wide_token_makes_the_host_one_scope() -> None:
     for number in (1, 2):
         at.plan_scope(f"team/{number}", "pull,push")
     used = await at.authorization("team/1", "pull")
-    assert not at.snapshot[1]
+    assert not at.login_facts[1]
     assert at.on_forbidden(used)
     await narrowed(at, tokens)
     # A second 403 that comes in for the wide token is worth a repetition, one for an exact token is
@@ -459,7 +457,7 @@ async def test_a_403_to_an_exact_token_or_to_none_is_final() -> None:
     assert not at.on_forbidden(used)
     assert not at.on_forbidden(None)
     assert not at.on_forbidden(BASIC)
-    assert not at.snapshot[1]
+    assert not at.login_facts[1]
 
 
 @pytest.mark.parametrize(
@@ -495,7 +493,7 @@ async def test_a_repository_that_spoils_a_wide_request_is_left_out(status: int) 
         at.plan_scope(f"team/{number}", "pull")
     assert await at.authorization("team/1", "pull") == "Bearer t2"
     assert tokens.scopes() == [["team/1:pull", "team/2:pull"], ["team/1:pull"]]
-    assert at.snapshot[1]
+    assert at.login_facts[1]
 
 
 async def test_a_refusal_for_one_repository_is_not_anothers() -> None:
@@ -574,7 +572,7 @@ async def test_a_token_is_renewed_before_it_expires(document: object, lasts: flo
     at = await challenged(tokens, USER, clock=clock)
     first = await at.authorization("team/app", "pull")
     clock.now += lasts - 0.5
-    assert await at.authorization("team/app", "pull", before_body=True) == first
+    assert await at.authorization("team/app", "pull", can_repeat=False) == first
     assert len(tokens.asked) == 1
     clock.now += 1
     assert await at.authorization("team/app", "pull") == "Bearer t2"
@@ -591,11 +589,11 @@ async def test_a_token_of_unknown_lifetime_serves_until_refused_but_not_before_a
     at = await challenged(tokens, USER, clock=clock)
     await at.authorization("team/app", "pull")
     clock.now += 59
-    assert await at.authorization("team/app", "pull", before_body=True) == f"Bearer {token}"
+    assert await at.authorization("team/app", "pull", can_repeat=False) == f"Bearer {token}"
     clock.now += 100_000
     assert await at.authorization("team/app", "pull") == f"Bearer {token}"
     assert len(tokens.asked) == 1
-    assert await at.authorization("team/app", "pull", before_body=True) == "Bearer t2"
+    assert await at.authorization("team/app", "pull", can_repeat=False) == "Bearer t2"
     assert await at.authorization("team/app", "pull") == "Bearer t2"
     assert len(tokens.asked) == 2
 
@@ -607,7 +605,7 @@ async def test_one_renewal_before_a_body_serves_the_other_repositories_too() -> 
         at.plan_scope(f"team/{number}", "pull,push")
     for _ in range(2):
         for number in range(8):
-            await at.authorization(f"team/{number}", "pull,push", before_body=True)
+            await at.authorization(f"team/{number}", "pull,push", can_repeat=False)
         clock.now += 60
     assert len(tokens.asked) == 2
 
@@ -644,7 +642,7 @@ async def test_a_401_to_a_token_leaves_no_older_one_to_be_refused_too() -> None:
     assert await at.authorization("team/app", "pull") == "Bearer t1"
     clock.now += 61
     assert (
-        await at.authorization("team/app", "pull", [("team/other", "pull")], before_body=True)
+        await at.authorization("team/app", "pull", [("team/other", "pull")], can_repeat=False)
         == "Bearer t2"
     )
     clock.now += 61
@@ -782,9 +780,9 @@ async def test_get_is_not_tried_without_a_user_name() -> None:
 async def test_a_recalled_challenge_saves_the_bare_request() -> None:
     tokens = Tokens()
     earlier = await challenged(Tokens(), USER)
-    assert earlier.snapshot == [list(Challenge("bearer", REALM, "registry.example.org")), False]
+    assert earlier.login_facts == [list(Challenge("bearer", REALM, "registry.example.org")), False]
     at = login(tokens, USER)
-    at.restore(earlier.snapshot)
+    at.restore(earlier.login_facts)
     assert await at.authorization("team/app", "pull") == "Bearer t1"
 
 
@@ -802,7 +800,7 @@ async def test_a_recalled_challenge_that_no_longer_serves_is_forgotten() -> None
     at = login(tokens, USER)
     at.restore([Challenge("bearer", REALM), True])
     assert await at.authorization("team/app", "pull") is None
-    assert at.snapshot == [None, True]
+    assert at.login_facts == [None, True]
     assert await at.on_unauthorized([BEARER], None, "team/app", "pull")
     assert await at.authorization("team/app", "pull") == "Bearer t2"
 
@@ -820,14 +818,14 @@ async def test_recalled_basic_is_sent_at_once_over_https_only(
 async def test_recall_does_not_overrule_what_this_run_was_told() -> None:
     at = await challenged(Tokens(), USER)
     at.restore([Challenge("bearer", "https://old.example.org/token"), False])
-    assert at.snapshot[0] == list(Challenge("bearer", REALM, "registry.example.org"))
+    assert at.login_facts[0] == list(Challenge("bearer", REALM, "registry.example.org"))
 
 
 @pytest.mark.parametrize("length", [10, 16_000, 40_000])
 async def test_a_challenge_that_repeats_a_secret_is_not_kept(length: int) -> None:
     challenge = f'Bearer realm="{REALM}",service="{"x" * length} hunter2"'
     at = await challenged(Tokens(), USER, challenge=challenge)
-    assert at.snapshot == [None, False]
+    assert at.login_facts == [None, False]
 
 
 async def test_an_identity_token_in_use_is_hidden_whatever_else_was_to_be_hidden_since() -> None:

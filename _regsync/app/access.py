@@ -104,7 +104,7 @@ class Access:
     def credential_found_at(self) -> str | None:
         """Where the accepted credential was found. None if the registry accepted no credential."""
         login = self.repository.host.authenticator
-        is_accepted = login.is_proven and not login.is_anonymous and self.asks_for_login
+        is_accepted = login.was_accepted and not login.is_anonymous and self.asks_for_login
         if not is_accepted:
             return None
         return login.credential.found_at
@@ -314,7 +314,7 @@ class AccessCheck:
         """
         host = repository.host
         login = host.authenticator
-        was_asked_before = login.is_proven
+        was_asked_before = login.was_accepted
         if was_asked_before:
             return True
         # A cloud login is anonymous until its first request.
@@ -329,7 +329,7 @@ class AccessCheck:
             if error.status in (401, 403):
                 raise
             return False
-        if login.is_proven:  # the transport has sent the credential in response to a 401
+        if login.was_accepted:  # the transport has sent the credential in response to a 401
             return True
 
         # The registry has answered without asking for a login, so offer the credential in a second

@@ -23,9 +23,9 @@ Scope = tuple[str, str]
 # repository of the request that needs the token comes first.
 Scopes = Mapping[str, str]
 
-# Seconds. The largest age at which a token of unknown lifetime is sent with a body, because the
-# body could not be sent again after a 401.
-_UNKNOWN_LIFE_BEFORE_BODY = 60.0
+# Seconds. The largest age at which a token of unknown lifetime is used for a request that cannot be
+# repeated.
+_LARGEST_UNCERTAIN_AGE = 60.0
 
 # The number of dropped tokens that are kept to recognize them in the answers to earlier requests.
 _MOST_DROPPED = 64
@@ -104,15 +104,15 @@ class TokenCache:
         """Report whether a token is in the cache, that is, has not been dropped."""
         return self._by_value.get(token.value) is token
 
-    def is_live(self, token: Token, before_body: bool) -> bool:
+    def is_live(self, token: Token, can_repeat: bool) -> bool:
         """Report whether a token will remain valid long enough to send a request with it.
 
-        `before_body` is set for a request whose body cannot be sent again after a 401.
+        `can_repeat` tells whether the request can be sent again after a 401.
         """
         if token.renew_at is not None:
             return self._now() < token.renew_at
-        # The token's lifetime is unknown. A request without a body can be repeated after a 401.
-        return not before_body or self._now() - token.requested_at < _UNKNOWN_LIFE_BEFORE_BODY
+        # The token's lifetime is unknown.
+        return can_repeat or self._now() - token.requested_at < _LARGEST_UNCERTAIN_AGE
 
     def is_sufficient(self, token: Token, needed: Scopes) -> bool:
         """Report whether a token's scopes allow a request that needs the scopes `needed`."""
@@ -125,12 +125,11 @@ class TokenCache:
             for repository, actions in needed.items()
         )
 
-    def find(self, needed: Scopes, before_body: bool) -> Token | None:
+    def find(self, needed: Scopes, can_repeat: bool) -> Token | None:
         """Return the newest live token whose scopes allow a request.
 
         If no issued token is suitable, returns a pending token, for which the caller must wait.
-        Returns None if a new token must be requested. `before_body` has the same meaning as in
-        `is_live`.
+        Returns None if a new token must be requested. `can_repeat` is the same as for `is_live`.
         """
         if self.needs_exact_scopes:
             # At most one token is suitable. There may be thousands of tokens, so look it up.
@@ -142,22 +141,19 @@ class TokenCache:
             suitable = [
                 token
                 for token in tokens
-                if self.is_sufficient(token, needed) and self.is_live(token, before_body)
+                if self.is_sufficient(token, needed) and self.is_live(token, can_repeat)
             ]
             if suitable:
                 return max(suitable, key=lambda token: token.requested_at)
         return None
 
-    def covered_scopes(self, before_body: bool) -> set[Scope]:
-        """Return the scopes of all live tokens, issued and pending.
-
-        `before_body` has the same meaning as in `is_live`.
-        """
+    def covered_scopes(self, can_repeat: bool) -> set[Scope]:
+        """Return the scopes of all live tokens, issued and pending."""
         tokens = [*self._tokens.values(), *self.pending]
         return {
             scope
             for token in tokens
-            if self.is_live(token, before_body)
+            if self.is_live(token, can_repeat)
             for scope in token.scopes.items()
         }
 
@@ -168,7 +164,7 @@ class TokenCache:
         outdated = [
             old_key
             for old_key, token in self._tokens.items()
-            if old_key == key or not self.is_live(token, before_body=False)
+            if old_key == key or not self.is_live(token, can_repeat=True)
         ]
         for old_key in outdated:
             self._remove(old_key)

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum, auto
-from typing import NamedTuple
 from urllib.parse import urlencode
 
 from _regsync.addresses import Origin
@@ -92,17 +91,6 @@ def may_repeat_after(refusals: list[Refusal]) -> bool:
     return refusals.count(Refusal.INSUFFICIENT) <= 1 and renewals <= _MOST_RENEWALS
 
 
-class _IssuedToken(NamedTuple):
-    """The token service's answer to a token request."""
-
-    value: str  # the bearer token
-    refresh_token: str  # a new refresh token that replaces the old refresh token, or ""
-    lifetime: float | None  # seconds; None if unknown
-
-    def __repr__(self) -> str:
-        return "<IssuedToken>"  # the tokens are secret
-
-
 class Authenticator:
     """Authenticates requests to one registry, with one credential or anonymously.
 
@@ -160,7 +148,9 @@ class Authenticator:
         """Use a credential from now on. None means anonymous requests."""
         self.is_anonymous = credential is None
         self.credential = credential or Credential()  # its fields are empty if `is_anonymous`
-        self.is_proven = False  # whether the registry has accepted a request with this credential
+        self.was_accepted = (
+            False  # whether the registry has accepted a request with this credential
+        )
         self._secrets_seen.extend(filter(None, self.credential.secrets))
         # The OAuth2 refresh token to send to the token service, or "". The service may replace it.
         self._refresh_token = self.credential.identity_token
@@ -196,7 +186,7 @@ class Authenticator:
             return
         credential = await self.cloud_login.credential(refused)
         is_unchanged = (credential or Credential()) == self.credential
-        # Setting the same credential again would reset `is_proven` and the refresh token.
+        # Setting the same credential again would reset `was_accepted` and the refresh token.
         if not is_unchanged:
             self._set_credential(credential)
 
@@ -208,7 +198,7 @@ class Authenticator:
         if the cloud issues no new credential.
         """
         is_current = refused == self.credential
-        if is_current and not self.is_proven:
+        if is_current and not self.was_accepted:
             return False  # a new login of the same cloud identity would be refused too
         await self._renew_cloud_login(refused)
         return self.credential != refused
@@ -238,7 +228,7 @@ class Authenticator:
         return self._challenge.service if self._challenge is not None else ""
 
     @property
-    def snapshot(self) -> list[list[str] | bool | None]:
+    def login_facts(self) -> list[list[str] | bool | None]:
         """The JSON value that `restore` accepts in the next run: a list of two elements.
 
         The first element is the list of the challenge's fields, or None if there is no challenge or
@@ -253,13 +243,13 @@ class Authenticator:
             fields = None if may_hold_secret else [*self._challenge]
         return [fields, self._token_cache.needs_exact_scopes]
 
-    def restore(self, snapshot: object) -> None:
-        """Restore the challenge and the exact-scopes rule from the `snapshot` of an earlier run.
+    def restore(self, login_facts: object) -> None:
+        """Restore the challenge and `needs_exact_scopes` from the `login_facts` of an earlier run.
 
         With a saved challenge the first request can carry a token, which saves a 401 round trip.
-        The realm is validated when it is used. A malformed snapshot is ignored.
+        The realm is validated when it is used. A malformed value is ignored.
         """
-        match snapshot:
+        match login_facts:
             case [saved_challenge, bool(needs_exact_scopes)]:
                 challenge = Challenge.from_json(saved_challenge)
             case _:
@@ -293,7 +283,7 @@ class Authenticator:
     # Requests and refusals.
 
     async def authorization(
-        self, repository: str, actions: str, extra: Iterable[Scope] = (), before_body: bool = False
+        self, repository: str, actions: str, also: Iterable[Scope] = (), can_repeat: bool = True
     ) -> str | None:
         """Return the Authorization header for a request.
 
@@ -302,15 +292,13 @@ class Authenticator:
         date, which is then discarded. Raises SyncError if no token can be obtained, or if the
         registry has already refused the password.
 
-        `extra` lists further repositories that the request uses, each with its actions.
-        `before_body` is set for a request whose body cannot be sent again after a 401.
+        `also` lists other repositories that the request uses, each with its actions. `can_repeat` is
+        false for a request with a body, which cannot be sent again after a 401.
         """
         challenge = self._challenge  # None if the registry has not asked for a login
         static_token = self.credential.registry_token  # sent as it is, without a token service
-        # Plain http can be overheard. There the token is only sent if the registry asks for a
-        # login.
-        may_send_unasked = self._is_https
-        if static_token and (challenge is not None or may_send_unasked):
+        # Over plain http, which can be overheard, it is only sent if the registry asks for a login.
+        if static_token and (challenge is not None or self._is_https):
             return f"Bearer {static_token}"
         if challenge is None:
             return None
@@ -322,10 +310,9 @@ class Authenticator:
             return basic
 
         needed = {repository: actions}
-        for name, extra_actions in extra:
-            needed[name] = union_of(needed.get(name, extra_actions), extra_actions)
+        needed.update(also)
         try:
-            return f"Bearer {await self._obtain_token(needed, before_body)}"
+            return f"Bearer {await self._obtain_token(needed, can_repeat)}"
         except (AuthError, RegistryError) as error:
             was_login_refused = isinstance(error, AuthError) and error.fatal
             is_challenge_current = self._challenged_in_this_run
@@ -343,7 +330,7 @@ class Authenticator:
         """
         if header is None:
             return
-        self.is_proven = True
+        self.was_accepted = True
         token = self._token_cache.token_in(header)
         if token is not None:
             # After this, a 401 to the same kind of request means that the token has ended.
@@ -385,7 +372,7 @@ class Authenticator:
             if refused_header is not None:  # a static token cannot be renewed
                 raise self._refused_error(self._authority, fatal=False)
         elif chosen.scheme == "basic":
-            await self._replace_refused_password(refused_header)
+            await self._ensure_other_password(refused_header)
         else:
             self._check_realm(chosen)
             use = use_of(repository, method)
@@ -420,7 +407,7 @@ class Authenticator:
             self._drop_refused_token(token, {use.repository: actions})
             # Some registries read only the first scope of a token. They refuse a valid token for a
             # repository in another scope, without the error `insufficient_scope`.
-            is_valid = self._token_cache.is_live(token, before_body=True)
+            is_valid = self._token_cache.is_live(token, can_repeat=False)
             lacks_right = may_lack_right and (is_valid or challenge.error == "insufficient_scope")
             # Set after the drop, which would otherwise spare the tokens that cover more.
             if token.covers_more and lacks_right:
@@ -490,12 +477,10 @@ class Authenticator:
         # Quay offers both. A token has fewer rights and a shorter life than a password.
         return next(iter((*bearer, *basic)), previous)
 
-    async def _replace_refused_password(self, refused_header: str | None) -> None:
-        """Record a refused password, and replace it by the cloud login's next password.
+    async def _ensure_other_password(self, refused_header: str | None) -> None:
+        """Ensure that further requests carry a password, and not the password in `refused_header`.
 
-        `refused_header` is the Authorization header of the refused request, which may contain
-        another login than the current password. Raises AuthError if there is no password, or if the
-        current password was refused and cannot be replaced.
+        Raises AuthError if there is no password, or if the refused password cannot be replaced.
         """
         if refused_header is not None and refused_header == self.credential.basic:
             self._record_refused(refused_header)
@@ -565,7 +550,7 @@ class Authenticator:
 
     # Tokens.
 
-    async def _obtain_token(self, needed: Scopes, before_body: bool) -> str:
+    async def _obtain_token(self, needed: Scopes, can_repeat: bool) -> str:
         """Return a token that covers the needed scopes, from the cache or from the token service.
 
         Concurrent requests that can use the same token share one token request. If the task that
@@ -573,9 +558,9 @@ class Authenticator:
         waiting task makes another token request. Raises SyncError if no token can be obtained.
         """
         while True:
-            token = self._token_cache.find(needed, before_body)
+            token = self._token_cache.find(needed, can_repeat)
             if token is None:
-                token = await self._request_token(needed, before_body)
+                token = await self._request_token(needed, can_repeat)
             if token.value:
                 return token.value
             # Another task may still be requesting the token. `wait` would yield to other tasks even
@@ -587,7 +572,7 @@ class Authenticator:
             if token.error is not None and self._token_cache.is_sufficient(token, needed):
                 raise token.error.without_place() from token.error
 
-    async def _request_token(self, needed: Scopes, before_body: bool) -> Token:
+    async def _request_token(self, needed: Scopes, can_repeat: bool) -> Token:
         """Request a token for the needed scopes and for planned scopes, and store it in the cache.
 
         The returned token has a value or an error. A SyncError is stored in the token rather than
@@ -595,7 +580,7 @@ class Authenticator:
         the token service may have refused the planned scopes. The caller must then request another
         token.
         """
-        scopes = self._scopes_to_request(needed, before_body)
+        scopes = self._scopes_to_request(needed, can_repeat)
         token = Token(scopes, covers_more=scopes != needed, requested_at=self._now())
         self._token_cache.pending.append(token)  # so that other tasks wait for this token
         try:
@@ -603,7 +588,7 @@ class Authenticator:
             if token.covers_more and self._may_be_refused_for_scopes(answer):
                 self._token_cache.needs_exact_scopes = True
             else:
-                self._store_token(token, self._parse_token(answer, scopes))
+                self._complete_token(token, answer)
         except SyncError as error:
             token.error = error
         finally:
@@ -632,7 +617,7 @@ class Authenticator:
             return self.is_anonymous
         return answer.status in _STATUSES_FOR_SCOPES
 
-    def _scopes_to_request(self, needed: Scopes, before_body: bool) -> Scopes:
+    def _scopes_to_request(self, needed: Scopes, can_repeat: bool) -> Scopes:
         """Return the needed scopes, and planned scopes that no token covers yet.
 
         Planned scopes are only added if the registry accepts one token for several repositories.
@@ -644,7 +629,7 @@ class Authenticator:
             name: union_of(actions, self._planned_scopes.get(name, actions))
             for name, actions in needed.items()
         }
-        covered = self._token_cache.covered_scopes(before_body)
+        covered = self._token_cache.covered_scopes(can_repeat)
         for name, actions in self._planned_scopes.items():
             if len(scopes) < _MOST_REPOSITORIES and (name, actions) not in covered:
                 scopes.setdefault(name, actions)
@@ -742,40 +727,34 @@ class Authenticator:
             self._record_refused(login)
         return answer
 
-    def _parse_token(self, answer: Answer, scopes: Scopes) -> _IssuedToken:
-        """Parse the token service's answer to a request for a token with these scopes.
+    def _complete_token(self, token: Token, answer: Answer) -> None:
+        """Complete a pending token with the token service's answer, and add it to the cache.
 
         Raises AuthError or RegistryError if the answer does not contain a token.
         """
         if not 200 <= answer.status < 300:
-            raise self._token_error(answer, scopes)
+            raise self._token_error(answer, token.scopes)
         document = json_object(answer.body) or {}
         value = document.get("token") or document.get("access_token")
         if not isinstance(value, str) or not re.fullmatch(_TOKEN, value):
             raise AuthError(f"{self._token_service} answered without a usable token")
 
-        refresh_token = document.get("refresh_token")
         lifetime = document.get("expires_in")  # seconds, as a number or as a string
         if lifetime is None:
             lifetime = jwt_lifetime(value, self._wall())
-        seconds: float | None = None
         with suppress(ValueError):  # `float("None")` fails if the lifetime is unknown
             seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
-        return _IssuedToken(value, refresh_token if isinstance(refresh_token, str) else "", seconds)
+            token.renew_at = token.requested_at + seconds * _REFRESH_AT
+        refresh_token = document.get("refresh_token")
+        # If there is no refresh token to replace, tokens are requested by password.
+        if self._refresh_token and refresh_token and isinstance(refresh_token, str):
+            self._refresh_token = refresh_token
+            self._secrets_seen.append(refresh_token)
 
-    def _store_token(self, token: Token, issued: _IssuedToken) -> None:
-        """Complete a pending token, and add it to the cache. Store a new refresh token."""
-        # Without a refresh token, tokens are requested by password, and this does not change.
-        uses_refresh_token = bool(self._refresh_token)
-        if issued.refresh_token and uses_refresh_token:
-            self._refresh_token = issued.refresh_token
-            self._secrets_seen.append(issued.refresh_token)
-        if issued.lifetime is not None:
-            token.renew_at = token.requested_at + issued.lifetime * _REFRESH_AT
-        token.value = issued.value
+        token.value = value
         self._token_cache.add(token)
         with suppress(ValueError):  # the service may have issued a refused token again
-            self.refused_logins.remove(f"Bearer {token.value}")
+            self.refused_logins.remove(f"Bearer {value}")
 
     def _token_error(self, answer: Answer, scopes: Scopes) -> SyncError:
         """Return the error for an error status of the token service.

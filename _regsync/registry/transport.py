@@ -479,7 +479,7 @@ class Transport:
             self._check_may_send(host, demand)
             if host.peer.outage.reach is not Reach.UP:
                 self._check_reach(host, host.peer, can_repeat=body is None)
-            authorization = await self.login(host, call, before_body=body is not None)
+            authorization = await self.login(host, call, can_repeat=body is None)
             turn = await self.gate.begin_request(demand, rank, lease)
             try:
                 if body is not None:
@@ -730,7 +730,7 @@ class Transport:
     # Logins.
 
     async def login(
-        self, host: RegistryClient, call: Call, *, before_body: bool = False
+        self, host: RegistryClient, call: Call, *, can_repeat: bool = True
     ) -> str | None:
         """Return the Authorization header for a call, after a request for a token if it needs one.
         Returns None if the call goes to another origin than the registry's (I6), or needs no login.
@@ -741,7 +741,7 @@ class Transport:
             return None
         try:
             return await host.authenticator.authorization(
-                call.repository, call.rights, call.also, before_body
+                call.repository, call.rights, call.also, can_repeat
             )
         except AuthError as error:
             if error.fatal:

@@ -96,7 +96,7 @@ class HostFacts:
     # Blobs of at least this many bytes are sent in the kind's fallback style
     # (docs/protocol-facts.md section 7.9). None means that no blob is.
     fallback_size: int | None = None
-    # The saved challenge, in the form of `Authenticator.snapshot`.
+    # The saved challenge, in the form of `Authenticator.login_facts`.
     login: object = None
     # Keys: first path segments of repository names.
     probes: dict[str, ProbeAnswers] = field(default_factory=dict)
@@ -667,7 +667,7 @@ class Knowledge:
         return self._hosts[host]
 
     def record_login(self, host: str, login: object) -> None:
-        """Record the challenge of a host, in the form of `Authenticator.snapshot`."""
+        """Record the challenge of a host, in the form of `Authenticator.login_facts`."""
         facts = self.facts_of(host)
         if facts.login != login:
             facts.login = login

@@ -336,8 +336,8 @@ class Discovery:
     def save_logins(self) -> None:
         """Save the authentication challenges of this run's hosts for later runs."""
         for host in self._hosts:
-            if any(host.authenticator.snapshot):
-                self._knowledge.record_login(host.key, host.authenticator.snapshot)
+            if any(host.authenticator.login_facts):
+                self._knowledge.record_login(host.key, host.authenticator.login_facts)
 
     # Listings.
 
