@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from functools import cache, partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import anyio
 import anyio.abc
@@ -42,8 +42,6 @@ from _regsync.sync.image import Tree, build_tree
 from _regsync.sync.once import LazyEvent, Once, gather
 from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
-
-_T = TypeVar("_T")
 
 # Bytes of manifests in the cache (docs/design.md section 6, rule 13).
 _MANIFEST_BUDGET = 32 * 1024 * 1024
@@ -289,7 +287,7 @@ class Discovery:
         # and None in place of the listing if the repository does not exist.
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         # By target repository, the result of `list_target_tags`.
-        self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
+        self._target_tags: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         self._manifests = _ManifestCache()
         # By host, repository name and tag, the request for the digest of a source tag
         # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
@@ -378,16 +376,16 @@ class Discovery:
             selection = await self.select(mapping.tags, self.source_of(mapping))
         return selection
 
-    async def list_target_tags(self, target: Repository) -> Collection[str] | None:
-        """List the tags of a target repository, once a run (docs/design.md section 6, rule 6).
+    async def list_target_tags(self, target: Repository) -> Mapping[str, str | None] | None:
+        """List a target repository like `list_tags`, but with other results if that fails.
 
-        Returns an empty collection if the repository does not exist. Returns None if the registry
+        Returns an empty listing if the repository does not exist. Returns None if the registry
         answers 401 or 403, because the repository may exist or not.
         """
         tags = self._target_tags.setdefault(target.key, Once())
         return await tags.get(partial(self._list_target, target))
 
-    async def _list_target(self, target: Repository) -> Collection[str] | None:
+    async def _list_target(self, target: Repository) -> Mapping[str, str | None] | None:
         try:
             listing = await self.list_tags(target)
         except RegistryError as error:
@@ -396,7 +394,7 @@ class Discovery:
             raise
 
         self._knowledge.record_populated(target.key, bool(listing))
-        return listing or ()
+        return listing or {}
 
     # Tags.
 
@@ -461,87 +459,80 @@ class Discovery:
         expected: Descriptor | None = None,
         first_seen: FirstSeen | None = None,
     ) -> TagLookup:
-        """Look up a tag or digest at its source and its targets.
+        """Look up a tag or digest at its source and its targets (docs/design.md section 6, rule 4).
 
         `reference` is the tag or digest at the source, `tags` come from `new_target_tags`. No
         request is sent to the targets in `known_to_lack`. `expected` is the descriptor of the
         digest, if an index has named the digest. With `first_seen` the digest is recorded there,
         and the image is held back until the digest is `min_age` old.
 
-        Raises SyncError if the source fails. The error of a target is kept in its TargetTag. The
-        order of the requests is that of docs/design.md section 6, rules 4 to 6 and 8.
+        Fetches the manifests that some target lacks, unless the image is held back. With
+        `wants_all_trees` all manifests are fetched. Raises SyncError if the source fails. The error
+        of a target is kept in its TargetTag.
         """
         source = self.source_of(mapping)
+        # An image that is held back needs no manifest in this run.
+        may_be_held = first_seen is not None and mapping.min_age > 0
+        by_head = may_be_held or self._should_head_first(mapping, tags)
+        source_image = await self._resolve_at_both_ends(
+            mapping, reference, tags, known_to_lack, by_head=by_head
+        )
+
+        while True:
+            lacking_tags = tuple(tag for tag in tags if tag.needs_copy(source_image))
+            held_until = None
+            if first_seen is not None:
+                held_until = first_seen.record_sighting(
+                    source.key, source_image.digest, mapping.min_age
+                )
+            is_to_be_copied = bool(lacking_tags) and held_until is None
+            if not is_to_be_copied and not self._wants_all_trees:
+                return _lookup_without_tree(
+                    source, reference, source_image, tags, lacking_tags, held_until
+                )
+
+            top = source_image.manifest
+            if top is None:
+                top = await self.fetch_top_manifest(
+                    source, reference, source_image.digest, expected
+                )
+            if top.digest == source_image.digest:
+                return await self._fetch_missing_manifests(
+                    mapping, source, reference, top, tuple(tags)
+                )
+            # The tag was moved after it had been resolved. The new image has an age of its own.
+            source_image = _source_image(mapping, top.digest, top)
+
+    async def _resolve_at_both_ends(
+        self,
+        mapping: MappingRule,
+        reference: str,
+        tags: Sequence[TargetTag],
+        known_to_lack: Collection[Repository],
+        *,
+        by_head: bool,
+    ) -> SourceImage:
+        """Resolve a reference at its source and, at the same time, each tag at its target.
+
+        If the source fails, raises SyncError after the targets have answered.
+        """
         # Other look-ups at the same hosts may wait until these tags are settled.
         for tag in tags:
             self._unsettled_tags[tag.target.host.key][tag] = None
+        asked_tags = [tag for tag in tags if tag.target not in known_to_lack]
         try:
-            submitted_tags = [tag for tag in tags if tag.target not in known_to_lack]
-            for tag in submitted_tags:
+            for tag in asked_tags:
                 self.target_workers.submit(tag)
-            # An image that is held back needs no manifest in this run.
-            may_be_held = first_seen is not None and mapping.min_age > 0
-            by_head = may_be_held or self._should_head_first(mapping, tags)
-            # Wait for the targets even if the source fails, so that their answers are recorded.
-            source_image = await _result_or_error(
-                self.resolve_at_source(mapping, reference, by_head=by_head)
-            )
-            for tag in submitted_tags:
-                await tag.answered_event.wait()
-            if isinstance(source_image, SyncError):
-                raise source_image
-            self._learn_cached_manifests(source, tags)
+            try:
+                source_image = await self.resolve_at_source(mapping, reference, by_head=by_head)
+            finally:
+                for tag in asked_tags:
+                    await tag.answered_event.wait()
+            self._learn_cached_manifests(self.source_of(mapping), tags)
         finally:
             for tag in tags:
                 self._settle(tag)
-
-        return await self._compare_digests(
-            mapping, source, reference, source_image, tags, expected=expected, first_seen=first_seen
-        )
-
-    async def _compare_digests(
-        self,
-        mapping: MappingRule,
-        source: Repository,
-        reference: str,
-        source_image: SourceImage,
-        tags: Sequence[TargetTag],
-        *,
-        expected: Descriptor | None,
-        first_seen: FirstSeen | None,
-    ) -> TagLookup:
-        """Compare the digests at both ends, and fetch the image's manifests if they are needed.
-
-        They are not needed if all targets are up to date or if the digest is younger than
-        `min_age`, unless `wants_all_trees` is set. With `first_seen` the digest is recorded there.
-        If the tag was moved meanwhile, the digest that it has now is compared instead.
-        """
-        lacking_tags = tuple(tag for tag in tags if tag.needs_copy(source_image))
-        held_until = None
-        if first_seen is not None:
-            held_until = first_seen.record_sighting(
-                source.key, source_image.digest, mapping.min_age
-            )
-        is_to_be_copied = bool(lacking_tags) and held_until is None
-        if not is_to_be_copied and not self._wants_all_trees:
-            return _lookup_without_tree(
-                source, reference, source_image, tags, held_tags=lacking_tags, held_until=held_until
-            )
-
-        top = source_image.manifest
-        if top is None:
-            top = await self.fetch_top_manifest(source, reference, source_image.digest, expected)
-        if top.digest == source_image.digest:
-            return await self._fetch_missing_manifests(mapping, source, reference, top, tuple(tags))
-
-        # The tag was moved after it had been resolved. The new image has an age of its own.
-        digest_at_target = None if mapping.platforms else top.digest
-        moved_image = SourceImage(
-            digest=top.digest, digest_at_target=digest_at_target, manifest=top
-        )
-        return await self._compare_digests(
-            mapping, source, reference, moved_image, tags, expected=expected, first_seen=first_seen
-        )
+        return source_image
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
         """Report whether to send a HEAD to the source instead of a GET.
@@ -574,11 +565,9 @@ class Discovery:
         """Resolve a tag or digest at a mapping's source. Raises SyncError if that fails."""
         source = self.source_of(mapping)
         digest = await self.resolve_digest(source, reference, by_head=by_head)
-        digest_at_target = None if mapping.platforms else digest
         # The result refers to the manifest, because the cache may drop it before the caller needs
         # it.
-        manifest = self._manifests.get(source.pool, digest)
-        return SourceImage(digest=digest, digest_at_target=digest_at_target, manifest=manifest)
+        return _source_image(mapping, digest, self._manifests.get(source.pool, digest))
 
     async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
         """Return the digest that a tag or digest has at its source.
@@ -682,13 +671,13 @@ class Discovery:
         """
         is_tag = not is_digest(reference)
         if is_tag and target.key in self._target_tags:  # a listing was made or is under way
-            listed_tags = await self.list_target_tags(target)
+            listing = await self.list_target_tags(target)
+            if listing is not None and reference not in listing:
+                return None
             # The listings of some registries contain digests (docs/design.md section 6, rule 5).
-            listed_digest = (self.known_listing(target) or {}).get(reference)
+            listed_digest = listing[reference] if listing is not None else None
             if listed_digest is not None:
                 return listed_digest
-            if listed_tags is not None and reference not in listed_tags:
-                return None
 
         try:
             digest = await target.head_manifest(reference)
@@ -699,11 +688,11 @@ class Discovery:
             # first write fails.
             return None
 
-        if digest is not None:
-            self._knowledge.record_populated(target.key)
-        if digest == "":  # the registry sent no digest in the answer to the HEAD
-            digest = (await target.get_manifest(reference)).digest
-        return digest
+        if digest is None:
+            return None
+        self._knowledge.record_populated(target.key)
+        # The digest is empty if the registry sends none in the answer to a HEAD.
+        return digest or (await target.get_manifest(reference)).digest
 
     async def _fetch_missing_manifests(
         self,
@@ -717,14 +706,14 @@ class Discovery:
 
         Also records the content of the image as present at each target that has it.
         """
-        root, trimmed_indexes = await self._filter_platforms(mapping, source, reference, top)
+        root, filtered_indexes = await self._filter_platforms(mapping, source, reference, top)
         lacking_repositories = [
             tag.target.pool for tag in tags if tag.digest != root.digest and tag.error is None
         ]
         if lacking_repositories:
             await self._wait_for_answers({repository.host for repository in lacking_repositories})
         tree = await self._fetch_tree_to_copy(
-            source, top, root, trimmed_indexes, lacking_repositories
+            source, top, root, filtered_indexes, lacking_repositories
         )
 
         manifests = (tree.root, *tree.children) if tree is not None else (root,)
@@ -741,7 +730,7 @@ class Discovery:
         source: Repository,
         top: Manifest,
         root: Manifest,
-        trimmed_indexes: dict[str, Manifest],
+        filtered_indexes: Iterable[Manifest],
         lacking_repositories: Sequence[RepositoryKey],
     ) -> Tree | None:
         """Fetch the manifests of an image that some of `lacking_repositories` do not have.
@@ -753,7 +742,7 @@ class Discovery:
         """
         if self._wants_all_trees:
             return await self._fetch_tree(
-                source, top.digest, root, trimmed_indexes, is_left_out=lambda entry: False
+                source, top.digest, root, filtered_indexes, is_left_out=lambda entry: False
             )
         if not lacking_repositories:
             return None
@@ -767,7 +756,7 @@ class Discovery:
         if is_everywhere(root):
             return Tree(root, (), top.digest)
         return await self._fetch_tree(
-            source, top.digest, root, trimmed_indexes, is_left_out=is_everywhere
+            source, top.digest, root, filtered_indexes, is_left_out=is_everywhere
         )
 
     # Learning from the answers of targets (docs/design.md section 6, rule 4).
@@ -838,9 +827,8 @@ class Discovery:
 
     async def complete_tree(self, source: Repository, tree: Tree) -> Tree:
         """Fetch the manifests that are missing in a tree because targets seemed to have them."""
-        children = {child.digest: child for child in tree.children}
         return await self._fetch_tree(
-            source, tree.source_digest, tree.root, children, lambda entry: False
+            source, tree.source_digest, tree.root, tree.children, is_left_out=lambda entry: False
         )
 
     async def child_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
@@ -862,13 +850,15 @@ class Discovery:
         """Return the filtered tree of an image with its indexes only, without platform manifests."""
         source = lookup.source
         top = await self.fetch_manifest(source, lookup.source_digest)
-        root, trimmed_indexes = await self._filter_platforms(mapping, source, lookup.reference, top)
+        root, filtered_indexes = await self._filter_platforms(
+            mapping, source, lookup.reference, top
+        )
         nested_digests = {entry.digest for entry in root.children if entry.is_index}
 
         def is_left_out(entry: Descriptor) -> bool:
             return entry.digest not in nested_digests
 
-        return await self._fetch_tree(source, top.digest, root, trimmed_indexes, is_left_out)
+        return await self._fetch_tree(source, top.digest, root, filtered_indexes, is_left_out)
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source only. `digest` is the digest to which the tag was
@@ -886,31 +876,30 @@ class Discovery:
 
     async def _filter_platforms(
         self, mapping: MappingRule, source: Repository, reference: str, top: Manifest
-    ) -> tuple[Manifest, dict[str, Manifest]]:
+    ) -> tuple[Manifest, list[Manifest]]:
         """Apply the platform filter of a mapping to the index `top` (docs/specification.md section
         1.1).
 
-        Returns the root for the targets, and the trimmed indexes below it by digest. The root is
-        `top` itself if the mapping has no filter, if `top` is not an index, or if all its entries
-        match. Raises RegistryError if no platform matches.
+        Returns the root for the targets, and the filtered indexes below it. The root is `top`
+        itself if the mapping has no filter, if `top` is not an index, or if all its entries match.
+        Raises RegistryError if no platform matches.
         """
         platforms = mapping.platforms
         if not platforms:
-            return top, {}
+            return top, []
         # The entries of an index may be blobs (BuildKit's older cache). Such an index has no
         # platforms.
         names_blobs = bool(top.layers) and not top.children
         if not top.is_index or names_blobs:
             text = f"{source}: not an index, so `platforms` does not apply and it is copied"
             self.log_once("debug", "no_index", text)
-            return top, {}
+            return top, []
 
-        # `_fetch_tree` adds the indexes below `top` to `nested_indexes`. Image manifests are not
-        # needed yet.
-        nested_indexes = dict[str, Manifest]()
-        await self._fetch_tree(
-            source, top.digest, top, nested_indexes, is_left_out=lambda entry: not entry.is_index
+        # Only indexes are needed to filter.
+        tree = await self._fetch_tree(
+            source, top.digest, top, (), is_left_out=lambda entry: not entry.is_index
         )
+        nested_indexes = {index.digest: index for index in tree.children}
         with source.adding_place("filter platforms of", source.name_of(top.digest)):
             trim_result = trim_index(top, platforms, nested_indexes)
             if not trim_result.matched:
@@ -925,8 +914,7 @@ class Discovery:
             digest = trim_result.manifest.digest
             text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {digest}"
             self.log_once("info", "index_trimmed", text)
-        indexes = [index.manifest for index in trim_result.nested.values()]
-        return trim_result.manifest, {index.digest: index for index in indexes}
+        return trim_result.manifest, [index.manifest for index in trim_result.nested.values()]
 
     def warn_of_missing_platforms(self) -> None:
         """Log the platforms that indexes lack, in one warning for all tags of a repository."""
@@ -943,19 +931,19 @@ class Discovery:
         source: Repository,
         top_digest: str,
         root: Manifest,
-        known_manifests: dict[str, Manifest],
+        known_manifests: Iterable[Manifest],
         is_left_out: Callable[[Descriptor], bool],
     ) -> Tree:
         """Fetch the manifests below `root`, level by level, and return the tree.
 
-        `known_manifests` has manifests by digest that need no request. Each fetched manifest is
-        added to `known_manifests`. An entry is neither fetched nor descended into if `is_left_out`
-        returns True. `top_digest` is the digest of the root at the source, before platforms were
-        filtered.
+        The manifests in `known_manifests` need no request. An entry is neither fetched nor
+        descended into if `is_left_out` returns True. `top_digest` is the digest of the root at the
+        source, before platforms were filtered.
 
         Raises ContentError if the tree is too large or too deep.
         """
-        parents = [root, *known_manifests.values()]
+        manifests = {manifest.digest: manifest for manifest in known_manifests}
+        parents = [root, *manifests.values()]
         with source.adding_place("read", source.name_of(top_digest)):
             # One level more than allowed is read, because `build_tree` refuses a tree that is too
             # deep.
@@ -964,9 +952,9 @@ class Discovery:
                 entries_to_fetch = [
                     entry
                     for entry in entries.values()
-                    if entry.digest not in known_manifests and not is_left_out(entry)
+                    if entry.digest not in manifests and not is_left_out(entry)
                 ]
-                check_tree_size([*known_manifests.values(), *entries_to_fetch])
+                check_tree_size([*manifests.values(), *entries_to_fetch])
                 if not entries_to_fetch:
                     break
 
@@ -975,8 +963,8 @@ class Discovery:
                     for entry in entries_to_fetch
                 )
                 for entry, manifest in zip(entries_to_fetch, parents, strict=True):
-                    known_manifests[entry.digest] = manifest
-            return build_tree(root, known_manifests, top_digest)
+                    manifests[entry.digest] = manifest
+            return build_tree(root, manifests, top_digest)
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
@@ -998,12 +986,16 @@ def _no_platform_matches(wanted: Iterable[object], available: Iterable[str]) -> 
     return error
 
 
+def _source_image(mapping: MappingRule, digest: str, manifest: Manifest | None) -> SourceImage:
+    digest_at_target = None if mapping.platforms else digest
+    return SourceImage(digest=digest, digest_at_target=digest_at_target, manifest=manifest)
+
+
 def _lookup_without_tree(
     source: Repository,
     reference: str,
     source_image: SourceImage,
     tags: Iterable[TargetTag],
-    *,
     held_tags: tuple[TargetTag, ...],
     held_until: int | None,
 ) -> TagLookup:
@@ -1012,26 +1004,18 @@ def _lookup_without_tree(
     The targets in `held_tags` do not get the image yet. All other targets are up to date, or
     failed.
     """
-    up_to_date = tuple(tag for tag in tags if tag not in held_tags)
+    other_tags = tuple(tag for tag in tags if tag not in held_tags)
     # All targets that are up to date have the same digest. With a platform filter it is not known
     # from the source, because the index was not fetched and trimmed.
-    digests_at_targets = [tag.digest for tag in up_to_date if tag.digest is not None]
+    digests_at_targets = [tag.digest for tag in other_tags if tag.digest is not None]
     return TagLookup(
         source,
         reference,
         tree=None,
         digest=digests_at_targets[0] if digests_at_targets else source_image.digest,
         source_digest=source_image.digest,
-        targets=up_to_date,
+        targets=other_tags,
         is_by_digest=source_image.manifest is None,
         held_tags=held_tags,
         held_until=held_until,
     )
-
-
-async def _result_or_error(call: Awaitable[_T]) -> _T | SyncError:
-    """Await a call and return its result, or return the SyncError that the call raises."""
-    try:
-        return await call
-    except SyncError as error:
-        return error
