@@ -597,7 +597,7 @@ class Audit:
                 for artifact in required
             ]
             # `_check_required` checks these digests.
-            excluded = {artifact.source_digest for artifact in required}
+            excluded = {artifact.digest for artifact in required}
             # A list may name its own subject, which is not an artifact.
             excluded.add(subject.digest)
             artifact_checks += [
@@ -618,7 +618,7 @@ class Audit:
         hold it.
         """
         image = check.image
-        digest = artifact.source_digest
+        digest = artifact.digest
         # Even if the target lacks the artifact, it may have artifacts of the artifact.
         subject_digests = [digest]
         with check.catching_errors("manifest", digest):
@@ -635,7 +635,7 @@ class Audit:
                     check.flaws.append(Flaw.differs(prefix, manifest.digest, digest))
                     return []
                 # Clients find an artifact without a cosign tag only by the list.
-                if artifact.entry is not None and digest not in listed_digests:
+                if artifact.tag is None and digest not in listed_digests:
                     text = f"{artifact} exists, but the target does not list it"
                     check.flaws.append(Flaw("artifact_missing", text, digest))
 
@@ -645,11 +645,12 @@ class Audit:
 
     async def _manifest_of(self, target: Repository, artifact: Artifact) -> Manifest | None:
         """Return the manifest of an artifact. Returns None if the target does not hold it."""
-        digest = artifact.source_digest
-        if artifact.entry is None:
-            return await self._manifest_of_tag(target, artifact.reference, digest)
+        digest = artifact.digest
+        if artifact.tag is not None:
+            return await self._manifest_of_tag(target, artifact.tag, digest)
+        entry = artifact.entry
         # The entry of an artifact in a lock has only a digest, so there is nothing to compare with.
-        expected = artifact.entry if artifact.entry.media_type else None
+        expected = entry if entry is not None and entry.media_type else None
         return await _unless_absent(self._discovery.fetch_manifest(target, digest, expected))
 
     async def _check_listed(self, check: _Check, subject: str, entry: Descriptor) -> list[_Subject]:

@@ -232,25 +232,13 @@ class LockedReferrers(Referrers):
         Artifacts that the mapping does not select are left out.
         """
         source = self._discovery.source_of(mapping)
-        image = self._discovery.locked_image(mapping, tag)
-        search = Search(mapping, source)
-        artifacts = list[Artifact]()
         # The filters see the artifacts of all subjects, because an artifact of a rejected artifact
         # is rejected too.
-        for artifact in _filter_artifacts(image.artifacts, search, keeps_unknown=True):
-            if artifact.subject != subject:
-                continue
-            # The digest is taken from the lock without a request, and no target is asked.
-            lookup = TagLookup(
-                source,
-                reference=artifact.tag or artifact.digest,
-                tree=None,
-                digest=artifact.digest,
-                source_digest=artifact.digest,
-                targets=(),
-            )
-            artifacts.append(_artifact_from_lock(artifact, lookup))
-        return artifacts
+        return [
+            _artifact_from_lock(artifact, lookup=None)
+            for artifact in self._locked_artifacts(mapping, source, tag)
+            if artifact.subject == subject
+        ]
 
     def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
         """Report whether artifacts of an artifact should be searched for.
@@ -258,10 +246,10 @@ class LockedReferrers(Referrers):
         They always should for an artifact from a referrers list. For the manifest under a cosign
         tag they should only if the line of the image of `tag` has such artifacts.
         """
-        if artifact.entry is not None:
+        if artifact.tag is None:
             return True
         image = self._discovery.locked_image(mapping, tag)
-        return any(locked.subject == artifact.source_digest for locked in image.artifacts)
+        return any(locked.subject == artifact.digest for locked in image.artifacts)
 
     async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
         """Return True without a request, because the lock names the artifact."""
@@ -320,8 +308,9 @@ def _artifact_from_lock(artifact: LockedArtifact, lookup: TagLookup | None) -> A
         entry = digest_only_descriptor(artifact.digest)
         if lookup is not None and lookup.tree is not None:
             entry = referrer_entry(lookup.tree.root)
-    reference = artifact.tag or artifact.digest
-    return Artifact(artifact.subject, reference, entry, lookup, frozenset(artifact.types))
+    return Artifact(
+        artifact.subject, artifact.digest, artifact.tag, entry, lookup, frozenset(artifact.types)
+    )
 
 
 def _filter_artifacts(

@@ -408,8 +408,8 @@ def _artifact_rules(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey,
 def _locked_artifact(artifact: Artifact) -> LockedArtifact:
     """Convert an artifact to its form in a lock."""
     return LockedArtifact(
-        digest=artifact.source_digest,
+        digest=artifact.digest,
         subject=artifact.subject,
         types=tuple(sorted(artifact.types)),
-        tag=artifact.reference if artifact.entry is None else None,
+        tag=artifact.tag,
     )

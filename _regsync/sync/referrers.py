@@ -70,9 +70,10 @@ class Artifact(NamedTuple):
 
     # The digest of the manifest that the artifact refers to.
     subject: str
-    # The artifact's digest, or its cosign tag.
-    reference: str
-    # The artifact's descriptor in a referrers list. None for a cosign tag.
+    digest: str
+    # The artifact's cosign tag. None for an artifact from a referrers list.
+    tag: str | None
+    # The artifact's descriptor in a referrers list. None for an artifact with a cosign tag.
     entry: Descriptor | None
     # The targets that lack the artifact. None if every target is known to hold it without a
     # look-up.
@@ -81,11 +82,9 @@ class Artifact(NamedTuple):
     types: frozenset[str]
 
     @property
-    def source_digest(self) -> str:
-        if self.entry is not None:
-            return self.entry.digest
-        assert self.lookup is not None
-        return self.lookup.source_digest
+    def reference(self) -> str:
+        """The name under which the artifact is copied."""
+        return self.tag or self.digest
 
     def __str__(self) -> str:
         return f"{self.reference} ({', '.join(sorted(self.types)) or 'no type'}) of {self.subject}"
@@ -288,18 +287,17 @@ class Referrers:
             # The bits are the same for all copies, because they have the same source.
             listed_tag_bits = copies[0].artifact_search.listed_tag_bits
             depth = decide_depth(checks, listed_tag_bits, now)
-        elif is_due_without_state(lookup.source_digest, now):
-            depth = SearchDepth.DEEP
         else:
-            depth = SearchDepth.NONE
+            is_due = is_due_without_state(lookup.source_digest, now)
+            depth = SearchDepth.DEEP if is_due else SearchDepth.NONE
 
-        was_searched = any(copy.artifact_search.last_check.last for copy in copies)
-        was_copied = any(tag.was_copied for tag in lookup.targets)
-        was_copied_by_other_clients = not (was_searched or was_copied)
-        if was_copied_by_other_clients and lookup.is_by_digest:
-            # The image's manifest has not been fetched, so a deep search would cost a GET (rule 4).
-            # The client that copied the image is assumed to have copied the artifacts of the
-            # manifests below it.
+        is_known_to_state = any(tag.was_copied for tag in lookup.targets) or any(
+            copy.artifact_search.last_check.last for copy in copies
+        )
+        if lookup.is_by_digest and not is_known_to_state:
+            # Another client has copied the image, and is assumed to have copied the artifacts of
+            # the manifests below it. To look for them, the image's manifest would have to be
+            # fetched, which the digests have just made unnecessary (rule 4).
             return min(depth, SearchDepth.TOP)
         return depth
 
@@ -343,12 +341,10 @@ class Referrers:
         source = lookup.source
         is_deep = depth is SearchDepth.DEEP
         is_trimmed = lookup.digest != lookup.source_digest
-        subjects = list[str]()
-        # A trimmed index has a new digest, to which no artifact refers.
-        if not is_trimmed:
-            subjects.append(lookup.source_digest)
         if is_deep:
-            subjects += await self._discovery.child_subjects(mapping, lookup)
+            subjects = await self._copied_subjects(mapping, lookup)
+        else:
+            subjects = [] if is_trimmed else [lookup.source_digest]
         # `_find_stripped` also reads the list of the untrimmed index.
         self.lists.expect_subjects(source, len(subjects) + (1 if is_trimmed else 0))
 
@@ -394,17 +390,17 @@ class Referrers:
         tag they should only if the source's tag listing shows such artifacts. `tag` is used only by
         `LockedReferrers`.
         """
-        if artifact.entry is not None:
+        if artifact.tag is None:
             return True
         source = self._discovery.source_of(mapping)
-        return self.listed_tag_bits(source, artifact.source_digest) != 0
+        return self.listed_tag_bits(source, artifact.digest) != 0
 
     async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
         """Report whether the source holds an artifact that it lists."""
-        if artifact.entry is None:
+        if artifact.tag is not None:
             return True  # the search has just read the cosign tag
         source = self._discovery.source_of(mapping)
-        return await source.head_manifest(artifact.entry.digest) is not None
+        return await source.head_manifest(artifact.digest) is not None
 
     async def list_all(self, mapping: MappingRule, lookup: TagLookup) -> list[Artifact]:
         """Find all artifacts of an image that a mapping selects. No target is asked.
@@ -462,10 +458,10 @@ class Referrers:
 
     async def _copied_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests of an image's manifests that are copied and may have artifacts."""
-        subjects = await self._discovery.child_subjects(mapping, lookup)
-        if lookup.digest == lookup.source_digest:
-            subjects.insert(0, lookup.source_digest)
-        return subjects
+        child_subjects = await self._discovery.child_subjects(mapping, lookup)
+        is_trimmed = lookup.digest != lookup.source_digest
+        # A trimmed index has a new digest, to which no artifact refers.
+        return child_subjects if is_trimmed else [lookup.source_digest, *child_subjects]
 
     async def _subjects_below(self, source: Repository, top: Manifest) -> list[str]:
         """Return the digests of a manifest and all manifests below it, except attestations.
@@ -503,16 +499,16 @@ class Referrers:
         targets = list[SearchedTarget]()
         for copy in copies:
             last_check = copy.artifact_search.last_check
+            listed_tag_bits = copy.artifact_search.listed_tag_bits
             # With --recheck the state is not trusted, and the targets are asked for each artifact.
             was_complete = copy.already_at_target and last_check.is_complete and not self._recheck
-            had_no_tags = found_no_tags(last_check, copy.artifact_search.listed_tag_bits)
             is_list_unchanged = last_check.listing_hash == trusted_hash
             target = SearchedTarget(
                 copy.target,
                 lacks_image=not copy.already_at_target,
                 was_complete=was_complete,
                 had_no_referrers=was_complete and found_no_referrers(last_check),
-                had_no_cosign_tags=was_complete and had_no_tags,
+                had_no_cosign_tags=was_complete and found_no_tags(last_check, listed_tag_bits),
                 unchanged_list=frozenset(trusted_list if is_list_unchanged else ()),
             )
             targets.append(target)
@@ -578,9 +574,9 @@ class Referrers:
         search is deep, the list is empty for an artifact that every target holds.
         """
         if artifact.entry is None:
-            # A cosign tag. A search is worth its requests only if the listing shows a result.
-            has_tags = self.listed_tag_bits(source, artifact.source_digest) != 0
-            return [artifact.source_digest] if has_tags else []
+            # For a cosign tag, a search is worth its requests only if the listing shows a result.
+            has_tags = self.listed_tag_bits(source, artifact.digest) != 0
+            return [artifact.digest] if has_tags else []
         is_at_all_targets = artifact.lookup is None
         if is_at_all_targets and not is_deep:
             return []
@@ -611,14 +607,13 @@ class Referrers:
             self._discovery.log_once("info", "no_referrers", text)
 
         # A list may name its own subject, which is not an artifact.
-        references: list[tuple[str, Descriptor | None]] = [
-            (entry.digest, entry) for entry in entries if entry.digest != subject
+        examinations = [
+            partial(self._examine_entry, search, subject, entry)
+            for entry in entries
+            if entry.digest != subject
         ]
-        references += [(tag, None) for tag in tags]
-        artifacts = await gather(
-            partial(self._examine, search, subject, reference, entry)
-            for reference, entry in references
-        )
+        examinations += [partial(self._examine_tag, search, subject, tag) for tag in tags]
+        artifacts = await gather(examinations)
         return [artifact for artifact in artifacts if artifact is not None]
 
     async def _possible_cosign_tags(self, search: Search, subject: str) -> list[str]:
@@ -656,54 +651,37 @@ class Referrers:
         answers = await gather(partial(tag_exists, tag) for tag in tags)
         return [tag for tag, exists in zip(tags, answers, strict=True) if exists]
 
-    async def _examine(
-        self, search: Search, subject: str, reference: str, entry: Descriptor | None
-    ) -> Artifact | None:
-        """Find out the types of an artifact and which targets lack it.
-
-        `reference` is a digest with its `entry` in a referrers list, or a cosign tag without an
-        entry. Returns None if the filters reject the artifact, or if the source does not hold it.
-        """
-        try:
-            if entry is not None:
-                return await self._examine_entry(search, subject, entry)
-            return await self._examine_tag(search, subject, reference)
-        except RegistryError as error:
-            if error.status != 404:
-                raise
-
-        # A cosign tag need not exist, but a listed referrer should.
-        if entry is not None:
-            text = f"{reference} is listed as a referrer of {subject}, but missing: it is left out"
-            self._discovery.log_once("warning", "referrer_missing", f"{search.source}: {text}")
-        return None
-
     async def _examine_entry(
         self, search: Search, subject: str, entry: Descriptor
     ) -> Artifact | None:
-        """Find out which targets lack an entry of a referrers list.
+        """Find out the types of an entry of a referrers list, and which targets lack the artifact.
 
-        Returns None if the filters reject the type in the list or the type in the manifest.
+        Returns None if the filters reject the types, or if the source does not hold the artifact.
         """
-        types = frozenset[str]()
-        if entry.artifact_type is not None and entry.artifact_type != _EMPTY_CONFIG:
-            types = frozenset({entry.artifact_type})
-        elif search.is_filtered:
-            # The list does not say the type, so only the manifest can be matched with the filters.
-            manifest = await self._discovery.fetch_manifest(search.source, entry.digest, entry)
-            types = types_of(manifest)
-        if not search.wants(types):
-            return None
-
         known_to_lack = [
             target.repository
             for target in search.targets_for(subject)
             if target.lacks_image or target.had_no_referrers
         ]
-        lookup = await self.look_up_digest(search, entry.digest, entry, known_to_lack=known_to_lack)
+        try:
+            types = await self._types_of_entry(search, entry)
+            if not search.wants(types):
+                return None
+            lookup = await self.look_up_digest(
+                search, entry.digest, entry, known_to_lack=known_to_lack
+            )
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            text = (
+                f"{entry.digest} is listed as a referrer of {subject}, but missing: it is left out"
+            )
+            self._discovery.log_once("warning", "referrer_missing", f"{search.source}: {text}")
+            return None
+
+        # If a target lacks the artifact, its manifest has been fetched. The manifest takes
+        # precedence over the list.
         if lookup is not None and lookup.tree is not None:
-            # A target lacks the artifact, so its manifest has been fetched. The manifest takes
-            # precedence over the list.
             manifest = lookup.tree.root
             types = types_of(manifest)
             if not search.wants(types):
@@ -711,7 +689,18 @@ class Referrers:
             entry = entry._replace(
                 artifact_type=manifest.artifact_type, annotations=manifest.annotations
             )
-        return Artifact(subject, reference=entry.digest, entry=entry, lookup=lookup, types=types)
+        return Artifact(subject, entry.digest, None, entry, lookup, types)
+
+    async def _types_of_entry(self, search: Search, entry: Descriptor) -> frozenset[str]:
+        """Return the types of an entry, which are empty if the list does not say the type.
+
+        If the search has filters, they need the types, so the manifest is fetched instead.
+        """
+        if entry.artifact_type is not None and entry.artifact_type != _EMPTY_CONFIG:
+            return frozenset({entry.artifact_type})
+        if not search.is_filtered:
+            return frozenset()
+        return types_of(await self._discovery.fetch_manifest(search.source, entry.digest, entry))
 
     async def look_up_digest(
         self,
@@ -765,7 +754,7 @@ class Referrers:
     async def _examine_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
         """Find out which targets lack the manifest under a cosign tag.
 
-        Returns None if the filters reject its types.
+        Returns None if the filters reject its types, or if the source does not have the tag.
         """
         known_to_lack = [
             target.repository
@@ -774,18 +763,23 @@ class Referrers:
         ]
         target_tags = self._discovery.new_target_tags(search.repositories, search.mapping, tag, tag)
         self._discovery.load_snapshots(target_tags)
-        lookup = await self._discovery.look_up(
-            search.mapping, tag, target_tags, known_to_lack=known_to_lack
-        )
         types = frozenset[str]()
-        # If a target lacks the artifact, its manifest has been fetched and this sends no request.
-        # If not, a request is worthwhile only for filters.
-        if lookup.tree is not None or search.is_filtered:
-            manifest = await self._discovery.fetch_manifest(search.source, lookup.source_digest)
-            types = types_of_parts(manifest)
+        try:
+            lookup = await self._discovery.look_up(
+                search.mapping, tag, target_tags, known_to_lack=known_to_lack
+            )
+            digest = lookup.source_digest
+            # If a target lacks the artifact, its manifest has been fetched and this sends no
+            # request. If not, a request is worthwhile only for filters.
+            if lookup.tree is not None or search.is_filtered:
+                types = types_of_parts(await self._discovery.fetch_manifest(search.source, digest))
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            return None
         if not search.wants(types):
             return None
-        return Artifact(subject, reference=tag, entry=None, lookup=lookup, types=types)
+        return Artifact(subject, digest, tag, None, lookup, types)
 
 
 def _cosign_tags(digest: str) -> list[str]:

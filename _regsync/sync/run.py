@@ -932,7 +932,7 @@ def _image_of_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> I
     if lookup is None or lookup.tree is None or tag.digest == lookup.digest:
         return None
     # Only cosign's tags have snapshots. An artifact from a list of referrers is put by its digest.
-    snapshot_key = tag.snapshot_key if artifact.entry is None else b""
+    snapshot_key = tag.snapshot_key if artifact.tag is not None else b""
     return Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
 
 
