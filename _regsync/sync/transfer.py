@@ -192,6 +192,18 @@ class _Job:
         self.reading = Demand(relay.source.host.key, body="read", is_large=is_large)
         self.writing = Demand(self.target.host.key, body="write", is_large=is_large)
 
+    def record_failure(self, error: SyncError) -> None:
+        """Record a failed attempt that no outage has caused."""
+        # The mount may have caused the failure, and the blob can be uploaded without it. A first
+        # failure that looks like the beginning of an outage says nothing about the mount.
+        if self.has_failed_before or not is_outage(error):
+            self.may_mount = False
+        self.has_failed_before = True
+
+        is_body_broken = isinstance(error, WireError) or _is_session_gone(error)
+        if self.upload.has_begun and is_body_broken:
+            self.broken_bodies += 1
+
     def can_probe(self, error: SyncError) -> bool:
         """Report whether the next attempt may be the probe of the host that was unreachable.
 
@@ -249,10 +261,8 @@ class BlobTransfer:
         # By target repository, the first upload of the run. The others wait for it.
         self._first_starts = dict[RepositoryKey, _FirstStart]()
 
-        # By area (RepositoryKey.area), the POST that asks for a blob which is known to be present.
-        # Its answer shows whether probing POSTs can replace HEADs there (`_learn_to_probe`).
-        self._probes = defaultdict[str, Once[None]](Once)
-
+        # By area (RepositoryKey.area), the test whether probing POSTs can replace HEADs there.
+        self._probe_tests = defaultdict[str, Once[None]](Once)
         # The areas where a HEAD has asked for a blob.
         self._searched_areas = set[str]()
 
@@ -565,20 +575,18 @@ class BlobTransfer:
     async def _check_and_start(self, job: _Job) -> BlobResult | None:
         """Find the blob at the target, or open a session for it.
 
-        One probing POST does both (docs/design.md section 6, rule 11). If the registry's answers to
-        probing POSTs are not known to be reliable, a HEAD precedes the POST.
+        A HEAD and a plain POST do this, or one probing POST, which asks to mount the blob from the
+        target repository itself: a 201 means that the blob is present, a 202 opens a session. The
+        HEAD comes first as long as the registry may answer otherwise (docs/design.md section 6,
+        rule 11).
 
-        Returns PRESENT if a HEAD has found the blob, BELIEVED if only the answer to the POST says
-        that the blob is present, and None if the blob is absent. In the last case a session is
-        open.
+        Returns PRESENT if the target has the blob, BELIEVED if only a 201 says so, and None if a
+        session is open for the absent blob.
         """
         target = job.target
         pool = target.pool
-        upload = job.upload
-        # The repository that a probing POST names. None: probing POSTs cannot be used.
-        repository_to_name = target.probe_from
-        can_probe = repository_to_name is not None
-        needs_head = not can_probe or self._knowledge.needs_head(pool, job.blob.digest)
+        probe_from = target.probe_from  # None: only a HEAD can find the blob
+        needs_head = probe_from is None or self._knowledge.needs_head(pool, job.blob.digest)
         if needs_head:
             self._searched_areas.add(pool.area)
             if await self._head_blob(job):
@@ -587,56 +595,54 @@ class BlobTransfer:
             job.has_probe_session = False  # the blob is absent, so it is sent to this session
             return None
 
-        # `answers.present` is whether the registry answers 201 for a present blob, `answers.absent`
-        # whether it answers 202 for an absent blob. None means unknown.
+        # Whether a present blob is answered by 201, and an absent blob by 202. None: not known yet.
         answers = self._knowledge.probe_answers(pool)
         is_probe_useless = answers.present is False or answers.absent is False
-        # Without `probe_from` the POST only opens a session.
-        probe_from = None if is_probe_useless else repository_to_name
-        says_present = await upload.start(probe_from)
-        if not says_present:
-            # The blob is absent, because a HEAD has shown it or because the registry is known to
-            # answer 201 for present blobs. So its answer for an absent blob is now known to be 202.
-            if probe_from is not None and (needs_head or answers.present):
+        if probe_from is None or is_probe_useless:
+            is_present = await job.upload.start()  # True only if a layout has the blob meanwhile
+            return BlobResult.PRESENT if is_present else None
+
+        is_201 = await job.upload.start(probe_from)
+        if not is_201:
+            is_surely_absent = needs_head or answers.present
+            if is_surely_absent:
                 self._knowledge.record_probe_answer(pool, absent=True)
             return None
-
         if answers.absent and not needs_head:
-            # The registry is known to answer 202 for absent blobs, so its 201 is believed.
             return BlobResult.BELIEVED
         if await target.has_blob(job.blob):
             self._knowledge.record_probe_answer(pool, present=True)
             return BlobResult.PRESENT
-        # The registry answers 201 for absent blobs too. A 201 opens no session.
+        # The registry answers 201 for absent blobs too. Such a 201 opens no session.
         self._knowledge.record_probe_answer(pool, absent=False)
-        await upload.start()
+        await job.upload.start()
         return None
 
     async def _learn_to_probe(self, job: _Job) -> None:
-        """Find out whether probing POSTs can replace HEADs in the target's area.
+        """Find out whether the target's registry answers a probing POST for a present blob by 201.
 
-        A POST asks for a blob that is known to be present (docs/design.md section 6, rule 11). It
-        is sent once an area, and only if two or more blobs would need a HEAD. Other jobs wait for
-        its answer without a permit.
+        If it does, such POSTs replace HEADs (docs/design.md section 6, rule 11). The test asks for
+        a blob that is known to be present. It is made once in an area, which is a host and the
+        first part of the repository's name. Other jobs wait for its answer without a permit.
         """
         target = job.target
         pool = target.pool
-        probe = self._probes[pool.area]
-        was_sent = len(probe.answer) > 0
-        if was_sent or job.upload.session or target.probe_from is None:
+        test = self._probe_tests[pool.area]
+        if target.probe_from is None or test.answer:
             return
-        is_answer_known = self._knowledge.probe_answers(pool).present is not None
-        if is_answer_known or not self._knowledge.needs_head(pool, job.blob.digest):
+        if self._knowledge.probe_answers(pool).present is not None:
+            return
+        # The test is worth a POST only if this blob, and at least one more, would need a HEAD.
+        if job.upload.session or not self._knowledge.needs_head(pool, job.blob.digest):
             return
         if self._choose_mount_source(job):
-            return  # this blob is mounted, so it needs no HEAD
-
-        # For a single blob the HEAD costs no more than the POST.
-        is_one_of_several = job.claims.own_blob_count > 1 or pool.area in self._searched_areas
+            return
+        if job.claims.own_blob_count < 2 and pool.area not in self._searched_areas:
+            return
         present_digest = self._choose_present_blob(job)
-        if is_one_of_several and present_digest is not None:
+        if present_digest is not None:
             ask = partial(self._ask_for_present, job, present_digest, target.probe_from)
-            await probe.get(ask)
+            await test.get(ask)
 
     def _choose_present_blob(self, job: _Job) -> str | None:
         """Choose a blob that the target is known to have, if possible one of the same image.
@@ -650,10 +656,10 @@ class BlobTransfer:
         return self._knowledge.choose_present_blob(pool)
 
     async def _ask_for_present(self, job: _Job, present_digest: str, probe_from: str) -> None:
-        """Send a probing POST for a blob that the target is known to have, and record the answer.
+        """Ask the target to mount a blob that it is known to have from itself, and record the answer.
 
-        Any answer but 201 means that the registry ignores present blobs, so that HEADs are needed.
-        If the POST has opened a session, the job uses that session for its own blob.
+        Any answer but 201 means that HEADs are needed to find present blobs. If the POST has opened
+        a session, the job uses that session for its own blob.
         """
         pool = job.target.pool
         try:
@@ -663,7 +669,7 @@ class BlobTransfer:
             if not error.retryable:
                 self._knowledge.record_probe_answer(pool, present=False)
         except SyncError:
-            pass  # nothing is learnt, and the POST is not sent again in this run
+            pass  # nothing is learnt, and `_learn_to_probe` does not ask again in this run
         else:
             self._knowledge.record_probe_answer(pool, present=is_present)
             job.has_probe_session = not is_present
@@ -746,37 +752,34 @@ class BlobTransfer:
         A chunk that breaks is sent again from the offset that the target reports. For that, bytes
         from the source are held in memory. A staged file is read again.
         """
-        upload = job.upload
         size = job.blob.size
         limit = job.target.product.put_limit or size
-        if not isinstance(body, Relay | FeedBody):
-            while upload.offset < size:
-                end = min(upload.offset + limit, size)
-                await self._send_chunk(job, end, partial(body.part, end=end))
-            return
-
-        buffer = bytearray(limit)  # all chunks use it, one after the other
-        while upload.offset < size:
-            start = upload.offset
+        is_read_from_source = isinstance(body, Relay | FeedBody)
+        buffer = bytearray(limit if is_read_from_source else 0)  # for one chunk after the other
+        for start in range(job.upload.offset, size, limit):
             end = min(start + limit, size)
-            chunk = await body.read_until(end, buffer)
-            await self._send_chunk(job, end, partial(body.chunk_body, chunk, start))
+            if isinstance(body, Relay | FeedBody):
+                chunk = await body.read_until(end, buffer)
+                await self._send_chunk(job, partial(body.chunk_body, chunk, start))
+            else:
+                await self._send_chunk(job, partial(body.part, end=end))
 
     async def _send_chunk(
-        self, job: _Job, end: int, body_from: Callable[[int], MemoryPieces | FilePieces]
+        self, job: _Job, chunk_from: Callable[[int], MemoryPieces | FilePieces]
     ) -> None:
-        """Send the bytes of the blob up to byte `end`, repeating the PATCH if it breaks.
+        """Send one chunk by PATCH. If the PATCH breaks, send the bytes that have not arrived again.
 
-        `body_from(offset)` returns the chunk's bytes from byte `offset` of the blob.
+        `chunk_from(offset)` returns the bytes of the chunk from byte `offset` of the blob.
         """
         upload = job.upload
-        while upload.offset < end:
+        while True:
             try:
                 if upload.broken_session:
                     await upload.resume()
                 if not upload.session:
                     raise Disconnected("the registry has forgotten the upload")
-                await self._send_part(job, body_from(upload.offset))
+                await self._send_part(job, chunk_from(upload.offset))
+                return
             except SyncError as error:
                 await self._pause_before_chunk(job, error)
 
@@ -793,7 +796,7 @@ class BlobTransfer:
         holds the permits of both ends meanwhile.
         """
         upload = job.upload
-        if isinstance(error, RegistryError) and error.is_session_gone:
+        if _is_session_gone(error):
             upload.session = ""
         if not upload.session or error.unreachable_peer is not None:
             raise error
@@ -887,23 +890,14 @@ class BlobTransfer:
 
         Raises `error` if there is no next attempt.
         """
-        upload = job.upload
         target = job.target
         error.with_place(Side.TARGET, "push blob", target.name_of(job.blob.digest))
         error.message = target.host.redact(error.message)
 
-        job.has_met_outage = job.has_met_outage or error.unreachable_peer is not None
         if error.unreachable_peer is None:
-            # The mount may have caused the failure, and the blob can be uploaded without it. A
-            # first failure that looks like the beginning of an outage says nothing about the mount.
-            if job.has_failed_before or not is_outage(error):
-                job.may_mount = False
-            job.has_failed_before = True
-
-            is_session_gone = isinstance(error, RegistryError) and error.is_session_gone
-            if upload.has_begun and (isinstance(error, WireError) or is_session_gone):
-                job.broken_bodies += 1
-
+            job.record_failure(error)
+        else:
+            job.has_met_outage = True
         if self._switch_style(job, error):
             pause = 0.0
         else:
@@ -917,39 +911,24 @@ class BlobTransfer:
     def _switch_style(self, job: _Job, error: SyncError) -> bool:
         """Switch between the usual and the fallback upload style if the error requires it.
 
-        That is the case if the registry refused a body because of its style or size, or if all
-        attempts but the last have broken (docs/protocol-facts.md section 7.9). The switch is
-        recorded for all later uploads to the host. Returns whether the style was switched. A job
-        switches once.
+        The switch is recorded for all later uploads to the host. Returns whether the style was
+        switched. A job switches once.
         """
         upload = job.upload
         fallback_style = job.target.product.fallback_style
         if fallback_style is None or job.has_switched_style or not upload.has_begun:
             return False
-        if isinstance(error, RegistryError) and error.is_session_gone:
-            return False  # a lost session has nothing to do with the style
-
-        is_too_large = isinstance(error, RegistryError) and error.status in _TOO_LARGE_STATUSES
-        is_broken = isinstance(error, Disconnected) and error.side is Side.TARGET
-        breaks_always = is_broken and job.broken_bodies == _BLOB_STARTS - 1
-        if _is_style_refused(error):
-            refused_size = 0
-        elif is_too_large or breaks_always:
-            refused_size = job.blob.size  # smaller bodies may still be accepted
-        else:
+        refused_size = _refused_size(job, error)
+        if refused_size is None:
             return False
 
-        # Blobs of at least `fallback_size` bytes are sent to this host in the fallback style. None:
-        # all blobs are sent in the usual style.
+        # From this size on, blobs are sent to the host in the fallback style. None: no blob is.
         host = job.target.host.key
-        fallback_size = self._knowledge.facts_of(host).fallback_size
+        old_size = self._knowledge.facts_of(host).fallback_size
+        new_size: int | None = refused_size if old_size is None else min(old_size, refused_size)
         if upload.style == fallback_style:
-            fallback_size = None  # the fallback style has just failed
-        elif fallback_size is None:
-            fallback_size = refused_size
-        else:
-            fallback_size = min(refused_size, fallback_size)
-        self._knowledge.record_fallback_size(host, fallback_size)
+            new_size = None  # the fallback style has just failed
+        self._knowledge.record_fallback_size(host, new_size)
         job.has_switched_style = True
         upload.broken_session = ""  # the blob is sent from its first byte
         return True
@@ -995,6 +974,27 @@ def known_body(blob: Descriptor) -> bytes | None:
         if body is not None and len(body) == blob.size and hash_hex(algorithm, body) == encoded:
             return body
     return None
+
+
+def _refused_size(job: _Job, error: SyncError) -> int | None:
+    """Return from which size on the registry seems to refuse blobs in the style of an upload.
+
+    Returns None if the error has nothing to do with the style (docs/protocol-facts.md section 7.9).
+    """
+    if _is_session_gone(error):
+        return None
+    if _is_style_refused(error):
+        return 0
+    is_too_large = isinstance(error, RegistryError) and error.status in _TOO_LARGE_STATUSES
+    is_broken = isinstance(error, Disconnected) and error.side is Side.TARGET
+    is_last_attempt = job.broken_bodies == _BLOB_STARTS - 1
+    if is_too_large or (is_broken and is_last_attempt):
+        return job.blob.size
+    return None
+
+
+def _is_session_gone(error: SyncError) -> bool:
+    return isinstance(error, RegistryError) and error.is_session_gone
 
 
 def _is_style_refused(error: SyncError) -> bool:
