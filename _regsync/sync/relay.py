@@ -315,26 +315,35 @@ class Relay(Pieces):
             self._renew_attempts_at = self._position + LARGE_BODY
 
         await self._stack.aclose()
-        # The last failure: of the body, or of an attempt to open the rest.
-        error: SyncError = broken
         began = anyio.current_time()
         try:
-            with anyio.move_on_after(self._grace):
-                # The loop ends without a return if the source refuses for good.
-                while error.retryable:
-                    pause = self._transport.pause_after(error, self._attempts, self.source.host)
-                    await self._transport.wait_to_retry(error, pause)
-                    try:
-                        with self._transport.recovery.attempt():
-                            await self._open()
-                        return
-                    except SyncError as caught:
-                        error = caught
+            failure = await self._open_rest(broken)
         finally:
             self._grace -= anyio.current_time() - began
+        if failure is None:
+            return
+
         # If the source is in an outage, the caller waits for its end before it tries again.
-        broken.unreachable_peer = error.unreachable_peer
+        broken.unreachable_peer = failure.unreachable_peer
         if broken.unreachable_peer is not None:
             # When the source is available again, another attempt may continue from here.
             self._checkpoints.append(_Checkpoint(self._position, self._hash.copy()))
         raise broken
+
+    async def _open_rest(self, broken: WireError) -> SyncError | None:
+        """Try to request the rest of a body that broke, for at most `_grace` seconds.
+
+        Returns None if that succeeded, and otherwise the last failure.
+        """
+        failure: SyncError = broken
+        with anyio.move_on_after(self._grace):
+            while failure.retryable:
+                pause = self._transport.pause_after(failure, self._attempts, self.source.host)
+                await self._transport.wait_to_retry(failure, pause)
+                try:
+                    with self._transport.recovery.attempt():
+                        await self._open()
+                    return None
+                except SyncError as error:
+                    failure = error
+        return failure

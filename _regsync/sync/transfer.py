@@ -204,18 +204,17 @@ class _Job:
         if self.upload.has_begun and is_body_broken:
             self.broken_bodies += 1
 
-    def can_probe(self, error: SyncError) -> bool:
-        """Report whether the next attempt may be the probe of the host that was unreachable.
+    def can_test_host(self, error: SyncError) -> bool:
+        """Report whether the next attempt may find out that an unreachable host is available again.
 
-        The probe is the only request that is sent to a host in an outage. It shows whether the host
-        is available again. All other requests to the host wait for it.
+        Only one request at a time is sent to a host in an outage. All others wait for its answer.
         """
         if error.unreachable_peer is self.target.host.peer:
-            # A body cannot be the probe, because it cannot be repeated. If a session is open and
-            # not broken, the attempt begins with the body.
+            # A body cannot do it, because it cannot be repeated. If a session is open and not
+            # broken, the attempt begins with the body.
             return not self.upload.session or bool(self.upload.broken_session)
-        # A shared reading of the source cannot be the probe, because it waits for the other
-        # targets, which wait for the source.
+        # A shared reading of the source cannot do it, because it waits for the other targets, which
+        # wait for the source.
         shares_reading = self.subscriber is not None and self.stage_in is None
         return not shares_reading
 
@@ -318,19 +317,11 @@ class BlobTransfer:
                 if await self._check_arrival(job):
                     upload.session = ""  # the registry closed it when the body was complete
                     return BlobResult.UPLOADED
-            # After the next three failures the blob is read in another way. They do not count as
-            # failed attempts, because the target has not refused anything.
-            except StagingFailed as failure:
-                self._stop_staging(job, failure)
-                continue
-            except LeftBehind as failure:
-                await self._leave_shared_reading(job, failure)
-                continue
-            except WrongBytes as failure:
-                if await self._prepare_second_reading(job, failure):
-                    continue
-                error = failure
             except SyncError as failure:
+                # A failure to read the blob does not count as a failed attempt, as long as there is
+                # another way to read it: the target has not refused anything.
+                if await self._can_read_otherwise(job, failure):
+                    continue
                 error = failure
 
             pause = self._record_failure(job, error)
@@ -339,7 +330,7 @@ class BlobTransfer:
             self._transport.machine.log("debug", "retry", f"{error}; {next_attempt}")
             error.drop_frames()  # the frames hold buffers of the body
             await upload.lease.settle()
-            await self._transport.wait_to_retry(error, pause, can_repeat=job.can_probe(error))
+            await self._transport.wait_to_retry(error, pause, can_repeat=job.can_test_host(error))
 
     async def _attempt(self, job: _Job) -> BlobResult:
         """Find the blob in its repository, mount it, or upload it. Nothing is repeated.
@@ -359,7 +350,8 @@ class BlobTransfer:
         await self._learn_to_probe(job)
 
         body = known_body(job.blob)
-        if body is None and job.stage_in is None and job.subscriber is None:
+        is_staged = job.stage_in is not None
+        if body is None and not is_staged and job.subscriber is None:
             # One permit at each side covers the POST, the GET and the PUT.
             return await self._stream_from_source(job)
 
@@ -372,9 +364,9 @@ class BlobTransfer:
         if body is not None:
             async with self._admitted_to_write(job):
                 return await self._send_body(job, MemoryPieces(body, upload.offset))
-        if job.stage_in is None and job.subscriber is not None:
-            return await self._send_shared(job, job.subscriber)
-        return await self._send_staged(job)
+        if is_staged:
+            return await self._send_staged(job)
+        return await self._send_shared(job)
 
     async def _stream_from_source(self, job: _Job) -> BlobResult:
         """Make an attempt that sends the bytes to the target while it reads them from the source.
@@ -463,8 +455,9 @@ class BlobTransfer:
 
         await self._transport.recovery.retry_over_outages(read_rest)
 
-    async def _send_shared(self, job: _Job, subscriber: Subscriber) -> BlobResult:
+    async def _send_shared(self, job: _Job) -> BlobResult:
         """Send a blob that is not staged from a reading that it shares with other targets."""
+        assert job.subscriber is not None
         self._replace_relay_after_wrong_bytes(job)
         get = job.relay.source.demand_of_reading()
         put = job.target.demand_of_writing()
@@ -479,7 +472,7 @@ class BlobTransfer:
             secrets=job.target.host.secrets,
             send=partial(self._send_body, job),
         )
-        return await self._feeds.send(subscriber, needs)
+        return await self._feeds.send(job.subscriber, needs)
 
     def _unsubscribe(self, job: _Job) -> None:
         """Remove the job from shared readings, so that no reading waits for it."""
@@ -515,17 +508,16 @@ class BlobTransfer:
         Returns how the blob got to the target, or None if a session is open, so that the bytes have
         to be sent. Also records whether the repository accepts uploads (`_FirstStart`).
         """
-        result = None
         first = self._first_starts[job.target.pool]  # added by `_after_first_start`
         # If a session of an earlier attempt is open, that attempt has looked for the blob.
         has_looked = bool(job.upload.session) and not job.has_probe_session
         try:
-            if not has_looked:
-                mount_from = self._choose_mount_source(job)
-                if mount_from:
-                    result = await self._mount_or_start(job, mount_from)
-                else:
-                    result = await self._check_and_start(job)
+            if has_looked:
+                result = None
+            elif mount_from := self._choose_mount_source(job):
+                result = await self._mount_or_start(job, mount_from)
+            else:
+                result = await self._check_and_start(job)
         except SyncError as error:
             if job.upload.is_start_refused and not first.is_accepted:
                 # The repository refuses every upload. `_after_first_start` raises this error for
@@ -826,6 +818,16 @@ class BlobTransfer:
                 if not job.is_known_absent:
                     return True
         return False
+
+    async def _can_read_otherwise(self, job: _Job, error: SyncError) -> bool:
+        """If another way to read the blob is left after this error, prepare it, and return True."""
+        if isinstance(error, StagingFailed):
+            self._stop_staging(job, error)
+            return True
+        if isinstance(error, LeftBehind):
+            await self._leave_shared_reading(job, error)
+            return True
+        return isinstance(error, WrongBytes) and await self._prepare_second_reading(job, error)
 
     def _stop_staging(self, job: _Job, error: StagingFailed) -> None:
         """Let the next attempt read the blob from its source, and log why it was not staged.
