@@ -233,24 +233,20 @@ class Claims:
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
         """Record how a mount on a host ended, and return the steps that may start now.
 
-        These are steps of claims that waited for the first mount on the host, and of followers
-        whose leader's repository can no longer be used for a mount.
+        These are the steps of claims that waited for the first mount on the host. If the mount was
+        refused, they are also the uploads of blobs that can no longer be mounted: the host refuses
+        all mounts, or those from one repository.
         """
-        freed = list[Claim]()
         first_mount = self._first_mounts.pop(host, None)
-        if first_mount is not None:
-            freed += first_mount.waiting
+        freed = [] if first_mount is None else list(first_mount.waiting)
         if not mounted:
-            # The host may have refused mounts from this repository only, or all mounts.
-            for leader in self._leaders.values():
-                source = leader.image.where
-                if source.host != host:
-                    continue
-                freed += [
-                    claim
-                    for claim in leader.followers
-                    if not self.knowledge.may_mount(claim.key.where, source.name)
-                ]
+            freed += [
+                follower
+                for leader in self._leaders.values()
+                if leader.image.where.host == host
+                for follower in leader.followers
+                if not self.knowledge.may_mount(follower.key.where, leader.image.where.name)
+            ]
         return self._next_steps(freed)
 
     def stop_waiting_after(self, patience: float) -> list[Step]:
@@ -266,7 +262,6 @@ class Claims:
             if claim.waiting_since <= latest_begin
         ]
         for claim in overdue:
-            # No other claim is freed, because a follower never makes the first mount on its host.
             self._stop_waiting(claim)
         return [Step(claim.owner, claim.blob, mount_from=None) for claim in overdue]
 
@@ -281,28 +276,22 @@ class Claims:
         without a waiter is removed.
         """
         image.is_withdrawn = True
-        # Claims of blobs for which a new step has to be chosen.
-        undecided = dict[ClaimKey, Claim]()
+        freed = [*self._cancel_first_mount(image), *self._release_followers(image)]
+        inherited = list[Claim]()
         ready = list[ImageClaims]()
         for claim in image.owned.values():
-            for freed in self._stop_waiting(claim):
-                undecided[freed.key] = freed
-
+            self._stop_waiting(claim)
             new_owner = self._pass_on(claim)
             if new_owner is None:
                 continue
             if not claim.key.is_manifest:
-                undecided[claim.key] = claim
+                inherited.append(claim)
                 continue
             new_owner.missing -= 1  # it puts the manifest itself now
             if new_owner.is_ready():
                 ready.append(new_owner)
         image.owned.clear()
-
-        # A freed claim may be a claim of `image` itself for which no other image waits.
-        undecided_claims = [claim for claim in undecided.values() if claim.owner is not image]
-        steps = self._next_steps([*undecided_claims, *self._release_followers(image)])
-        return Unblocked(steps, ready)
+        return Unblocked(self._next_steps([*inherited, *freed]), ready)
 
     def _pass_on(self, claim: Claim) -> ImageClaims | None:
         """Make the earliest waiter the owner of a claim, and return this new owner.
@@ -338,6 +327,18 @@ class Claims:
         del self._claims[key]
         return owner.owned.pop(key).waiters
 
+    def _cancel_first_mount(self, image: ImageClaims) -> list[Claim]:
+        """If an image was to make the first mount on its host, let another claim make it.
+
+        Returns the claims of other images that waited for the mount.
+        """
+        host = image.where.host
+        first_mount = self._first_mounts.get(host)
+        if first_mount is None or first_mount.claim.owner is not image:
+            return []
+        del self._first_mounts[host]
+        return [claim for claim in first_mount.waiting if claim.owner is not image]
+
     def _release_followers(self, image: ImageClaims) -> list[Claim]:
         """End the leadership of an image that is committed or withdrawn, for all its blobs.
 
@@ -372,9 +373,13 @@ class Claims:
 
         steps = list[Step]()
         for claim in ordered:
-            step = self._next_step(claim)
-            if step is not None:
-                steps.append(step)
+            mount_from = self.knowledge.mount_source(claim.key.where, claim.key.digest)
+            if mount_from is None:
+                has_to_wait = self._wait_for_leader(claim)
+            else:
+                has_to_wait = self._wait_for_first_mount(claim)
+            if not has_to_wait:
+                steps.append(Step(claim.owner, claim.blob, mount_from))
         return steps
 
     def _choose_first_mounts(self, claims: list[Claim]) -> None:
@@ -389,38 +394,26 @@ class Claims:
             if is_host_unknown and self.knowledge.mount_source(claim.key.where, claim.key.digest):
                 self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
 
-    def _next_step(self, claim: Claim) -> Step | None:
-        """Return the mount or the upload of a blob.
-
-        Returns None if the claim has to wait first. Then the claim is registered as waiting.
-        """
-        source = self.knowledge.mount_source(claim.key.where, claim.key.digest)
-        if source is None:
-            has_to_wait = self._wait_for_leader(claim)
-        else:
-            has_to_wait = self._wait_for_first_mount(claim)
-        return None if has_to_wait else Step(claim.owner, claim.blob, mount_from=source)
-
     def _wait_for_first_mount(self, claim: Claim) -> bool:
-        """Register a claim as waiting for the first mount on its host, and return True.
+        """Make a claim wait for the first mount on its host, unless it makes that mount itself.
 
-        Returns False if the claim need not wait: it is known whether the host supports mounts, or
-        the claim makes the first mount itself.
+        It need not wait either if it is known whether the host supports mounts. Returns whether it
+        has to wait.
         """
         if self.knowledge.supports_mounts(claim.host) is not None:
             return False
-        first = self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
+        first = self._first_mounts[claim.host]  # added by `_choose_first_mounts`
         if first.claim is claim:
             return False
         first.waiting.append(claim)
         return True
 
     def _wait_for_leader(self, claim: Claim) -> bool:
-        """Register a claim as waiting for the leader of its blob, and return True.
+        """Make a claim wait for an older image that copies its blob to another repository of the host.
 
-        When the leader's image is committed, the blob can be mounted from there. The first image
-        that copies the blob to the host becomes the leader. Returns False if the claim need not
-        wait, because there is no leader from which it could mount. Then the blob is uploaded.
+        When that image, the leader, is committed, the blob can be mounted from there. If there is
+        no leader, the claim's image becomes the leader. Returns whether the claim has to wait. If
+        it need not wait, the blob is uploaded.
         """
         host_and_digest = (claim.host, claim.key.digest)
         leader = self._leaders.setdefault(host_and_digest, Leader(claim.owner, []))
@@ -434,25 +427,14 @@ class Claims:
         claim.waiting_since = self._now()
         return True
 
-    def _stop_waiting(self, claim: Claim) -> list[Claim]:
-        """End the wait of a claim for a leader or for the first mount.
-
-        If the claim was to make the first mount on its host, the mount is cancelled, and the claims
-        that waited for it are returned. Otherwise an empty list is returned.
-        """
+    def _stop_waiting(self, claim: Claim) -> None:
+        """End the wait of a claim for a leader or for the first mount, if it waits."""
         if claim.leader is not None:
             claim.leader.followers.remove(claim)
             claim.leader = None
-
-        first = self._first_mounts.get(claim.host)
-        if first is None:
-            return []
-        if first.claim is claim:
-            del self._first_mounts[claim.host]
-            return first.waiting
-        if claim in first.waiting:
-            first.waiting.remove(claim)
-        return []
+        first_mount = self._first_mounts.get(claim.host)
+        if first_mount is not None and claim in first_mount.waiting:
+            first_mount.waiting.remove(claim)
 
 
 def _count_down(images: list[ImageClaims]) -> list[ImageClaims]:
