@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "unknown"]
 
@@ -242,9 +242,8 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
     for kind, product in PRODUCTS.items():
         if product.hosts is not None and re.fullmatch(product.hosts, name):
             return kind
-    for kind in PRODUCTS:
-        if kind == auth_type:  # many an `auth_type`, such as `basic`, is not a kind
-            return kind
+    if auth_type in PRODUCTS:  # many an `auth_type`, such as `basic`, is not a kind
+        return cast(Kind, auth_type)
     return "unknown"
 
 

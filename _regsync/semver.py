@@ -120,25 +120,24 @@ def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: 
     """Report whether a version satisfies all comparators of one alternative, as in node-semver.
 
     A comparator that mentions a pre-release, such as `>=1.2.0-rc.1`, permits all pre-releases of
-    that release. Other pre-releases are refused by the rule `exclude`. By the rules `include` and
-    `only` they satisfy a comparator if their release does: 1.3.0 is compared for 1.3.0-rc.1.
+    that release. Only `!=1.2.0-rc.1` permits none. The rule `exclude` refuses all other
+    pre-releases.
     """
-    # `!=1.2.0-rc.1` permits no pre-releases.
     permitted_releases = [
         comparator.prerelease_of for comparator in comparators if not comparator.is_negated
     ]
-    is_permitted = not version.is_prerelease or version.release in permitted_releases
-    if not is_permitted and prerelease == "exclude":
+    if not version.is_prerelease or version.release in permitted_releases:
+        return all(comparator.admits(version) for comparator in comparators)
+    if prerelease == "exclude":
         return False
 
-    compared = version if is_permitted else Version(version.release)
-    for comparator in comparators:
-        # A comparator that mentions a pre-release of this release applies to the pre-release
-        # itself: `!=1.2.0-rc.1` excludes 1.2.0-rc.1, but not 1.2.0-rc.2.
-        mentions_prerelease = comparator.prerelease_of == version.release
-        if not comparator.admits(version if mentions_prerelease else compared):
-            return False
-    return True
+    # By the other rules the release is compared in place of its pre-release: 1.3.0 for 1.3.0-rc.1.
+    # But `!=1.2.0-rc.1` excludes 1.2.0-rc.1, and not 1.2.0-rc.2.
+    release = Version(version.release)
+    return all(
+        comparator.admits(version if comparator.prerelease_of == version.release else release)
+        for comparator in comparators
+    )
 
 
 def parse_range(text: str) -> Range:
@@ -203,6 +202,11 @@ def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> 
     below 2.0.0, and `~1.2.3` for the versions from 1.2.3 to below 1.3.0. `1.2.3` stands only for
     itself. `numbers` are the numbers in the text of `version`.
     """
+    if len(numbers) == 3 and operator not in ("^", "~"):
+        # The interval contains only `version`, because no tag represents a version between it and
+        # this bound.
+        return version._replace(identifiers=version.identifiers + "\0")
+
     fixed_numbers = numbers  # the leading numbers that all these versions have in common
     if operator == "^":
         # The numbers up to the first number that is not zero: ^0.2.3 means 0.2.x, ^0.0 means 0.0.x.
@@ -210,11 +214,6 @@ def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> 
         fixed_numbers = numbers[: leading_zeros + 1]
     elif operator == "~":
         fixed_numbers = numbers[:2]
-    elif len(numbers) == 3:
-        # The interval contains only `version`, because no tag represents a version between it and
-        # this bound.
-        return version._replace(identifiers=version.identifiers + "\0")
-
     if not fixed_numbers:  # `*`
         return _HIGHEST
     *first, last = fixed_numbers

@@ -332,21 +332,17 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
             dropped[tag] = reason
 
     ranked = _ordered(candidates, rule.order, compiled.version_of)
-    latest = len(ranked) if rule.latest is None else rule.latest
-    kept = ranked[:latest]
-    beyond_latest = ranked[latest:]
+    kept = ranked[: rule.latest]  # all of them if `latest` is None
+    beyond_latest = ranked[len(kept) :]
 
     # If fewer than `min_tags` tags are kept, dropped tags are restored: first tags that `latest`
     # cut off, then tags dropped because of their version (docs/design.md section 5, step 6).
     min_tags = rule.min_tags or 0
-    missing = min_tags - len(kept)
-    if missing > 0:
+    if len(kept) < min_tags:
         order = rule.order or "semver"
-        dropped_by_version = [
-            tag for tag, reason in dropped.items() if compiled.can_restore(tag, reason)
-        ]
-        restorable = (*beyond_latest, *_ordered(dropped_by_version, order, compiled.version_of))
-        restored = restorable[:missing]
+        by_version = [tag for tag, reason in dropped.items() if compiled.can_restore(tag, reason)]
+        restorable = (*beyond_latest, *_ordered(by_version, order, compiled.version_of))
+        restored = restorable[: min_tags - len(kept)]
         if restored:  # otherwise `kept` must remain in its own order
             kept = _ordered((*kept, *restored), order, compiled.version_of)
 
@@ -409,13 +405,14 @@ class _CompiledRule:
         Returns None if neither drops the tag. Without a range, a tag that is not a version counts
         as a release.
         """
-        if self.range is None and self.prerelease == "include":
-            return None
-        version = self.version_of(tag)
         if self.range is None:
+            if self.prerelease == "include":
+                return None
+            version = self.version_of(tag)
             is_prerelease = version is not None and version.is_prerelease
-            is_dropped = is_prerelease if self.prerelease == "exclude" else not is_prerelease
-            return "prerelease" if is_dropped else None
+            is_wanted = is_prerelease == (self.prerelease == "only")
+            return None if is_wanted else "prerelease"
+        version = self.version_of(tag)
         if version is None:
             return "semver"
         if admits(self.range, version, self.prerelease):
