@@ -119,9 +119,8 @@ def admits(range_: Range, version: Version, prerelease: Prerelease = "exclude") 
 def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: Prerelease) -> bool:
     """Report whether a version satisfies all comparators of one alternative, as in node-semver.
 
-    A comparator that mentions a pre-release, such as `>=1.2.0-rc.1`, permits all pre-releases of
-    that release. Only `!=1.2.0-rc.1` permits none. The rule `exclude` refuses all other
-    pre-releases.
+    A comparator that mentions a pre-release, such as `>=1.2.0-rc.1` (but not `!=1.2.0-rc.1`),
+    permits all pre-releases of that release. The rule `exclude` refuses all other pre-releases.
     """
     permitted_releases = [
         comparator.prerelease_of for comparator in comparators if not comparator.is_negated
@@ -171,7 +170,7 @@ def _parse_comparator(word: str) -> Comparator:
     version = _make_version(numbers, prerelease)
     operator = match["operator"]
     start = version if numbers else _LOWEST
-    end = _end_of_span(version, numbers, operator)
+    end = _upper_bound(version, numbers, operator)
     bounds_of_operator = {
         ">": (end, _HIGHEST),
         ">=": (start, _HIGHEST),
@@ -194,9 +193,8 @@ def _explain_invalid(word: str) -> str:
     return f"{word!r} is not a comparator: {forms}; join comparators with a comma"
 
 
-def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> Version:
-    """Return the exclusive upper bound of the versions that a partial version, `^` or `~` stands
-    for.
+def _upper_bound(version: Version, numbers: list[int], operator: str | None) -> Version:
+    """Return the exclusive upper bound of the versions that `1.2`, `^1.2` or `~1.2` stands for.
 
     `1.2` stands for the versions from 1.2.0 to below 1.3.0, `^1.2.3` for the versions from 1.2.3 to
     below 2.0.0, and `~1.2.3` for the versions from 1.2.3 to below 1.3.0. `1.2.3` stands only for

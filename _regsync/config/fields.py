@@ -180,11 +180,14 @@ def _check_proxy(text: str) -> None:
         raise ValueError(f"{error.message}: {error.hint}") from None
 
 
-class Refusal(NamedTuple):
-    """A pattern that a field's text must not contain, and the error message if it does."""
+def _refuse(pattern: str, message: str) -> Callable[[str], None]:
+    """Return a check that raises ValueError with `message` if a text contains the pattern."""
 
-    pattern: str
-    message: str
+    def check(text: str) -> None:
+        if re.search(pattern, text):
+            raise ValueError(message)
+
+    return check
 
 
 FieldType = Literal[
@@ -216,11 +219,9 @@ class Field(NamedTuple):
     choices: tuple[str, ...] = ()  # the only valid texts, if there are any
     parse: Callable[[str], object] | None = None  # returns the value of a text; raises ValueError
     check: Callable[[str], object] | None = None  # raises ValueError; the text itself is the value
-    refuses: Refusal | None = None
     minimum: int = 0  # the smallest valid count
     if_empty: str = ""  # the remedy for an empty list; "": an empty list is valid
     auth_type: str = ""  # the only `auth_type` with which the field is valid; "": any
-    needs_one_of: tuple[str, ...] = ()  # the field requires one of these other fields
     secret: bool = False
     example: str = ""  # as written in YAML
 
@@ -242,8 +243,6 @@ class Field(NamedTuple):
             raise ValueError("has a line break or another control character: remove it")
         if self.choices and text not in self.choices:
             raise ValueError(f"{mask_unless_word(text)!r} is not one of {', '.join(self.choices)}")
-        if self.refuses and re.search(self.refuses.pattern, text):
-            raise ValueError(self.refuses.message)
         if self.check:
             self.check(text)
 
@@ -308,7 +307,7 @@ _INHERITED = (
         "copy only these platforms of an index, each `os/arch[/variant]`; `all` undoes a default. "
         "Signatures of the whole index then stay behind",
         parse=parse_platform,
-        refuses=Refusal("^all$", "'all' is not a platform: omit the field to copy every platform"),
+        check=_refuse("^all$", "'all' is not a platform: omit the field to copy every platform"),
         if_empty="omit it to copy all platforms",
         example='["linux/amd64", "linux/arm/v7"]',
     ),
@@ -384,7 +383,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "bearer token, for `auth_type: static_token`",
             secret=True,
             auth_type="static_token",
-            refuses=Refusal(
+            check=_refuse(
                 "[^!-~]", "has a blank or a character outside ASCII, which a token cannot have"
             ),
             example="${REGISTRY_TOKEN}",
@@ -417,12 +416,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             example="ca.pem",
         ),
         Field("client_cert", "path", "PEM file of the client certificate", example="client.pem"),
-        Field(
-            "client_key",
-            "path",
-            "PEM file of its private key, if that is not in `client_cert`",
-            needs_one_of=("client_cert",),
-        ),
+        Field("client_key", "path", "PEM file of its private key, if that is not in `client_cert`"),
         Field(
             "proxy",
             "text",
@@ -447,7 +441,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "user name",
             required=True,
             example="mirror",
-            refuses=Refusal(":", "has a colon, which HTTP Basic cannot carry in a user name"),
+            check=_refuse(":", "has a colon, which HTTP Basic cannot carry in a user name"),
         ),
         Field(
             "password",
@@ -514,7 +508,6 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "count",
             "keep only the N highest; needs `sort` or `semver`",
             minimum=1,
-            needs_one_of=("sort", "semver"),
             example="5",
         ),
         Field(

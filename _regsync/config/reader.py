@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from _regsync.addresses import is_loopback
 from _regsync.config.fields import SECTIONS, Field
@@ -33,6 +33,8 @@ from _regsync.oci.reference import LAYOUT_SCHEME
 from _regsync.providers import kind_of
 from _regsync.tags import TagRule
 from _regsync.text import mask_unless_word, printable, strip_userinfo
+
+_T = TypeVar("_T")
 
 
 class _ScalarForm(NamedTuple):
@@ -95,6 +97,22 @@ class ConfigFile(NamedTuple):
     base_dir: str | None  # absolute directory of the file; None for standard input
     home: str | None  # the directory that `~` stands for; None if it is unknown
 
+    def absolute_path(self, path: str) -> str:
+        """Replace `~` in a path, and make the path absolute.
+
+        A relative path is relative to the configuration file. It is returned unchanged if the
+        configuration comes from standard input. Raises ValueError if the home directory is unknown.
+        """
+        if path == "~" or path.startswith(("~/", "~\\")):
+            # `os.path.expanduser` leaves `~` if there is no home directory.
+            if self.home in (None, "", "~"):
+                remedy = "set HOME, or write the whole path"
+                raise ValueError(f"{path!r}: no home directory is known: {remedy}")
+            return f"{self.home}{path[1:]}"
+        if self.base_dir is None or _is_absolute(path):
+            return path
+        return f"{self.base_dir.rstrip('/')}/{path}"
+
 
 def load(file: ConfigFile, *, should_lint: bool = False) -> Config:
     """Read and validate a configuration.
@@ -110,7 +128,7 @@ def load(file: ConfigFile, *, should_lint: bool = False) -> Config:
     if "global" in document.values:
         settings = dict(document.values["global"].values)
     configured_dir = settings.pop("cache_dir", None)
-    cache_dir = _cache_dir(reader, configured_dir)
+    cache_dir = _cache_dir(file, configured_dir)
     # A CI job deletes its checkout, and with it everything that is written beside the file.
     is_in_ci = file.environ.get("CI", "") not in _NOT_IN_CI
     is_persistent = configured_dir is not None or not is_in_ci
@@ -119,25 +137,22 @@ def load(file: ConfigFile, *, should_lint: bool = False) -> Config:
         # Since there are no problems, none of these registries is None.
         registries={alias: entry for alias, entry in reader.registries.items() if entry},
         mappings=tuple(document.values["mappings"]),
-        warnings=tuple(str(warning) for warning in _in_file_order(reader.warnings)),
+        warnings=tuple(str(warning) for warning in _in_file_order(reader.diagnostics.warnings)),
         cache_dir=cache_dir,
         seen_dir=cache_dir if is_persistent else None,
         **settings,
     )
 
 
-def _cache_dir(reader: Reader, configured_dir: str | None) -> str | None:
-    """Return the state directory.
+def _cache_dir(file: ConfigFile, configured_dir: str | None) -> str | None:
+    """Return the state directory: the configured directory, or else a directory beside the file.
 
-    For a configuration file, this is the configured directory or else a directory beside the file.
-    For standard input it is the configured directory, or None if that is not set or not absolute.
+    Standard input has no directory. There it is None unless the configured directory is absolute.
     """
-    is_from_stdin = reader.file.base_dir is None
-    if not is_from_stdin:
-        return configured_dir or reader.absolute_path(_DEFAULT_CACHE_DIR)
-    if configured_dir is not None and _is_absolute(configured_dir):
-        return configured_dir
-    return None
+    if file.base_dir is not None:
+        return configured_dir or file.absolute_path(_DEFAULT_CACHE_DIR)
+    is_absolute = configured_dir is not None and _is_absolute(configured_dir)
+    return configured_dir if is_absolute else None
 
 
 def _in_file_order(problems: Iterable[Problem]) -> list[Problem]:
@@ -170,9 +185,42 @@ def _quote_unless_text(scalar: Node) -> str:
     return scalar.text if scalar.tag == "str" else f'"{scalar.text}"'
 
 
+def _check_form(node: Node, field: Field) -> None:
+    """Raise ValueError if a node has a YAML type that its field does not accept."""
+    form = _SCALAR_FORMS.get(field.type, _TEXT)
+    is_lone_variable = node.tag == "str" and re.fullmatch(_LONE_VARIABLE, node.text) is not None
+    if node.tag in form.tags or is_lone_variable:
+        return
+    accepts_text = "str" in form.tags
+    has_text = node.is_scalar and node.tag != "null"
+    remedy = ": put it in quotes" if accepts_text and has_text else ""
+    raise ValueError(f"must be {form.wanted}, not {node.kind}{remedy}")
+
+
 def _join_path(path: str, key: str) -> str:
     """Return the path of the value under a key of the mapping at `path`."""
     return f"{path}.{key}" if path else key
+
+
+class Diagnostics:
+    """The problems and warnings of one file, in the order in which they are found."""
+
+    def __init__(self, file_name: str, *, should_lint: bool) -> None:
+        self.file_name = file_name
+        self.should_lint = should_lint  # whether to warn about valid but doubtful settings
+        self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+
+    def add_problem(self, node: Node, path: str, message: str) -> None:
+        self.problems.append(self._problem_at(node, path, message))
+
+    def add_warning(self, node: Node, path: str, message: str) -> None:
+        self.warnings.append(self._problem_at(node, path, message))
+
+    def _problem_at(self, node: Node, path: str, message: str) -> Problem:
+        """Return a problem at the place of a node. Its path and message are safe to print."""
+        text = printable(strip_userinfo(message))
+        return Problem(self.file_name, node.line, node.column, printable(path, 200), text)
 
 
 class Section(NamedTuple):
@@ -182,10 +230,27 @@ class Section(NamedTuple):
     path: str  # of keys, for messages; "" for the document
     nodes: dict[str, Node]  # by field name: the fields that are set and not null
     values: dict[str, Any]  # by field name: the converted values of the valid fields
+    diagnostics: Diagnostics
 
     @property
     def is_valid(self) -> bool:
         return len(self.values) == len(self.nodes)
+
+    def add_problem(self, name: str, message: str) -> None:
+        """Add a problem of a field. Its place is the section if the field is not set there."""
+        node = self.nodes.get(name, self.node)
+        self.diagnostics.add_problem(node, _join_path(self.path, name), message)
+
+    def add_warning(self, name: str, message: str) -> None:
+        """Add a warning about a field. Its place is the section if the field is not set there."""
+        node = self.nodes.get(name, self.node)
+        self.diagnostics.add_warning(node, _join_path(self.path, name), message)
+
+    def lint(self, check: Callable[[_T], Iterable[LintWarning]], subject: _T) -> None:
+        """Add the warnings of one of the checks of `lint`, if these warnings are wanted."""
+        if self.diagnostics.should_lint:
+            for warning in check(subject):
+                self.add_warning(warning.field, warning.message)
 
 
 class Reader:
@@ -198,19 +263,16 @@ class Reader:
 
     def __init__(self, file: ConfigFile, *, should_lint: bool) -> None:
         self.file = file
-        self.should_lint = should_lint  # whether to warn about valid but doubtful settings
-
-        # In the order in which they were found.
-        self.problems: list[Problem] = []
-        self.warnings: list[Problem] = []
+        self.diagnostics = Diagnostics(file.name, should_lint=should_lint)
 
         # The registries by alias and the groups by name that have been read so far. The value of an
         # invalid entry is None, so that a reference to the entry adds no second problem.
         self.registries: dict[str, Registry | None] = {}
         self.groups: dict[str, tuple[Registry, ...] | None] = {}
 
-        # The section `defaults`; empty if the document does not have this section.
-        self.defaults = Section(Node("map", 0, 0), "", {}, {})
+        # The fields that `defaults` sets, and their valid values, by the field's name.
+        self.default_nodes: dict[str, Node] = {}
+        self.default_values: dict[str, Any] = {}
 
         # Names of the environment variables that are used in a secret field.
         self.secret_variables: set[str] = set()
@@ -222,65 +284,34 @@ class Reader:
     def read_document(self) -> Section:
         """Read the whole document, and return it as the section "config".
 
-        Fills `registries`, `groups`, `defaults`, `secret_variables` and, if `should_lint` is set,
-        `warnings`. Raises ConfigError with all problems if there are any.
+        Fills the fields of the reader. Raises ConfigError with all problems if there are any.
         """
         document: Section | None = None
         try:
-            root = compose(self.file.text, self.add_problem)
+            root = compose(self.file.text, self.diagnostics.add_problem)
             if root is None or root.tag == "null":
                 empty = "the document is empty: `mappings` is required, and may be []"
                 raise DocumentError(1, 1, empty)
             document = self.convert(root, DOCUMENT, "")
         except DocumentError as error:
-            place = Node("", error.line, error.column)
-            self.add_problem(place, "", error.message)
+            node = Node("", error.line, error.column)
+            self.diagnostics.add_problem(node, "", error.message)
 
-        # The document is None only if there is a problem.
-        if self.problems or document is None:
-            problems = tuple(_in_file_order(self.problems))
+        problems = tuple(_in_file_order(self.diagnostics.problems))
+        if problems or document is None:  # the document is None only if there is a problem
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise ConfigError(f"{problems[0]}{more}", problems=problems)
-        if self.should_lint:
+        if self.diagnostics.should_lint:
             self.warn_of_unused_logins(document)
         return document
-
-    # Problems and warnings.
-
-    def make_problem(self, node: Node, path: str, message: str) -> Problem:
-        """Return a problem at the place of a node. Its path and message are safe to print."""
-        text = printable(strip_userinfo(message))
-        return Problem(self.file.name, node.line, node.column, printable(path, 200), text)
-
-    def add_problem(self, node: Node, path: str, message: str) -> None:
-        self.problems.append(self.make_problem(node, path, message))
-
-    def add_warning(self, node: Node, path: str, message: str) -> None:
-        self.warnings.append(self.make_problem(node, path, message))
-
-    def add_field_problem(self, section: Section, name: str, message: str) -> None:
-        """Add a problem of a field.
-
-        Its place is the section if the field is missing or inherited.
-        """
-        node = section.nodes.get(name, section.node)
-        self.add_problem(node, _join_path(section.path, name), message)
-
-    def add_field_warning(self, section: Section, name: str, message: str) -> None:
-        """Add a warning about a field. Its place is the section if the field is inherited."""
-        node = section.nodes.get(name, section.node)
-        self.add_warning(node, _join_path(section.path, name), message)
-
-    def add_lint_warnings(self, section: Section, warnings: Iterable[LintWarning]) -> None:
-        for warning in warnings:
-            self.add_field_warning(section, warning.field, warning.message)
 
     def warn_of_unused_logins(self, document: Section) -> None:
         registries = [registry for registry in self.registries.values() if registry]
         for alias in unused_logins(registries, document.values["mappings"]):
             key = document.nodes["registries"].entries[alias].key
             path = f"registries.{alias[:_MAX_NAME_IN_PATH]}"
-            self.add_warning(key, path, "its credentials are never used: no mapping names it")
+            message = "its credentials are never used: no mapping names it"
+            self.diagnostics.add_warning(key, path, message)
 
     def suggest_name(self, unknown: str, names: list[str]) -> str:
         """Return ": did you mean 'NAME'?", the end of a message about an unknown name.
@@ -288,7 +319,7 @@ class Reader:
         NAME is the most similar of the valid `names`. Returns an empty string if no name is
         similar, or if there are too many problems to search names for each.
         """
-        if len(self.problems) > _MAX_PROBLEMS_WITH_SUGGESTION:
+        if len(self.diagnostics.problems) > _MAX_PROBLEMS_WITH_SUGGESTION:
             return ""
         import difflib  # needed only for error messages
 
@@ -300,8 +331,7 @@ class Reader:
     # Conversion by the type of a field.
 
     def convert(self, node: Node, field: Field, path: str) -> Any:
-        """Return the value of a node as a field of the table. Its Python type depends on the
-        field's type.
+        """Return the value of a node for a field, whose type determines the value's Python type.
 
         Returns None if the value is invalid, or is stored in the reader (see `convert_once`). Each
         pair of a node and a field is converted once, so that its problems are reported once.
@@ -328,7 +358,7 @@ class Reader:
             case "names":  # `target_groups`
                 self.read_groups(node, path)
                 return None
-            case "all_or_texts" if node.is_scalar and self.is_all(node):
+            case "all_or_texts" if self.is_all(node):
                 return ()  # no filter
             case "texts" | "one_or_texts" | "all_or_texts":
                 return self.read_texts(node, field, path)
@@ -345,45 +375,34 @@ class Reader:
         if node.tag == tag:
             return True
         wanted = "a mapping" if tag == "map" else "a list"
-        self.add_problem(node, path, f"must be {wanted}, not {node.kind}{remedy}")
+        self.diagnostics.add_problem(node, path, f"must be {wanted}, not {node.kind}{remedy}")
         return False
 
     def is_all(self, node: Node) -> bool:
-        """Report whether a scalar is the word `all` after its variables have been replaced."""
+        """Report whether a node is the word `all` after its variables have been replaced."""
         try:
             return substitute(node.text, self.file.environ) == "all"
-        except ValueError:  # the caller reports any scalar other than `all`
+        except ValueError:  # the caller reports any other scalar
             return False
 
     def read_section(self, node: Node, section_name: str, path: str) -> Any:
         """Read the fields of a section. Returns the value that `build_section` makes of them."""
-        remedy = ""
-        if section_name == "tags" and node.tag != "map":
-            remedy = f": write {_tags_example(node)}"
+        remedy = f": write {_tags_example(node)}" if section_name == "tags" else ""
         if not self.expect_tag(node, "map", path, remedy):
             return None
 
-        section = Section(node, path, nodes=self.read_keys(node, section_name, path), values={})
+        nodes = self.read_keys(node, section_name, path)
+        values: dict[str, Any] = {}
+        section = Section(node, path, nodes, values, self.diagnostics)
         # In this order registries and groups are read before the fields that refer to them.
         for field in SECTIONS[section_name]:
-            if field.name in section.nodes:
-                self.read_field(section, field)
+            if field.name in nodes:
+                value = self.convert(nodes[field.name], field, _join_path(path, field.name))
+                if value is not None:
+                    values[field.name] = value
             elif field.required:
-                self.add_field_problem(section, field.name, f"required: {field.meaning}")
+                section.add_problem(field.name, f"required: {field.meaning}")
         return self.build_section(section_name, section)
-
-    def read_field(self, section: Section, field: Field) -> None:
-        """Convert a field of a section, and store its value in `section.values` unless it is None."""
-        path = _join_path(section.path, field.name)
-        value = self.convert(section.nodes[field.name], field, path)
-        if value is not None:
-            section.values[field.name] = value
-        lacks_other_field = field.needs_one_of and section.nodes.keys().isdisjoint(
-            field.needs_one_of
-        )
-        if lacks_other_field:
-            needed = "` or `".join(field.needs_one_of)
-            self.add_field_problem(section, field.name, f"needs `{needed}`")
 
     def read_keys(self, node: Node, section_name: str, path: str) -> dict[str, Node]:
         """Return the node of each field that a section sets, by the field's name.
@@ -399,7 +418,8 @@ class Reader:
                 continue  # reserved for anchors, as in compose files
             if key not in field_names:
                 message = f"unknown key{self.suggest_name(key, field_names)}"
-                self.add_problem(entry.key, _join_path(path, mask_unless_word(key)), message)
+                key_path = _join_path(path, mask_unless_word(key))
+                self.diagnostics.add_problem(entry.key, key_path, message)
             elif entry.value.tag != "null":
                 nodes[key] = entry.value
         return nodes
@@ -416,33 +436,32 @@ class Reader:
         return rules
 
     def read_registries(self, node: Node, path: str) -> None:
-        for name, value_node in self.read_names(node, path):
-            registry = self.convert(value_node, REGISTRY, f"{path}.{name[:_MAX_NAME_IN_PATH]}")
+        for name, value_node, value_path in self.read_names(node, path):
+            registry = self.convert(value_node, REGISTRY, value_path)
             if registry is not None:
                 registry = registry._replace(alias=name)
             self.registries[name] = registry
 
     def read_groups(self, node: Node, path: str) -> None:
-        for name, value_node in self.read_names(node, path):
-            group_path = f"{path}.{name[:_MAX_NAME_IN_PATH]}"
-            self.groups[name] = self.read_texts(value_node, _ALIAS, group_path)
+        for name, value_node, value_path in self.read_names(node, path):
+            self.groups[name] = self.read_texts(value_node, _ALIAS, value_path)
 
-    def read_names(self, node: Node, path: str) -> list[tuple[str, Node]]:
-        """Return the keys of a mapping that names registries or groups, each with its value's node.
+    def read_names(self, node: Node, path: str) -> list[tuple[str, Node, str]]:
+        """Return each key of `registries` or `target_groups` with its value's node and path.
 
         Adds a problem for each key that is not a valid name.
         """
         if not self.expect_tag(node, "map", path):
             return []
-        names_with_values: list[tuple[str, Node]] = []
-        for name, entry in node.entries.items():
-            is_valid_name = entry.key.tag == "str" and name != "" and name.isprintable()
-            if is_valid_name:
-                names_with_values.append((name, entry.value))
+        names: list[tuple[str, Node, str]] = []
+        for name, (key, value) in node.entries.items():
+            value_path = f"{path}.{name[:_MAX_NAME_IN_PATH]}"
+            if key.tag == "str" and name != "" and name.isprintable():
+                names.append((name, value, value_path))
             else:
-                message = f"must be a name, not {entry.key.kind}: put it in quotes"
-                self.add_problem(entry.key, f"{path}.{name[:_MAX_NAME_IN_PATH]}", message)
-        return names_with_values
+                message = f"must be a name, not {key.kind}: put it in quotes"
+                self.diagnostics.add_problem(key, value_path, message)
+        return names
 
     def read_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
         """Return the values of a list without duplicates.
@@ -457,7 +476,7 @@ class Reader:
         if not self.expect_tag(node, "seq", path):
             return None
         if field.if_empty and not node.items:
-            self.add_problem(node, path, f"the list is empty: {field.if_empty}")
+            self.diagnostics.add_problem(node, path, f"the list is empty: {field.if_empty}")
             return None
         values = [
             self.read_scalar(item, field, f"{path}[{index}]")
@@ -479,25 +498,14 @@ class Reader:
         an invalid registry or group.
         """
         try:
-            self.check_form(node, field)
+            _check_form(node, field)
             text = substitute(node.text, self.file.environ)
             if field.is_secret(text):
                 self.record_secret(node, path)
             return self.parse_text(text, field)
         except ValueError as error:
-            self.add_problem(node, path, str(error))
+            self.diagnostics.add_problem(node, path, str(error))
             return None
-
-    def check_form(self, node: Node, field: Field) -> None:
-        """Raise ValueError if a node has a YAML type that its field does not accept."""
-        form = _SCALAR_FORMS.get(field.type, _TEXT)
-        is_lone_variable = node.tag == "str" and re.fullmatch(_LONE_VARIABLE, node.text) is not None
-        if node.tag in form.tags or is_lone_variable:
-            return
-        accepts_text = "str" in form.tags
-        has_text = node.is_scalar and node.tag != "null"
-        remedy = ": put it in quotes" if accepts_text and has_text else ""
-        raise ValueError(f"must be {form.wanted}, not {node.kind}{remedy}")
 
     def record_secret(self, node: Node, path: str) -> None:
         """Add the variables of a secret field to `secret_variables`.
@@ -506,9 +514,10 @@ class Reader:
         """
         names = variable_names(node.text)
         self.secret_variables |= names
-        if self.should_lint and not names:
+        if self.diagnostics.should_lint and not names:
             remedy = "write ${NAME}, and set NAME in the environment"
-            self.add_warning(node, path, f"the secret stands here in plain text: {remedy}")
+            message = f"the secret stands here in plain text: {remedy}"
+            self.diagnostics.add_warning(node, path, message)
 
     def parse_text(self, text: str, field: Field) -> Any:
         """Return the value of a scalar's text. All variables in the text must have been replaced.
@@ -523,7 +532,7 @@ class Reader:
             case "targets":
                 return self.find_targets(parsed)
             case "path":
-                return self.absolute_path(parsed)
+                return self.file.absolute_path(parsed)
             case _:
                 return parsed
 
@@ -557,164 +566,35 @@ class Reader:
         suggestion = self.suggest_name(alias, [*self.registries, *self.groups])
         raise ValueError(f"no registry or group is named {alias!r}{suggestion}")
 
-    def absolute_path(self, path: str) -> str:
-        """Replace `~` in a path, and make the path absolute.
-
-        A relative path is relative to the configuration file. It is returned unchanged if the
-        configuration comes from standard input. Raises ValueError if the home directory is unknown.
-        """
-        begins_with_home = path == "~" or path.startswith(("~/", "~\\"))
-        if begins_with_home:
-            home = self.file.home
-            # `os.path.expanduser` leaves `~` if there is no home directory.
-            if not home or home == "~":
-                raise ValueError(
-                    f"{path!r}: no home directory is known: set HOME, or write the whole path"
-                )
-            return home + path[1:]
-        if self.file.base_dir is None or _is_absolute(path):
-            return path
-        return f"{self.file.base_dir.rstrip('/')}/{path}"
-
-    # Construction of the model.
-
     def build_section(self, name: str, section: Section) -> Any:
         """Return the record of the model for a section, or the section if the model has no record.
 
         Returns None for an invalid registry or mapping, and for `defaults`, which are stored in the
         reader.
         """
-        if self.should_lint and "min_age" in section.values:  # in `defaults` or in a mapping
-            self.add_lint_warnings(section, lint_min_age(section.values["min_age"]))
         match name:
             case "defaults":
                 self.store_defaults(section)
                 return None
             case "registry":
-                return self.build_registry(section)
+                return _build_registry(section, self.file)
             case "mapping":
                 return self.build_mapping(section)
             case "tags":
-                return self.build_tags(section)
+                return _build_tags(section)
             case "artifacts":
-                return self.build_artifacts(section)
+                return _build_artifacts(section)
             case _:
                 return section
 
     def store_defaults(self, section: Section) -> None:
         """Store `defaults` for `build_mapping`. Adds a problem if they contain `platforms: all`."""
-        is_all_platforms = section.values.get("platforms") == ()
-        if is_all_platforms:
+        if section.values.get("platforms") == ():
             message = "'all' undoes a default and means nothing in `defaults`: omit the field"
-            self.add_field_problem(section, "platforms", message)
-        self.defaults = section
-
-    def build_tags(self, section: Section) -> TagRule:
-        rule = TagRule(**section.values)
-        if self.should_lint and section.is_valid:
-            self.add_lint_warnings(section, lint_tag_rule(rule))
-        return rule
-
-    def build_artifacts(self, section: Section) -> ArtifactRule:
-        """Return the rule for artifacts.
-
-        If the rule copies no artifacts, adds a warning, and a problem if it also requires
-        artifacts.
-        """
-        rule = ArtifactRule(**section.values)
-        if not rule.enabled:
-            if rule.require_artifacts:
-                message = "contradicts `enabled: false`: remove one of them"
-                self.add_field_problem(section, "require_artifacts", message)
-            message = "is false: signatures and SBOMs are stripped at targets"
-            self.add_field_warning(section, "enabled", message)
-        if self.should_lint:
-            self.add_lint_warnings(section, lint_artifact_rule(rule))
-        return rule
-
-    def build_registry(self, section: Section) -> Registry | None:
-        """Return a registry or an image layout without its alias, which `read_registries` sets.
-
-        Returns None if `url` is missing or invalid.
-        """
-        self.check_login_fields(section)
-        has_both_profiles = {"cloud_profile", "aws_profile"} <= section.nodes.keys()
-        if has_both_profiles:
-            message = "is the same field as `cloud_profile`: remove one of them"
-            self.add_field_problem(section, "aws_profile", message)
-        if "url" not in section.values:
-            return None
-        address = section.values["url"]
-        if address.scheme == LAYOUT_SCHEME:
-            return self.build_layout(section, address.host)
-
-        if "assume" in section.nodes:
-            self.add_field_problem(section, "assume", "is only valid with `url: oci-layout:PATH`")
-        # The arguments of Registry have the names of the section's fields, except for these three.
-        values = dict(section.values)
-        del values["url"]
-        if "aws_profile" in values:
-            values["cloud_profile"] = values.pop("aws_profile")
-        if "credentials" in values:
-            values |= values.pop("credentials").values  # user name and password
-        kind = kind_of(address.host, values.get("auth_type"))
-        registry = Registry(alias="", **address._asdict(), kind=kind, **values)
-        self.warn_of_unencrypted_login(section, registry)
-        return registry
-
-    def warn_of_unencrypted_login(self, section: Section, registry: Registry) -> None:
-        has_login = registry.auth_type not in (None, "anonymous")
-        if registry.scheme == "http" and has_login and not is_loopback(registry.host):
-            where = registry.authority
-            message = (
-                f"credentials are sent unencrypted to {where}: write https:// if it supports that"
-            )
-            self.add_field_warning(section, "url", message)
-
-    def build_layout(self, section: Section, written_path: str) -> Registry | None:
-        """Return an image layout without its alias.
-
-        Adds a problem for each field that does not apply to a layout. Returns None if a path begins
-        with `~` but the home directory is unknown.
-        """
-        for name in section.nodes:
-            if name not in ("url", "assume"):
-                self.add_field_problem(
-                    section, name, "means nothing for an image layout: remove it"
-                )
-        try:
-            path = posixpath.normpath(self.absolute_path(written_path))
-            assume = tuple(map(self.absolute_path, section.values.get("assume", ())))
-        except ValueError as error:
-            self.add_field_problem(section, "url", str(error))
-            return None
-        return Registry(
-            alias="",
-            scheme=LAYOUT_SCHEME,
-            host=path,
-            port=0,
-            kind="unknown",
-            written_path=written_path,
-            assume=assume,
-        )
-
-    def check_login_fields(self, section: Section) -> None:
-        """Add a problem for each field that `auth_type` requires or does not allow."""
-        auth_type = section.values.get("auth_type")
-        is_type_invalid = "auth_type" in section.nodes and auth_type is None
-        if is_type_invalid:
-            return
-        for field in SECTIONS["registry"]:
-            if not field.auth_type:
-                continue  # allowed with every `auth_type`
-            is_set = field.name in section.nodes
-            is_allowed = field.auth_type == auth_type
-            if is_set and not is_allowed:
-                message = f"is only valid with `auth_type: {field.auth_type}`"
-                self.add_field_problem(section, field.name, message)
-            is_required = is_allowed and auth_type in _LOGINS_WITH_FIELDS
-            if is_required and not is_set:
-                self.add_field_problem(section, "auth_type", f"{auth_type} needs `{field.name}`")
+            section.add_problem("platforms", message)
+        section.lint(lint_min_age, section.values.get("min_age", 0.0))
+        self.default_nodes = section.nodes
+        self.default_values = section.values
 
     def build_mapping(self, section: Section) -> MappingRule | None:
         """Return a mapping with the values that it inherits from `defaults`.
@@ -722,11 +602,9 @@ class Reader:
         Returns None if a field is invalid or missing. `read_mappings` sets the index.
         """
         for name in ("source", "targets"):
-            is_set = name in section.nodes or name in self.defaults.nodes
-            if not is_set:
-                message = "is missing: set it here or in `defaults`"
-                self.add_field_problem(section, name, message)
-        values = self.defaults.values | section.values
+            if name not in section.nodes and name not in self.default_nodes:
+                section.add_problem(name, "is missing: set it here or in `defaults`")
+        values = self.default_values | section.values
         # An inherited value may be missing because `defaults` has an invalid value.
         has_required_values = {"from", "source", "targets"} <= values.keys()
         if not section.is_valid or not has_required_values:
@@ -743,14 +621,13 @@ class Reader:
             artifacts=values.get("artifacts", ArtifactRule()),
             min_age=values.get("min_age", 0.0),
         )
-        if self.should_lint:
-            self.add_lint_warnings(section, lint_repositories(rule))
-            self.add_lint_warnings(section, lint_moving_tags(rule))
+        section.lint(lint_min_age, section.values.get("min_age", 0.0))
+        section.lint(lint_repositories, rule)
+        section.lint(lint_moving_tags, rule)
         if rule.min_age and rule.source.is_layout:
             message = "images in an image layout have no age: write `min_age: 0`"
-            self.add_field_problem(section, "min_age", message)
-        stays_in_registry = any(target.address == rule.source.address for target in rule.targets)
-        if stays_in_registry:
+            section.add_problem("min_age", message)
+        if any(target.address == rule.source.address for target in rule.targets):
             self.check_copy_within_registry(section, rule)
         return rule
 
@@ -767,7 +644,7 @@ class Reader:
         if source_key == target_key:
             name = "to" if "to" in section.nodes else "from"
             message = f"source and target are the same repository of {host}: give another `to`"
-            self.add_field_problem(section, name, message)
+            section.add_problem(name, message)
 
         # A copy reserves a read slot and a write slot in one step (docs/design.md I8). If both
         # slots belong to the same registry, a limit of 1 would never admit the copy. All aliases of
@@ -781,4 +658,109 @@ class Reader:
             message = (
                 f"reads and writes {host} at once, whose max_concurrent is 1: set it to 2 or more"
             )
-            self.add_problem(section.node, section.path, message)
+            self.diagnostics.add_problem(section.node, section.path, message)
+
+
+# Construction of the model.
+
+
+def _build_tags(section: Section) -> TagRule:
+    if "latest" in section.nodes and section.nodes.keys().isdisjoint({"sort", "semver"}):
+        section.add_problem("latest", "needs `sort` or `semver`")
+    rule = TagRule(**section.values)
+    section.lint(lint_tag_rule, rule)
+    return rule
+
+
+def _build_artifacts(section: Section) -> ArtifactRule:
+    """Return the rule for artifacts.
+
+    If the rule copies no artifacts, adds a warning, and a problem if it also requires artifacts.
+    """
+    rule = ArtifactRule(**section.values)
+    if not rule.enabled:
+        if rule.require_artifacts:
+            message = "contradicts `enabled: false`: remove one of them"
+            section.add_problem("require_artifacts", message)
+        section.add_warning("enabled", "is false: signatures and SBOMs are stripped at targets")
+    section.lint(lint_artifact_rule, rule)
+    return rule
+
+
+def _build_registry(section: Section, file: ConfigFile) -> Registry | None:
+    """Return a registry or an image layout without its alias, which `read_registries` sets.
+
+    Returns None if `url` is missing or invalid.
+    """
+    if "client_key" in section.nodes and "client_cert" not in section.nodes:
+        section.add_problem("client_key", "needs `client_cert`")
+    _check_login_fields(section)
+    if {"cloud_profile", "aws_profile"} <= section.nodes.keys():
+        message = "is the same field as `cloud_profile`: remove one of them"
+        section.add_problem("aws_profile", message)
+    if "url" not in section.values:
+        return None
+    address = section.values["url"]
+    if address.scheme == LAYOUT_SCHEME:
+        return _build_layout(section, address.host, file)
+
+    if "assume" in section.nodes:
+        section.add_problem("assume", "is only valid with `url: oci-layout:PATH`")
+    # The arguments of Registry have the names of the section's fields, except for these three.
+    values = dict(section.values)
+    del values["url"]
+    if "aws_profile" in values:
+        values["cloud_profile"] = values.pop("aws_profile")
+    if "credentials" in values:
+        values |= values.pop("credentials").values  # user name and password
+    kind = kind_of(address.host, values.get("auth_type"))
+    registry = Registry(alias="", **address._asdict(), kind=kind, **values)
+
+    has_login = registry.auth_type not in (None, "anonymous")
+    if registry.scheme == "http" and has_login and not is_loopback(registry.host):
+        trouble = f"credentials are sent unencrypted to {registry.authority}"
+        section.add_warning("url", f"{trouble}: write https:// if it supports that")
+    return registry
+
+
+def _check_login_fields(section: Section) -> None:
+    """Add a problem for each field that `auth_type` requires or does not allow."""
+    auth_type = section.values.get("auth_type")
+    if "auth_type" in section.nodes and auth_type is None:
+        return  # it is invalid
+    for field in SECTIONS["registry"]:
+        if not field.auth_type:
+            continue  # allowed with every `auth_type`
+        is_set = field.name in section.nodes
+        if field.auth_type != auth_type:
+            if is_set:
+                message = f"is only valid with `auth_type: {field.auth_type}`"
+                section.add_problem(field.name, message)
+        elif auth_type in _LOGINS_WITH_FIELDS and not is_set:
+            section.add_problem("auth_type", f"{auth_type} needs `{field.name}`")
+
+
+def _build_layout(section: Section, written_path: str, file: ConfigFile) -> Registry | None:
+    """Return an image layout without its alias.
+
+    Adds a problem for each field that does not apply to a layout. Returns None if a path begins
+    with `~` but the home directory is unknown.
+    """
+    for name in section.nodes:
+        if name not in ("url", "assume"):
+            section.add_problem(name, "means nothing for an image layout: remove it")
+    try:
+        path = posixpath.normpath(file.absolute_path(written_path))
+        assume = tuple(map(file.absolute_path, section.values.get("assume", ())))
+    except ValueError as error:
+        section.add_problem("url", str(error))
+        return None
+    return Registry(
+        alias="",
+        scheme=LAYOUT_SCHEME,
+        host=path,
+        port=0,
+        kind="unknown",
+        written_path=written_path,
+        assume=assume,
+    )
