@@ -576,12 +576,26 @@ def test_a_mount_that_holds_outweighs_a_refusal_that_came_first():
     [
         pytest.param(False, {}, False, id="no manifests there: the POST costs nothing"),
         pytest.param(True, {}, True, id="nothing learnt"),
-        pytest.param(True, {"absent": True}, True, id="only a 202 seen"),
-        pytest.param(True, {"present": True}, False, id="a 201 seen"),
-        pytest.param(True, {"absent": True, "present": True}, False, id="both seen"),
-        pytest.param(True, {"absent": True, "present": False}, True, id="202 for a present one"),
-        pytest.param(True, {"absent": False, "present": True}, True, id="201 for an absent one"),
-        pytest.param(False, {"absent": False}, True, id="201 for an absent one, no manifests"),
+        pytest.param(True, {"is_202_if_absent": True}, True, id="only a 202 seen"),
+        pytest.param(True, {"is_201_if_present": True}, False, id="a 201 seen"),
+        pytest.param(
+            True, {"is_202_if_absent": True, "is_201_if_present": True}, False, id="both seen"
+        ),
+        pytest.param(
+            True,
+            {"is_202_if_absent": True, "is_201_if_present": False},
+            True,
+            id="202 for a present one",
+        ),
+        pytest.param(
+            True,
+            {"is_202_if_absent": False, "is_201_if_present": True},
+            True,
+            id="201 for an absent one",
+        ),
+        pytest.param(
+            False, {"is_202_if_absent": False}, True, id="201 for an absent one, no manifests"
+        ),
     ],
 )
 def test_an_unknown_blob_is_asked_for_by_rule_11(populated, learnt, expected):
@@ -595,7 +609,7 @@ def test_an_unknown_blob_is_asked_for_by_rule_11(populated, learnt, expected):
 def test_a_blob_that_was_forgotten_is_asked_for_by_head():
     """Its registry may have said 201 to it, and refused the manifest that names it."""
     knowledge = Knowledge()
-    knowledge.record_probe_answer(A, absent=True, present=True)
+    knowledge.record_probe_answer(A, is_202_if_absent=True, is_201_if_present=True)
     knowledge.record_probed_blob(A, BLOBS[0])
     assert knowledge.is_blob_believed(A, BLOBS[0])
     assert not knowledge.is_confirmed(A, BLOBS[0])
@@ -607,7 +621,7 @@ def test_a_blob_that_was_forgotten_is_asked_for_by_head():
 
 def test_what_a_probe_taught_holds_for_one_first_segment_of_one_host():
     knowledge = Knowledge()
-    knowledge.record_probe_answer(A, absent=True, present=True)
+    knowledge.record_probe_answer(A, is_202_if_absent=True, is_201_if_present=True)
     assert knowledge.probe_answers(RepositoryKey(A[0], "a"))[1]
     assert not knowledge.probe_answers(B)[1]
     assert not knowledge.probe_answers(RepositoryKey(HOSTS[1], A[1]))[1]

@@ -101,7 +101,7 @@ def use(archive: Archive, ttl: float) -> None:
         )
         login.restore(known.facts_of(where[0]).login)
         known.record_login(where[0], login.login_facts)
-        known.record_probe_answer(where, absent=True)
+        known.record_probe_answer(where, is_202_if_absent=True)
         known.record_referrers_api(where, True)
     known.confirm_tagged_manifest(WHERES[0], DIGESTS[0])
     known.record_contradiction(WHERES[1])

@@ -170,7 +170,7 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
     morning.record_fallback_size(HOST, 5)
     noon = known(archive, NOW + DAY // 2)
     noon.record_mount(HOST)
-    noon.record_probe_answer(B, absent=True)
+    noon.record_probe_answer(B, is_202_if_absent=True)
     noon.record_login(HOST, login)
 
     evening = known(archive, NOW + DAY)
@@ -185,9 +185,9 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
     assert next_day.has_referrers_api(B) is None
     assert next_day.supports_mounts(HOST) is True
     assert next_day.probe_answers(RepositoryKey(HOST, "b/two")) == ProbeAnswers(
-        absent=True, present=None
+        is_202_if_absent=True, is_201_if_present=None
     )
-    assert next_day.probe_answers(A) == ProbeAnswers(absent=None, present=None)
+    assert next_day.probe_answers(A) == ProbeAnswers(is_202_if_absent=None, is_201_if_present=None)
     assert next_day.facts_of("else").supports_mounts is None
 
 
@@ -219,7 +219,7 @@ def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         knowledge.record_mount(HOST)
         knowledge.record_fallback_size(HOST, None)
-        knowledge.record_probe_answer(B, absent=True)
+        knowledge.record_probe_answer(B, is_202_if_absent=True)
         knowledge.record_referrers_api(B, True)
     assert written == [
         Fact("mounts", "", True, NOW),

@@ -36,27 +36,22 @@ from _regsync.state.archive import (
     key_of,
 )
 
-# Evidence that a repository holds a blob or manifest, strongest first. Any evidence is enough to
-# skip a transfer, and to put a manifest that names the digest.
+# A blob or manifest is believed to be in a repository if there is evidence of one of these kinds. Any
+# evidence is enough to skip a transfer, and to put a manifest that names the digest.
 #
-# | evidence  | where it comes from                                   | recorded by               |
-# |-----------|-------------------------------------------------------|---------------------------|
-# | confirmed | an answer of this run about the digest itself, or     | `confirm_blob`,           |
-# |           | about a manifest that names it and that this run put  | `confirm_manifest`,       |
-# |           |                                                       | `confirm_tagged_manifest` |
-# | probed    | a 201 for a probing POST of this run (rule 11)        | `record_probed_blob`      |
-# | implied   | a manifest that a tag of this repository names, and   | `record_tagged_content`   |
-# |           | whose content this run has read, names the digest     |                           |
-# | vouched   | an entry of an earlier run, however old; a manifest   | `confirm_tagged_manifest` |
-# |           | that a tag names in this run names it at any depth    |                           |
-# | recent    | an entry that is at most 30 minutes old               | an earlier run            |
-# | archived  | an entry that is at most `ttl` seconds old            | an earlier run            |
+# - confirmed: an answer of this run about the digest itself, or about a manifest that names the
+#   digest and that this run put;
+# - implied: a manifest that a tag of this repository names, and whose content this run has read,
+#   names the blob; or a probing POST of this run was answered with 201 (rule 11);
+# - archived: an entry of an earlier run that is at most `ttl` seconds old, or that is reachable: a
+#   manifest that a tag names in this run names the digest, directly or through other entries.
+#
+# Entries that are not reachable must be at most 30 minutes old if the host accepts manifests that
+# name absent blobs, or if the caller passes `must_be_recent`.
 #
 # After a refused manifest, only confirmed evidence is left: the caller forgets all other parts of
 # the image, and asks the registry for each (I5). After `record_contradiction`, only confirmed
-# evidence is left, and evidence of tagged manifests that is recorded later. Archived evidence is
-# not enough if the host accepts manifests that name absent blobs, or if the caller passes
-# `must_be_recent`.
+# evidence is left, and evidence of tagged manifests that is recorded later.
 
 # Maximum age of a recent entry (docs/design.md section 7).
 _RECENT_SECONDS = 30 * 60
@@ -82,8 +77,8 @@ class ProbeAnswers(NamedTuple):
     upload.
     """
 
-    absent: bool | None  # for an absent blob: whether the answer is 202
-    present: bool | None  # for a present blob: whether the answer is 201
+    is_202_if_absent: bool | None
+    is_201_if_present: bool | None
 
 
 @dataclass
@@ -91,8 +86,8 @@ class HostFacts:
     """What runs have learnt about one registry host. None means unknown."""
 
     supports_mounts: bool | None = None
-    # Whether the host accepts manifests that name absent blobs. Never False: no answer shows that.
-    accepts_absent_blobs: bool | None = None
+    # Whether the host has accepted a manifest that names absent blobs.
+    accepts_absent_blobs: bool = False
     # Blobs of at least this many bytes are sent in the kind's fallback style
     # (docs/protocol-facts.md section 7.9). None means that no blob is.
     fallback_size: int | None = None
@@ -114,8 +109,8 @@ class HostFacts:
                 self.fallback_size = value
             case "login", value:
                 self.login = value
-            case "probe_answers", [bool() | None as absent, bool() | None as present]:
-                self.probes[fact.segment] = ProbeAnswers(absent, present)
+            case "probe_answers", [bool() | None as if_absent, bool() | None as if_present]:
+                self.probes[fact.segment] = ProbeAnswers(if_absent, if_present)
             case "has_referrers_api", bool(value):
                 self.has_referrers_api[fact.segment] = value
 
@@ -124,8 +119,8 @@ class HostFacts:
 class _Repository:
     """What this run has learnt about the content of one repository.
 
-    Confirmed and probed evidence is kept by digest (`str`). Everything that is compared with the
-    archive is kept by key (`bytes`, see `key_of`), because the archive has no digests.
+    The archive has no digests, so everything that is compared with its entries is kept by key
+    (`bytes`, see `key_of`).
     """
 
     archive: Archive  # the archive that keeps this repository's entries
@@ -133,40 +128,39 @@ class _Repository:
     # Confirmed evidence, by digest.
     confirmed_blobs: set[str] = field(default_factory=set)
     confirmed_manifests: set[str] = field(default_factory=set)
-    # Blobs with probed evidence, by digest. `forget` does not remove them, so that the next request
-    # for such a blob is a HEAD (`needs_head`).
-    probed_blobs: set[str] = field(default_factory=set)
-    # Keys of blobs with implied or probed evidence.
-    implied_keys: set[bytes] = field(default_factory=set)
+    # Manifests that `confirm_manifest` has written to the archive, to write each once.
+    written_manifests: set[str] = field(default_factory=set)
 
-    # Keys of manifests that `confirm_manifest` has written to the archive, to write each once.
-    committed_keys: set[bytes] = field(default_factory=set)
+    # Implied evidence: keys of blobs.
+    implied_keys: set[bytes] = field(default_factory=set)
+    # Digests of blobs that a probing POST said to be present. `forget` does not remove them, so that
+    # the next request for such a blob is a HEAD (`needs_head`).
+    probed_blobs: set[str] = field(default_factory=set)
+
+    # Keys of manifests that a tag names in this run.
+    tagged_keys: set[bytes] = field(default_factory=set)
+    # Keys of the tagged manifests and of the blobs and manifests below them. The entries of the
+    # manifests in `unread_keys` still have to be read for this (see `_reachable_keys`).
+    reachable_keys: set[bytes] = field(default_factory=set)
+    unread_keys: list[bytes] = field(default_factory=list)
+
     # Keys that `forget` was called for. A tagged manifest is no evidence for them.
     forgotten_keys: set[bytes] = field(default_factory=set)
+    # Whether an answer of this run contradicts the archive. Then the age of an entry is no evidence.
+    is_contradicted: bool = False
 
     # Whether the repository held manifests when this run asked. None if this run has not asked.
     is_populated: bool | None = None
     # Names of repositories from which a mount into this repository was refused.
     refused_sources: set[str] = field(default_factory=set)
 
-    # Vouched evidence. Keys of manifests that a tag of this repository names in this run.
-    tagged_keys: set[bytes] = field(default_factory=set)
-    # Keys of tagged manifests and of the blobs and manifests below them, as far as `_vouched_keys`
-    # has looked them up.
-    vouched_keys: set[bytes] = field(default_factory=set)
-    # Keys of manifests that `_vouched_keys` has to look up.
-    unexpanded_keys: list[bytes] = field(default_factory=list)
-    # Whether an answer of this run contradicts the archive. Then recent and archived evidence is
-    # void.
-    is_contradicted: bool = False
-
     def record_contradiction(self) -> None:
         """Drop all evidence that is not confirmed. Evidence that is recorded later counts again."""
         self.is_contradicted = True
-        self.tagged_keys.clear()
-        self.vouched_keys.clear()
-        self.unexpanded_keys.clear()
         self.implied_keys.clear()
+        self.tagged_keys.clear()
+        self.reachable_keys.clear()
+        self.unread_keys.clear()
 
 
 class _Repositories(dict[RepositoryKey, _Repository]):
@@ -211,24 +205,21 @@ class Knowledge:
         self._repositories = _Repositories(self._archive)
         self._hosts: dict[str, HostFacts] = {}
 
-        # Mount sources: repositories that hold a blob under a committed manifest, in three tables.
+        # Repositories from which a blob can be mounted: a manifest of the repository names the blob.
         #
-        # Repositories where this run has committed such a manifest, oldest first. Outer keys:
-        # hosts. Inner keys: digests. Values: repository names. A run has an entry for each blob
-        # that it copies, so the size of an entry counts.
+        # By host and digest: names of repositories where this run has put such a manifest, oldest
+        # first. A run has an entry for each blob that it copies, so the size of an entry counts.
         self._committed_holders: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
-        # Repositories for which this run has implied evidence. Keys: host and key of the blob. The
-        # inner dicts are used as ordered sets: only their keys count, and all values are None.
+        # By host and key of the blob: repositories where a tag names such a manifest. The inner
+        # dicts are ordered sets: all their values are None.
         self._implied_holders = defaultdict[tuple[str, bytes], dict[RepositoryKey, None]](dict)
-        # Repositories of the archive. This is a cache, because several decisions about one blob ask
-        # for them. It need not see changes of this run: `holders` consults the two tables above and
-        # `forgotten_keys`.
+        # Repositories of the archive. Several decisions about one blob ask for them, so each is
+        # read once. Later changes of this run are in the two tables above and in `forgotten_keys`.
         self._archived_holders = lru_cache(4096)(self._read_holders)
 
-        # Keys: manifests. Values: the repositories where this run has found the manifest reachable
-        # from a tag. Repositories are never removed, so `_is_reachable` checks more than this
-        # table.
-        self._reachable_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
+        # By key of a manifest: repositories where this run has found the manifest through a tag, or
+        # through an index that it had found so. `_is_tagged` reports whether that still holds.
+        self._tagged_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
 
     # Blobs and manifests.
 
@@ -266,8 +257,7 @@ class Knowledge:
         key = key_of(digest)
         entry = repository.archive.manifest(where, key)
         if entry is None:
-            # A manifest that was found through a tag is evidence without an entry.
-            return self._is_reachable(where, key)
+            return self._is_tagged(where, key)
         return self._is_entry_believed(where, key, entry.confirmed_at)
 
     def record_probed_blob(self, where: RepositoryKey, digest: str) -> None:
@@ -298,12 +288,10 @@ class Knowledge:
         """
         repository = self._repositories[where]
         repository.confirmed_manifests.add(digest)
-        key = key_of(digest)
-        if key in repository.committed_keys:
+        if digest in repository.written_manifests:
             return
-        repository.committed_keys.add(key)
+        repository.written_manifests.add(digest)
 
-        # By digest, the names of repositories from which a blob can be mounted.
         holders = self._committed_holders[where.host]
         blobs = tuple(dict.fromkeys(blobs))
         for blob in blobs:
@@ -312,7 +300,8 @@ class Knowledge:
             if where.name not in names and len(names) < MOST_HOLDERS:
                 holders[blob] = (*names, where.name)
             self._put_blob(where, blob, is_mountable=True)
-        repository.archive.put_manifest(where, key, self._new_entry(blobs, children))
+        entry = self._new_entry(blobs, children)
+        repository.archive.put_manifest(where, key_of(digest), entry)
 
     def _new_entry(self, blobs: Iterable[str], children: Iterable[str]) -> ManifestEntry:
         """Return an entry with the current time for a manifest that names these digests."""
@@ -337,24 +326,19 @@ class Knowledge:
         repository = self._repositories[where]
         repository.confirmed_blobs.discard(digest)
         repository.confirmed_manifests.discard(digest)
-        # No other repository mounts the blob from this repository any more.
+        repository.written_manifests.discard(digest)
         holders = self._committed_holders[where.host]
         if where.name in holders.get(digest, ()):
             holders[digest] = tuple(name for name in holders[digest] if name != where.name)
 
         key = key_of(digest)
-        # `confirm_manifest` may write the manifest to the archive again.
-        repository.committed_keys.discard(key)
-
-        # A blob has no entry as a manifest.
-        entry = repository.archive.manifest(where, key)
-        named_keys = () if entry is None else (*entry.blobs, *entry.children)
-        keys = (key, *named_keys)
+        manifest = repository.archive.manifest(where, key)  # None if it is a blob
+        keys = (key,) if manifest is None else (key, *manifest.blobs, *manifest.children)
         repository.archive.forget(where, keys)
         repository.implied_keys.difference_update(keys)
         repository.forgotten_keys.update(keys)
 
-    # Vouching (docs/design.md section 7).
+    # What tags name (docs/design.md section 7, "Vouching").
 
     def record_absent_blob(self, where: RepositoryKey, digest: str) -> None:
         """Record that a repository lacks a blob.
@@ -363,24 +347,17 @@ class Knowledge:
         Archived entries of the host are then believed for 30 minutes only.
         """
         facts = self.facts_of(where.host)
-        if facts.accepts_absent_blobs is True:
-            return  # recorded already
-        is_named_by_tagged_manifest = key_of(digest) in self._vouched_keys(where)
-        if is_named_by_tagged_manifest:
+        if not facts.accepts_absent_blobs and key_of(digest) in self._reachable_keys(where):
             facts.accepts_absent_blobs = True
             self._put_fact(where.host, "is_lenient", True)
 
     def confirm_tagged_manifest(self, where: RepositoryKey, digest: str) -> None:
-        """Record that a tag of a repository names a manifest.
-
-        The manifest vouches for all blobs and manifests below it.
-        """
+        """Record that a tag of a repository names a manifest."""
         key = key_of(digest)
         repository = self._repositories[where]
         repository.confirmed_manifests.add(digest)
         repository.tagged_keys.add(key)
-        repository.unexpanded_keys.append(key)  # `_vouched_keys` looks up what it names
-        self._add_reachable(where, key)
+        self._add_tagged(where, key)
 
     def record_tagged_content(
         self, host: str, digest: str, blobs: Iterable[str], children: Iterable[str]
@@ -393,8 +370,8 @@ class Knowledge:
         key = key_of(digest)
         repositories = [
             where
-            for where in self._reachable_in.get(key, ())
-            if where.host == host and self._is_reachable(where, key)
+            for where in self._tagged_in.get(key, ())
+            if where.host == host and self._is_tagged(where, key)
         ]
         if not repositories:
             return
@@ -407,53 +384,44 @@ class Knowledge:
     ) -> None:
         """Record that a repository holds all blobs and children that a tagged manifest names.
 
-        An answer of this run has shown that forgotten blobs may be absent, so the manifest is no
-        evidence for them.
+        The manifest is no evidence for forgotten blobs: an answer of this run has shown that they
+        may be absent.
         """
         repository = self._repositories[where]
-        blobs = [blob for blob in manifest.blobs if blob not in repository.forgotten_keys]
-
-        # The repository holds these blobs, and they may be mounted from it.
-        repository.implied_keys.update(blobs)
-        for blob in blobs:
-            # The inner dict is an ordered set of repositories.
+        repository.reachable_keys.update(manifest.blobs)
+        for child in manifest.children:
+            self._add_tagged(where, child)
+        present_blobs = [blob for blob in manifest.blobs if blob not in repository.forgotten_keys]
+        repository.implied_keys.update(present_blobs)
+        for blob in present_blobs:
             self._implied_holders[where.host, blob][where] = None
 
-        # Most runs find a young entry, and write nothing.
         archived = repository.archive.manifest(where, manifest_key)
-        has_young_entry = archived is not None and self._is_young(
-            archived.confirmed_at, self._max_age
-        )
-        if not has_young_entry:
-            repository.archive.put_manifest(where, manifest_key, manifest)
-            for blob in blobs:
-                blob_entry = BlobEntry(manifest.confirmed_at, is_mountable=True)
-                repository.archive.put_blob(where, blob, blob_entry)
+        if archived is not None and self._is_young(archived.confirmed_at, self._max_age):
+            return  # so most runs write nothing
+        repository.archive.put_manifest(where, manifest_key, manifest)
+        for blob in present_blobs:
+            entry = BlobEntry(manifest.confirmed_at, is_mountable=True)
+            repository.archive.put_blob(where, blob, entry)
 
-        # A tag reaches the children through this manifest. `_vouched_keys` looks up what they name.
-        self._vouched_keys(where).update(manifest.blobs)
-        for child in manifest.children:
-            repository.unexpanded_keys.append(child)
-            self._add_reachable(where, child)
-
-    def _add_reachable(self, where: RepositoryKey, manifest_key: bytes) -> None:
-        """Record that a tag of a repository reaches a manifest (see `_is_reachable`)."""
-        repositories = self._reachable_in.get(manifest_key, ())
+    def _add_tagged(self, where: RepositoryKey, manifest_key: bytes) -> None:
+        """Record that a tag of a repository names a manifest, directly or through an index."""
+        self._repositories[where].unread_keys.append(manifest_key)
+        repositories = self._tagged_in.get(manifest_key, ())
         if where not in repositories:
-            self._reachable_in[manifest_key] = (*repositories, where)
+            self._tagged_in[manifest_key] = (*repositories, where)
 
-    def _is_reachable(self, where: RepositoryKey, manifest_key: bytes) -> bool:
+    def _is_tagged(self, where: RepositoryKey, manifest_key: bytes) -> bool:
         """Report whether a tag of a repository names a manifest, directly or through an index.
 
         Only tags and indexes that this run has read count. Returns False if the manifest was
         forgotten, or if a later answer has contradicted the evidence.
         """
-        if where not in self._reachable_in.get(manifest_key, ()):
-            return False
-        if manifest_key in self._repositories[where].forgotten_keys:
-            return False
-        # A contradiction empties the vouched keys.
-        return manifest_key in self._vouched_keys(where)
+        return (
+            where in self._tagged_in.get(manifest_key, ())
+            and manifest_key not in self._repositories[where].forgotten_keys
+            and manifest_key in self._reachable_keys(where)  # emptied by a contradiction
+        )
 
     def record_contradiction(self, where: RepositoryKey) -> None:
         """Record that an answer of this run contradicts the entries of a repository.
@@ -479,44 +447,41 @@ class Knowledge:
     def _is_entry_believed(
         self, where: RepositoryKey, key: bytes, confirmed_at: int, *, must_be_recent: bool = False
     ) -> bool:
-        """Report whether an entry of the archive with the time `confirmed_at` is believed.
-
-        A vouched entry is always believed. Any other entry must be young enough and not
-        contradicted.
+        """Report whether an entry of the archive with the time `confirmed_at` is believed: it is
+        young enough and not contradicted, or it is reachable from a tag.
         """
-        accepts_absent_blobs = self.facts_of(where.host).accepts_absent_blobs is True
-        needs_recent = must_be_recent or accepts_absent_blobs
-        max_age = min(_RECENT_SECONDS, self._max_age) if needs_recent else self._max_age
+        max_age = self._max_age
+        if must_be_recent or self.facts_of(where.host).accepts_absent_blobs:
+            max_age = min(_RECENT_SECONDS, max_age)
         is_contradicted = self._repositories[where].is_contradicted
         if not is_contradicted and self._is_young(confirmed_at, max_age):
             return True
-        # The look-up of vouched keys is slower, so it comes last.
-        return key in self._vouched_keys(where)
+        # This may read other entries, so it comes last.
+        return key in self._reachable_keys(where)
 
     def _is_young(self, time: int, max_age: float) -> bool:
         """Report whether `time` is at most `max_age` seconds ago, and at most a day in the future."""
         return -_CLOCK_AHEAD_SECONDS <= self._now() - time <= max_age
 
-    def _vouched_keys(self, where: RepositoryKey) -> set[bytes]:
-        """Return the keys of a repository's tagged manifests and of all content below them.
+    def _reachable_keys(self, where: RepositoryKey) -> set[bytes]:
+        """Return the keys of a repository's tagged manifests, and of all content below them.
 
-        A manifest whose content is not in the archive is included without its content. The archive
-        is read once for each manifest, when this method is first called after the manifest was
-        added.
+        Each manifest's entry is read once. A manifest without an entry is included without the
+        content below it.
         """
         repository = self._repositories[where]
-        vouched = repository.vouched_keys
-        unexpanded = repository.unexpanded_keys
-        while unexpanded:
-            key = unexpanded.pop()
-            if key in vouched:
+        reachable = repository.reachable_keys
+        unread = repository.unread_keys
+        while unread:
+            key = unread.pop()
+            if key in reachable:
                 continue
-            vouched.add(key)
+            reachable.add(key)
             entry = repository.archive.manifest(where, key)
             if entry is not None:
-                vouched.update(entry.blobs)
-                unexpanded.extend(entry.children)
-        return vouched
+                reachable.update(entry.blobs)
+                unread.extend(entry.children)
+        return reachable
 
     # Mounts and probes (docs/design.md section 6, rules 10 and 11).
 
@@ -531,28 +496,21 @@ class Knowledge:
         return None
 
     def holders(self, host: str, digest: str) -> Iterator[str]:
-        """Yield the names of repositories that hold a blob under a committed manifest.
+        """Yield the names of repositories from which a blob can be mounted, best evidence first.
 
-        Repositories where this run has committed a manifest come first, then repositories with
-        implied evidence, then repositories of the archive.
+        A repository with several kinds of evidence is yielded several times.
         """
-        committed = self._committed_holders[host].get(digest, ())
-        yield from committed
+        yield from self._committed_holders[host].get(digest, ())
 
         key = key_of(digest)
-        yielded = set(committed)
         for where in self._implied_holders.get((host, key), ()):
-            # Evidence that was dropped is removed from `implied_keys` only.
-            if where.name in yielded or key not in self._repositories[where].implied_keys:
-                continue
-            yielded.add(where.name)
-            yield where.name
+            # `forget` and a contradiction remove evidence from `implied_keys` only.
+            if key in self._repositories[where].implied_keys:
+                yield where.name
 
-        # The cached list may have repositories that have lost the blob since it was read.
         for where, confirmed_at in self._archived_holders(host, key):
-            if where.name in yielded or key in self._repositories[where].forgotten_keys:
-                continue
-            if self._is_entry_believed(where, key, confirmed_at):
+            is_forgotten = key in self._repositories[where].forgotten_keys
+            if not is_forgotten and self._is_entry_believed(where, key, confirmed_at):
                 yield where.name
 
     def _read_holders(self, host: str, key: bytes) -> list[tuple[RepositoryKey, int]]:
@@ -603,17 +561,18 @@ class Knowledge:
         """
         repository = self._repositories[where]
         answers = self.probe_answers(where)
-        is_wrong_if_absent = answers.absent is False
-        # This run has probed the blob before and has had to forget it since.
-        is_probed_again = digest in repository.probed_blobs
-        if is_wrong_if_absent or is_probed_again:
-            return True
-        has_manifests = repository.is_populated is True
-        is_right_if_present = answers.present is True
-        return has_manifests and not is_right_if_present
+        if answers.is_202_if_absent is False:
+            return True  # a 201 would not show that the blob is present
+        if digest in repository.probed_blobs:
+            return True  # the blob was forgotten after a 201
+        return repository.is_populated is True and not answers.is_201_if_present
 
     def record_probe_answer(
-        self, where: RepositoryKey, *, absent: bool | None = None, present: bool | None = None
+        self,
+        where: RepositoryKey,
+        *,
+        is_202_if_absent: bool | None = None,
+        is_201_if_present: bool | None = None,
     ) -> None:
         """Record whether a probing POST was answered correctly (see `ProbeAnswers`).
 
@@ -621,8 +580,8 @@ class Knowledge:
         """
         old = self.probe_answers(where)
         answers = ProbeAnswers(
-            absent=old.absent if absent is None else absent,
-            present=old.present if present is None else present,
+            old.is_202_if_absent if is_202_if_absent is None else is_202_if_absent,
+            old.is_201_if_present if is_201_if_present is None else is_201_if_present,
         )
         if answers != old:
             segment = where.first_segment
@@ -631,26 +590,25 @@ class Knowledge:
 
     def probe_answers(self, where: RepositoryKey) -> ProbeAnswers:
         """Return whether a repository's registry answers probing POSTs correctly."""
-        unknown = ProbeAnswers(absent=None, present=None)
+        unknown = ProbeAnswers(is_202_if_absent=None, is_201_if_present=None)
         return self.facts_of(where.host).probes.get(where.first_segment, unknown)
 
     def choose_present_blob(self, where: RepositoryKey) -> str | None:
         """Return the digest of a blob that an answer of this run has shown to be in a repository.
 
-        Returns None if there is no such blob. Archived evidence alone is not enough.
+        Returns None if there is no such blob. The age of an entry alone is not enough.
         """
         repository = self._repositories[where]
         if repository.confirmed_blobs:
             return min(repository.confirmed_blobs)
-        if repository.implied_keys:
-            keys: Iterable[bytes] = sorted(repository.implied_keys)
-        else:
-            vouched = sorted(self._vouched_keys(where))
-            # Vouched keys are keys of blobs and of manifests. Only the archive shows which are
-            # blobs.
-            keys = (key for key in vouched if repository.archive.blob(where, key) is not None)
-        # The key of a sha512 is only half of the digest.
-        return next((digest_like(key) for key in keys if is_whole(key)), None)
+        # Reachable keys are keys of blobs and of manifests. Only the archive shows which are blobs.
+        for key in sorted(repository.implied_keys or self._reachable_keys(where)):
+            is_blob = (
+                key in repository.implied_keys or repository.archive.blob(where, key) is not None
+            )
+            if is_blob and is_whole(key):
+                return digest_like(key)
+        return None
 
     # Facts of hosts.
 
@@ -755,17 +713,14 @@ class Knowledge:
     # The end of a run.
 
     def finish(self) -> None:
-        """Renew vouched entries that are older than a quarter of `ttl`.
-
-        Remove old entries once a day.
-        """
+        """Renew the old entries of images that are still tagged. Remove old entries once a day."""
         if self._ttl:  # without a maximum age, no entry needs a new time
             for where, repository in self._repositories.items():
-                # Manifests that this run has found tagged.
                 times = repository.archive.manifest_times(where, repository.tagged_keys)
-                for key, confirmed_at in times.items():
-                    if not self._is_young(confirmed_at, self._renewal_age):
-                        self._renew(where, key)
+                self._renew(
+                    where,
+                    [key for key in times if not self._is_young(times[key], self._renewal_age)],
+                )
 
         now = int(self._now())
         if not self._is_young(self._archive.swept_at, _SWEEP_SECONDS):
@@ -776,16 +731,18 @@ class Knowledge:
                 facts_before=now - _FACT_SECONDS,
             )
 
-    def _renew(self, where: RepositoryKey, root: bytes) -> None:
-        """Set the time of the entry of the manifest `root`, and of all entries below it, to now."""
+    def _renew(self, where: RepositoryKey, manifest_keys: Iterable[bytes]) -> None:
+        """Set the time of the entries of these manifests, and of all entries below them, to now."""
         archive = self._repositories[where].archive
         now = int(self._now())
-        unread = [root]
+        unread = [*manifest_keys]
+        renewed = set[bytes]()
         while unread:
             key = unread.pop()
             entry = archive.manifest(where, key)
-            if entry is None or entry.confirmed_at == now:
-                continue  # nothing to renew, or renewed already
+            if entry is None or key in renewed:
+                continue
+            renewed.add(key)
             archive.put_manifest(where, key, entry._replace(confirmed_at=now))
             unread.extend(entry.children)
             for blob in entry.blobs:

@@ -587,26 +587,25 @@ class BlobTransfer:
             job.has_probe_session = False  # the blob is absent, so it is sent to this session
             return None
 
-        # Whether a present blob is answered by 201, and an absent blob by 202. None: not known yet.
         answers = self._knowledge.probe_answers(pool)
-        is_probe_useless = answers.present is False or answers.absent is False
+        is_probe_useless = answers.is_201_if_present is False or answers.is_202_if_absent is False
         if probe_from is None or is_probe_useless:
             is_present = await job.upload.start()  # True only if a layout has the blob meanwhile
             return BlobResult.PRESENT if is_present else None
 
         is_201 = await job.upload.start(probe_from)
         if not is_201:
-            is_surely_absent = needs_head or answers.present
+            is_surely_absent = needs_head or answers.is_201_if_present
             if is_surely_absent:
-                self._knowledge.record_probe_answer(pool, absent=True)
+                self._knowledge.record_probe_answer(pool, is_202_if_absent=True)
             return None
-        if answers.absent and not needs_head:
+        if answers.is_202_if_absent and not needs_head:
             return BlobResult.BELIEVED
         if await target.has_blob(job.blob):
-            self._knowledge.record_probe_answer(pool, present=True)
+            self._knowledge.record_probe_answer(pool, is_201_if_present=True)
             return BlobResult.PRESENT
         # The registry answers 201 for absent blobs too. Such a 201 opens no session.
-        self._knowledge.record_probe_answer(pool, absent=False)
+        self._knowledge.record_probe_answer(pool, is_202_if_absent=False)
         await job.upload.start()
         return None
 
@@ -622,7 +621,7 @@ class BlobTransfer:
         test = self._probe_tests[pool.area]
         if target.probe_from is None or test.answer:
             return
-        if self._knowledge.probe_answers(pool).present is not None:
+        if self._knowledge.probe_answers(pool).is_201_if_present is not None:
             return
         # The test is worth a POST only if this blob, and at least one more, would need a HEAD.
         if job.upload.session or not self._knowledge.needs_head(pool, job.blob.digest):
@@ -659,11 +658,11 @@ class BlobTransfer:
                 is_present = await job.upload.try_mount(present_digest, probe_from)
         except RegistryError as error:
             if not error.retryable:
-                self._knowledge.record_probe_answer(pool, present=False)
+                self._knowledge.record_probe_answer(pool, is_201_if_present=False)
         except SyncError:
             pass  # nothing is learnt, and `_learn_to_probe` does not ask again in this run
         else:
-            self._knowledge.record_probe_answer(pool, present=is_present)
+            self._knowledge.record_probe_answer(pool, is_201_if_present=is_present)
             job.has_probe_session = not is_present
 
     async def _head_blob(self, job: _Job) -> bool:
