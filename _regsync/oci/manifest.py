@@ -575,105 +575,79 @@ class TrimmedIndex(NamedTuple):
     """
 
     manifest: Manifest
-    # The results for nested indexes with a matching platform, by the digest before trimming.
-    nested: Mapping[str, TrimmedIndex]
     matched: frozenset[Platform]  # the wanted platforms that the index has
-    available: tuple[str, ...]  # all platforms that the index has
+    available: tuple[Platform, ...]  # all platforms that the index has
 
 
 def trim_index(
     index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest]
-) -> TrimmedIndex:
+) -> tuple[TrimmedIndex, dict[str, Manifest]]:
     """Remove the entries of an index whose platform is not wanted (docs/design.md section 4).
 
-    `nested` holds all nested indexes at any depth, by digest. Raises ContentError if the index
+    `nested` holds all nested indexes at any depth, by digest. Also returns those of them that have
+    a wanted platform, trimmed, by the digest before trimming. Raises ContentError if an index
     cannot be changed.
     """
-    return _trim(index, wanted, nested, {})
+    trimmed = dict[str, TrimmedIndex]()  # the results for nested indexes
+
+    def trim(index: Manifest) -> TrimmedIndex:
+        for child in index.children:
+            if child.is_index and child.digest not in trimmed:
+                trimmed[child.digest] = trim(nested[child.digest])
+        return _trim(index, wanted, trimmed)
+
+    result = trim(index)
+    return result, {digest: each.manifest for digest, each in trimmed.items() if each.matched}
 
 
 def _trim(
-    index: Manifest,
-    wanted: Sequence[Platform],
-    nested: Mapping[str, Manifest],
-    trimmed: dict[str, TrimmedIndex],
+    index: Manifest, wanted: Sequence[Platform], trimmed: Mapping[str, TrimmedIndex]
 ) -> TrimmedIndex:
-    """Trim an index after its nested indexes.
-
-    The results for nested indexes are added to `trimmed`, by the digest before trimming.
-    """
+    """Trim an index. `trimmed` holds the results for the indexes that it names."""
+    available = dict[Platform, None]()  # without duplicates, in the order of the index
+    kept = list[Descriptor | None]()  # for each child, its new descriptor; None if it is dropped
     for child in index.children:
-        if child.is_index and child.digest not in trimmed:
-            trimmed[child.digest] = _trim(nested[child.digest], wanted, nested, trimmed)
+        entry = None
+        if child.is_index:
+            result = trimmed[child.digest]
+            available.update(dict.fromkeys(result.available))
+            if result.matched:
+                entry = child._replace(digest=result.manifest.digest, size=result.manifest.size)
+        elif child.platform is not None and not child.attested_digest:
+            available[child.platform] = None
+            if any(platform_matches(want, child.platform) for want in wanted):
+                entry = child
+        kept.append(entry)
 
-    choices = [_choose_entry(child, wanted, trimmed) for child in index.children]
-    matched = frozenset(platform for choice in choices for platform in choice.matched)
-    # In the order of the index, without duplicates.
-    available = dict.fromkeys(platform for choice in choices for platform in choice.available)
+    # An attestation is kept with its image, which may come after it.
+    pairs = zip(index.children, kept, strict=True)
+    kept_digests = {child.digest for child, entry in pairs if entry}
+    for number, child in enumerate(index.children):
+        if child.attested_digest in kept_digests:
+            kept[number] = child
 
-    entries = _add_attestations(index.children, [choice.entry for choice in choices])
-    new_digests = [entry and entry.digest for entry in entries]
+    matched = frozenset(
+        want for want in wanted if any(platform_matches(want, have) for have in available)
+    )
+    new_digests = [entry.digest for entry in kept if entry]
     is_changed = new_digests != [child.digest for child in index.children]
-    manifest = _rewrite_index(index, entries) if is_changed and matched else index
-    nested_with_match = {digest: result for digest, result in trimmed.items() if result.matched}
-    return TrimmedIndex(manifest, nested_with_match, matched, tuple(available))
+    manifest = _rewrite_index(index, kept) if is_changed and matched else index
+    return TrimmedIndex(manifest, matched, tuple(available))
 
 
-class _Choice(NamedTuple):
-    """The entry of a trimmed index for one child of the original index."""
+def _rewrite_index(index: Manifest, kept: Sequence[Descriptor | None]) -> Manifest:
+    """Return an index with the kept children only. Entries for blobs are dropped.
 
-    # The child's own descriptor, or the descriptor of the trimmed nested index. None if the child
-    # is dropped.
-    entry: Descriptor | None
-    matched: frozenset[Platform] = frozenset()  # the wanted platforms that the child has
-    available: tuple[str, ...] = ()  # all platforms that the child has
-
-
-def _choose_entry(
-    child: Descriptor, wanted: Sequence[Platform], trimmed: Mapping[str, TrimmedIndex]
-) -> _Choice:
-    """Decide whether a trimmed index has an entry for a child.
-
-    `trimmed` holds the nested index if the child is an index. An attestation is dropped here,
-    because it depends on the choice for its image. `_add_attestations` restores it.
-    """
-    if child.is_index:
-        result = trimmed[child.digest]
-        if not result.matched:
-            return _Choice(None, available=result.available)
-        entry = child._replace(digest=result.manifest.digest, size=result.manifest.size)
-        return _Choice(entry, result.matched, result.available)
-    if child.platform is None or child.attested_digest:
-        return _Choice(None)
-    matches = frozenset(want for want in wanted if platform_matches(want, child.platform))
-    return _Choice(child if matches else None, matches, (str(child.platform),))
-
-
-def _add_attestations(
-    children: Sequence[Descriptor], chosen: Sequence[Descriptor | None]
-) -> list[Descriptor | None]:
-    """Return `chosen` with the attestations of each chosen image added at their places.
-
-    `chosen` has one element for each child: the child's new descriptor, or None if it is dropped.
-    """
-    pairs = list(zip(children, chosen, strict=True))
-    chosen_digests = {child.digest for child, entry in pairs if entry}
-    return [child if child.attested_digest in chosen_digests else entry for child, entry in pairs]
-
-
-def _rewrite_index(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
-    """Return an index with the chosen entries only. Entries for blobs are dropped.
-
-    `chosen` has one element for each child, in order: the child's new descriptor, or None to drop
+    `kept` has one element for each child, in order: the child's new descriptor, or None to drop
     the child. Raises ContentError if the index cannot be changed.
     """
     document = load_json(index.body, "the index cannot be trimmed", must_round_trip=True)
-    # The JSON objects of the children, in the order of `chosen`.
+    # The JSON objects of the children, in the order of `kept`.
     child_entries = [
         entry for entry in document["manifests"] if not read_descriptor(entry, "manifests").is_blob
     ]
     new_entries: list[dict[str, Any]] = []
-    for entry, descriptor in zip(child_entries, chosen, strict=True):
+    for entry, descriptor in zip(child_entries, kept, strict=True):
         if descriptor is None:
             continue
         if descriptor.digest != entry["digest"]:
@@ -684,7 +658,7 @@ def _rewrite_index(index: Manifest, chosen: Sequence[Descriptor | None]) -> Mani
     document["manifests"] = new_entries
 
     body = _serialize(document)
-    children = tuple(descriptor for descriptor in chosen if descriptor)
+    children = tuple(descriptor for descriptor in kept if descriptor)
     return index._replace(
         body=body, digest=digest_of(body), layers=(), children=children, is_trimmed=True
     )

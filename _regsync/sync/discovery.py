@@ -901,7 +901,7 @@ class Discovery:
         )
         nested_indexes = {index.digest: index for index in tree.children}
         with source.adding_place("filter platforms of", source.name_of(top.digest)):
-            trim_result = trim_index(top, platforms, nested_indexes)
+            trim_result, trimmed_indexes = trim_index(top, platforms, nested_indexes)
             if not trim_result.matched:
                 raise _no_platform_matches(platforms, trim_result.available)
 
@@ -914,7 +914,7 @@ class Discovery:
             digest = trim_result.manifest.digest
             text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {digest}"
             self.log_once("info", "index_trimmed", text)
-        return trim_result.manifest, [index.manifest for index in trim_result.nested.values()]
+        return trim_result.manifest, list(trimmed_indexes.values())
 
     def warn_of_missing_platforms(self) -> None:
         """Log the platforms that indexes lack, in one warning for all tags of a repository."""
@@ -977,8 +977,8 @@ def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
         raise ContentError(f"the index names {text}")
 
 
-def _no_platform_matches(wanted: Iterable[object], available: Iterable[str]) -> RegistryError:
-    source_has = printable(", ".join(available)) or "none"
+def _no_platform_matches(wanted: Iterable[object], available: Iterable[object]) -> RegistryError:
+    source_has = printable(", ".join(map(str, available))) or "none"
     filter_text = ", ".join(map(str, wanted))
     text = f"no platform matches the filter {filter_text}; the source has {source_has}"
     error = RegistryError(text, status=404)
