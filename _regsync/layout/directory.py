@@ -70,8 +70,7 @@ _COPY_AGAIN = "copy the layout again, or name another directory"
 # Entries that one warning names.
 _MOST_NAMED = 10
 
-# A commit of more files than this calls os.sync before it syncs each file. Syncing that many files
-# one by one takes much longer.
+# A commit of more files than this calls os.sync first. Syncing only one by one takes much longer.
 _MANY_FILES = 32
 
 # If the file system has no locks, a partial file may belong to another running process. After so
@@ -90,30 +89,18 @@ class _Group:
     """The blobs, manifests and entries of `index.json` that one commit saves."""
 
     def __init__(self) -> None:
-        # By digest.
+        # The blobs by their digest.
         self.blobs = dict[str, _CompleteBlob]()
         # The bytes of each manifest by its digest.
         self.manifests = dict[str, bytes]()
         # Whether `index.json` must be replaced.
         self.changes_index = False
-        # Set when the commit has ended.
+        # Set when the commit has succeeded or failed.
         self.ended = anyio.Event()
-        # Why the commit failed. None if it has not ended, or has succeeded.
-        self.error: SyncError | None = None
 
     @property
     def is_empty(self) -> bool:
         return not (self.blobs or self.manifests or self.changes_index)
-
-
-class _IndexFile(NamedTuple):
-    """`index.json`, as a run has read it."""
-
-    entries: Index
-    # Empty if the file did not exist or was damaged. Then the next commit replaces the file.
-    body: bytes
-    # Shows whether another process has replaced the file since. None if the file did not exist.
-    stamp: Stamp | None
 
 
 class Layout:
@@ -142,9 +129,11 @@ class Layout:
 
         # The entries of `index.json`, with additions since. None until it has been read.
         self._index: Index | None = None
-        # The stamp of `index.json` when it was read. None if it has not been read or did not exist.
+        # The stamp of `index.json` when it was read, which shows whether another process has
+        # replaced the file since. None if it has not been read or did not exist.
         self._index_stamp: Stamp | None = None
-        # The bytes of `index.json` when it was last read or written.
+        # The bytes of `index.json` when it was last read or written. Empty if it did not exist or
+        # was damaged: then the next commit replaces it.
         self._index_bytes = b""
 
         # By algorithm, the path of the folder of its blobs. Only folders that are known not to be
@@ -184,10 +173,8 @@ class Layout:
         an empty layout. Raises LayoutError or ContentError if the layout cannot be read.
         """
         if self._index is None:
-            file = self._read_index(may_be_new=may_be_new)
-            self._index = file.entries
-            self._index_bytes = file.body
-            self._index_stamp = file.stamp
+            self._index_stamp = self._stamp_of_index()
+            self._index, self._index_bytes = self._read_index(may_be_new=may_be_new)
         return self._index
 
     def size_of(self, digest: str) -> int | None:
@@ -301,15 +288,14 @@ class Layout:
         self._blob_folders[algorithm] = folder
         return folder
 
-    def _read_index(self, *, may_be_new: bool) -> _IndexFile:
-        """Read `index.json`, or `index.json.old` if a commit was cut short.
+    def _read_index(self, *, may_be_new: bool) -> tuple[Index, bytes]:
+        """Read `index.json`, or `index.json.old` if a commit was cut short. Also returns its bytes.
 
         If the directory has neither file, returns an empty index with `may_be_new` and raises
         LayoutError without. Also raises LayoutError if the directory has an index but is not marked
         as a layout, and ContentError if its index is damaged or its version is not supported.
         """
         version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
-        stamp = self._stamp_of_index()
         body = self._read_file(_INDEX_FILE, LARGEST_INDEX)
         has_old_index = os.path.lexists(os.path.join(self.path, _OLD_INDEX_FILE))
         has_index = body is not None or has_old_index
@@ -318,7 +304,7 @@ class Layout:
             _check_version(version)
         if may_be_new and not has_index:
             # A new folder, or a layout whose first run was killed before its first commit.
-            return _IndexFile(Index(), b"", stamp)
+            return Index(), b""
         if version is None:
             raise LayoutError(
                 f"{self.display_path} is not an image layout: it has no file oci-layout",
@@ -331,20 +317,20 @@ class Layout:
             )
 
         try:
-            return self._parse(body, stamp, has_old_index=has_old_index)
+            return self._parse_index(body, has_old_index=has_old_index)
         except ContentError as error:
             error.hint = _COPY_AGAIN
             raise
 
-    def _parse(self, body: bytes | None, stamp: Stamp | None, *, has_old_index: bool) -> _IndexFile:
+    def _parse_index(self, body: bytes | None, *, has_old_index: bool) -> tuple[Index, bytes]:
         """Parse `body`, the bytes of `index.json`.
 
         If the disk was removed during a commit, `index.json` may be missing (`body` is None) or
-        damaged. Then `index.json.old` is parsed, with a warning.
+        damaged. Then `index.json.old` is parsed, with a warning, and b"" is returned for its bytes.
         """
         if body is not None:
             try:
-                return _IndexFile(parse_index(body), body, stamp)
+                return parse_index(body), body
             except ContentError:
                 if not has_old_index:
                     raise
@@ -352,7 +338,7 @@ class Layout:
         old_index = parse_index(self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX) or b"")
         text = f"{self.display_path}: index.json cannot be read, index.json.old is used instead"
         self._log("warning", "layout_index", text)
-        return _IndexFile(old_index, b"", stamp)
+        return old_index, b""
 
     def warn_of_unreadable(self, reasons: Mapping[str, str]) -> None:
         """Log a warning about entries without a name that cannot be read and may be artifacts.
@@ -461,26 +447,27 @@ class Layout:
         continues after it. Raises LayoutError if the disk has too little space.
         """
         lock = self.begin_writing()
-        # The leftover is tried once. If it is of no use, a new file replaces it.
-        leftover_path = self._leftover_paths.pop(blob.digest, None)
-        partial = None
-        if leftover_path is not None:
+        leftover = None
+        if blob.digest in self._leftover_paths:
+            # The leftover is tried once. If it is of no use, a new file replaces it.
+            leftover_path = self._leftover_paths.pop(blob.digest)
             with self.disk_errors():
-                partial = await _open_leftover(leftover_path, blob)
+                leftover = await _open_leftover(leftover_path, blob)
 
-        remaining = blob.size if partial is None else blob.size - partial.size
+        remaining = blob.size - (leftover.size if leftover else 0)
         # Space that is reserved for this blob is available to it.
         available = self._unreserved_bytes() + self.reservations.remaining(blob.digest)
         if remaining > available:
-            if partial is not None:
-                partial.stream.close()
+            if leftover:
+                leftover.stream.close()
             raise self._out_of_space(f"the blob needs {size_text(remaining)}", available)
 
-        if partial is None:
-            with self.disk_errors():
-                path = self._blob_path_for_writing(blob.digest) + lock.suffix
-                partial = _PartialFile(path, create_file(path), size=0, hash=None)
-        return BlobFile(self, blob, partial)
+        if leftover:
+            return BlobFile(self, blob, leftover)
+        with self.disk_errors():
+            path = self._blob_path_for_writing(blob.digest) + lock.suffix
+            new = _PartialFile(path, create_file(path), size=0, hash=None)
+        return BlobFile(self, blob, new)
 
     def reserve(self, sizes: Mapping[str, int]) -> Iterable[str]:
         """Reserve disk space for the blobs and manifests of an image that the layout lacks.
@@ -583,8 +570,6 @@ class Layout:
         for group in list(self._unsaved_groups()):
             if not group.is_empty:  # an empty group is never committed
                 await group.ended.wait()
-                if group.error is not None:
-                    raise group.error.without_place()
         if self._commit_error is not None:
             raise self._commit_error.without_place()
 
@@ -612,9 +597,8 @@ class Layout:
                     error.hint = (
                         "run again when the cause is removed; the layout's tags are unchanged"
                     )
-                group.error = error
-                # Only some files of the group may have been renamed. `begin_writing` now raises
-                # this.
+                # Only some files of the group may have been renamed. No later commit can succeed,
+                # because `begin_writing` now raises this.
                 self._commit_error = error
             finally:
                 self._group_in_commit = None
@@ -671,14 +655,12 @@ class Layout:
                 partials.append((digest, path))
 
             if len(partials) > _MANY_FILES and hasattr(os, "sync"):
-                os.sync()
+                os.sync()  # so that `sync_file` takes less time for each file
             for _, path in partials:
                 sync_file(path)
             for digest, path in partials:
                 os.replace(path, self._blob_path_for_writing(digest))
-            # `_blob_path_for_writing` has added the folder of each of these files to
-            # `_blob_folders`.
-            for folder in self._blob_folders.values():
+            for folder in {os.path.dirname(path) for _, path in partials}:
                 sync_folder(folder)
             if index_bytes != self._index_bytes:
                 self._replace_index(index_bytes, lock.suffix)
@@ -824,18 +806,17 @@ async def _open_leftover(path: str, blob: Descriptor) -> _PartialFile | None:
     except OSError:
         return None  # a link, a folder, or not permitted
 
-    algorithm, _ = split_digest(blob.digest)
-    running_hash = new_hash(algorithm)
-    hashed_size = 0
-    try:
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(stream.close)
         status = os.fstat(stream.fileno())
         # A hard link to the file may be outside of the layout, so the file must not be written.
         is_only_name = status.st_nlink <= 1
-        if stat.S_ISREG(status.st_mode) and is_only_name and status.st_size <= blob.size:
-            hashed_size = await hash_rest(stream, running_hash)
-    finally:
-        if hashed_size == 0:  # also after an error or a cancellation
-            stream.close()
-    if hashed_size == 0:
-        return None
+        if not (stat.S_ISREG(status.st_mode) and is_only_name) or status.st_size > blob.size:
+            return None
+        algorithm, _ = split_digest(blob.digest)
+        running_hash = new_hash(algorithm)
+        hashed_size = await hash_rest(stream, running_hash)
+        if hashed_size == 0:
+            return None
+        cleanup.pop_all()  # the stream stays open
     return _PartialFile(path, stream, size=hashed_size, hash=running_hash)

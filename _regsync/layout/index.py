@@ -240,9 +240,9 @@ class Index:
     # Changes.
 
     def put(self, entry: Entry) -> None:
-        """Add an entry. The entry that had the same `REPO:TAG` before is removed.
+        """Add an entry in place of the entry with the same `REPO:TAG`.
 
-        Does nothing if the index has an equal entry, because other tools would list both.
+        An entry is not added a second time, because other tools would list both.
         """
         name = _split_name(entry.name)
         if name is not None:
@@ -254,40 +254,31 @@ class Index:
             self.add(entry)
 
     def add(self, entry: Entry) -> None:
-        """Add an entry, and remove no other.
-
-        A name that was used before now finds the new entry.
-        """
+        """Add an entry, and remove no other. Its names now find this entry."""
         self._entries_by_digest[entry.descriptor.digest].append(entry)
         if entry.subject:
             self._artifacts_by_subject[entry.subject].append(entry)
 
         names = _names_of(entry)
-        if names.own is not None:
-            self._own_names[names.own.repository][names.own.tag] = entry
-        for name in names.full:
-            self._full_names[name.repository][name.tag] = entry
-        if names.bare:
-            self._bare_names[names.bare] = entry
-        for tag in names.tags():
-            if tag.startswith(_LIST_TAG_PREFIXES):
-                self._referrers_lists[tag].append(entry)
+        if names.own_repository:
+            self._own_names[names.own_repository][names.tag] = entry
+        for repository in names.full_repositories:
+            self._full_names[repository][names.tag] = entry
+        if names.is_bare:
+            self._bare_names[names.tag] = entry
+        if names.tag.startswith(_LIST_TAG_PREFIXES):
+            self._referrers_lists[names.tag].append(entry)
 
     def _remove(self, entry: Entry) -> None:
-        """Remove an entry with an own name. A name of it that finds a later entry is kept.
-
-        The entry has neither a bare name nor, because it is an image, a subject.
-        """
+        """Remove an image with an own name. Its full names may belong to a later entry by now."""
         self._entries_by_digest[entry.descriptor.digest].remove(entry)
         names = _names_of(entry)
-        for tag in names.tags():
-            if entry in self._referrers_lists.get(tag, ()):
-                self._referrers_lists[tag].remove(entry)
-
-        if names.own is not None:
-            _remove_name(self._own_names, names.own, entry)
-        for name in names.full:
-            _remove_name(self._full_names, name, entry)
+        if names.tag.startswith(_LIST_TAG_PREFIXES):
+            self._referrers_lists[names.tag].remove(entry)
+        del self._own_names[names.own_repository][names.tag]
+        for repository in names.full_repositories:
+            if self._full_names[repository].get(names.tag) is entry:
+                del self._full_names[repository][names.tag]
 
     def dump(self) -> bytes:
         """Return the bytes of `index.json`, with one entry in each line.
@@ -344,13 +335,6 @@ class _Name(NamedTuple):
     tag: str
 
 
-def _remove_name(images: Mapping[str, dict[str, Entry]], name: _Name, entry: Entry) -> None:
-    """Remove a name from `images` unless it finds another entry."""
-    tags = images.get(name.repository, {})
-    if tags.get(name.tag) is entry:
-        del tags[name.tag]
-
-
 def _split_name(name: str) -> _Name | None:
     """Split `REPO:TAG`. Returns None if the name has another form."""
     repository, colon, tag = name.rpartition(":")
@@ -360,54 +344,44 @@ def _split_name(name: str) -> _Name | None:
 
 
 class _Names(NamedTuple):
-    """The names of an entry in each of the three forms that `Index` describes."""
+    """The names of an entry, in the forms that `Index` describes. All have the same tag."""
 
-    own: _Name | None
-    # The full name without the host and, if that is valid, with the host as part of the repository.
-    full: list[_Name]
-    # The bare tag. Empty if the entry has no name, or a name of another form.
-    bare: str
+    tag: str = ""  # empty if the entry has no name
+    own_repository: str = ""  # empty if the entry has no own name
+    # The repository of the full name without the host and, if that is valid, with the host.
+    full_repositories: tuple[str, ...] = ()
 
-    def tags(self) -> set[str]:
-        tags = {name.tag for name in self.full}
-        if self.own is not None:
-            tags.add(self.own.tag)
-        if self.bare:
-            tags.add(self.bare)
-        return tags
+    @property
+    def is_bare(self) -> bool:
+        return bool(self.tag) and not self.own_repository and not self.full_repositories
 
 
 def _names_of(entry: Entry) -> _Names:
     """Return the names under which an entry is found, from its two annotations for names."""
     own = _split_name(entry.name)
     if own is not None and not _begins_with_host(own.repository):
-        return _Names(own, full=[], bare="")
+        return _Names(own.tag, own.repository)
 
     # Some tools write the full name to the annotation in which this program writes `REPO:TAG`. A
     # name like `ghcr.io/app:v1` may be of either form, so it counts as both.
-    if ":" in entry.name:
-        return _Names(own, full=_full_names(entry.name), bare="")
-    if entry.full_name:
-        return _Names(None, full=_full_names(entry.full_name), bare="")
-    return _Names(None, full=[], bare=entry.name if is_tag(entry.name) else "")
+    full_name = entry.name if ":" in entry.name else entry.full_name
+    if not full_name:
+        return _Names(entry.name) if is_tag(entry.name) else _Names()
+    names = _parse_full_name(full_name)
+    return names if own is None else names._replace(tag=own.tag, own_repository=own.repository)
 
 
-def _full_names(text: str) -> list[_Name]:
-    """Parse `HOST/REPO:TAG`. Returns the names REPO:TAG and, if it is valid, HOST/REPO:TAG.
-
-    Returns an empty list if the text has no tag or is not a valid reference.
-    """
+def _parse_full_name(text: str) -> _Names:
+    """Parse `HOST/REPO:TAG`. A text without a tag, or of another form, is no name."""
     try:
         reference = parse_reference(text)
     except ConfigError:
-        return []
+        return _Names()
     if reference.tag is None:
-        return []
-    names = [_Name(reference.repository, reference.tag)]
+        return _Names()
     with_host = f"{reference.host}/{reference.repository}"
-    if is_repository(with_host):
-        names.append(_Name(with_host, reference.tag))
-    return names
+    repositories = [reference.repository, with_host]
+    return _Names(reference.tag, full_repositories=tuple(filter(is_repository, repositories)))
 
 
 def _begins_with_host(repository: str) -> bool:
