@@ -81,14 +81,14 @@ _BELOW = r"/(?![^?]*(?i:\.|%2e){2})"
 class _Pages:
     """The pages read of one listing, numbered from 1. No page may occur twice (I12).
 
-    The keys are hashes of paths and contents, because a Link may have 64 KiB.
+    The keys are hashes, because the path in a Link may have 64 KiB.
     """
 
     def __init__(self, kind: str) -> None:
         """`kind` names the listed objects in an error message, such as "tags"."""
         self._kind = kind
         self._number_by_path = dict[int, int]()
-        self._number_by_content = dict[int, int]()
+        self._number_by_names = dict[int, int]()  # the first page with these names
 
     def __len__(self) -> int:
         return len(self._number_by_path)
@@ -97,13 +97,7 @@ class _Pages:
         """Record that a page is requested."""
         self._number_by_path[hash(path)] = len(self) + 1
 
-    def has(self, path: str) -> bool:
-        """Report whether a page was requested."""
-        return hash(path) in self._number_by_path
-
-    def record_content(
-        self, names: Collection[str], next_path: str | None, *, has_new: bool
-    ) -> None:
+    def record_names(self, names: Collection[str], next_path: str | None, *, has_new: bool) -> None:
         """Record the names on the page that was added last. Raises ListingBroken if the page
         repeats an earlier page or leads back to one.
 
@@ -111,19 +105,20 @@ class _Pages:
         on any earlier page.
         """
         number = len(self)
-        if next_path is not None and self.has(next_path):
+        if next_path is not None and hash(next_path) in self._number_by_path:
             raise self._endless(number, f"page {self._number_by_path[hash(next_path)]}")
 
-        # The first page with the same names, which may be this page.
-        first_number = self._number_by_content.setdefault(hash(tuple(names)), number)
-        if not names or has_new:
+        first_number = self._number_by_names.setdefault(hash(tuple(names)), number)
+        if has_new or not names:
             return
-        # This page repeats names, so the link of the page before it leads back.
-        if first_number != number:
+        # The page only repeats names, so the page before it leads back.
+        is_copy = first_number < number
+        if is_copy:
             raise self._endless(number - 1, f"page {first_number}")
         # The last page may repeat names, because some registries begin each page with the last name
         # of the previous page.
-        if next_path is not None:
+        is_last = next_path is None
+        if not is_last:
             raise self._endless(number - 1, "what earlier pages name")
 
     def _endless(self, number: int, goal: str) -> ListingBroken:
@@ -287,18 +282,17 @@ class RemoteRepository:
                 raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
 
             next_path = self._next_page(call, answer)
-            is_linked = next_path is not None
             # Without a Link a page may repeat the previous one, because some registries ignore
             # `last`. It adds no tags then, which ends the listing.
-            if was_linked or is_linked:
-                pages.record_content(page, next_path, has_new=bool(new_tags))
-            was_linked = is_linked
+            if was_linked or next_path is not None:
+                pages.record_names(page, next_path, has_new=bool(new_tags))
+            was_linked = next_path is not None
 
             if next_path is None and new_tags and len(page) == page_size:
                 # Some registries return a full page without a Link although there are more (section
                 # 1.11).
                 next_path = f"{self._base}/tags/list?n={page_size}&last={new_tags[-1]}"
-            if next_path is None or pages.has(next_path):
+            if next_path is None:
                 return tags
             call = call._replace(path=next_path)
         raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
@@ -442,18 +436,16 @@ class RemoteRepository:
                 pages.add(call.path)
                 answer = await self._get_referrers_page(call, len(pages))
                 body_bytes += len(answer.body)
-                entries = _referrers_of(answer, is_first=len(pages) == 1)
-                page = {entry.digest: entry for entry in entries}
+                page = _referrers_of(answer, is_first=len(pages) == 1)
                 has_new = not page.keys() <= referrers.keys()
                 referrers.update(page)
 
                 next_path = self._next_page(call, answer)
-                pages.record_content(page, next_path, has_new=has_new)
+                pages.record_names(page, next_path, has_new=has_new)
                 if next_path is None:
                     return tuple(referrers.values())
-                has_too_many = max(len(pages), len(referrers)) > _MOST_REFERRERS
-                is_too_long = body_bytes > _MOST_REFERRERS * 1024
-                if has_too_many or is_too_long:
+                most = max(len(pages), len(referrers), body_bytes / 1024)
+                if most > _MOST_REFERRERS:
                     raise ProtocolBroken(
                         f"the list has more than {_MOST_REFERRERS} referrers, or more than that many KiB"
                     )
@@ -569,18 +561,20 @@ def _check_range(response: Response, blob: Descriptor, start: int) -> None:
     wrong size, and ProtocolBroken if a part of a blob is not the requested part.
     """
     remaining = blob.size - start
-    has_wrong_length = response.length not in (None, remaining)
-    if start:
-        content_range = response.headers.get("content-range") or ""
-        is_rest = response.status == 206 and content_range.startswith(f"bytes {start}-")
-        if not is_rest or has_wrong_length:
-            raise ProtocolBroken("the registry did not resume the blob where it broke off")
-    if has_wrong_length:
-        raise WrongBytes(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
+    has_right_length = response.length in (None, remaining)
+    if start == 0:
+        if not has_right_length:
+            text = f"the blob has {response.length} bytes, its descriptor says {blob.size}"
+            raise WrongBytes(text)
+        return
+    content_range = response.headers.get("content-range") or ""
+    is_rest = response.status == 206 and content_range.startswith(f"bytes {start}-")
+    if not is_rest or not has_right_length:
+        raise ProtocolBroken("the registry did not resume the blob where it broke off")
 
 
-def _referrers_of(answer: Response, *, is_first: bool) -> tuple[Descriptor, ...]:
-    """Parse one page of a list of referrers.
+def _referrers_of(answer: Response, *, is_first: bool) -> dict[str, Descriptor]:
+    """Parse one page of a list of referrers. Returns the descriptors by digest.
 
     Raises ContentError if the page is not a valid index. For a first page without the media type of
     an index it raises RegistryError instead, as if the registry had no such list: some registries
@@ -595,7 +589,7 @@ def _referrers_of(answer: Response, *, is_first: bool) -> tuple[Descriptor, ...]
         if not is_first or content_type.startswith(_INDEX):
             raise
         raise RegistryError(f"status 200, but not a list: {error.message}", status=200) from error
-    return page.children
+    return {child.digest: child for child in page.children}
 
 
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -821,20 +821,26 @@ class Transport:
         request = Request(method, target, (*own_headers, *headers), body)
         is_foreign = host is not None and origin != host.origin
         pool = self.foreign_pool if is_foreign else self.pool
-        lease = pool.lease(origin)
-        if host is None:  # the modules of the clouds retry by themselves
-            return await self._fetch_once(lease, request, seconds, confirm)
+        ask = partial(self._fetch_once, pool.lease(origin), request, seconds, confirm)
+        if host is None:
+            return await ask()  # the modules of the clouds retry by themselves
+        return await self._ask_token_service(host, origin, ask)
 
-        # The token service of a registry may have an outage like the registry itself.
+    async def _ask_token_service(
+        self, host: RegistryClient, origin: Origin, ask: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        """Send the request `ask` to the token service of a registry, which may have an outage like
+        the registry itself.
+        """
         peer = self.recovery.peer(origin)
         host.token_peer = peer
         self._check_reach(host, peer, can_repeat=True)
         began = anyio.current_time()
         try:
-            answering = self._fetch_once(lease, request, seconds, confirm)
             if self.recovery.is_probing(peer):
-                answering = self.recovery.await_probe(peer, answering)
-            answer = await answering
+                answer = await self.recovery.await_probe(peer, ask())
+            else:
+                answer = await ask()
         except WireError as error:
             self.recovery.record_failure(peer, error, began)
             raise
