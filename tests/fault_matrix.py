@@ -482,7 +482,7 @@ def _state(where: str) -> Strike:
 
     @contextlib.asynccontextmanager
     async def strike(scene: Scene, times: int | None) -> AsyncIterator[None]:
-        owner, name = {"open": (sqlite, "_connect"), "write": (database, "_write_notes")}[where]
+        owner, name = {"open": (sqlite, "_connect"), "write": (database, "_write_entries")}[where]
         plain = getattr(owner, name)
         struck = 0
 

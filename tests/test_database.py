@@ -29,7 +29,7 @@ from _regsync.state.archive import (
     Fact,
     Holder,
     ManifestEntry,
-    Notes,
+    MemoryArchive,
     RepositoryKey,
     Snapshot,
     SnapshotEntry,
@@ -147,7 +147,7 @@ def test_a_file_answers_as_memory_does_however_often_it_is_written_and_opened(
 ) -> None:
     with TemporaryDirectory() as directory:
         said = Said()
-        memory = Notes()
+        memory = MemoryArchive()
         state = StateFile(directory, said)
         state.load()
         for name, *arguments in steps:
@@ -317,7 +317,7 @@ def states_of_a_commit(directory: Path) -> Iterator[dict[str, bytes]]:
             journal = b""
             connection = state._connection
             assert connection is not None
-            for statement, values in database._statements(state._notes):
+            for statement, values in database._statements(state._unsaved):
                 connection.executemany(statement, values)
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 connection.execute("COMMIT")

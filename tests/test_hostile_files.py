@@ -23,7 +23,7 @@ from _regsync.state.archive import (
     BlobEntry,
     Fact,
     ManifestEntry,
-    Notes,
+    MemoryArchive,
     RepositoryKey,
     Snapshot,
     SnapshotEntry,
@@ -54,7 +54,7 @@ WHERE = RepositoryKey("registry.test:5000", "app")
 def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(moment, believed):
     name = hashed_key("a", "b")
     key = key_of(DIGEST)
-    archive = Notes()
+    archive = MemoryArchive()
     archive.put_blob(WHERE, key, BlobEntry(moment, True))
     archive.put_manifest(WHERE, key, ManifestEntry(moment, (), ()))
     archive.put_snapshot(name, SnapshotEntry(moment, Snapshot(key, key)))
@@ -69,7 +69,7 @@ def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(moment, beli
 
 @pytest.mark.rule("R16")
 def test_a_fact_from_a_clock_that_is_years_ahead_is_not_believed():
-    archive = Notes()
+    archive = MemoryArchive()
     archive.put_fact("a", Fact("mounts", "", True, AHEAD))
     archive.put_fact("b", Fact("mounts", "", True, NOW))
     known = Knowledge(archive, now=lambda: float(NOW))

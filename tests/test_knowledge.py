@@ -13,7 +13,7 @@ from _regsync.state.archive import (
     Fact,
     Holder,
     ManifestEntry,
-    Notes,
+    MemoryArchive,
     RepositoryKey,
     Snapshot,
     SnapshotEntry,
@@ -33,14 +33,14 @@ C = RepositoryKey("else", "a")
 TOP, CHILD, BLOB, OTHER = (f"sha256:{number:064x}" for number in range(1, 5))
 
 
-def held(archive: Notes, moment: int = NOW - HOUR) -> None:
+def held(archive: MemoryArchive, moment: int = NOW - HOUR) -> None:
     """Put an index with one child of one blob into A."""
     archive.put_manifest(A, key_of(TOP), ManifestEntry(moment, (), (key_of(CHILD),)))
     archive.put_manifest(A, key_of(CHILD), ManifestEntry(moment, (key_of(BLOB),), ()))
     archive.put_blob(A, key_of(BLOB), BlobEntry(moment, True))
 
 
-def known(archive: Notes, now: int = NOW, ttl: float = DAY) -> Knowledge:
+def known(archive: MemoryArchive, now: int = NOW, ttl: float = DAY) -> Knowledge:
     return Knowledge(archive, now=lambda: float(now), ttl=ttl)
 
 
@@ -57,7 +57,7 @@ def test_a_key_is_of_one_length_and_says_its_algorithm() -> None:
     [(DAY, DAY, True), (DAY + 1, DAY, False), (90 * DAY, 0, True), (-DAY - 1, 0, False)],
 )
 def test_an_entry_is_believed_as_long_as_it_lasts(age: int, ttl: float, believed: bool) -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     held(archive, NOW - age)
     knowledge = known(archive, ttl=ttl)
     assert knowledge.is_blob_believed(A, BLOB) is believed
@@ -70,7 +70,7 @@ def test_an_entry_is_believed_as_long_as_it_lasts(age: int, ttl: float, believed
 
 @pytest.mark.parametrize(("age", "fresh"), [(30 * 60, True), (30 * 60 + 1, False)])
 def test_a_careful_look_believes_what_is_fresh_or_vouched_for(age: int, fresh: bool) -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     held(archive, NOW - age)
     knowledge = known(archive)
     assert knowledge.is_blob_believed(A, BLOB, must_be_recent=True) is fresh
@@ -79,7 +79,7 @@ def test_a_careful_look_believes_what_is_fresh_or_vouched_for(age: int, fresh: b
 
 
 def test_a_contradicted_repository_is_believed_where_it_is_vouched_for() -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     held(archive)
     knowledge = known(archive)
     knowledge.confirm_tagged_manifest(A, TOP)
@@ -91,7 +91,7 @@ def test_a_contradicted_repository_is_believed_where_it_is_vouched_for() -> None
 
 
 def test_a_host_that_misses_what_it_vouches_for_is_lenient_for_a_day() -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     held(archive)
     knowledge = known(archive)
     knowledge.record_absent_blob(A, BLOB)
@@ -105,7 +105,7 @@ def test_a_host_that_misses_what_it_vouches_for_is_lenient_for_a_day() -> None:
 
 
 def test_what_is_forgotten_goes_with_what_it_names() -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     held(archive)
     archive.put_blob(B, key_of(BLOB), BlobEntry(NOW, True))
     knowledge = known(archive)
@@ -121,7 +121,7 @@ def test_what_is_forgotten_goes_with_what_it_names() -> None:
 
 
 def test_what_could_be_mounted_from_there_once_still_can() -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     held(archive)
     knowledge = known(archive)
     knowledge.confirm_blob(A, BLOB)
@@ -135,7 +135,7 @@ def test_what_could_be_mounted_from_there_once_still_can() -> None:
 def test_what_a_tag_vouches_for_is_renewed_in_each_quarter_of_its_life(
     age: int, renewed: bool
 ) -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     held(archive, NOW - age)
     archive.put_blob(A, key_of(OTHER), BlobEntry(NOW - age, True))
     knowledge = known(archive)
@@ -151,7 +151,7 @@ def test_what_a_tag_vouches_for_is_renewed_in_each_quarter_of_its_life(
 
 
 def test_manifests_that_name_each_other_are_renewed_once() -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     for one, other in ((TOP, CHILD), (CHILD, TOP)):
         archive.put_manifest(A, key_of(one), ManifestEntry(1, (), (key_of(other),)))
     knowledge = known(archive)
@@ -162,7 +162,7 @@ def test_manifests_that_name_each_other_are_renewed_once() -> None:
 
 
 def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     login = [["bearer", "https://realm.test", "", "", ""], False]
     morning = known(archive, NOW)
     morning.record_login(HOST, login)
@@ -206,14 +206,14 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
     ],
 )
 def test_a_fact_of_another_form_is_passed_over(name: str, value: object) -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     archive.put_fact(HOST, Fact(name, "", value, NOW))
-    assert known(archive).facts_of(HOST) == known(Notes()).facts_of(HOST)
+    assert known(archive).facts_of(HOST) == known(MemoryArchive()).facts_of(HOST)
 
 
 def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     written = list[Fact]()
-    archive = Notes()
+    archive = MemoryArchive()
     monkeypatch.setattr(archive, "put_fact", lambda host, fact: written.append(fact))
     knowledge = known(archive)
     for _ in range(3):
@@ -229,7 +229,7 @@ def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     name = hashed_key("a")
     keys = Snapshot(key_of(TOP), key_of(CHILD))
     for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 6 * HOUR + 1, None)):
@@ -246,7 +246,7 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> 
 
 
 def test_what_is_too_old_is_swept_once_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     swept = list[tuple[int, dict[str, int]]]()
 
     def sweep(moment: int, **limits: int) -> None:
@@ -268,12 +268,12 @@ def test_what_is_too_old_is_swept_once_a_day(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["a b", "a&digest=x", "a\r\nX: y", "A", "", "a/../b", "\ufffd"])
 def test_a_name_that_no_repository_has_is_never_mounted_from(name: str) -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     archive.put_blob(RepositoryKey(HOST, name), key_of(BLOB), BlobEntry(NOW - HOUR, True))
     assert known(archive).mount_source(B, BLOB) is None
 
 
-class Counted(Notes):
+class Counted(MemoryArchive):
     """An archive that knows what it was asked for."""
 
     def __init__(self) -> None:
@@ -367,7 +367,7 @@ def test_snapshots_are_read_at_once_and_nothing_is_read_when_one_is_recorded() -
 # What a tag's answer teaches (docs/design.md section 6, rule 4).
 
 
-class Nothing(Notes):
+class Nothing(MemoryArchive):
     """The archive of a run without a state: nothing that it is given is found again."""
 
     def put_blob(self, where: RepositoryKey, key: bytes, entry: BlobEntry) -> None:
@@ -377,10 +377,10 @@ class Nothing(Notes):
         pass
 
 
-ARCHIVES = pytest.mark.parametrize("archive", [Notes, Nothing])
+ARCHIVES = pytest.mark.parametrize("archive", [MemoryArchive, Nothing])
 
 
-def shown(archive: type[Notes]) -> Knowledge:
+def shown(archive: type[MemoryArchive]) -> Knowledge:
     """Return what is known after a tag of A answered with an index, and both manifests were read."""
     knowledge = known(archive())
     knowledge.confirm_tagged_manifest(A, TOP)
@@ -390,7 +390,9 @@ def shown(archive: type[Notes]) -> Knowledge:
 
 
 @ARCHIVES
-def test_what_a_shown_manifest_names_is_believed_and_not_confirmed(archive: type[Notes]) -> None:
+def test_what_a_shown_manifest_names_is_believed_and_not_confirmed(
+    archive: type[MemoryArchive],
+) -> None:
     knowledge = shown(archive)
     assert knowledge.is_manifest_believed(A, CHILD)
     assert knowledge.is_blob_believed(A, BLOB, must_be_recent=True)
@@ -403,7 +405,7 @@ def test_what_a_shown_manifest_names_is_believed_and_not_confirmed(archive: type
 
 
 def test_a_manifest_that_no_tag_has_shown_teaches_nothing() -> None:
-    knowledge = known(Notes())
+    knowledge = known(MemoryArchive())
     knowledge.record_tagged_content(HOST, TOP, [BLOB], [CHILD])
     knowledge.confirm_tagged_manifest(RepositoryKey("else.test", A[1]), TOP)
     knowledge.record_tagged_content(HOST, TOP, [BLOB], [CHILD])
@@ -412,7 +414,7 @@ def test_a_manifest_that_no_tag_has_shown_teaches_nothing() -> None:
 
 
 @ARCHIVES
-def test_what_was_forgotten_is_not_believed_again(archive: type[Notes]) -> None:
+def test_what_was_forgotten_is_not_believed_again(archive: type[MemoryArchive]) -> None:
     knowledge = shown(archive)
     for digest in (BLOB, CHILD):
         knowledge.forget(A, digest)
@@ -428,7 +430,7 @@ def test_what_was_forgotten_is_not_believed_again(archive: type[Notes]) -> None:
 
 
 @ARCHIVES
-def test_a_contradicted_repository_shows_nothing(archive: type[Notes]) -> None:
+def test_a_contradicted_repository_shows_nothing(archive: type[MemoryArchive]) -> None:
     knowledge = shown(Nothing)
     knowledge.record_contradiction(A)
     assert not knowledge.is_blob_believed(A, BLOB)
@@ -442,7 +444,7 @@ def test_a_contradicted_repository_shows_nothing(archive: type[Notes]) -> None:
 
 
 def test_what_is_too_old_is_believed_where_a_tag_shows_it() -> None:
-    archive = Notes()
+    archive = MemoryArchive()
     known(archive, NOW).confirm_manifest(A, TOP, [BLOB])
     later = known(archive, NOW + 2 * DAY, ttl=float(DAY))
     assert not later.is_blob_believed(A, BLOB)

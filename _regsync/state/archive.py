@@ -1,7 +1,7 @@
 """Entries that are kept from one run to the next, and the archive that keeps them.
 
 Owns: the forms of entries and their keys; the protocol `Archive`, which the state file implements
-(state/database.py); `Notes`, an archive in memory.
+(state/database.py); `MemoryArchive`, an archive in memory.
 May not know: whether an entry is believed (state/knowledge.py), clocks, files, SQL.
 Follows: docs/design.md section 8.
 """
@@ -205,7 +205,7 @@ class Archive(Protocol):
         """
 
 
-class Notes:
+class MemoryArchive:
     """An archive in memory. The value None marks a blob or manifest as forgotten."""
 
     def __init__(self) -> None:

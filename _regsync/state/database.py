@@ -32,7 +32,7 @@ from _regsync.state.archive import (
     Fact,
     Holder,
     ManifestEntry,
-    Notes,
+    MemoryArchive,
     RepositoryKey,
     Snapshot,
     SnapshotEntry,
@@ -74,10 +74,11 @@ class StateFile:
     Disk errors are not raised. They are logged by `log(level, event, message)`. The file is in one
     of these states:
 
-    - writer: open, and this process holds the lock. New entries are noted in memory and committed;
+    - writer: open, and this process holds the lock. New entries are kept in memory until they are
+      committed;
     - reader: open without the lock. Of new entries, only artifact checks and forgotten keys are
-      noted, for look-ups of this run. A writer becomes a reader if it cannot write any more;
-    - closed: look-ups find only what this run has noted.
+      kept, for look-ups of this run. A writer becomes a reader if it cannot write any more;
+    - closed: look-ups find only what this run has kept in memory.
     """
 
     def __init__(
@@ -105,12 +106,12 @@ class StateFile:
         # Whether this run has opened the file, or found that there is none yet.
         self._is_used = False
 
-        # Entries that are not in the file yet. A look-up searches them first, because they are
-        # newer.
-        self._notes = Notes()
-        self._new_notes = 0  # number of entries noted since the last commit
+        # Entries that are not in the file yet. They are newer than the file's. The value None marks a
+        # blob or manifest as forgotten.
+        self._unsaved = MemoryArchive()
+        self._puts_since_commit = 0
         # Set by each new entry. None until `commit_regularly` waits for an entry.
-        self._note_event: anyio.Event | None = None
+        self._put_event: anyio.Event | None = None
 
     @property
     def is_writer(self) -> bool:
@@ -120,7 +121,7 @@ class StateFile:
     @property
     def is_used(self) -> bool:
         """Whether this run can use the entries of earlier runs."""
-        return self._is_used or (self._keeps_unwritten and bool(self._notes))
+        return self._is_used or (self._keeps_unwritten and bool(self._unsaved))
 
     # Opening and closing.
 
@@ -158,13 +159,13 @@ class StateFile:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
             self.commit()
-            if self._notes and self.is_writer:
+            if self._unsaved and self.is_writer:
                 # Another process has locked the file for too long.
                 self._warn(f"the state in {self._shown_directory} is not saved: it is locked")
         self._close_file()
         self._is_used = False
         if not self._keeps_unwritten:
-            self._notes.clear()
+            self._unsaved.clear()
 
     def _close_file(self) -> None:
         """Close the file and release the lock, without a commit."""
@@ -247,26 +248,27 @@ class StateFile:
     async def commit_regularly(self) -> None:
         """Commit new entries within COMMIT_SECONDS, until cancelled or until the lock is lost."""
         while self.is_writer:
-            self._note_event = anyio.Event()
-            if not self._notes:
-                await self._note_event.wait()
+            self._put_event = anyio.Event()
+            if not self._unsaved:
+                await self._put_event.wait()
             start = anyio.current_time()
             self.commit()
             took = anyio.current_time() - start
-            with anyio.move_on_after(min(COMMIT_SECONDS, took / _COMMIT_SHARE)):
+            pause = min(COMMIT_SECONDS, took / _COMMIT_SHARE)
+            with anyio.move_on_after(pause):
                 await anyio.sleep_forever()
 
     def commit(self) -> None:
         """Write the new entries to the file. If the file is locked, they stay in memory."""
-        self._new_notes = 0
-        if self._connection is None or not self.is_writer or not self._notes:
+        self._puts_since_commit = 0
+        if self._connection is None or not self.is_writer or not self._unsaved:
             return
         try:
-            _write_notes(self._connection, self._notes)
+            _write_entries(self._connection, self._unsaved)
         except sqlite3.Error as error:
             self._on_write_error(error)
         else:
-            self._notes.clear()
+            self._unsaved.clear()
 
     def _on_write_error(self, error: sqlite3.Error) -> None:
         """Replace a damaged file. Stop writing after any other error, unless the file is locked.
@@ -287,19 +289,19 @@ class StateFile:
         self._unlock()
 
     def _replace_damaged(self, error: Exception) -> None:
-        """Replace a damaged file by a new file with the entries of `_notes`.
+        """Replace a damaged file by a new file with the unsaved entries.
 
         If that fails too, continue without a file.
         """
         try:
             self._begin_empty_file(reason_of(error))
             assert self._connection is not None
-            _write_notes(self._connection, self._notes)
+            _write_entries(self._connection, self._unsaved)
         except (BelongsToOthers, OSError, sqlite3.Error) as second_error:
             self._stop_writing(second_error)
             self._close_file()
         else:
-            self._notes.clear()
+            self._unsaved.clear()
 
     def sweep(
         self, now: int, *, entries_before: int, checks_before: int, facts_before: int
@@ -349,14 +351,14 @@ class StateFile:
     def _select_each(
         self, query: str, values: Sequence[object], keys: Sequence[bytes]
     ) -> Iterator[_Row]:
-        """Yield the rows of a query whose last column is one of `keys`.
+        """Yield the rows of a query for any number of keys.
 
-        `query` ends with the name of that column. `values` are for the query's other placeholders.
+        `KEYS` in the query stands for their placeholders, which follow those of `values`.
         """
         for start in range(0, len(keys), _MOST_KEYS):
             batch = keys[start : start + _MOST_KEYS]
             marks = ", ".join("?" * len(batch))
-            yield from self._select(f"{query} IN ({marks})", *values, *batch)
+            yield from self._select(query.replace("KEYS", marks), *values, *batch)
 
     @property
     def swept_at(self) -> int:
@@ -366,9 +368,8 @@ class StateFile:
         return 0
 
     def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None:
-        # A note is newer than the file. The note of a forgotten blob is None.
-        if where.name in self._notes.blobs.get((where.host, key), ()):
-            return self._notes.blob(where, key)
+        if where.name in self._unsaved.blobs.get((where.host, key), ()):
+            return self._unsaved.blob(where, key)
         query = (
             "SELECT confirmed, is_mountable FROM blob"
             " WHERE host = ? AND digest = ? AND repository = ?"
@@ -379,9 +380,8 @@ class StateFile:
         return None
 
     def manifest(self, where: RepositoryKey, key: bytes) -> ManifestEntry | None:
-        # A note is newer than the file. The note of a forgotten manifest is None.
-        if (where, key) in self._notes.manifests:
-            return self._notes.manifest(where, key)
+        if (where, key) in self._unsaved.manifests:
+            return self._unsaved.manifest(where, key)
         query = (
             "SELECT confirmed, blobs, children FROM manifest"
             " WHERE host = ? AND repository = ? AND digest = ?"
@@ -394,44 +394,42 @@ class StateFile:
     def manifest_times(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
         keys = list(keys)
         query = (
-            "SELECT digest, confirmed FROM manifest WHERE host = ? AND repository = ? AND digest"
+            "SELECT digest, confirmed FROM manifest"
+            " WHERE host = ? AND repository = ? AND digest IN (KEYS)"
         )
         times: dict[bytes, int] = {}
         for row in self._select_each(query, where, keys):
             match row:
-                case (bytes(key), int(confirmed_at)):
-                    # A note is newer than the file. The note of a forgotten manifest is None.
-                    if (where, key) not in self._notes.manifests:
-                        times[key] = confirmed_at
-        return times | self._notes.manifest_times(where, keys)
+                case (bytes(key), int(confirmed_at)) if (where, key) not in self._unsaved.manifests:
+                    times[key] = confirmed_at
+        return times | self._unsaved.manifest_times(where, keys)
 
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         query = (
             "SELECT repository, confirmed FROM blob WHERE host = ? AND digest = ? AND is_mountable"
             f" ORDER BY confirmed DESC LIMIT {MOST_HOLDERS}"
         )
-        # A note is newer than the file. The note of a forgotten blob is None.
-        noted_repositories = self._notes.blobs.get((host, key), {})
-        holders = self._notes.holders_of(host, key)
+        unsaved_repositories = self._unsaved.blobs.get((host, key), {})
+        holders = self._unsaved.holders_of(host, key)
         for row in self._select(query, host, key):
             match row:
-                case (str(repository), int(confirmed_at)) if repository not in noted_repositories:
+                case (str(repository), int(confirmed_at)) if repository not in unsaved_repositories:
                     holders.append(Holder(repository, confirmed_at))
         return holders
 
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
         names = list(names)
-        query = "SELECT name, confirmed, source, pushed FROM snapshot WHERE name"
+        query = "SELECT name, confirmed, source, pushed FROM snapshot WHERE name IN (KEYS)"
         snapshots: dict[bytes, SnapshotEntry] = {}
         for row in self._select_each(query, (), names):
             match row:
                 case (bytes(name), int(confirmed_at), bytes(source), bytes(pushed)):
                     snapshots[name] = SnapshotEntry(confirmed_at, Snapshot(source, pushed))
-        return snapshots | self._notes.snapshots(names)  # notes replace older rows
+        return snapshots | self._unsaved.snapshots(names)  # these replace older rows
 
     def artifact_check(self, name: bytes) -> ArtifactCheck | None:
-        if name in self._notes.artifact_checks:
-            return self._notes.artifact_check(name)
+        if name in self._unsaved.artifact_checks:
+            return self._unsaved.artifact_check(name)
         match self._select("SELECT last, first, bits, listed FROM look WHERE name = ?", name):
             case [(int(last), int(first), int(bits), bytes(listed))]:
                 return ArtifactCheck(last, first, bits, listed)
@@ -447,56 +445,56 @@ class StateFile:
                     # A value that is not JSON is ignored like a value of another type.
                     with contextlib.suppress(ValueError, RecursionError):
                         facts[name, segment] = Fact(name, segment, json.loads(text), learnt_at)
-        facts.update(self._notes.facts.get(host, {}))
+        facts.update(self._unsaved.facts.get(host, {}))
         return list(facts.values())
 
     # New entries of `Archive`.
 
     @property
-    def _can_note(self) -> bool:
+    def _can_save(self) -> bool:
         """Whether a new entry can be written to the file, now or after the next `load`."""
         return self.is_writer or self._keeps_unwritten
 
-    def _on_note(self) -> None:
+    def _on_put(self) -> None:
         """Wake `commit_regularly`, and commit at once if there are many new entries."""
         if not self.is_writer:
             return  # the entry stays in memory
-        if self._note_event is not None:
-            self._note_event.set()
-        self._new_notes += 1
-        if self._new_notes >= _COMMIT_ENTRIES:
+        if self._put_event is not None:
+            self._put_event.set()
+        self._puts_since_commit += 1
+        if self._puts_since_commit >= _COMMIT_ENTRIES:
             self.commit()
 
     def put_blob(self, where: RepositoryKey, key: bytes, entry: BlobEntry) -> None:
-        if self._can_note:
-            self._notes.put_blob(where, key, entry)
-            self._on_note()
+        if self._can_save:
+            self._unsaved.put_blob(where, key, entry)
+            self._on_put()
 
     def put_manifest(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
-        if self._can_note:
-            self._notes.put_manifest(where, key, entry)
-            self._on_note()
+        if self._can_save:
+            self._unsaved.put_manifest(where, key, entry)
+            self._on_put()
 
     def forget(self, where: RepositoryKey, keys: Iterable[bytes]) -> None:
-        # Noted even if the file is open for reading only: this run must not find the entry again.
-        if self._can_note or self._connection is not None:
-            self._notes.forget(where, keys)
-            self._on_note()
+        # Kept even if the file is open for reading only: this run must not find the entry again.
+        if self._can_save or self._connection is not None:
+            self._unsaved.forget(where, keys)
+            self._on_put()
 
     def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None:
-        if self._can_note:
-            self._notes.put_snapshot(name, entry)
-            self._on_note()
+        if self._can_save:
+            self._unsaved.put_snapshot(name, entry)
+            self._on_put()
 
     def put_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
-        # Noted even without a file, because this run may look up its own check.
-        self._notes.put_artifact_check(name, check)
-        self._on_note()
+        # Kept even without a file, because this run may look up its own check.
+        self._unsaved.put_artifact_check(name, check)
+        self._on_put()
 
     def put_fact(self, host: str, fact: Fact) -> None:
-        if self._can_note:
-            self._notes.put_fact(host, fact)
-            self._on_note()
+        if self._can_save:
+            self._unsaved.put_fact(host, fact)
+            self._on_put()
 
 
 @contextlib.contextmanager
@@ -514,17 +512,17 @@ def _committing(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute("BEGIN")
 
 
-def _write_notes(connection: sqlite3.Connection, notes: Notes) -> None:
+def _write_entries(connection: sqlite3.Connection, unsaved: MemoryArchive) -> None:
     with _committing(connection):
-        for statement, rows in _statements(notes):
+        for statement, rows in _statements(unsaved):
             connection.executemany(statement, rows)
 
 
-def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
-    """Yield the SQL statements that write `notes` to the file, each with its rows of parameters."""
+def _statements(unsaved: MemoryArchive) -> Iterator[tuple[str, list[_Row]]]:
+    """Yield the SQL statements that write entries to the file, each with its rows of parameters."""
     blobs = list[_Row]()
     deleted_blobs = list[_Row]()
-    for (host, key), by_repository in notes.blobs.items():
+    for (host, key), by_repository in unsaved.blobs.items():
         for repository, blob in by_repository.items():
             if blob is None:
                 deleted_blobs.append((host, key, repository))
@@ -535,7 +533,7 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
 
     manifests = list[_Row]()
     deleted_manifests = list[_Row]()
-    for ((host, repository), key), manifest in notes.manifests.items():
+    for ((host, repository), key), manifest in unsaved.manifests.items():
         if manifest is None:
             deleted_manifests.append((host, repository, key))
         else:
@@ -547,19 +545,19 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
 
     snapshots = [
         (name, entry.confirmed_at, entry.snapshot.source, entry.snapshot.pushed)
-        for name, entry in notes.snapshots_by_name.items()
+        for name, entry in unsaved.snapshots_by_name.items()
     ]
     yield "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", list[_Row](snapshots)
 
     checks = [
         (name, check.last, check.first, check.flags, check.listing_hash)
-        for name, check in notes.artifact_checks.items()
+        for name, check in unsaved.artifact_checks.items()
     ]
     yield "INSERT OR REPLACE INTO look VALUES (?, ?, ?, ?, ?)", list[_Row](checks)
 
     facts = [
         (host, fact.name, fact.segment, json.dumps(fact.value), fact.learnt_at)
-        for host, by_name in notes.facts.items()
+        for host, by_name in unsaved.facts.items()
         for fact in by_name.values()
     ]
     yield "INSERT OR REPLACE INTO fact VALUES (?, ?, ?, ?, ?)", list[_Row](facts)

@@ -27,7 +27,7 @@ from _regsync.state.archive import (
     BlobEntry,
     Fact,
     ManifestEntry,
-    Notes,
+    MemoryArchive,
     RepositoryKey,
     Snapshot,
     SnapshotEntry,
@@ -170,7 +170,7 @@ class _Repositories(dict[RepositoryKey, _Repository]):
         self._archive = archive
         # Entries of image layouts. They are not saved, because another disk may be mounted in the
         # next run (docs/design.md section 13).
-        self._layouts = Notes()
+        self._layouts = MemoryArchive()
 
     def __missing__(self, where: RepositoryKey) -> _Repository:
         repository = self[where] = _Repository(self.archive_of(where.host))
@@ -194,7 +194,7 @@ class Knowledge:
         now: Callable[[], float] = lambda: 0.0,
         ttl: float = 0.0,
     ) -> None:
-        self._archive: Archive = Notes() if archive is None else archive
+        self._archive: Archive = MemoryArchive() if archive is None else archive
         self._now = now
         self._ttl = ttl
         self._max_age = ttl or math.inf  # seconds
