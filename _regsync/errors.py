@@ -85,8 +85,8 @@ class ConfigError(RegsyncError):
 class SyncError(RegsyncError):
     """An operation at a registry failed.
 
-    Most errors are raised without side, operation and reference. A caller adds them by
-    `with_place`.
+    Most errors are raised without their context: side, operation and reference. A caller adds it by
+    `add_context`.
     """
 
     retryable = False  # whether the same request may succeed if it is repeated
@@ -99,9 +99,8 @@ class SyncError(RegsyncError):
     # of the outage.
     unreachable_peer: object | None = None
 
-    def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Set each of side, operation and reference unless it is set already. Return the same
-        error.
+    def add_context(self, side: Side | None, operation: str, reference: str) -> SyncError:
+        """Set side, operation and reference unless they are set already. Return the same error.
 
         `reference` is the operand of `operation`: `HOST/REPOSITORY[:TAG][@DIGEST]`.
         """
@@ -110,11 +109,10 @@ class SyncError(RegsyncError):
         self.reference = self.reference or reference
         return self
 
-    def without_place(self) -> SyncError:
+    def copy_without_context(self) -> SyncError:
         """Return a copy without side, operation and reference.
 
-        One failed login may fail requests of many images. Each needs its own copy with its own
-        place.
+        One failed login may fail requests of many images. Each needs a copy with its own context.
         """
         # `__init__` is not called, because the subclasses have different parameters.
         clone = type(self).__new__(type(self), *self.args)
@@ -122,8 +120,8 @@ class SyncError(RegsyncError):
         return clone
 
     def __str__(self) -> str:
-        place = " ".join(filter(None, (self.operation, self.reference)))
-        text = f"{place}: {self.message}" if place else self.message
+        context = " ".join(filter(None, (self.operation, self.reference)))
+        text = f"{context}: {self.message}" if context else self.message
         return f"{text} (tried {self.retries + 1} times)" if self.retries else text
 
 
@@ -217,12 +215,12 @@ class RegistryError(SyncError):
         # sets it if a registry reports this in another way.
         self.is_session_gone = status == 404 and "BLOB_UPLOAD_UNKNOWN" in codes
 
-    def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Set the place as in the base class, and a hint for this status. Return the same error.
+    def add_context(self, side: Side | None, operation: str, reference: str) -> SyncError:
+        """Set the context, and a hint for this status. Return the same error.
 
         An error that has a hint keeps the hint.
         """
-        super().with_place(side, operation, reference)
+        super().add_context(side, operation, reference)
         if self.hint is not None or self.side is None:
             return self
         # The hints are about repositories and manifests.
@@ -316,9 +314,9 @@ class ContentError(SyncError):
 class WrongBytes(ContentError):
     """Content does not match its digest or size. Another download may return the right bytes."""
 
-    def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Set the place as in the base class, and a hint for a source. Return the same error."""
-        super().with_place(side, operation, reference)
+    def add_context(self, side: Side | None, operation: str, reference: str) -> SyncError:
+        """Set the context, and a hint if the side is the source. Return the same error."""
+        super().add_context(side, operation, reference)
         if self.hint is None and self.side is Side.SOURCE:
             self.hint = "check whether a proxy changes what passes it; if none does, push again"
         return self

@@ -197,9 +197,9 @@ def test_manifests_are_kept_as_far_as_their_budget_goes():
 
 def test_an_error_that_is_raised_again_elsewhere_has_another_place_and_no_retries():
     error = RegistryError("status 503", status=503)
-    error.with_place(Side.SOURCE, "fetch blob", "a.test/app@sha256:00")
+    error.add_context(Side.SOURCE, "fetch blob", "a.test/app@sha256:00")
     error.retries = 4
-    copy = error.without_place()
+    copy = error.copy_without_context()
     assert str(copy) == "status 503"
     assert (copy.side, copy.retries) == (None, 0)
     assert str(error) == "fetch blob a.test/app@sha256:00: status 503 (tried 5 times)"

@@ -364,7 +364,7 @@ async def test_a_failure_of_the_source_ends_all_requests_with_its_place():
 
     from _regsync.errors import Side
 
-    error = Disconnected("gone").with_place(Side.SOURCE, "fetch blob", "s/app")
+    error = Disconnected("gone").add_context(Side.SOURCE, "fetch blob", "s/app")
     async with anyio.create_task_group() as tasks:
         for body in parts:
             tasks.start_soon(ask, body)

@@ -366,7 +366,7 @@ async def test_connection_that_began_to_answer_is_not_replaced(said: bytes) -> N
 
 
 async def test_sources_own_break_is_not_taken_for_a_dead_connection() -> None:
-    error = Disconnected("source").with_place(Side.SOURCE, "fetch", "x")
+    error = Disconnected("source").add_context(Side.SOURCE, "fetch", "x")
     wire = Wire(answers=((ACCEPTED,),))
     async with pool_of(wire).lease(ORIGIN) as lease:
         await lease.exchange(POST)

@@ -573,7 +573,7 @@ async def recovery(answers_at: float) -> AsyncIterator[tuple[Recovery, Peer, lis
 
 
 def failure_at(waiting: Recovery, peer: Peer) -> SyncError:
-    error = REFUSED.without_place()
+    error = REFUSED.copy_without_context()
     waiting.record_failure(peer, error, anyio.current_time())
     assert error.unreachable_peer is peer
     return error
@@ -624,7 +624,7 @@ async def test_the_first_request_that_can_be_repeated_is_the_probe():
 
         async def wait(name: str, *, can_repeat: bool) -> None:
             with waiting.attempt():
-                await waiting.wait(error.without_place(), can_repeat=can_repeat)
+                await waiting.wait(error.copy_without_context(), can_repeat=can_repeat)
                 if waiting.is_probing(peer):
                     probed.append(name)
                     assert waiting.error_of(peer, can_repeat=True) is None
@@ -648,7 +648,7 @@ async def test_what_was_sent_in_an_outage_and_fails_behind_it_begins_no_other():
         await waiting.wait(failure_at(waiting, peer), can_repeat=False)
         back = anyio.current_time()
         for _ in range(5):
-            late = RESET.without_place()
+            late = RESET.copy_without_context()
             waiting.record_failure(peer, late, began)
             assert late.unreachable_peer is peer
             await waiting.wait(late)

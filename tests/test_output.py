@@ -69,7 +69,7 @@ def outcome(status: str, error: RegsyncError | None = None, **details: Any) -> O
     return Outcome(source="s/app:1", target="t/app:1", status=status, error=error, **details)
 
 
-REFUSED = ContentError("wrong digest", hint="look at the source").with_place(
+REFUSED = ContentError("wrong digest", hint="look at the source").add_context(
     Side.SOURCE, "fetch blob", "s/app"
 )
 FAILED = "failed s/app:1 -> t/app:1: CONTENT_ERROR: fetch blob s/app: wrong digest\n"

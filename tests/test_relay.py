@@ -36,7 +36,7 @@ def relay_of(body: bytes, step: int) -> Any:
     """Return the relay of a source that gives `body`, `step` bytes at a time."""
 
     @contextmanager
-    def adding_place(*_: object) -> Iterator[None]:
+    def adding_context(*_: object) -> Iterator[None]:
         yield
 
     async def open_blob(
@@ -45,7 +45,7 @@ def relay_of(body: bytes, step: int) -> Any:
         return nullcontext(Answer(body[offset:], step))
 
     source: Any = SimpleNamespace(
-        name_of=str, adding_place=adding_place, open_blob=open_blob, host=None
+        name_of=str, adding_context=adding_context, open_blob=open_blob, host=None
     )
     transport: Any = SimpleNamespace(buffers=Buffers(), count_read=lambda count: None)
     blob = Descriptor("application/octet-stream", digest_of(body), len(body))

@@ -70,8 +70,8 @@ def test_a_duration_never_shows_sixty_of_a_unit(seconds: float, text: str) -> No
 
 
 AUTH = AuthError("refused")
-FORBIDDEN = RegistryError("denied", status=403).with_place(Side.TARGET, "push blob", "t.example/r")
-SOURCE = RegistryError("no such tag", status=404).with_place(
+FORBIDDEN = RegistryError("denied", status=403).add_context(Side.TARGET, "push blob", "t.example/r")
+SOURCE = RegistryError("no such tag", status=404).add_context(
     Side.SOURCE, "look up", "s.example/r:1"
 )
 CONTENT = ContentError("wrong digest")
@@ -218,7 +218,7 @@ def test_the_source_digest_shows_only_where_it_differs() -> None:
 def test_an_error_says_what_is_known_of_it() -> None:
     late = TimedOut("no answer")
     late.retries = 4
-    assert outcome("failed", late.with_place(Side.SOURCE, "fetch blob", "s/r")).as_json()[
+    assert outcome("failed", late.add_context(Side.SOURCE, "fetch blob", "s/r")).as_json()[
         "error"
     ] == {
         "code": "NETWORK_ERROR",
@@ -260,7 +260,7 @@ def test_mappings_are_told_in_the_order_of_the_configuration() -> None:
 
 def refused(repository: str, message: str, host: str = "t.example") -> RegistryError:
     error = RegistryError(message, status=403)
-    error.with_place(Side.TARGET, "push blob", f"{host}/{repository}:v1")
+    error.add_context(Side.TARGET, "push blob", f"{host}/{repository}:v1")
     return error
 
 

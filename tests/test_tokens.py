@@ -332,7 +332,7 @@ async def test_a_failure_is_shared_and_each_asker_gets_its_own_error(
         try:
             return await at.authorization("team/app", "pull")
         except SyncError as error:
-            error.with_place(Side.SOURCE, "GET", f"reference {number}")
+            error.add_context(Side.SOURCE, "GET", f"reference {number}")
             raise
 
     got = await ask_together(20, ask, tokens.open.set)

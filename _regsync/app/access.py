@@ -215,7 +215,7 @@ class AccessCheck:
         """
         access = Access(repository)
         try:
-            with repository.adding_place("check", str(repository)):
+            with repository.adding_context("check", str(repository)):
                 await self._try_rights_and_credential(access)
         except SyncError as error:
             access.error = error
@@ -348,4 +348,4 @@ async def ask_once(once: Once[_T], ask: Callable[[], Awaitable[_T]]) -> _T:
         return await once.get(ask)
     except SyncError as error:
         # Each repository adds its own name to a copy of the shared error.
-        raise error.without_place() from None
+        raise error.copy_without_context() from None

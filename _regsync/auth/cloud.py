@@ -182,7 +182,7 @@ class CloudLogin:
             if self._renewals == renewals_before:
                 await self._renew()
         if self._error is not None:
-            raise self._error.without_place()
+            raise self._error.copy_without_context()
         return self._credential
 
     async def _renew(self) -> None:

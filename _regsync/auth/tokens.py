@@ -570,7 +570,7 @@ class Authenticator:
             # If exact scopes have become necessary while this task waited, the token request was
             # for other scopes, and its error does not concern this task.
             if token.error is not None and self._token_cache.is_sufficient(token, needed):
-                raise token.error.without_place() from token.error
+                raise token.error.copy_without_context() from token.error
 
     async def _request_token(self, needed: Scopes, can_repeat: bool) -> Token:
         """Request a token for the needed scopes and for planned scopes, and store it in the cache.

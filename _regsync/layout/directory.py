@@ -399,7 +399,7 @@ class Layout:
         failed.
         """
         if self._commit_error is not None:
-            raise self._commit_error.without_place()
+            raise self._commit_error.copy_without_context()
         if self._lock is not None:
             return self._lock
         with self.disk_errors():
@@ -571,7 +571,7 @@ class Layout:
             if not group.is_empty:  # an empty group is never committed
                 await group.ended.wait()
         if self._commit_error is not None:
-            raise self._commit_error.without_place()
+            raise self._commit_error.copy_without_context()
 
     async def commit(self) -> None:
         """Save the pending group: rename its blobs and manifests, then replace `index.json`.

@@ -105,7 +105,7 @@ class LayoutHost:
         return text
 
     def stop(self, error: SyncError, until: float = -math.inf) -> None:
-        self.stop_error = error.without_place()
+        self.stop_error = error.copy_without_context()
 
     def assume(self, paths: Iterable[str], log: Callable[..., None]) -> None:
         """Read receipts and layouts that name the blobs at the far side.
@@ -154,7 +154,7 @@ class LayoutRepository:
         return image_name(self.name, reference)
 
     @contextmanager
-    def adding_place(self, operation: str, reference: str) -> Iterator[None]:
+    def adding_context(self, operation: str, reference: str) -> Iterator[None]:
         """Add side, operation and reference to each SyncError that is raised in the block."""
         try:
             yield
@@ -162,7 +162,7 @@ class LayoutRepository:
             is_not_found = isinstance(error, RegistryError) and error.status == 404
             if is_not_found and error.hint is None:
                 error.hint = f"check the name: `regsync tags {self}` lists what is there"
-            error.with_place(self.side, operation, reference)
+            error.add_context(self.side, operation, reference)
             raise
 
     def demand_of_reading(self) -> Demand:
@@ -179,7 +179,7 @@ class LayoutRepository:
         Returns None if there is no such tag, because an empty repository does not exist in a
         layout.
         """
-        with self.adding_place("list tags of", str(self)):
+        with self.adding_context("list tags of", str(self)):
             present = dict[str, str | None]()
             for tag, digest in self._index().tags(self.name).items():
                 if self._find_present(tag) is not None:
@@ -243,7 +243,7 @@ class LayoutRepository:
 
         Returns None if it is not present.
         """
-        with self.adding_place("look up", self.name_of(reference)):
+        with self.adding_context("look up", self.name_of(reference)):
             entry = self._find_present(reference)
             if entry is not None:
                 return entry.descriptor.digest
@@ -260,7 +260,7 @@ class LayoutRepository:
         Raises RegistryError with status 404 if the manifest is not present, WrongBytes if its
         digest is wrong, and ContentError if it is invalid.
         """
-        with self.adding_place("fetch manifest", self.name_of(reference)):
+        with self.adding_context("fetch manifest", self.name_of(reference)):
             entry = self._find(reference)
             if entry is not None:
                 return self._read_manifest(entry.descriptor.digest, expected or entry.descriptor)
@@ -302,7 +302,7 @@ class LayoutRepository:
         Also records which of its blobs are left out for the far side. Raises RegistryError if a
         blob is neither in the layout nor left out, or if a child is not in the layout (I1).
         """
-        with self.adding_place("write manifest", self.name_of(reference)):
+        with self.adding_context("write manifest", self.name_of(reference)):
             absent_blobs = [blob for blob in manifest.blobs if not self._holds(blob)]
             left_out = [blob for blob in absent_blobs if self._is_assumed(blob)]
             missing = [blob for blob in absent_blobs if not self._is_assumed(blob)]
@@ -332,7 +332,7 @@ class LayoutRepository:
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the referrers of a digest, in all repositories of the layout."""
-        with self.adding_place("list referrers of", self.name_of(digest)):
+        with self.adding_context("list referrers of", self.name_of(digest)):
             index = self._index()
             if not index.knows_all_subjects:
                 self._read_subjects(index)
@@ -376,7 +376,7 @@ class LayoutRepository:
 
     async def wait_until_saved(self) -> None:
         """Wait until all earlier additions are on the disk. Raises LayoutError if that failed."""
-        with self.adding_place("write", str(self)):
+        with self.adding_context("write", str(self)):
             await self._layout.wait_until_saved()
 
     # Blobs.
@@ -386,7 +386,7 @@ class LayoutRepository:
 
         The size of a blob that is left out is recorded for the report.
         """
-        with self.adding_place("look up blob", self.name_of(blob.digest)):
+        with self.adding_context("look up blob", self.name_of(blob.digest)):
             if self._holds(blob):
                 return True
             if self._is_assumed(blob):
@@ -396,7 +396,7 @@ class LayoutRepository:
 
     async def blob_size(self, digest: str) -> int | None:
         """Return the size of a blob. Raises RegistryError with status 404 if it is not present."""
-        with self.adding_place("look up blob", self.name_of(digest)):
+        with self.adding_context("look up blob", self.name_of(digest)):
             size = self._layout.size_of(digest)
             if size is None:
                 raise RegistryError("no such blob", status=404)
@@ -415,8 +415,8 @@ class LayoutRepository:
         Returns None if the blob is present and has the right size.
         """
         try:
-            # The errors are raised so that this block adds the place.
-            with self.adding_place("read blob", self.name_of(blob.digest)):
+            # The errors are raised so that this block adds the context.
+            with self.adding_context("read blob", self.name_of(blob.digest)):
                 size = self._layout.size_of(blob.digest)
                 if size is None:
                     raise self._absence_error(blob.digest)
@@ -450,7 +450,7 @@ class LayoutRepository:
         self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False
     ) -> AbstractAsyncContextManager[_FileBody]:
         """Open a blob at byte `start`. Returns a context that yields its bytes."""
-        with self.adding_place("read blob", self.name_of(blob.digest)):
+        with self.adding_context("read blob", self.name_of(blob.digest)):
             stream = self._layout.open(blob.digest, blob.size)
         stream.seek(start)
         return _FileBody(self._layout, stream)
@@ -466,7 +466,7 @@ class LayoutRepository:
         """
         sizes = {blob.digest: blob.size for blob in blobs if not self._is_assumed(blob)}
         sizes.update((manifest.digest, manifest.size) for manifest in manifests)
-        with self.adding_place("write", self.name_of(reference)):
+        with self.adding_context("write", self.name_of(reference)):
             reserved = self._layout.reserve(sizes)
         try:
             yield
@@ -542,7 +542,7 @@ class _BlobWriter:
 
     def _adding_place(self) -> AbstractContextManager[None]:
         reference = self._repository.name_of(self._blob.digest)
-        return self._repository.adding_place("write blob", reference)
+        return self._repository.adding_context("write blob", reference)
 
     async def start(self, mount_from: str | None = None) -> bool:
         """Open the partial file. A file of an earlier `start` is removed first.

@@ -144,7 +144,7 @@ class RegistryClient:
         A later run tries the host again, if it begins after `until` on the clock of
         `anyio.current_time`.
         """
-        self.stop_error = error.without_place()
+        self.stop_error = error.copy_without_context()
         # A later failure of a request in flight must not shorten the wait that the registry asked
         # for.
         self._stopped_until = max(self._stopped_until, until)

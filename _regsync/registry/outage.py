@@ -117,7 +117,7 @@ class Outage:
         """
         if self.is_stopped:
             return
-        self.error = error.without_place()
+        self.error = error.copy_without_context()
         if self._failures == 0:
             # The wait for a host begins with its first failed attempt to connect, which takes time.
             self.since = began if isinstance(error, ConnectFailed) else now

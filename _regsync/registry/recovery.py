@@ -136,7 +136,7 @@ class Recovery:
         if outage.reach is Reach.UP or (can_repeat and self.is_probing(peer)):
             return None
         assert outage.error is not None
-        error = outage.error.without_place()
+        error = outage.error.copy_without_context()
         error.unreachable_peer = peer
         if outage.is_stopped:
             _mark_given_up(error, peer)
@@ -211,7 +211,7 @@ class Recovery:
         peer.outage.stop_if_due(anyio.current_time())
         peer.notify()
         assert peer.outage.error is not None
-        error = peer.outage.error.without_place()
+        error = peer.outage.error.copy_without_context()
         _mark_given_up(error, peer)
         raise error
 

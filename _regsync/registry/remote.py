@@ -127,7 +127,7 @@ class _Pages:
         return ListingBroken(text)
 
 
-class _ErrorPlace(redacting):
+class _ErrorContext(redacting):
     """A context that adds side, operation and reference to each error raised in it, and removes
     secrets.
     """
@@ -141,7 +141,7 @@ class _ErrorPlace(redacting):
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         super().__exit__(_type, error, _traceback)
         if isinstance(error, SyncError):
-            error.with_place(self._repository.side, self._operation, self._reference)
+            error.add_context(self._repository.side, self._operation, self._reference)
             # A malformed answer may contain our request with its login. A traceback would show it
             # in the cause of the error.
             error.message = self._repository.host.redact(error.message)
@@ -206,9 +206,9 @@ class RemoteRepository:
         """
         return image_name(f"{self.host.key}/{self.api_name}", reference)
 
-    def adding_place(self, operation: str, reference: str) -> _ErrorPlace:
+    def adding_context(self, operation: str, reference: str) -> _ErrorContext:
         """Return a context that adds side, operation and reference to each error raised in it."""
-        return _ErrorPlace(self, operation, reference)
+        return _ErrorContext(self, operation, reference)
 
     def build_call(
         self,
@@ -248,7 +248,7 @@ class RemoteRepository:
         Returns None if the repository does not exist. Raises ListingBroken if the listing has no
         end.
         """
-        with self.adding_place("list tags of", str(self)):
+        with self.adding_context("list tags of", str(self)):
             page_size = self.product.page_size
             try:
                 return await self._list_tags_in_pages(page_size)
@@ -325,7 +325,7 @@ class RemoteRepository:
         """
         path = f"manifests/{reference}"
         call = self.build_call("manifest_head", "HEAD", path, _ACCEPT_MANIFESTS)
-        with self.adding_place("look up", self.name_of(reference)):
+        with self.adding_context("look up", self.name_of(reference)):
             answer = await self._transport.request(self.host, call, ok=(200, 404))
             if answer.status == 404:
                 return None
@@ -347,7 +347,7 @@ class RemoteRepository:
         if expected is not None and expected.media_type not in ACCEPT_MANIFESTS:
             accept = ("Accept", f"{ACCEPT_MANIFESTS}, {expected.media_type}")
         call = self.build_call("manifest_get", "GET", f"manifests/{reference}", accept)
-        with self.adding_place("fetch manifest", self.name_of(reference)):
+        with self.adding_context("fetch manifest", self.name_of(reference)):
             try:
                 return await self._get_manifest(call, reference, expected)
             except WrongBytes:
@@ -383,7 +383,7 @@ class RemoteRepository:
             body=manifest.body,
             seconds=self._transport.machine.timeouts.manifest_put,
         )
-        with self.adding_place("push manifest", self.name_of(reference)):
+        with self.adding_context("push manifest", self.name_of(reference)):
             answer = await self._transport.request(self.host, call, ok=(201, 200))
             self.check_stored_digest(answer, manifest.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
@@ -431,7 +431,7 @@ class RemoteRepository:
         pages = _Pages("referrers")
         referrers: dict[str, Descriptor] = {}
         body_bytes = 0
-        with self.adding_place("list referrers of", self.name_of(digest)):
+        with self.adding_context("list referrers of", self.name_of(digest)):
             while True:
                 pages.add(call.path)
                 answer = await self._get_referrers_page(call, len(pages))
@@ -484,7 +484,7 @@ class RemoteRepository:
         attempt.
         """
         call = self.build_call("blob_head", "HEAD", f"blobs/{blob.digest}")
-        with self.adding_place("look up blob", self.name_of(blob.digest)):
+        with self.adding_context("look up blob", self.name_of(blob.digest)):
             try:
                 if with_retries:
                     answer = await self._transport.request(self.host, call, ok=(200, 404))
@@ -523,7 +523,7 @@ class RemoteRepository:
         Raises RegistryError with status 404 if the blob does not exist.
         """
         call = self.build_call("blob_head", "HEAD", f"blobs/{digest}")
-        with self.adding_place("look up blob", self.name_of(digest)):
+        with self.adding_context("look up blob", self.name_of(digest)):
             answer = await self._transport.request(self.host, call, ok=(200,))
         size = answer.headers.get("content-length")
         return int(size) if size is not None else None
@@ -545,7 +545,7 @@ class RemoteRepository:
         )
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
-        with self.adding_place("fetch blob", self.name_of(blob.digest)):
+        with self.adding_context("fetch blob", self.name_of(blob.digest)):
             turn = await self._transport.exchange(self.host, call, (200, 206))
             assert turn.response is not None
             try:

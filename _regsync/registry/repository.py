@@ -115,7 +115,7 @@ class Repository(Protocol):
     def full_name(self, reference: str) -> str:
         """Return the full name of an image, as other tools use it."""
 
-    def adding_place(self, operation: str, reference: str) -> AbstractContextManager[None]:
+    def adding_context(self, operation: str, reference: str) -> AbstractContextManager[None]:
         """Return a context that adds side, operation and reference to each error raised in it."""
 
     def demand_of_reading(self) -> Demand:

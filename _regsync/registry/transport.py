@@ -992,7 +992,7 @@ class Transport:
 
         until = anyio.current_time() + seconds
         if demand is not None and demand.is_discovery:
-            self._refused_discovery[demand] = (error.without_place(), until)
+            self._refused_discovery[demand] = (error.copy_without_context(), until)
         else:
             host.stop(error, until)
 
@@ -1005,9 +1005,9 @@ class Transport:
         if demand in self._refused_discovery:
             error, until = self._refused_discovery[demand]
             if anyio.current_time() < until:
-                raise error.without_place()
+                raise error.copy_without_context()
         if host.stop_error is not None:
-            raise host.stop_error.without_place()
+            raise host.stop_error.copy_without_context()
         if authorization is not None and authorization in host.authenticator.refused_logins:
             raise LoginExpired("the login was refused to another request")
 

@@ -470,7 +470,7 @@ class Audit:
             try:
                 _check_bounds(named.values(), depth)
             except ContentError as error:
-                check.error = error.with_place(Side.TARGET, "read", check.image.target_name)
+                check.error = error.add_context(Side.TARGET, "read", check.image.target_name)
                 break
 
             answers = await gather(
@@ -570,7 +570,7 @@ class Audit:
                 break
 
         error = too_many_artifacts()
-        error.with_place(Side.TARGET, "list referrers in", check.image.target_name)
+        error.add_context(Side.TARGET, "list referrers in", check.image.target_name)
         check.error = check.error or error
 
     async def _check_artifacts_of(self, check: _Check, subject: _Subject) -> list[_Subject]:

@@ -363,7 +363,7 @@ class Discovery:
         listing = await self.list_tags(source)
         if listing is None:
             error = RegistryError("the registry has no such repository", status=404)
-            raise error.with_place(Side.SOURCE, "list tags of", str(source))
+            raise error.add_context(Side.SOURCE, "list tags of", str(source))
         return tags_module.select(listing, rule)
 
     async def select_tags(self, mapping: MappingRule) -> Selection:
@@ -601,7 +601,7 @@ class Discovery:
         digest = await source.head_manifest(tag)
         if digest is None:
             error = RegistryError("no such tag or manifest", status=404)
-            raise error.with_place(Side.SOURCE, "look up", source.name_of(tag))
+            raise error.add_context(Side.SOURCE, "look up", source.name_of(tag))
         # The digest is empty if the registry sends none in the answer to a HEAD.
         return digest or await self._resolve_by_get(source, tag)
 
@@ -900,7 +900,7 @@ class Discovery:
             source, top.digest, top, (), is_left_out=lambda entry: not entry.is_index
         )
         nested_indexes = {index.digest: index for index in tree.children}
-        with source.adding_place("filter platforms of", source.name_of(top.digest)):
+        with source.adding_context("filter platforms of", source.name_of(top.digest)):
             trim_result, trimmed_indexes = trim_index(top, platforms, nested_indexes)
             if not trim_result.matched:
                 raise _no_platform_matches(platforms, trim_result.available)
@@ -944,7 +944,7 @@ class Discovery:
         """
         manifests = {manifest.digest: manifest for manifest in known_manifests}
         parents = [root, *manifests.values()]
-        with source.adding_place("read", source.name_of(top_digest)):
+        with source.adding_context("read", source.name_of(top_digest)):
             # One level more than allowed is read, because `build_tree` refuses a tree that is too
             # deep.
             for _ in range(MAX_INDEX_DEPTH + 1):

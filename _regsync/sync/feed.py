@@ -460,5 +460,5 @@ class Feeds:
 
 def copy_error(error: SyncError) -> SyncError:
     """Return a copy of an error of the source, to be raised for another target."""
-    copy = error.without_place()
-    return copy.with_place(error.side, error.operation or "", error.reference or "")
+    copy = error.copy_without_context()
+    return copy.add_context(error.side, error.operation or "", error.reference or "")

@@ -129,7 +129,7 @@ class LockedDiscovery(Discovery):
         if lookup.digest != locked_digest:
             text = f"the index trimmed to `platforms` is {lookup.digest}, but {locked_digest} in the lock"
             error = ContentError(text, hint=_REMEDY_FOR_LINE)
-            raise error.with_place(source.side, "filter platforms of", source.name_of(reference))
+            raise error.add_context(source.side, "filter platforms of", source.name_of(reference))
         return lookup
 
 

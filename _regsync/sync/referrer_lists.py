@@ -266,7 +266,7 @@ class ReferrerLists:
 
         text = "another client keeps replacing this list of referrers"
         conflict = RegistryError(text, status=409)
-        raise conflict.with_place(target.side, "list referrers in", target.name_of(tag))
+        raise conflict.add_context(target.side, "list referrers in", target.name_of(tag))
 
     async def _full_entry(self, source: Repository, entry: Descriptor) -> Descriptor:
         """Return an entry with all its fields. An entry from a lock has only its digest."""
@@ -284,7 +284,7 @@ class ReferrerLists:
             text = "this fallback tag does not hold a list of referrers, and is left as it is"
             error = ContentError(text)
             reference = target.name_of(referrers_tag(subject))
-            raise error.with_place(target.side, "list referrers in", reference)
+            raise error.add_context(target.side, "list referrers in", reference)
         return present
 
     def _merged_list(

@@ -563,7 +563,7 @@ class Referrers:
                 return list(by_reference.values())
             self.lists.expect_subjects(source, len(level))
 
-        raise too_many_artifacts().with_place(source.side, "list referrers in", str(source))
+        raise too_many_artifacts().add_context(source.side, "list referrers in", str(source))
 
     async def _subjects_in(
         self, source: Repository, artifact: Artifact, *, is_deep: bool
@@ -834,4 +834,4 @@ def no_artifact_error(
     error = RegistryError(text, status=404)
     error.hint = "sign the image (with `platforms`, each platform's), or remove require_artifacts"
     reference = lookup.source.name_of(lookup.source_digest)
-    return error.with_place(lookup.source.side, "list referrers of", reference)
+    return error.add_context(lookup.source.side, "list referrers of", reference)

@@ -167,7 +167,7 @@ class Relay(Pieces):
         if the source has broken for good.
         """
         piece = memoryview(b"")
-        with self.source.adding_place("fetch blob", self._reference):
+        with self.source.adding_context("fetch blob", self._reference):
             # A piece is empty if the target has all of its bytes, or if the body broke.
             while not piece and not self.complete:
                 piece = await self._read()
@@ -184,7 +184,7 @@ class Relay(Pieces):
             return 0
 
         begin = self._position
-        with self.source.adding_place("fetch blob", self._reference):
+        with self.source.adding_context("fetch blob", self._reference):
             try:
                 limiter = self._transport.movers
                 await anyio.to_thread.run_sync(self._pour_in_thread, write, limiter=limiter)

@@ -373,7 +373,7 @@ class Scheduler:
             return
         except SyncError as error:
             source = image.source.name_of(image.reference)
-            image.error = error.with_place(Side.SOURCE, "read", source)
+            image.error = error.add_context(Side.SOURCE, "read", source)
             self._finish_failed(image)
             return
 

@@ -553,7 +553,7 @@ class Staging:
         """
         if self._disk_failure is not None:
             # The failure may name the blob that failed first. The caller names its own blob.
-            raise self._disk_failure.without_place()
+            raise self._disk_failure.copy_without_context()
         self._make_room_on_disk(blob)
 
         self._incoming_size += blob.size  # counts against the limit until the file is complete

@@ -496,7 +496,7 @@ class BlobTransfer:
         else:
             await first.decided.wait()
         if first.refusal is not None:
-            raise first.refusal.without_place()
+            raise first.refusal.copy_without_context()
         try:
             yield
         finally:
@@ -522,7 +522,7 @@ class BlobTransfer:
             if job.upload.is_start_refused and not first.is_accepted:
                 # The repository refuses every upload. `_after_first_start` raises this error for
                 # all other blobs.
-                first.refusal = error.without_place()
+                first.refusal = error.copy_without_context()
             raise
         first.is_accepted = True
         first.decided.set()
@@ -892,7 +892,7 @@ class BlobTransfer:
         Raises `error` if there is no next attempt.
         """
         target = job.target
-        error.with_place(Side.TARGET, "push blob", target.name_of(job.blob.digest))
+        error.add_context(Side.TARGET, "push blob", target.name_of(job.blob.digest))
         error.message = target.host.redact(error.message)
 
         if error.unreachable_peer is None:
