@@ -169,12 +169,10 @@ class CloudLogin:
         is renewed immediately.
         """
         renewals_before = self._renewals
-        is_current_refused = refused is not None and refused == self._credential
-        if is_current_refused:
+        if refused is not None and refused == self._credential:
             self._renew_at = -math.inf
             self._valid_until = -math.inf
-        is_due = anyio.current_time() >= self._renew_at
-        if not is_due:
+        if anyio.current_time() < self._renew_at:
             return self._credential
 
         async with self._lock:
@@ -189,8 +187,7 @@ class CloudLogin:
         """Log in again, and set `_credential` or `_error`.
 
         If the login fails, the old credential is kept until it expires, and the login is repeated
-        after `_RETRY_SECONDS`. If a probed metadata service does not answer, nothing is set, and it
-        is not probed again.
+        after `_RETRY_SECONDS`. If a probed metadata service does not answer, nothing is set.
         """
         began = anyio.current_time()
         self._error = None
@@ -198,16 +195,9 @@ class CloudLogin:
             login = await self._log_in()
             if login is not None:
                 self._set_login(login, began)
-            else:
-                # Other logins that only probe this metadata service read this set first.
-                self._clouds.without_metadata.add(self._cloud)
-        except (ConfigError, SyncError) as error:
-            is_still_valid = began < self._valid_until
-            if is_still_valid:
+        except SyncError as error:
+            if began < self._valid_until:
                 self._renew_at = began + _RETRY_SECONDS
-            elif isinstance(error, ConfigError):
-                # Fatal, because a wrong setting of this machine is not a temporary failure.
-                self._error = AuthError(error.message, hint=error.hint, fatal=True)
             else:
                 self._error = error
 
@@ -217,14 +207,21 @@ class CloudLogin:
     async def _log_in(self) -> Login | None:
         """Request a login from the cloud.
 
-        Returns None if a probed metadata service does not answer, or did not answer another login.
+        Returns None if a probed metadata service does not answer. It is not probed again.
         """
         # Once the metadata service has issued a login, a missing answer is an error.
         is_probe = self._probing_metadata and self._credential is None
         if is_probe and self._cloud in self._clouds.without_metadata:
             return None
         module = self._clouds.load_module(self._cloud)
-        return await module.log_in(self.machine, self._registry, probing_metadata=is_probe)
+        try:
+            login = await module.log_in(self.machine, self._registry, probing_metadata=is_probe)
+        except ConfigError as error:
+            # Fatal, because a wrong setting of this machine is not a temporary failure.
+            raise AuthError(error.message, hint=error.hint, fatal=True) from None
+        if login is None:
+            self._clouds.without_metadata.add(self._cloud)
+        return login
 
     def _set_login(self, login: Login, began: float) -> None:
         """Store a login that was requested at time `began`, and set its renewal time."""
@@ -274,15 +271,13 @@ class Clouds:
         if cloud is None:
             return self._find_credential(registry, repository, read)
 
-        requires_identity = registry.auth_type is not None  # `auth_type` names the cloud's login
-        has_identity = requires_identity or self._is_configured(cloud)
-        if not has_identity:
-            # Only without a configured identity, a container client's credential takes precedence.
+        # True if neither `auth_type` nor this machine's settings select an identity. The machine may
+        # still have an identity from its cloud, but a container client's credential comes first.
+        probing_metadata = registry.auth_type is None and not self._is_configured(cloud)
+        if probing_metadata:
             credential = self._find_credential(registry, repository, read)
             if credential is not None:
                 return credential
-        # Without a configured identity, the machine may still have an identity from its cloud.
-        probing_metadata = not has_identity
         key = (cloud, _login_key(cloud, registry), registry.cloud_profile, probing_metadata)
         if key not in self._logins:
             self._logins[key] = CloudLogin(self, cloud, registry, probing_metadata=probing_metadata)

@@ -497,10 +497,9 @@ class Authenticator:
             raise self._refused_error(self._authority)
 
     def on_forbidden(self, refused_header: str | None) -> Refusal | None:
-        """Handle a 403 answer. Returns Refusal.INSUFFICIENT if another token may help, otherwise None.
+        """Handle a 403 answer. Returns the reason for the refusal if another token may help.
 
-        If the refused token covers more repositories than its request needs, all later tokens are
-        requested with exact scopes. `refused_header` is the request's Authorization header.
+        `refused_header` is the Authorization header of the refused request.
         """
         has_static_token = bool(self.credential.registry_token)
         is_bearer = refused_header is not None and refused_header.startswith("Bearer ")
@@ -511,7 +510,8 @@ class Authenticator:
             return Refusal.INSUFFICIENT  # another request has already replaced the token
         if not token.covers_more:
             return None  # a new token would have the same scopes
-        # The service may have granted fewer rights because the token covers several repositories.
+        # The token service may have granted fewer rights, because it was asked for several
+        # repositories at once.
         self._token_cache.needs_exact_scopes = True
         return Refusal.INSUFFICIENT
 
@@ -563,10 +563,8 @@ class Authenticator:
                 token = await self._request_token(needed, can_repeat)
             if token.value:
                 return token.value
-            # Another task may still be requesting the token. `wait` would yield to other tasks even
-            # if the event is set.
             if not token.done.is_set():
-                await token.done.wait()
+                await token.done.wait()  # another task is requesting this token
             # If exact scopes have become necessary while this task waited, the token request was
             # for other scopes, and its error does not concern this task.
             if token.error is not None and self._token_cache.is_sufficient(token, needed):
@@ -718,8 +716,7 @@ class Authenticator:
 
         try:
             check_login()
-            # `confirm` is called after each wait, because the service may have refused the same
-            # login in another request in the meantime.
+            # `_fetch` checks again before it sends the request, because it may wait before.
             answer = await self._fetch(method, url, headers, body, confirm=check_login)
         except LoginExpired:
             return Answer(401, {}, b"")
