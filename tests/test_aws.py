@@ -39,7 +39,7 @@ from _regsync.auth import aws
 from _regsync.auth.aws import is_configured
 from _regsync.auth.cloud import Answer, Login
 from _regsync.auth.credentials import Credential
-from _regsync.auth.sigv4 import Request, sign
+from _regsync.auth.sigv4 import Keys, Request, sign
 from _regsync.errors import AuthError
 from conformance.clouds.aws import ACCOUNT
 from tests.aws_machine import (
@@ -73,7 +73,7 @@ def world(clean_env: Path) -> World:
 
 # SigV4: docs/protocol-facts.md section 4.4.
 
-EXAMPLE = Credential("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
+EXAMPLE = Keys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 THEN = 1440938160.0  # 2015-08-30T12:36:00Z
 HOST = "https://example.amazonaws.com/"
 FORM = [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")]
@@ -114,7 +114,7 @@ VECTORS = [
 
 @pytest.mark.parametrize(("session", "request_", "signature"), VECTORS)
 def test_published_vectors(session: str, request_: Request, signature: str) -> None:
-    sent = dict(sign(EXAMPLE._replace(identity_token=session), request_, THEN))
+    sent = dict(sign(EXAMPLE._replace(session_token=session), request_, THEN))
     assert sent["Authorization"].endswith(f"Signature={signature}")
     scope = f"20150830/us-east-1/{request_.service}/aws4_request"
     assert f"Credential=AKIDEXAMPLE/{scope}, " in sent["Authorization"]
@@ -156,14 +156,14 @@ def test_signatures_are_botocores(
 ) -> None:
     url = f"https://{service}.eu-west-1.amazonaws.com/{'/'.join(path)}"
     url += f"?{urlencode(query, quote_via=quote)}" if query else ""
-    keys = EXAMPLE._replace(identity_token=session)
+    keys = EXAMPLE._replace(session_token=session)
     request = Request(method, url, [*headers.items()], body, service, "eu-west-1")
     ours = dict(sign(keys, request, now))
     theirs = botocore.awsrequest.AWSRequest(
         method=method, url=url, headers=dict(headers), data=body
     )
     theirs.context["timestamp"] = ours["X-Amz-Date"]
-    held = botocore.credentials.Credentials(keys.username, keys.password, session or None)
+    held = botocore.credentials.Credentials(keys.access_key, keys.secret_key, session or None)
     signer = botocore.auth.SigV4Auth(held, service, "eu-west-1")
     theirs.headers["X-Amz-Date"] = ours["X-Amz-Date"]
     if session:
@@ -200,7 +200,7 @@ def test_the_services_here_take_a_good_signature_and_no_other(
         "https://api.ecr.eu-west-1.amazonaws.com/",
         b"{}",
     )
-    keys = Credential(
+    keys = Keys(
         user.access,
         user.secret + "x" * (change == "secret"),
         user.session * (change != "no session"),

@@ -24,7 +24,7 @@ import anyio
 
 from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.auth.sigv4 import Request, sign
+from _regsync.auth.sigv4 import Keys, Request, sign
 from _regsync.config.model import Registry
 from _regsync.crypto import name_hash
 from _regsync.errors import AuthError, ConfigError, WireError
@@ -152,7 +152,7 @@ class _Api(NamedTuple):
     """The API of ECR or ECR Public in one region, called with this machine's keys."""
 
     client: _Client
-    keys: Credential  # an AWS access key (see sigv4)
+    keys: Keys
     service: str  # `ecr` or `ecr-public`
     region: str
 
@@ -187,19 +187,21 @@ async def _find_api(
     from EC2's metadata service, and the function returns None if that service issues no keys.
     """
     settings = _Settings(machine, registry.cloud_profile)
+    is_public = registry.kind == "ecr_public"
     ecr_host = re.match(_ECR_HOST, registry.host)  # None for another host name, such as a proxy's
-    if registry.kind == "ecr_public":
+    if is_public:
         region = "us-east-1"  # the only region with an API of ECR Public
     elif ecr_host:
         region = ecr_host["region"]
     else:  # the host is configured as ECR by `auth_type`
         region = settings.default_region
 
-    # The user's settings select the endpoints of the services that issue keys (STS, SSO).
-    use_fips = settings.is_set("use_fips_endpoint")
-    use_dualstack = settings.is_set("use_dualstack_endpoint")
-    key_client = _Client(machine, use_fips=use_fips, use_dualstack=use_dualstack)
-    chain = _KeyChain(machine, settings, key_client, region)
+    client = _Client(
+        machine,
+        use_fips=settings.is_set("use_fips_endpoint"),
+        use_dualstack=settings.is_set("use_dualstack_endpoint"),
+    )
+    chain = _KeyChain(settings, client, region)
     keys = await (chain.from_instance() if probing_metadata else chain.find())
     if keys is None:
         if probing_metadata:
@@ -210,14 +212,12 @@ async def _find_api(
             "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
         )
 
-    # The registry's API is also used at a FIPS or dual-stack endpoint if the registry's host is
-    # such an endpoint.
-    if ecr_host:
-        use_fips = use_fips or ecr_host["fips"] is not None
-        use_dualstack = use_dualstack or ecr_host["dualstack"] is not None
-    api_client = _Client(machine, use_fips=use_fips, use_dualstack=use_dualstack)
-    service = "ecr-public" if registry.kind == "ecr_public" else registry.kind
-    return _Api(api_client, keys, service, region)
+    # If the registry's host is a FIPS or dual-stack endpoint, the API is used at such an endpoint.
+    if ecr_host and ecr_host["fips"]:
+        client = client._replace(use_fips=True)
+    if ecr_host and ecr_host["dualstack"]:
+        client = client._replace(use_dualstack=True)
+    return _Api(client, keys, "ecr-public" if is_public else "ecr", region)
 
 
 class EcrAccount(NamedTuple):
@@ -319,7 +319,7 @@ def _parse_fields(text: str) -> dict[str, object]:
     return fields
 
 
-def _read_keys(document: Mapping[str, object], label: str, *secrets: str) -> Credential:
+def _read_keys(document: Mapping[str, object], label: str, *secrets: str) -> Keys:
     """Read AWS keys from environment variables, from a profile or from an answer.
 
     Raises AuthError if there are no usable keys. `label` names the source of the keys. `secrets`
@@ -334,10 +334,7 @@ def _read_keys(document: Mapping[str, object], label: str, *secrets: str) -> Cre
     session = fields.get("sessiontoken") or fields.get("token") or ""
     can_be_in_header = re.fullmatch("[ -~]+", access_key + secret_key + session) is not None
     if access_key and secret_key and can_be_in_header:
-        # See `sigv4` for this use of the fields.
-        return Credential(
-            username=access_key, password=secret_key, identity_token=session, found_at=label
-        )
+        return Keys(access_key, secret_key, session, found_at=label)
     default_reason = "the access key or its secret is missing, or is not ASCII text"
     reason = fields.get("message") or fields.get("code") or default_reason
     raise _error(f"{label} gives no AWS credentials: {printable(redact(reason, secrets), 200)}")
@@ -367,13 +364,13 @@ class _Settings:
         self._read_sections(self.config_file, is_config=True)
         self._read_sections(self.credentials_file, is_config=False)
 
-        # The profile in regsync's own configuration, or None. It is the only source of keys.
-        self.required_profile = cloud_profile
-        # The profile in regsync's configuration or in an environment variable, or None. It must
-        # exist.
+        # Whether the profile is the only source of keys: regsync's own configuration names it.
+        self.uses_only_profile = bool(cloud_profile)
         names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
-        self.selected_profile = next(filter(None, names), None)
-        self.profile_name = self.selected_profile or "default"
+        selected_profile = next(filter(None, names), None)
+        # Whether the user has selected the profile, so that it must exist.
+        self.is_profile_selected = selected_profile is not None
+        self.profile_name = selected_profile or "default"
         self.profile = self.section(f"profile {self.profile_name}") or {}  # its fields
 
         region = (
@@ -469,7 +466,7 @@ class _Client(NamedTuple):
         request: Request,
         hint: str,
         *,
-        keys: Credential | None = None,
+        keys: Keys | None = None,
         secrets: tuple[str, ...] = (),
     ) -> str:
         """Send a request, and return the text of the answer, which contains at least one field.
@@ -496,9 +493,7 @@ class _Client(NamedTuple):
         reason = printable(redact(failure.text, all_secrets), 300)
         raise _error(f"{who}: {host}: {reason}", failure.hint, failure.code)
 
-    async def _attempt(
-        self, request: Request, hint: str, keys: Credential | None
-    ) -> str | _Failure:
+    async def _attempt(self, request: Request, hint: str, keys: Keys | None) -> str | _Failure:
         """Send a request once, signed by `keys` if they are given.
 
         Returns the text of a successful answer. Returns the failure, which `hint` may explain, if
@@ -548,26 +543,24 @@ def _failure_of(request: Request, answer: Answer, fields: dict[str, object], hin
 class _KeyChain:
     """Searches the sources of AWS keys, in the order of section 4.5.
 
-    In all methods, `label` names a source in messages. Keys are Credentials as described in
-    `sigv4`. A method returns None if a source has no keys and the next source is tried. It raises
-    AuthError if a source is configured but issues no keys (R8).
+    In all methods, `label` names a source in messages. A method returns None if a source has no
+    keys and the next source is tried. It raises AuthError if a source is configured but issues no
+    keys (R8).
     """
 
-    def __init__(
-        self, machine: CloudEnvironment, settings: _Settings, client: _Client, region: str
-    ) -> None:
-        self._machine = machine
+    def __init__(self, settings: _Settings, client: _Client, region: str) -> None:
+        self._machine = client.machine
         self._settings = settings
         self._variables = settings.variables
         self._client = client
         self._region = region  # the registry's region, used for STS if no region is configured
         self.tried_sources: list[str] = []  # the sources tried so far, for the error message
 
-    async def find(self) -> Credential | None:
+    async def find(self) -> Keys | None:
         """Return the keys of the first source that has keys, or None if no source has keys."""
         settings = self._settings
-        if settings.required_profile:
-            return await self._from_profile(settings.required_profile)
+        if settings.uses_only_profile:
+            return await self._from_profile(settings.profile_name)
         return (
             await self._from_variables()
             or await self._from_token_file()
@@ -576,7 +569,7 @@ class _KeyChain:
             or await self.from_instance()
         )
 
-    async def _from_variables(self) -> Credential | None:
+    async def _from_variables(self) -> Keys | None:
         self.tried_sources.append("AWS_ACCESS_KEY_ID")
         if not self._variables.get(_ACCESS_KEY):
             return None
@@ -586,79 +579,74 @@ class _KeyChain:
 
     # IAM roles.
 
-    async def _from_token_file(self) -> Credential | None:
+    async def _from_token_file(self) -> Keys | None:
         self.tried_sources.append("AWS_WEB_IDENTITY_TOKEN_FILE")
         if not self._variables.get(_TOKEN_FILE):
             return None
         return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
 
-    async def _assume_by_token(self, fields: dict[str, str], label: str) -> Credential:
+    async def _assume_by_token(self, fields: dict[str, str], label: str) -> Keys:
         """Assume a role with a token file of another identity provider, and return the role's keys.
 
         A pod in EKS has such a file. `fields` are the fields of a profile, or the environment
         variables of the same names.
         """
         token = self._settings.read_required(fields[_TOKEN_FILE], label).strip()
-        form = [
-            ("Action", "AssumeRoleWithWebIdentity"),
-            *self._role_fields(fields, label),
-            ("WebIdentityToken", token),
-        ]
-        return await self._assume(form, fields, label, secrets=(token,))
+        proof = [("WebIdentityToken", token)]
+        return await self._assume(
+            "AssumeRoleWithWebIdentity", fields, label, proof, secrets=(token,)
+        )
 
-    async def _assume_by_keys(
-        self, fields: dict[str, str], label: str, keys: Credential
-    ) -> Credential:
+    async def _assume_by_keys(self, fields: dict[str, str], label: str, keys: Keys) -> Keys:
         """Assume a role with other `keys`, and return the role's keys.
 
         `fields` are the fields of the profile that names the role.
         """
-        form = [
-            ("Action", "AssumeRole"),
-            *self._role_fields(fields, label),
+        options = [
             ("ExternalId", fields.get("external_id", "")),
             ("DurationSeconds", fields.get("duration_seconds", "")),
         ]
-        return await self._assume(form, fields, label, keys=keys)
+        return await self._assume("AssumeRole", fields, label, options, keys=keys)
 
-    def _role_fields(self, fields: dict[str, str], label: str) -> list[Pair]:
-        """Return the form fields that both AssumeRole actions need.
+    async def _assume(
+        self,
+        action: str,
+        fields: dict[str, str],
+        label: str,
+        further_form: list[Pair],
+        *,
+        keys: Keys | None = None,
+        secrets: tuple[str, ...] = (),
+    ) -> Keys:
+        """Request the keys of the role in `fields` from STS, by this `action`.
 
-        Raises AuthError if `fields`, which are described in `_assume_by_token`, name no role.
+        The request is either signed by `keys`, or proves the identity by the `secrets` in
+        `further_form`. Raises AuthError if `fields` name no role, or if STS refuses the request.
         """
         role = fields.get("role_arn", "")
         session = fields.get("role_session_name") or f"regsync-{self._machine.wall():.0f}"
         if not role or not (role + session).isprintable():
             raise _error(f"{label}: AWS_ROLE_ARN or role_arn is missing, or is not text")
-        return [("Version", "2011-06-15"), ("RoleArn", role), ("RoleSessionName", session)]
-
-    async def _assume(
-        self,
-        form: list[Pair],
-        fields: dict[str, str],
-        label: str,
-        *,
-        keys: Credential | None = None,
-        secrets: tuple[str, ...] = (),
-    ) -> Credential:
-        """Request the keys of the role in `fields` from STS.
-
-        The request is either signed by `keys`, or proves the identity by the `secrets` in its
-        `form`. Raises AuthError if STS refuses the request.
-        """
+        form = [
+            ("Action", action),
+            ("Version", "2011-06-15"),
+            ("RoleArn", role),
+            ("RoleSessionName", session),
+            *further_form,
+        ]
         body = urlencode([(name, value) for name, value in form if value]).encode()
         headers = [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")]
         region = self._settings.default_region or self._region
         request = self._client.build_request("sts", region, headers, body)
         hint = "check the role's ARN, and its trust policy"
         answer = await self._client.send(request, hint, keys=keys, secrets=secrets)
-        role_label = f"role {printable(fields['role_arn'], 200)} ({label})"
+        role_label = f"role {printable(role, 200)} ({label})"
         sent_secrets = secrets if keys is None else keys.secrets
         return _read_keys(_parse_fields(answer), role_label, *sent_secrets)
 
     # Profiles.
 
-    async def _from_profile(self, name: str, referrers: tuple[str, ...] = ()) -> Credential | None:
+    async def _from_profile(self, name: str, referrers: tuple[str, ...] = ()) -> Keys | None:
         """Return the keys in a profile, or the keys of the role that the profile names.
 
         Returns None if the next source is to be tried, because there is no default profile, or
@@ -673,22 +661,21 @@ class _KeyChain:
         label = f"profile {printable(name, 60)!r}"
         place = f"{label} in {settings.config_file} and {settings.credentials_file}"
         self.tried_sources.append(place)
+        is_source = bool(referrers)  # whether another profile refers to this profile
         if profile is None:
-            must_exist = bool(referrers or settings.selected_profile)
-            if must_exist:
-                raise _error(
-                    f"there is no {place}",
-                    "check the name: `aws configure list-profiles` lists them",
-                )
-            return None
+            if not is_source and not settings.is_profile_selected:
+                return None
+            raise _error(
+                f"there is no {place}", "check the name: `aws configure list-profiles` lists them"
+            )
 
         # The order of these sources is the order of botocore (section 4.5).
         if _TOKEN_FILE in profile:
             return await self._assume_by_token(profile, label)
         has_keys = "aws_access_key_id" in profile
-        # If a profile is the source of another profile, its keys take precedence over its role.
-        is_source_with_keys = bool(referrers) and has_keys
-        if "role_arn" in profile and not is_source_with_keys:
+        # If another profile refers to this profile, its keys take precedence over its role.
+        uses_role = not (is_source and has_keys)
+        if "role_arn" in profile and uses_role:
             keys = await self._keys_to_assume(profile, name, label, referrers)
             return await self._assume_by_keys(profile, label, keys)
         if "sso_account_id" in profile or "sso_role_name" in profile:
@@ -702,14 +689,13 @@ class _KeyChain:
                 f"{label} has {program_fields.pop()}, which needs another program, and regsync starts none",
                 "set the variables that `aws configure export-credentials` prints",
             )
-        must_have_keys = bool(referrers or settings.required_profile)
-        if must_have_keys:
+        if is_source or settings.uses_only_profile:
             raise _error(f"{label} has no credentials")
         return None
 
     async def _keys_to_assume(
         self, profile: dict[str, str], name: str, label: str, referrers: tuple[str, ...]
-    ) -> Credential:
+    ) -> Keys:
         """Return the keys with which to assume a profile's role, from the source in the profile.
 
         Raises AuthError if there are no keys. `name` is the profile's name. `referrers` has the
@@ -726,7 +712,7 @@ class _KeyChain:
 
         source_profile = profile.get("source_profile")
         credential_source = profile.get("credential_source", "")
-        sources: dict[str, Callable[[], Awaitable[Credential | None]]] = {
+        sources: dict[str, Callable[[], Awaitable[Keys | None]]] = {
             "EcsContainer": self._from_container,
             "Ec2InstanceMetadata": self.from_instance,
             "Environment": self._from_variables,
@@ -745,7 +731,7 @@ class _KeyChain:
             raise _error(f"{label}: its credential_source has no keys: {source}")
         return keys
 
-    async def _from_sso(self, profile: dict[str, str], label: str) -> Credential:
+    async def _from_sso(self, profile: dict[str, str], label: str) -> Keys:
         """Return the keys of a role that the user's session of IAM Identity Center permits.
 
         The fields of the session are in the profile, or in the section that its field `sso_session`
@@ -818,7 +804,7 @@ class _KeyChain:
 
     # The machine's or container's own role.
 
-    async def _from_container(self) -> Credential | None:
+    async def _from_container(self) -> Keys | None:
         """Return the keys from the credential service that a container's variables name.
 
         Returns None if no variable names such a service. Raises AuthError if the service issues no
@@ -849,7 +835,7 @@ class _KeyChain:
         )
         return _read_keys(_parse_fields(answer), label, token)
 
-    async def from_instance(self) -> Credential | None:
+    async def from_instance(self) -> Keys | None:
         """Return the keys of this machine's role from EC2's metadata service (IMDSv2).
 
         Returns None if the metadata service does not answer, is disabled or has no role. Raises
@@ -869,7 +855,7 @@ class _KeyChain:
             self.tried_sources.append(f"{label} ({printable(error.message, 150)})")
             return None
 
-    async def _fetch_instance_keys(self, base: str, label: str) -> Credential:
+    async def _fetch_instance_keys(self, base: str, label: str) -> Keys:
         """Fetch the keys of this machine's role from the metadata service at the URL `base`.
 
         Raises WireError if the service does not answer with status 200, and AuthError if its answer

@@ -1,7 +1,6 @@
 """Signing of requests to AWS services (Signature Version 4).
 
-Owns: the signature. AWS keys are stored in a Credential: `username` is the access key, `password`
-the secret key, `identity_token` the session token.
+Owns: AWS keys, the signature.
 May not know: the sources of keys, sockets.
 Follows: docs/protocol-facts.md section 4.4.
 """
@@ -12,8 +11,25 @@ import time
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from _regsync.auth.credentials import Credential, Pair
+from _regsync.auth.credentials import Pair
 from _regsync.crypto import hash_hex, hmac_bytes
+
+
+class Keys(NamedTuple):
+    """An AWS access key with its secret."""
+
+    access_key: str
+    secret_key: str
+    session_token: str = ""  # of temporary keys
+    found_at: str = ""  # the source of the keys, for messages
+
+    @property
+    def secrets(self) -> tuple[str, str]:
+        """The texts that must be masked in messages."""
+        return self.secret_key, self.session_token
+
+    def __repr__(self) -> str:
+        return f"<Keys {self.found_at!r}>"
 
 
 class Request(NamedTuple):
@@ -35,7 +51,7 @@ class Request(NamedTuple):
         return "<Request>"  # headers and body may contain secrets
 
 
-def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
+def sign(keys: Keys, request: Request, now: float) -> list[Pair]:
     """Sign a request. Return its headers with the date, the session token and the signature.
 
     `now` is the time in seconds since 1970.
@@ -43,8 +59,8 @@ def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
     date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     scope = f"{date[:8]}/{request.region}/{request.service}/aws4_request"
     headers = [*request.headers, ("X-Amz-Date", date)]
-    if keys.identity_token:
-        headers.append(("X-Amz-Security-Token", keys.identity_token))
+    if keys.session_token:
+        headers.append(("X-Amz-Security-Token", keys.session_token))
 
     host = urlsplit(request.url).netloc
     # Lower-case names in order, and values without surplus blanks, as the service will hash them.
@@ -57,11 +73,11 @@ def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
     string_to_sign = "\n".join(("AWS4-HMAC-SHA256", date, scope, canonical_hash))
 
     # The signing key is derived from the secret key, by one HMAC for each part of the scope.
-    key = f"AWS4{keys.password}".encode()
+    key = f"AWS4{keys.secret_key}".encode()
     for part in scope.split("/"):
         key = hmac_bytes(key, part.encode())
     signature = hmac_bytes(key, string_to_sign.encode()).hex()
-    proof = f"Credential={keys.username}/{scope}, SignedHeaders={names}, Signature={signature}"
+    proof = f"Credential={keys.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
     return [*headers, ("Authorization", f"AWS4-HMAC-SHA256 {proof}")]
 
 
