@@ -139,15 +139,21 @@ class Run:
         self._knowledge = knowledge
 
         self._layouts = Layouts(transport, recheck=recheck)
-        discovery_type, referrers_type = _types_of_discovery(lock)
-        self._discovery = discovery_type(
+        make_discovery: Callable[..., Discovery] = Discovery
+        make_referrers: Callable[..., Referrers] = Referrers
+        if lock is not None:
+            from _regsync.sync.locked import LockedDiscovery, LockedReferrers
+
+            make_discovery = partial(LockedDiscovery, lock)
+            make_referrers = LockedReferrers
+        self._discovery = make_discovery(
             transport,
             knowledge,
             layouts=self._layouts,
             reads_only=is_dry_run,
             wants_all_trees=self._is_analysis,
         )
-        self._referrers = referrers_type(
+        self._referrers = make_referrers(
             self._discovery,
             knowledge,
             machine.wall,
@@ -253,18 +259,7 @@ class Run:
                 watchers.start_soon(self._layouts.commit_regularly)
                 if self._first_seen is not None:
                     watchers.start_soon(self._first_seen.save_regularly)
-                # A copy into a layout ends only after the layout's commit, so some copies outlive
-                # the look-ups and uploads.
-                async with anyio.create_task_group() as self._unsaved_copies:
-                    with work:
-                        async with (
-                            self._discovery.target_workers.running(),
-                            anyio.create_task_group() as self._tasks,
-                        ):
-                            for source, lookups in self._lookups.items():
-                                for _ in lookups:
-                                    self._start_worker(source)
-                    await self._layouts.commit()
+                await self._run_until_saved(work)
                 watchers.cancel_scope.cancel()
         finally:
             # The state is saved even after an error, and if a second signal cancels the run.
@@ -280,6 +275,22 @@ class Run:
             self._fail_lost_images()
             self._report.undone = []
             self._warn_of_held_mappings()
+
+    async def _run_until_saved(self, work: anyio.CancelScope) -> None:
+        """Run the look-ups and copies in `work`, and wait until all layouts are saved.
+
+        A copy into a layout ends when the layout has been saved, so some copies end after `work`.
+        """
+        async with anyio.create_task_group() as self._unsaved_copies:
+            with work:
+                async with (
+                    self._discovery.target_workers.running(),
+                    anyio.create_task_group() as self._tasks,
+                ):
+                    for source, lookups in self._lookups.items():
+                        for _ in lookups:
+                            self._start_worker(source)
+            await self._layouts.commit()
 
     def _complete_report(self) -> None:
         """Set the fields of the report that cover the whole run."""
@@ -540,25 +551,23 @@ class Run:
     async def _look_up(self, wanted: WantedTag, tags: Sequence[TargetTag]) -> None:
         """Look up a tag at its source and its targets, and start the copies that are needed."""
         lookup_began = anyio.current_time()
+        started = lookup_began - self._run_began
         mapping = wanted.mapping
         source_name = self._discovery.source_of(mapping).name_of(wanted.tag)
 
         tags_to_look_up = list[TargetTag]()
         for tag in tags:
-            is_at_target = self._is_immutable_at_target(mapping, tag)
-            if is_at_target:
+            if self._is_immutable_at_target(mapping, tag):
                 self._renew_snapshot(mapping, tag)
-            if is_at_target and not self._may_have_new_artifacts(mapping, tag):
-                outcome = Outcome(
-                    source_name,
-                    tag.target.name_of(tag.reference),
-                    "skipped",
-                    reason="immutable_tag",
-                    started=lookup_began - self._run_began,
-                )
-                self._report_outcome(outcome)
-            else:
-                tags_to_look_up.append(tag)
+                if not self._may_have_new_artifacts(mapping, tag):
+                    target_name = tag.target.name_of(tag.reference)
+                    reason = "immutable_tag"
+                    outcome = Outcome(
+                        source_name, target_name, "skipped", reason=reason, started=started
+                    )
+                    self._report_outcome(outcome)
+                    continue
+            tags_to_look_up.append(tag)
         if not tags_to_look_up:
             return
 
@@ -569,19 +578,14 @@ class Run:
             )
         except SyncError as error:
             for tag in tags_to_look_up:
-                outcome = Outcome(
-                    source_name,
-                    tag.target.name_of(tag.reference),
-                    "failed",
-                    error=error,
-                    started=lookup_began - self._run_began,
-                )
+                target_name = tag.target.name_of(tag.reference)
+                outcome = Outcome(source_name, target_name, "failed", error=error, started=started)
                 self._report_outcome(outcome)
             return
 
-        self._report_held_tags(wanted, lookup, source_name, lookup_began)
+        self._report_held_tags(wanted, lookup, lookup_began)
         if lookup.targets:
-            copies = _copies_of(lookup, source_name, lookup_began)
+            copies = _copies_of(lookup, lookup_began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
             self._start_copies(mapping, lookup, copies, artifacts)
 
@@ -592,9 +596,7 @@ class Run:
         key = mapping.source.repository_key(mapping.source_repository)
         return key in self._aged_repositories
 
-    def _report_held_tags(
-        self, wanted: WantedTag, lookup: TagLookup, source_name: str, lookup_began: float
-    ) -> None:
+    def _report_held_tags(self, wanted: WantedTag, lookup: TagLookup, lookup_began: float) -> None:
         """Report an image as skipped at the targets that do not get it yet because of `min_age`.
 
         `lookup_began` is on the clock of the event loop.
@@ -602,6 +604,7 @@ class Run:
         until = lookup.held_until
         if until is None or not lookup.held_tags:
             return
+        source_name = lookup.source.name_of(lookup.reference)
         text = f"{source_name}: held back by min_age until {time_text(until)}"
         self._log("info", "held", text)
         for tag in lookup.held_tags:
@@ -871,9 +874,9 @@ class Run:
 
     def _report_copy(self, copy: ImageCopy) -> None:
         """Record the search for a copy's artifacts in the state, and report how the copy ended."""
-        # If the copy failed and the state says already that artifacts are missing, the state needs
-        # a new entry only if the image itself was copied.
         search = copy.artifact_search
+        # After a failure the record says that artifacts are missing. If the last record says so
+        # too, a new record is needed only for an image that this run has copied.
         is_worth_recording = copy.error is None or search.last_check.is_complete or copy.is_copied
         if search.key and is_worth_recording:
             self._knowledge.record_artifact_check(
@@ -912,20 +915,6 @@ class Run:
         self._emit(outcome)
 
 
-def _types_of_discovery(
-    lock: Lock | None,
-) -> tuple[Callable[..., Discovery], Callable[..., Referrers]]:
-    """Return the constructors for a run's Discovery and Referrers.
-
-    With a lock they take tags, digests and artifacts from the lock. Nothing else differs.
-    """
-    if lock is None:
-        return Discovery, Referrers
-    from _regsync.sync.locked import LockedDiscovery, LockedReferrers
-
-    return partial(LockedDiscovery, lock), LockedReferrers
-
-
 def _image_of_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Image | None:
     """Return an artifact as an image to copy. Returns None if its target has the artifact."""
     lookup = artifact.lookup
@@ -936,7 +925,7 @@ def _image_of_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> I
     return Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
 
 
-def _copies_of(lookup: TagLookup, source_name: str, lookup_began: float) -> list[ImageCopy]:
+def _copies_of(lookup: TagLookup, lookup_began: float) -> list[ImageCopy]:
     """Create the copies of an image, one for each target that was looked up."""
     copies = []
     for tag in lookup.targets:
@@ -947,7 +936,7 @@ def _copies_of(lookup: TagLookup, source_name: str, lookup_began: float) -> list
             ImageCopy(
                 source=lookup.source,
                 target=tag.target,
-                source_name=source_name,
+                source_name=lookup.source.name_of(lookup.reference),
                 source_reference=lookup.reference,
                 reference=reference,
                 digest=lookup.digest,
