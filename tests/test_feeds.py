@@ -14,7 +14,7 @@ from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.state.archive import RepositoryKey
 from _regsync.sync import staging
-from _regsync.sync.feed import PATIENCE, Feed, FeedBody, Feeds, Needs, Subscriber
+from _regsync.sync.feed import PATIENCE, Feed, FeedBody, Feeds, Part, Subscriber, _State
 from conformance.content.images import Image, Seed
 from conformance.journal import Entries
 from conformance.providers.personas import Provider, imitate
@@ -217,6 +217,27 @@ async def test_a_target_that_breaks_ends_no_other_and_goes_on_by_itself(world):
     ]
     for place in places[1:]:
         bodies(place, digest).exactly(1)
+
+
+@pytest.mark.provokes("blob_pulled_twice")
+async def test_targets_that_break_share_a_second_reading_which_the_end_of_the_first_leaves_alone(
+    world,
+):
+    """The first reading ends after 64 s, shortly before the second one."""
+    slow = Link(bandwidth=1 << 16, window=1 << 16)
+    source = world.registry("source.test")
+    places = targets(world, slow, slow, slow)
+    image = load(source, 4 * MIB)
+    digest = largest(image)
+    for place in places[1:]:
+        faults = place.app.faults.on("PUT", "upload", query={"digest": digest})
+        faults.first().drop(after=MIB, of="request")
+    ran = await mirror(world, source, places)
+    assert (ran.status, ran.err) == (0, "")
+    assert all_held(places, image)
+    pulls(source, digest).exactly(2)
+    for place, number in zip(places, (1, 2, 2), strict=True):
+        bodies(place, digest).exactly(number)
 
 
 @pytest.mark.provokes("blob_pulled_twice", "second_session")
@@ -452,9 +473,10 @@ async def test_a_reading_serves_one_upload_for_each_registry():
     def subscriber(host: str) -> Subscriber:
         made = feeds.subscribe(RepositoryKey("source", "app"), "sha256:a", 9)
         demands = Demand("source", "read"), Demand(host, "write")
-        made.wait_for_reading(Needs(unused, 0, *demands, 0, 0.0, unused, unused, unused))
+        made.part = Part(unused, 0, *demands, 0, 0.0, unused, unused, unused)
+        made.state = _State.WAITING
         return made
 
     first, beside, other, late = (subscriber(host) for host in ("one", "one", "two", "two"))
-    assert feeds._call_together(first) == [first, other]
-    assert feeds._call_together(beside) == [beside, late]
+    assert feeds._choose_sharing(first) == [first, other]
+    assert feeds._choose_sharing(beside) == [beside, late]

@@ -15,7 +15,7 @@ import enum
 import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -231,20 +231,20 @@ class _State(enum.Enum):
 
     from        to          when
     EXPECTED    WAITING     its session is open, and it needs the blob (`Feeds.send`)
-    WAITING     FED         a reading begins that includes it
-    FED         EXPECTED    its request has ended; after a failure it may wait for another reading
+    WAITING     IN_READING  a reading begins that includes it
+    IN_READING  EXPECTED    its request has ended; after a failure it may wait for another reading
     any         GONE        it needs no shared reading (`Feeds.unsubscribe`)
     """
 
     EXPECTED = enum.auto()
     WAITING = enum.auto()
-    FED = enum.auto()
+    IN_READING = enum.auto()
     GONE = enum.auto()
 
 
 @dataclass
-class Needs:
-    """What a reading has to know about one target."""
+class Part:
+    """The part of one target in one reading, and its outcome."""
 
     # Reads the blob, if this target's subscriber begins the reading.
     relay: Relay
@@ -264,36 +264,28 @@ class Needs:
     # Sends the body to the target.
     send: Callable[[FeedBody], Awaitable[BlobResult]]
 
+    # Set when the subscriber has to begin a reading, or when a reading begins that includes it.
+    called: anyio.Event = field(default_factory=anyio.Event)
+    # None until then.
+    body: FeedBody | None = None
+    # Set when the request has ended. Then `result` or `error` is set. Both are None if the whole
+    # reading was cancelled.
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    result: BlobResult | None = None
+    error: SyncError | None = None
+
 
 class Subscriber:
     """One upload of a blob that may share a reading with other uploads."""
 
-    # Set by `wait_for_reading`.
-    needs: Needs
+    # In the reading that it waits for or that includes it. Each `Feeds.send` sets a new part.
+    part: Part
 
     def __init__(self, blob: tuple[RepositoryKey, str], size: int) -> None:
         # Source repository and digest.
         self.blob = blob
         self.size = size
         self.state = _State.EXPECTED
-        self._reset_outcome()
-
-    def _reset_outcome(self) -> None:
-        # Set when this subscriber has to begin a reading, or is part of a reading that begins.
-        self.called = anyio.Event()
-        # Set when its part of the reading has ended. Then `result` or `error` is set. Both are None
-        # if the whole reading was cancelled.
-        self.ended = anyio.Event()
-        # None until a reading includes this subscriber.
-        self.body: FeedBody | None = None
-        self.result: BlobResult | None = None
-        self.error: SyncError | None = None
-
-    def wait_for_reading(self, needs: Needs) -> None:
-        """Enter the state WAITING, and discard the outcome of an earlier reading."""
-        self._reset_outcome()
-        self.needs = needs
-        self.state = _State.WAITING
 
 
 class Feeds:
@@ -327,135 +319,134 @@ class Feeds:
         else:
             self._call_first(subscriber.blob)
 
-    async def send(self, subscriber: Subscriber, needs: Needs) -> BlobResult:
+    async def send(self, subscriber: Subscriber, part: Part) -> BlobResult:
         """Send a blob to one target from a reading that it may share with other targets.
 
         Waits until the reading begins, and until this target's part of the reading has ended.
-        Raises the errors of `needs.send` and of `Relay`. Raises LeftBehind if the target was too
+        Raises the errors of `part.send` and of `Relay`. Raises LeftBehind if the target was too
         slow for the reading.
         """
         if subscriber.state is _State.GONE:
             # The upload had unsubscribed to use the staged blob, but staging has failed since.
             self._subscribers[subscriber.blob].append(subscriber)
-        subscriber.wait_for_reading(needs)
+        subscriber.part = part
+        subscriber.state = _State.WAITING
         self._call_first(subscriber.blob)
         try:
             with anyio.move_on_after(PATIENCE):
-                await subscriber.called.wait()
-            # No other subscriber has begun a reading that includes this one.
-            if subscriber.state is _State.WAITING:
-                await self._read_for(self._call_together(subscriber))
-            await subscriber.ended.wait()
+                await part.called.wait()
+            if subscriber.state is _State.WAITING:  # no reading of another subscriber includes it
+                sharing = self._choose_sharing(subscriber)
+                await self._read_for([each.part for each in sharing], subscriber.size)
+            await part.ended.wait()
         finally:
             # The subscriber that has begun the reading runs the requests of all. If this task is
             # cancelled, its request must end too. A request that has ended is not affected.
-            if subscriber.body is not None:
-                subscriber.body.request_scope.cancel()
+            if part.body is not None:
+                part.body.request_scope.cancel()
             subscriber.state = _State.EXPECTED
-        if subscriber.result is None:
-            raise subscriber.error or LeftBehind("the reading was given up")
-        return subscriber.result
+        if part.result is None:
+            raise part.error or LeftBehind("the reading was given up")
+        return part.result
 
     def _call_first(self, blob: tuple[RepositoryKey, str]) -> None:
-        """Make the first waiting subscriber of a blob begin a reading.
+        """Let the first waiting subscriber of a blob begin a reading.
 
-        Does nothing if no subscriber waits, or if one is still EXPECTED and may share the reading.
+        Does nothing if no subscriber waits, or if another one is still expected to wait and to
+        share the reading.
         """
         subscribers = self._subscribers[blob]
         waiting = [each for each in subscribers if each.state is _State.WAITING]
         is_one_expected = any(each.state is _State.EXPECTED for each in subscribers)
         if waiting and not is_one_expected:
-            waiting[0].called.set()
+            waiting[0].part.called.set()
 
-    def _call_together(self, first: Subscriber) -> list[Subscriber]:
+    def _choose_sharing(self, first: Subscriber) -> list[Subscriber]:
         """Choose the waiting subscribers that share a reading with `first`, and call all of them.
 
-        Their state becomes FED. `first` is the first of the returned subscribers. At most one is
-        chosen for each target host, because a small `max_concurrent` may never admit two at the
-        same time. The chunks of all chosen subscribers must fit into memory. A host that is paused
-        for longer than PATIENCE is not chosen, because the other targets would wait for it.
+        `first` is the first of the returned subscribers. At most one is chosen for each target
+        host, because a small `max_concurrent` may never admit two at the same time. The chunks of
+        all chosen subscribers must fit into memory. A host that is paused for longer than PATIENCE
+        is not chosen, because the other targets would wait for it.
         """
         # By target host.
-        chosen = {first.needs.writing.host: first}
-        room = self._staging.memory.size - first.needs.chunk_size
-        if not self._is_paused(first):
+        chosen = {first.part.writing.host: first}
+        room = self._staging.memory.size - first.part.chunk_size
+        if not self._is_paused(first.part):
             for other in self._subscribers[first.blob]:
-                if other.state is not _State.WAITING or self._is_paused(other):
+                if other.state is not _State.WAITING or self._is_paused(other.part):
                     continue
-                host = other.needs.writing.host
-                if host not in chosen and other.needs.chunk_size <= room:
+                host = other.part.writing.host
+                if host not in chosen and other.part.chunk_size <= room:
                     chosen[host] = other
-                    room -= other.needs.chunk_size
+                    room -= other.part.chunk_size
 
         for subscriber in chosen.values():
-            subscriber.state = _State.FED
-            subscriber.called.set()
-        self._call_first(first.blob)
+            subscriber.state = _State.IN_READING
+            subscriber.part.called.set()
+        self._call_first(first.blob)  # those that were not chosen
         return list(chosen.values())
 
-    def _is_paused(self, subscriber: Subscriber) -> bool:
+    def _is_paused(self, part: Part) -> bool:
         """Report whether the target's host is paused for more than PATIENCE seconds."""
         now = anyio.current_time()
-        opens = refresh_next_opening(self._gate.limits, (subscriber.needs.writing,), now)
+        opens = refresh_next_opening(self._gate.limits, (part.writing,), now)
         # The time is infinite if all permits are in use. In this case any answer frees a permit.
         return now + PATIENCE < opens < math.inf
 
-    async def _read_for(self, subscribers: list[Subscriber]) -> None:
-        """Read a blob and send it to the targets of these subscribers.
+    async def _read_for(self, parts: list[Part], size: int) -> None:
+        """Read a blob of `size` bytes from its source once, and send it to several targets.
 
-        A failure of the source is recorded in all subscribers, a failure of a target in its own
-        subscriber.
+        A failure of the source is recorded in all parts, a failure of a target in its own part.
         """
-        needs = [subscriber.needs for subscriber in subscribers]
-        relay = needs[0].relay
-        offset = min(each.offset for each in needs)
-        rank = min(each.rank for each in needs)
-        feed = Feed(relay, offset, subscribers[0].size)
+        relay = parts[0].relay
+        offset = min(part.offset for part in parts)
+        rank = min(part.rank for part in parts)
+        feed = Feed(relay, offset, size)
         # One read at the source and one write at each target, admitted in one step (I8).
-        demands = (needs[0].reading, *(each.writing for each in needs))
+        demands = (parts[0].reading, *(part.writing for part in parts))
         try:
             async with (
-                self._staging.memory.reserving(sum(each.chunk_size for each in needs), rank),
+                self._staging.memory.reserving(sum(part.chunk_size for part in parts), rank),
                 self._gate.admitted(demands, rank),
                 anyio.create_task_group() as requests,
             ):
                 self._staging.make_room_for_chunks()
                 try:
                     async with relay.opened(offset):
-                        for subscriber in subscribers:
-                            subscriber.body = feed.body(subscriber.needs.offset)
-                            requests.start_soon(self._serve, feed, subscriber, subscriber.body)
+                        for part in parts:
+                            part.body = feed.body(part.offset)
+                            requests.start_soon(self._serve, feed, part, part.body)
                         await feed.pump()
                 except SyncError as error:
-                    for subscriber in subscribers:
-                        subscriber.error = subscriber.error or copy_error(error)
+                    for part in parts:
+                        part.error = part.error or copy_error(error)
                     feed.fail(error)
         finally:
-            for subscriber in subscribers:
-                # A later reading may use the subscriber's own relay. It can continue from the
+            for part in parts:
+                # The upload's next reading may use its own relay. It can continue from the
                 # checkpoints of this reading.
-                subscriber.needs.relay.adopt_checkpoints(relay)
-                subscriber.ended.set()
+                part.relay.adopt_checkpoints(relay)
+                part.ended.set()
 
-    async def _serve(self, feed: Feed, subscriber: Subscriber, body: FeedBody) -> None:
+    async def _serve(self, feed: Feed, part: Part, body: FeedBody) -> None:
         """Send the blob to one target.
 
-        A failure is recorded in the target's subscriber, and does not stop the other requests.
+        A failure is recorded in the target's part, and does not stop the other requests.
         """
-        needs = subscriber.needs
         try:
-            with body.request_scope, redacting(needs.secrets):
-                subscriber.result = await needs.send(body)
+            with body.request_scope, redacting(part.secrets):
+                part.result = await part.send(body)
         except SyncError as error:
-            subscriber.error = error
+            part.error = error
         finally:
             feed.remove(body)
         if body.request_scope.cancelled_caught:
             text = f"the target took nothing for {PATIENCE:.0f} s while others waited for it"
-            subscriber.error = LeftBehind(text)
+            part.error = LeftBehind(text)
         # Return the connection to the pool now: other targets of this reading may take longer.
-        await needs.lease.settle()
-        subscriber.ended.set()
+        await part.lease.settle()
+        part.ended.set()
 
 
 def copy_error(error: SyncError) -> SyncError:

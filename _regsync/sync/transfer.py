@@ -37,7 +37,7 @@ from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
-from _regsync.sync.feed import FeedBody, Feeds, LeftBehind, Needs, Subscriber, copy_error
+from _regsync.sync.feed import FeedBody, Feeds, LeftBehind, Part, Subscriber, copy_error
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.once import Once, gather
 from _regsync.sync.relay import SOURCE_GRACE, Relay
@@ -461,7 +461,7 @@ class BlobTransfer:
         self._replace_relay_after_wrong_bytes(job)
         get = job.relay.source.demand_of_reading()
         put = job.target.demand_of_writing()
-        needs = Needs(
+        part = Part(
             relay=job.relay,
             offset=job.upload.offset,
             reading=job.reading._replace(meters=get.meters),
@@ -472,7 +472,7 @@ class BlobTransfer:
             secrets=job.target.host.secrets,
             send=partial(self._send_body, job),
         )
-        return await self._feeds.send(job.subscriber, needs)
+        return await self._feeds.send(job.subscriber, part)
 
     def _unsubscribe(self, job: _Job) -> None:
         """Remove the job from shared readings, so that no reading waits for it."""
