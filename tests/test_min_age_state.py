@@ -115,11 +115,15 @@ def first_seen(directory: Path, now: float, **more: Any) -> FirstSeen:
 
 async def test_of_two_sources_the_earlier_time_counts(tmp_path):
     known = {SeenKey(WHERE, DIGEST): 1000}
-    assert first_seen(tmp_path, 5000, known=known).record_sighting(WHERE, DIGEST, 4001) == 5001
-    assert first_seen(tmp_path, 5000, known=known).record_sighting(WHERE, DIGEST, 4000) is None
+    assert (
+        first_seen(tmp_path, 5000, locked_times=known).record_sighting(WHERE, DIGEST, 4001) == 5001
+    )
+    assert (
+        first_seen(tmp_path, 5000, locked_times=known).record_sighting(WHERE, DIGEST, 4000) is None
+    )
     # A time later than now counts as now.
-    assert first_seen(tmp_path, 900, known=known).record_sighting(WHERE, DIGEST, 50) == 950
-    alone = FirstSeen(None, lambda: 5000, lambda *_: None, known=known)
+    assert first_seen(tmp_path, 900, locked_times=known).record_sighting(WHERE, DIGEST, 50) == 950
+    alone = FirstSeen(None, lambda: 5000, lambda *_: None, locked_times=known)
     alone.load()
     assert alone.record_sighting(WHERE, DIGEST, 4000) is None
     await alone.save()

@@ -56,7 +56,9 @@ async def audit(
     with closing(connect(console)) as transport:
         locked_times = lock.first_seen_times() if lock is not None else None
         wall = transport.machine.wall
-        first_seen = first_seen_for(config, wall, console.log, may_write=False, known=locked_times)
+        first_seen = first_seen_for(
+            config, wall, console.log, may_write=False, locked_times=locked_times
+        )
         work = Audit(
             transport,
             config,

@@ -124,7 +124,7 @@ def _load_first_seen(
         transport.machine.wall,
         transport.machine.log,
         may_write=kind in WRITING_KINDS,
-        known=lock.first_seen_times() if lock is not None else None,
+        locked_times=lock.first_seen_times() if lock is not None else None,
     )
 
 

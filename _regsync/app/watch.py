@@ -366,7 +366,7 @@ class Watch:
     def _load_first_seen(self, config: Config, lock: Lock | None) -> FirstSeen | None:
         locked_times = lock.first_seen_times() if lock is not None else None
         wall = self.transport.machine.wall
-        return first_seen_for(config, wall, self._cycle_log.log, known=locked_times)
+        return first_seen_for(config, wall, self._cycle_log.log, locked_times=locked_times)
 
     def _state_in(self, cache_dir: str | None) -> StateFile:
         if cache_dir not in self._states:

@@ -60,18 +60,18 @@ class Sighting:
 
     first_seen: int
     last_seen: int
-    # The first time according to a clock that was ahead of the clock of `first_seen`. It is unknown
-    # which clock was right. So this time replaces `first_seen` when our clock has reached it,
-    # because a doubtful time must make the digest younger.
-    first_by_fast_clock: int | None = None
+    # When the age begins again from zero: the first time by a clock that was ahead of the clock of
+    # `first_seen`. It is unknown which clock was right, and a doubtful time must make the digest
+    # younger.
+    restarts_at: int | None = None
 
     def effective_first_seen(self, now: int) -> int | None:
         """Return the time from which the age is counted: the later one that is not in the future.
 
         Returns None if both times are in the future.
         """
-        known = (self.first_seen, self.first_by_fast_clock)
-        past = [time for time in known if time is not None and time <= now]
+        times = (self.first_seen, self.restarts_at)
+        past = [time for time in times if time is not None and time <= now]
         return max(past, default=None)
 
     def has_expired(self, now: int) -> bool:
@@ -80,15 +80,11 @@ class Sighting:
 
     def merge(self, other: Sighting) -> Sighting:
         """Return the combination of two processes' sightings of one digest."""
-        by_fast_clocks = [
-            time
-            for time in (self.first_by_fast_clock, other.first_by_fast_clock)
-            if time is not None
-        ]
+        restarts = [time for time in (self.restarts_at, other.restarts_at) if time is not None]
         return Sighting(
             first_seen=min(self.first_seen, other.first_seen),
             last_seen=max(self.last_seen, other.last_seen),
-            first_by_fast_clock=max(by_fast_clocks, default=None),
+            restarts_at=max(restarts, default=None),
         )
 
 
@@ -98,25 +94,26 @@ def first_seen_for(
     log: Callable[[str, str, str], object],
     *,
     may_write: bool = True,
-    known: Mapping[SeenKey, int] | None = None,
+    locked_times: Mapping[SeenKey, int] | None = None,
 ) -> FirstSeen | None:
     """Load the first-seen times for a configuration. Returns None if no mapping has `min_age`.
 
     Raises ConfigError if the directory cannot be used. Raises ConfigError too if there is no
-    directory and `known` (see `FirstSeen`) is None, because each run would then hold back every
-    digest.
+    directory and `locked_times` is None, because each run would then hold back every digest.
     """
     aged = next((mapping for mapping in config.mappings if mapping.min_age), None)
     if aged is None:
         return None
 
-    if config.seen_dir is None and known is None:
+    if config.seen_dir is None and locked_times is None:
         raise ConfigError(
             f"mappings[{aged.index}] has `min_age`, but this run keeps nothing for the next one",
             hint="set `cache_dir` in `global` to a directory that stays from run to run (an absolute "
             "one if the configuration comes from standard input), or run from a lock (`--locked`)",
         )
-    first_seen = FirstSeen(config.seen_dir, now, log, may_write=may_write, known=known)
+    first_seen = FirstSeen(
+        config.seen_dir, now, log, may_write=may_write, locked_times=locked_times
+    )
     first_seen.load()
     return first_seen
 
@@ -135,25 +132,25 @@ class FirstSeen:
         log: Callable[[str, str, str], object],
         *,
         may_write: bool = True,
-        known: Mapping[SeenKey, int] | None = None,
+        locked_times: Mapping[SeenKey, int] | None = None,
     ) -> None:
         """Keep the times in `directory`, or only in memory if it is None.
 
-        Without `may_write`, the file is read and never written. `known` holds times from elsewhere,
-        in seconds since 1970. If a digest has two times, the earlier one counts.
+        Without `may_write`, the file is read and never written. `locked_times` are the first-seen
+        times of a lock, in seconds since 1970. If a digest has two times, the earlier one counts.
         """
         self._directory = directory
         self._now = now
         self._log = log
         self._may_write = may_write and directory is not None
-        self._known: Mapping[SeenKey, int] = known or {}
+        self._locked_times: Mapping[SeenKey, int] = locked_times or {}
         self._path = os.path.join(directory or "", "seen.jsonl")
 
         # Sightings from the file and from this process.
         self._sightings = dict[SeenKey, Sighting]()
         # The stamp of the file when this process last read or wrote it. None before.
         self._stamp: Stamp | None = None
-        # The latest time in the file. If it is in the future, some clock is wrong.
+        # The latest time in the file.
         self._latest = 0
         # Whether `_sightings` has entries or times that are not in the file.
         self._has_changed = False
@@ -166,8 +163,7 @@ class FirstSeen:
         """
         now = int(self._now())
         key = SeenKey(where, digest)
-        # `_known` has times from elsewhere, such as a lock.
-        first_seen = min(self._record(key, now), self._known.get(key, now))
+        first_seen = min(self._record(key, now), self._locked_times.get(key, now))
         held_until = first_seen + int(min_age)
         return held_until if held_until > now else None
 
@@ -183,28 +179,20 @@ class FirstSeen:
         """Record that a digest is seen now. Return when it was first seen, at the latest `now`."""
         sighting = self._sightings.get(key)
         if sighting is None or sighting.has_expired(now):
-            # If our clock is behind the clock of an earlier run, the digest may be as new as the
-            # latest time in the file.
-            is_clock_behind = self._latest > now
-            by_fast_clock = self._latest if is_clock_behind else None
-            self._sightings[key] = Sighting(
-                first_seen=now, last_seen=now, first_by_fast_clock=by_fast_clock
-            )
+            # If the file has a later time than now, some clock is wrong, and the digest may be as
+            # new as that time.
+            sighting = Sighting(first_seen=max(now, self._latest), last_seen=now)
+            self._sightings[key] = sighting
             self._has_changed = True
-            return now
-
-        if now - sighting.last_seen >= _DAY:
+        elif now - sighting.last_seen >= _DAY:
             sighting.last_seen = now
             self._has_changed = True
+
         first_seen = sighting.effective_first_seen(now)
-        if first_seen is None:
-            # The clock of these times was ahead of ours. The age is counted from now, and again
-            # from zero when our clock has reached the later of these times.
-            first_seen = now
-            sighting.first_by_fast_clock = max(
-                sighting.first_seen, sighting.first_by_fast_clock or 0
-            )
+        if first_seen is None:  # all times are in the future
+            sighting.restarts_at = max(sighting.first_seen, sighting.restarts_at or 0)
             sighting.first_seen = now
+            first_seen = now
             self._has_changed = True
         return first_seen
 
@@ -369,7 +357,7 @@ def _parse_entry(fields: Mapping[str, object]) -> tuple[SeenKey, Sighting]:
         raise ValueError("a source is host and repository")
     sighting = Sighting(parse_time(texts["first_seen"]), parse_time(texts["answered"]))
     if "ahead" in texts:
-        sighting.first_by_fast_clock = parse_time(texts["ahead"])
+        sighting.restarts_at = parse_time(texts["ahead"])
     return SeenKey(RepositoryKey(host, repository), texts["digest"]), sighting
 
 
@@ -381,8 +369,8 @@ def _format_entry(key: SeenKey, sighting: Sighting) -> dict[str, str]:
         "first_seen": time_text(sighting.first_seen),
         "answered": time_text(sighting.last_seen),
     }
-    if sighting.first_by_fast_clock is not None:
-        fields["ahead"] = time_text(sighting.first_by_fast_clock)
+    if sighting.restarts_at is not None:
+        fields["ahead"] = time_text(sighting.restarts_at)
     return fields
 
 
