@@ -120,17 +120,18 @@ class CycleLog:
         # The images that fail in this cycle and in the previous one. The key is (source, target).
         # The value identifies the error by (code, HTTP status), because its message may contain a
         # time.
-        self.current_failures = dict[tuple[str, str], object]()
+        self._current_failures = dict[tuple[str, str], object]()
         self._previous_failures = dict[tuple[str, str], object]()
 
-        self.has_news = False  # whether an image was shown in this cycle
+        self._has_news = False  # whether an image was shown in this cycle
+        self._last_summary_at = anyio.current_time()  # when a cycle's summary was last logged
 
     def begin_cycle(self) -> None:
         self._previous_lines = self._current_lines
         self._current_lines = set()
-        self._previous_failures = self.current_failures
-        self.current_failures = {}
-        self.has_news = False
+        self._previous_failures = self._current_failures
+        self._current_failures = {}
+        self._has_news = False
         # The same failure may occur again after months. Its hint is then needed again.
         self._console.shown_hints.clear()
 
@@ -160,32 +161,44 @@ class CycleLog:
         if outcome.error is not None:
             # Only errors that are responses of a registry have an HTTP status.
             status = getattr(outcome.error, "status", None)
-            self.current_failures[key] = (outcome.error.code, status)
-        has_changed = self._previous_failures.get(key) != self.current_failures.get(key)
+            self._current_failures[key] = (outcome.error.code, status)
+        has_changed = self._previous_failures.get(key) != self._current_failures.get(key)
         if outcome.status == "synced" or has_changed:
-            self.has_news = True
+            self._has_news = True
             self._console.show_outcome(outcome)
 
     def end_cycle(self) -> None:
-        """Log how many images no longer fail, with a line for each pair of repositories.
-
-        All images must have been tried, except those of mappings whose tags could not be listed.
-        """
-        self._keep_failures_of_untried_images()
+        """Log how many images no longer fail, with a line for each pair of repositories."""
         recovered = Counter[str]()  # the number of images by "SOURCE -> TARGET"
-        for source, target in sorted(self._previous_failures.keys() - self.current_failures.keys()):
-            recovered[f"{without_tag(source)} -> {without_tag(target)}"] += 1
+        for (source, target), failure in sorted(self._previous_failures.items()):
+            if (source, target) in self._current_failures:
+                continue
+            source_repository = without_tag(source)
+            target_repository = without_tag(target)
+            # A mapping whose tags could not be listed has failed with this key. None of its images
+            # was tried, so their failures last.
+            mapping_key = (f"{source_repository}:*", f"{target_repository}:*")
+            if mapping_key in self._current_failures:
+                self._current_failures[source, target] = failure
+            else:
+                recovered[f"{source_repository} -> {target_repository}"] += 1
         for repositories, count in recovered.items():
             self._console.log("info", "recovered", f"no longer failing: {repositories} ({count})")
 
-    def _keep_failures_of_untried_images(self) -> None:
-        """Copy the previous failures of images that were not tried, so that they do not recover."""
-        for (source, target), failure in self._previous_failures.items():
-            # If a mapping's tags could not be listed, the mapping has failed with this key and none
-            # of its images was tried.
-            mapping_key = (f"{without_tag(source)}:*", f"{without_tag(target)}:*")
-            if mapping_key in self.current_failures:
-                self.current_failures.setdefault((source, target), failure)
+    def log_summary(self, text: str, cycle: dict[str, object]) -> None:
+        """Log the summary `text` of a cycle that had news, with the fields `cycle`.
+
+        The summary of a cycle without news is logged only at DEBUG, and only if no summary was
+        logged for QUIET_SECONDS.
+        """
+        now = anyio.current_time()
+        if self._has_news:
+            self._last_summary_at = now
+            self._console.log("info", "cycle", text, **cycle)
+        elif now - self._last_summary_at >= QUIET_SECONDS:
+            self._last_summary_at = now
+            state = "the same images fail" if self._current_failures else "all is well"
+            self._console.log("debug", "quiet", f"{state}; {text}")
 
 
 def without_tag(reference: str) -> str:
@@ -215,9 +228,7 @@ class Watch:
         self._interval = interval
         self._cycle_log = CycleLog(console)
         file = read_file()
-        # The text of the configuration in force. None after a failed reload, so that the next
-        # reload parses the file even if its old text was restored.
-        self._config_text: bytes | None = file.text
+        self._config_text = file.text  # of the configuration in force
         self._config = load(self._cycle_log.log, file)
         self._lock = read_lock(self._config)
         self.transport = connect(console, self._cycle_log.log)
@@ -228,7 +239,6 @@ class Watch:
         self._stop = anyio.Event()  # set by the first SIGINT or SIGTERM
         self._wake = anyio.Event()  # set to end the pause between two cycles
         self._cycle_number = 0  # of the current or the last cycle; 0 before the first one
-        self._last_summary_at = anyio.current_time()  # when a cycle's summary was last logged
         self._health = Health(due=anyio.current_time())
         self._cycle_scope = anyio.CancelScope()  # cancels the current cycle
 
@@ -276,7 +286,10 @@ class Watch:
         first_seen = self._first_seen
         try:
             file = self._read_file()
-            has_new_config = file.text != self._config_text
+            # After a failed reload the file is loaded even if its old text was restored, so that
+            # health probes no longer show the error.
+            has_failed_before = self._health.reload_error is not None
+            has_new_config = file.text != self._config_text or has_failed_before
             config = self._load(self._cycle_log.log, file) if has_new_config else self._config
             lock = self._read_lock(config)
             has_new_lock = lock != self._lock
@@ -286,26 +299,23 @@ class Watch:
                 first_seen = self._load_first_seen(config, lock)
         except ConfigError as error:
             self._log_failed_reload(error)
-            # Without this, a file that is restored to its old text would not count as changed, and
-            # health probes would show the error for ever.
-            self._config_text = None
             self._health = self._health._replace(reload_error=str(error))
             return
 
-        # Nothing below this line can fail, so the configuration and the lock change together.
-        self._first_seen = first_seen
         if has_new_lock:
             lock_changes = compare(self._lock or Lock(), lock or Lock())
             text = f"images added, removed or changed in the lock: {len(lock_changes)}"
             self._console.log("info", "lock_changed", text)
-            self._lock = lock
         if has_new_config:
             lines = list(describe_changes(self._config, config))
             for line in (*lines, f"configuration changes: {len(lines)}"):
                 self._console.log("info", "reloaded", line)
-            self._config_text = file.text
-            self._config = config
-            self._health = self._health._replace(reload_error=None)
+        # All files are valid. They come into force together.
+        self._config_text = file.text
+        self._config = config
+        self._lock = lock
+        self._first_seen = first_seen
+        self._health = self._health._replace(reload_error=None)
 
     def _log_failed_reload(self, error: ConfigError) -> None:
         # Each reload fails until the file is valid again. The cycle log shows the error only once.
@@ -361,7 +371,7 @@ class Watch:
         }
         self._publish_to_probes(cycle)
         text = f"cycle {self._cycle_number}: {'; '.join(report.summary(duration))}"
-        self._log_summary(text, cycle)
+        self._cycle_log.log_summary(text, cycle)
 
     def _load_first_seen(self, config: Config, lock: Lock | None) -> FirstSeen | None:
         locked_times = lock.first_seen_times() if lock is not None else None
@@ -383,21 +393,6 @@ class Watch:
             status = "ready"
         next_start = anyio.current_time() + self._interval
         self._health = self._health._replace(status=status, cycle=cycle, due=next_start)
-
-    def _log_summary(self, text: str, cycle: dict[str, object]) -> None:
-        """Log the summary `text` of a cycle that had news, with the fields `cycle`.
-
-        The summary of a cycle without news is logged only at DEBUG, and only if no summary was
-        logged for QUIET_SECONDS.
-        """
-        now = anyio.current_time()
-        if self._cycle_log.has_news:
-            self._last_summary_at = now
-            self._console.log("info", "cycle", text, **cycle)
-        elif now - self._last_summary_at >= QUIET_SECONDS:
-            self._last_summary_at = now
-            state = "the same images fail" if self._cycle_log.current_failures else "all is well"
-            self._console.log("debug", "quiet", f"{state}; {text}")
 
 
 async def run(
