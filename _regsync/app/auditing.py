@@ -15,7 +15,7 @@ from contextlib import closing
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.environment import carry_out, connect, utc_now
+from _regsync.app.environment import carry_out, connect, print_report, utc_now
 from _regsync.config.model import Config
 from _regsync.errors import RegsyncError, Side, SyncError
 from _regsync.files import replacing
@@ -77,10 +77,7 @@ async def audit(
         write_receipt(receipt_path, report, console)
     console.print_summary(report, elapsed)
     if console.writes_json:
-        run_id = os.urandom(8).hex()
-        console.print_document(
-            report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
-        )
+        print_report(report, started_at, elapsed, transport, console)
     if report.interrupted:
         return 128 + signals[0]
     return report.exit_status()

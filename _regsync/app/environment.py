@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -21,6 +22,10 @@ from _regsync.app.progress import Work, show_progress
 from _regsync.errors import ConfigError
 from _regsync.registry.transport import Machine, Transport
 from _regsync.text import printable, reason_of, time_text
+
+if TYPE_CHECKING:
+    from _regsync.sync.findings import AuditReport
+    from _regsync.sync.report import Report
 
 LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes read of a login file; login files are far smaller
 MOST_OPEN_FILES = 65536  # unless the system allows fewer (docs/design.md section 9)
@@ -89,6 +94,19 @@ def raise_file_limit() -> int:
 
 def utc_now() -> str:
     return time_text(time.time())
+
+
+def print_report(
+    report: Report | AuditReport,
+    started_at: str,
+    elapsed: float,
+    transport: Transport,
+    console: Console,
+) -> None:
+    """Print the report of `--json`, with a random run id. `elapsed` is in seconds."""
+    run_id = os.urandom(8).hex()
+    document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
+    console.print_document(document)
 
 
 def run_async(work: Callable[[], Awaitable[int]]) -> int:

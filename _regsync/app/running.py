@@ -8,7 +8,6 @@ Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5 and 10.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.environment import carry_out, connect, utc_now
+from _regsync.app.environment import carry_out, connect, print_report, utc_now
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import Side
 from _regsync.registry.transport import Transport
@@ -101,10 +100,7 @@ async def run(
         assert work.dry_run is not None  # it is None only for WRITING_KINDS
         _print_analysis(work.dry_run.analysis(), console)
     elif console.writes_json:
-        run_id = os.urandom(8).hex()
-        console.print_document(
-            report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
-        )
+        print_report(report, started_at, elapsed, transport, console)
     elif kind == "plan":
         console.print_lines(report.plan())
 

@@ -10,7 +10,6 @@ Follows: docs/specification.md section 1.5, docs/design.md section 10 ("Health",
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ import anyio.lowlevel
 
 from _regsync import __version__
 from _regsync.app.console import Console
-from _regsync.app.environment import connect, listen_for_signals, utc_now
+from _regsync.app.environment import connect, listen_for_signals, print_report, utc_now
 from _regsync.app.health import serving
 from _regsync.app.progress import show_progress
 from _regsync.config.model import Config
@@ -355,13 +354,7 @@ class Watch:
             self._cycle_log.end_cycle()
         duration = anyio.current_time() - start
         if self._console.writes_json:
-            run_id = os.urandom(8).hex()
-            transport = self.transport
-            self._console.print_document(
-                report.as_json(
-                    run_id, started_at, duration, transport.requests, transport.throttled
-                )
-            )
+            print_report(report, started_at, duration, self.transport, self._console)
         cycle = {
             "number": self._cycle_number,
             "started_at": started_at,
