@@ -87,10 +87,9 @@ class ReportedRun(NamedTuple):
     blobs_unique: int  # different blobs among the transferred ones
     blobs_mounted: int
     bytes: int  # sent to targets
-    # Bytes that were not sent, because targets had the blobs already or mounted them. None in
-    # reports of old versions.
-    bytes_present: int | None
-    bytes_mounted: int | None
+    # Bytes that were not sent, because targets had the blobs already or mounted them.
+    bytes_present: int
+    bytes_mounted: int
     requests: Mapping[str, Mapping[str, int]]  # the number of requests by host and action
     throttled: Mapping[str, int]  # the number of 429 responses by host
 
@@ -238,8 +237,7 @@ class _Unchecked:
 
 
 def _read_run(report: _Unchecked) -> ReportedRun:
-    # A missing field has the value None, for which all methods but `optional_text` raise
-    # ConfigError.
+    # A missing field is like null, so that all methods but `optional_text` raise ConfigError.
     totals = report["totals"]
     layers = totals["layers"]
     saved = totals["saved"]
@@ -260,8 +258,8 @@ def _read_run(report: _Unchecked) -> ReportedRun:
         blobs_unique=layers["unique"].count(),
         blobs_mounted=layers["mounted"].count(),
         bytes=totals["bytes"].count(),
-        bytes_present=saved["present"].count() if has_saved else None,
-        bytes_mounted=saved["mounted"].count() if has_saved else None,
+        bytes_present=saved["present"].count() if has_saved else 0,
+        bytes_mounted=saved["mounted"].count() if has_saved else 0,
         requests={host: actions.counts() for host, actions in totals["requests"].items()},
         throttled=totals["throttled"].counts(),
     )

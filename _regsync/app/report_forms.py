@@ -67,15 +67,14 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
 def saved_text(run: ReportedRun) -> str:
     """Format the bytes that were not sent: `11.4 GB: 8.1 GB already there, 3.3 GB mounted`.
 
-    Returns an empty string if there are none, or if the report does not have their number.
+    Returns an empty string if there are none.
     """
-    present = run.bytes_present or 0
-    mounted = run.bytes_mounted or 0
-    if present + mounted == 0:
+    total = run.bytes_present + run.bytes_mounted
+    if total == 0:
         return ""
-    parts = [(present, "already there"), (mounted, "mounted")]
+    parts = [(run.bytes_present, "already there"), (run.bytes_mounted, "mounted")]
     details = [f"{size_text(count)} {word}" for count, word in parts if count]
-    return f"{size_text(present + mounted)}: {', '.join(details)}"
+    return f"{size_text(total)}: {', '.join(details)}"
 
 
 def notes(run: ReportedRun) -> list[str]:

@@ -14,7 +14,6 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
-from typing import NamedTuple
 
 from _regsync.app.report_file import Cause, ReportedImage, ReportedRun
 from _regsync.app.report_forms import STATUS_WORDS, headline, notes
@@ -127,8 +126,7 @@ def _figures_section(run: ReportedRun) -> Iterator[str]:
             css_class = "failed" if status == "failed" else ""
             yield _figure_box(STATUS_WORDS[status].capitalize(), str(count), css_class)
     yield _figure_box("Moved", size_text(run.bytes))
-    # Reports of old versions do not have these numbers.
-    saved = (run.bytes_present or 0) + (run.bytes_mounted or 0)
+    saved = run.bytes_present + run.bytes_mounted
     if saved:
         yield _figure_box("Saved", size_text(saved))
     yield _figure_box("Time", duration_text(run.duration))
@@ -164,8 +162,8 @@ def _share_section(run: ReportedRun) -> Iterator[str]:
     # (CSS class, words for the reader, bytes).
     shares = [
         ("moved", moved_words, run.bytes),
-        ("mounted", "mounted from another repository of the target", run.bytes_mounted or 0),
-        ("present", "at the target already", run.bytes_present or 0),
+        ("mounted", "mounted from another repository of the target", run.bytes_mounted),
+        ("present", "at the target already", run.bytes_present),
     ]
     total = sum(size for _, _, size in shares)
     if total == 0:
@@ -245,26 +243,18 @@ def _bar(image: ReportedImage, duration: float, vertical: str) -> str:
     return f'<div class="{css_class}" style="{style}" title="{escape(title)}"></div>'
 
 
-class _LaneEnd(NamedTuple):
-    time: float  # when the last image of the lane ends
-    lane: int  # the lane's number
-
-
 def _in_lanes(images: Iterable[ReportedImage]) -> list[list[ReportedImage]]:
     """Assign each image to a lane that is free at the image's start, or to a new lane.
 
     The images of one lane do not overlap.
     """
     lanes = list[list[ReportedImage]]()
-    lane_ends = list[_LaneEnd]()  # a heap: the lane that ends first is at index 0
     for image in sorted(images, key=_start):
-        if lane_ends and lane_ends[0].time <= _start(image):
-            number = heapq.heappop(lane_ends).lane
+        first_to_end = min(lanes, key=lambda lane: _end(lane[-1]), default=None)
+        if first_to_end is not None and _end(first_to_end[-1]) <= _start(image):
+            first_to_end.append(image)
         else:
-            number = len(lanes)
-            lanes.append([])
-        lanes[number].append(image)
-        heapq.heappush(lane_ends, _LaneEnd(_end(image), number))
+            lanes.append([image])
     return lanes
 
 
