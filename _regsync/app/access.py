@@ -193,7 +193,7 @@ def can_be_created(repository: RemoteRepository, account: EcrAccount | None) -> 
     """
     if repository.host.registry.kind == "ecr_public":
         return False
-    if account is None:
+    if account is None:  # most other registries create repositories when they are pushed to
         return True
     return account.template_for(repository.name) is not None
 

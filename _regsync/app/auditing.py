@@ -84,16 +84,17 @@ async def audit(
 
 
 def write_receipt(path: str, report: AuditReport, console: Console) -> None:
-    """Replace the receipt file. Raises RegsyncError if it cannot be written.
+    """Replace the receipt: the list of all manifests and blobs that the audit has found.
 
-    If a source could not be read, a file that is not empty is kept and an error is logged.
+    If a source could not be read, a file that is not empty is kept and an error is logged. Raises
+    RegsyncError if the file cannot be written.
     """
     unread_count = 0  # images whose source could not be read
     for outcome in report.failures:
         if isinstance(outcome.error, SyncError) and outcome.error.side is Side.SOURCE:
             unread_count += 1
-    # A new receipt would lack these images. The next disk for the closed network would then contain
-    # them in full, although the registry in that network has them.
+    # A new receipt would lack these images, so that the next disk for a closed network would
+    # contain them again, although the registry in that network has them.
     has_old_receipt = os.path.exists(path) and os.path.getsize(path) > 0
     if unread_count and has_old_receipt:
         shown_path = printable(path)

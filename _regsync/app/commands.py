@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from _regsync.app.console import Console
+    from _regsync.app.report_file import ReportedRun
     from _regsync.app.running import RunKind
     from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
     from _regsync.config.reader import ConfigFile
@@ -71,6 +72,18 @@ def read_config_file(name: str) -> ConfigFile:
         base_dir=None if name == "-" else os.path.dirname(os.path.abspath(name)),
         home=os.path.expanduser("~"),
     )
+
+
+def read_report_file(path: str) -> ReportedRun:
+    """Read the JSON report of a run, from standard input if `path` is `-`."""
+    from _regsync.app.report_file import LARGEST_REPORT, read_report
+
+    return read_report(read_bytes(path, LARGEST_REPORT), input_name(path))
+
+
+def input_name(path: str) -> str:
+    """Return how messages name a file, or standard input if `path` is `-`."""
+    return "standard input" if path == "-" else printable(path)
 
 
 def read_optional_config(name: str | None) -> Config:
@@ -270,7 +283,6 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
     """
     if arguments.retry_from is None:
         return None
-    from _regsync.app.report_file import LARGEST_REPORT, read_report
     from _regsync.sync.retry import Retry
 
     path = arguments.retry_from
@@ -279,15 +291,12 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
             "configuration and report cannot both come from standard input",
             hint="name a file for one of the two",
         )
-    name = "standard input" if path == "-" else printable(path)
-    report = read_report(read_bytes(path, LARGEST_REPORT), name)
+    report = read_report_file(path)
     images = [(image.source, image.target) for image in report.with_status("failed", "undone")]
+    name = input_name(path)
     if not images:
-        log(
-            "info",
-            "nothing_to_retry",
-            f"{name}: nothing to retry: no image failed or was left undone",
-        )
+        text = f"{name}: nothing to retry: no image failed or was left undone"
+        log("info", "nothing_to_retry", text)
 
     retry = Retry(images)
     unselected_images = retry.find_unselected(config)
@@ -357,9 +366,6 @@ def run_watch(arguments: Namespace, console: Console) -> int:
     from _regsync.config import reader
     from _regsync.config.fields import parse_duration
 
-    def load(log: Callable[..., None], file: ConfigFile) -> Config:
-        return select_shard(arguments.shard, reader.load(file), log)
-
     if arguments.config == "-":
         raise ConfigError("watch needs a file, not -, because it reads the configuration again")
     try:
@@ -370,6 +376,10 @@ def run_watch(arguments: Namespace, console: Console) -> int:
         raise ConfigError("--interval must be above 0", hint="write a duration such as 15m")
     address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
     port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
+
+    def load(log: Callable[..., None], file: ConfigFile) -> Config:
+        return select_shard(arguments.shard, reader.load(file), log)
+
     return run_async(
         partial(
             watch.run,
@@ -400,16 +410,14 @@ def run_tags(arguments: Namespace, console: Console) -> int:
         )
 
     registry = registry_for(reference.registry, config)
-    rule = rule_from_options(arguments)
-    rules = [rule]
-    has_no_options = rule == TagRule()
+    rules = [rule_from_options(arguments)]
+    has_no_options = rules == [TagRule()]
     if has_no_options:
         mappings = mappings_from(registry, reference.repository, config)
         for mapping in mappings:
             console.log("info", "rule", f"the rule is that of mappings[{mapping.index}]")
-        if mappings:
-            # Several mappings may have the same rule.
-            rules = list(dict.fromkeys(mapping.tags for mapping in mappings))
+        # Several mappings may have the same rule.
+        rules = list(dict.fromkeys(mapping.tags for mapping in mappings)) or rules
     return run_async(partial(list_tags, registry, reference.repository, rules, console))
 
 
@@ -458,11 +466,7 @@ def run_expand(arguments: Namespace, console: Console) -> int:
 
 
 def run_report(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.report_file import LARGEST_REPORT, read_report
-
-    data = read_bytes(arguments.file, LARGEST_REPORT)
-    name = "standard input" if arguments.file == "-" else printable(arguments.file)
-    run = read_report(data, name)
+    run = read_report_file(arguments.file)
     if arguments.to == "html":
         from _regsync.app.report_page import as_page
 

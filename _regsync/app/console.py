@@ -240,10 +240,7 @@ class Console:
             self._write(stream, text + "\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
-        """Write to a stream. A lost write to standard error raises no error.
-
-        A write to standard output that is lost raises OSError. Both set `has_lost_output`.
-        """
+        """Write to a stream. If that fails, set `has_lost_output`, and raise only for `_out`."""
         try:
             stream.write(text)
             stream.flush()

@@ -126,11 +126,9 @@ def run_async(work: Callable[[], Awaitable[int]]) -> int:
 
 async def run_with_wakeup(work: Callable[[], Awaitable[int]]) -> int:
     """Run `work` in an event loop that is woken by every signal. Returns its exit status."""
-    # Python calls a signal handler between two bytecode instructions. If a signal arrives just
-    # before the event loop blocks, the handler is delayed until the loop is woken by something
-    # else. An event loop that listens for at least one signal has called `signal.set_wakeup_fd`,
-    # and is then woken by every signal. SIGURG is unused otherwise, so that listening for it
-    # replaces no handler.
+    # A signal that arrives just before the event loop blocks is handled only when something wakes
+    # the loop. A loop that listens for at least one signal is woken by every signal, because it has
+    # called `signal.set_wakeup_fd`. So listen for SIGURG, which is unused otherwise.
     unused_signal = getattr(signal, "SIGURG", None)
     # Windows has no SIGURG, but its event loop is woken by every signal. Other threads than the
     # main thread get no signals.

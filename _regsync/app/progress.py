@@ -97,7 +97,7 @@ async def show_progress(console: Console, work: Work) -> None:
                     remaining=pace.remaining(now),
                     saved_present=work.traffic.present_bytes,
                     saved_mounted=work.traffic.mounted_bytes,
-                    registries=tuple(describe_registries(work, silences, now).values()),
+                    registries=describe_registries(work, silences, now),
                 )
             )
     finally:
@@ -125,7 +125,7 @@ class Pace:
     def record(self, now: float, moved: int, expected: int) -> None:
         """Update the rate and the forecast, given the bytes moved so far and expected in total."""
         self._samples.append(_Sample(now, moved))
-        # Keep one older sample, so that a rate over FORECAST_SECONDS can be computed.
+        # Keep one sample that is older than FORECAST_SECONDS, to compute the rate since then.
         while self._samples[1].time <= now - FORECAST_SECONDS:
             self._samples.popleft()
 
@@ -214,10 +214,9 @@ def describe_work(work: Work, now: float) -> str:
     return f"{len(images)} under way, first {images[0]}"
 
 
-def describe_registries(work: Work, silences: Silences, now: float) -> dict[str, str]:
-    """Return a line for each registry that is unreachable, throttled, slow or failing, by host."""
-    # The order of the steps matters: a host that is unreachable, throttled and slow is shown with
-    # the first of these only.
+def describe_registries(work: Work, silences: Silences, now: float) -> tuple[str, ...]:
+    """Return a line for each registry that is unreachable, throttled, slow or failing."""
+    # By host. A host that is unreachable, throttled and slow is shown with the first of these only.
     lines = work.transport.recovery.describe(now)  # the unreachable hosts
     for host, meter in work.transport.throttled_meters.items():
         if meter.paused_until > now:
@@ -232,4 +231,4 @@ def describe_registries(work: Work, silences: Silences, now: float) -> dict[str,
             lines[host] += f", {count} failed"
         else:
             lines[host] = f"{host}: {count} failed"
-    return lines
+    return tuple(lines.values())
