@@ -31,11 +31,11 @@ class At(Repository):
     host: Any = SimpleNamespace(key="target.test", registry=SimpleNamespace(kind="generic"))
     name = ""
     key = RepositoryKey("", "")
-    pool = RepositoryKey("", "")
+    store_key = RepositoryKey("", "")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.key = self.pool = RepositoryKey(self.host.key, name)
+        self.key = self.store_key = RepositoryKey(self.host.key, name)
 
     def name_of(self, reference: str) -> str:
         return f"{self.host.key}/{self.name}:{reference}"

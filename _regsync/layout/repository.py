@@ -133,7 +133,7 @@ class LayoutRepository:
         self.side = side
         self.key = RepositoryKey(host.key, name)
         # Names the store of blobs and manifests, which all repositories of a layout share.
-        self.pool = RepositoryKey(host.key, "")
+        self.store_key = RepositoryKey(host.key, "")
         self._layout = host.layout
 
     def __str__(self) -> str:

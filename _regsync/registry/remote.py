@@ -176,7 +176,7 @@ class RemoteRepository:
         # users.
         self.api_name = api_repository(host.registry.host, name)
         self.key = RepositoryKey(host.key, self.api_name)
-        self.pool = self.key  # each repository of a registry has its own blobs
+        self.store_key = self.key  # each repository of a registry has its own blobs
         self._base = f"/v2/{self.api_name}"  # the path of all endpoints
         self._text = f"{host.key}/{name}"
 

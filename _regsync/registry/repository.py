@@ -93,7 +93,7 @@ class Repository(Protocol):
         """The identity of the repository's tags."""
 
     @property
-    def pool(self) -> RepositoryKey:
+    def store_key(self) -> RepositoryKey:
         """The identity of its store of blobs and manifests. Other repositories may share it."""
 
     @property

@@ -435,7 +435,7 @@ class Audit:
 
     async def _check_contents(self, image: _AuditedImage, top: Manifest) -> _Contents:
         """Check all manifests and blobs below a manifest. The result is shared by all images."""
-        once = self._contents[image.target.pool, top.digest]
+        once = self._contents[image.target.store_key, top.digest]
         return await once.get(partial(self._check_below, image, top))
 
     async def _check_below(self, image: _AuditedImage, top: Manifest) -> _Contents:
@@ -498,7 +498,7 @@ class Audit:
     async def _check_blob(self, check: _Check, blob: Descriptor) -> None:
         """Check that a blob is present and has the right size. Its bytes are not read."""
         target = check.image.target
-        once = self._blob_sizes[target.pool, blob.digest]
+        once = self._blob_sizes[target.store_key, blob.digest]
         with check.catching_errors("blob", blob.digest, Flaw.incomplete("blob", blob)):
             # A blob that was left out of a layout is at the far side.
             if target.far_repository(blob.digest) is not None:

@@ -567,7 +567,7 @@ class Discovery:
         digest = await self.resolve_digest(source, reference, by_head=by_head)
         # The result refers to the manifest, because the cache may drop it before the caller needs
         # it.
-        return _source_image(mapping, digest, self._manifests.get(source.pool, digest))
+        return _source_image(mapping, digest, self._manifests.get(source.store_key, digest))
 
     async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
         """Return the digest that a tag or digest has at its source.
@@ -652,17 +652,19 @@ class Discovery:
 
         if tag.digest is not None:
             # `look_up` settles the tag after it has learned the blobs of the manifest.
-            self._knowledge.confirm_tagged_manifest(target.pool, tag.digest)
+            self._knowledge.confirm_tagged_manifest(target.store_key, tag.digest)
             return
 
         self._settle(tag)
         if tag.was_copied:
             # According to the state the tag was copied, so the state may be wrong about everything
             # in this repository.
-            self._knowledge.record_contradiction(target.pool)
-        elif is_digest(reference) and self._knowledge.is_manifest_believed(target.pool, reference):
+            self._knowledge.record_contradiction(target.store_key)
+        elif is_digest(reference) and self._knowledge.is_manifest_believed(
+            target.store_key, reference
+        ):
             # According to the state the target has this manifest.
-            self._knowledge.forget(target.pool, reference)
+            self._knowledge.forget(target.store_key, reference)
 
     async def _resolve_at_target(self, target: Repository, reference: str) -> str | None:
         """Resolve a reference at a target, from the target's listing or by a HEAD.
@@ -708,7 +710,7 @@ class Discovery:
         """
         root, filtered_indexes = await self._filter_platforms(mapping, source, reference, top)
         lacking_repositories = [
-            tag.target.pool for tag in tags if tag.digest != root.digest and tag.error is None
+            tag.target.store_key for tag in tags if tag.digest != root.digest and tag.error is None
         ]
         if lacking_repositories:
             await self._wait_for_answers({repository.host for repository in lacking_repositories})
@@ -764,7 +766,7 @@ class Discovery:
     def _learn_cached_manifests(self, source: Repository, tags: Iterable[TargetTag]) -> None:
         """Learn the manifests of the digests at targets, if they are in the cache."""
         for tag in tags:
-            manifest = self._manifests.get(source.pool, tag.digest or "")
+            manifest = self._manifests.get(source.store_key, tag.digest or "")
             if manifest is not None:
                 self._learn_manifest(tag.target, manifest)
 
@@ -810,20 +812,20 @@ class Discovery:
 
         Concurrent callers share one request (docs/design.md section 6, rules 7, 8 and 13).
         """
-        request = self._manifests.request(source.pool, digest)
+        request = self._manifests.request(source.store_key, digest)
         manifest = await request.get(partial(source.get_manifest, digest, expected=expected))
-        self._manifests.record_use(source.pool, digest, manifest)
+        self._manifests.record_use(source.store_key, digest, manifest)
         return manifest
 
     async def fetch_manifest_of_tag(self, where: Repository, tag: str) -> Manifest:
         """Fetch the manifest that a tag names now, and add it to the cache."""
         manifest = await where.get_manifest(tag)
-        self._manifests.record_use(where.pool, manifest.digest, manifest)
+        self._manifests.record_use(where.store_key, manifest.digest, manifest)
         return manifest
 
     def cached_manifest(self, where: Repository, digest: str) -> Manifest | None:
         """Return a manifest if it is in the cache, and None otherwise. No request is made."""
-        return self._manifests.get(where.pool, digest)
+        return self._manifests.get(where.store_key, digest)
 
     async def complete_tree(self, source: Repository, tree: Tree) -> Tree:
         """Fetch the manifests that are missing in a tree because targets seemed to have them."""

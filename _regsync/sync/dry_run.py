@@ -105,11 +105,11 @@ class DryRun:
         """
         image_lookup, *artifact_lookups = lookups
         if image_lookup.tree is not None:
-            self._count_tree(copy.source_name, image_lookup.tree, copy.target.pool)
+            self._count_tree(copy.source_name, image_lookup.tree, copy.target.store_key)
         for artifact_lookup in artifact_lookups:
             if artifact_lookup.tree is not None:
                 # Without a name, so that an analysis does not list the artifact as an image.
-                self._count_tree("", artifact_lookup.tree, copy.target.pool)
+                self._count_tree("", artifact_lookup.tree, copy.target.store_key)
 
     def _count_tree(self, name: str, tree: Tree, target_key: RepositoryKey) -> None:
         """Count the blobs of an image or artifact for one target.
@@ -145,11 +145,11 @@ class DryRun:
             forecast.upload_starts += 1
             return BlobResult.MOUNTED
 
-        if not self._knowledge.is_empty(target.pool):
+        if not self._knowledge.is_empty(target.store_key):
             is_present = await target.has_blob(blob, with_retries=True)
             # A run may send a probing POST instead of a HEAD (rule 11).
             may_ask_by_post = target.probe_from is not None
-            if may_ask_by_post and not self._knowledge.needs_head(target.pool, blob.digest):
+            if may_ask_by_post and not self._knowledge.needs_head(target.store_key, blob.digest):
                 forecast.saved_heads += 1
                 # If the blob is absent, the upload below counts the POST.
                 if is_present:

@@ -256,7 +256,7 @@ class Referrers:
             source_digest_key=key_of(copy.source_digest),
             target_digest_key=key_of(copy.digest),
         )
-        is_in_state = self._knowledge.is_manifest_believed(copy.target.pool, copy.digest)
+        is_in_state = self._knowledge.is_manifest_believed(copy.target.store_key, copy.digest)
         # If the target has lost the image, the record of the last search does not count.
         is_record_valid = copy.already_at_target or is_in_state
         return ArtifactSearch(
@@ -727,7 +727,7 @@ class Referrers:
             repository
             for repository in repositories
             if repository in known_to_lack
-            and not self._knowledge.is_manifest_believed(repository.pool, digest)
+            and not self._knowledge.is_manifest_believed(repository.store_key, digest)
         ]
         # The state keeps snapshots only of tags, so a digest has no snapshot key.
         target_tags = [
@@ -743,13 +743,13 @@ class Referrers:
 
     def _is_known_to_hold(self, target: SearchedTarget, digest: str) -> bool:
         """Report whether a target is known to hold an artifact. No request is sent."""
-        pool = target.repository.pool
-        has_been_seen_by_this_run = self._knowledge.is_confirmed(pool, digest)
+        where = target.repository.store_key
+        has_been_seen_by_this_run = self._knowledge.is_confirmed(where, digest)
         if has_been_seen_by_this_run or digest in target.unchanged_list:
             return True
         # What earlier runs have put or seen counts only if the last search found all artifacts
         # there.
-        return target.was_complete and self._knowledge.is_manifest_believed(pool, digest)
+        return target.was_complete and self._knowledge.is_manifest_believed(where, digest)
 
     async def _examine_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
         """Find out which targets lack the manifest under a cosign tag.

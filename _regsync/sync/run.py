@@ -806,7 +806,7 @@ class Run:
         for manifest in (tree.root, *tree.children):
             self.scheduler.manifests_by_blob.update(blob.digest for blob in manifest.blobs)
             if is_host_shared and not manifest.is_trimmed:
-                self.scheduler.commit(source.pool, manifest)
+                self.scheduler.commit(source.store_key, manifest)
 
     def _plan_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
         """Return an Image for each artifact that the target lacks.

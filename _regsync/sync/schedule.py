@@ -363,7 +363,7 @@ class Scheduler:
         if not self.pending.is_full():
             self._room_event.set()
 
-        where = image.target.pool
+        where = image.target.store_key
         try:
             missing = image.tree.missing_at(
                 lambda digest: self._knowledge.is_manifest_believed(where, digest)
@@ -514,7 +514,7 @@ class Scheduler:
         if name is not None and name != target.name:
             other = self._discovery.repository(target.host.registry, name, Side.SOURCE)
             if await other.has_blob(blob, with_retries=True):
-                self._knowledge.confirm_blob(other.pool, blob.digest)
+                self._knowledge.confirm_blob(other.store_key, blob.digest)
                 return other
         error = image.source.known_read_error(blob)
         assert error is not None
@@ -643,7 +643,7 @@ class Scheduler:
         # In a layout an artifact needs its own entry in index.json, even if an index names it.
         if not image.artifact or image.target.is_local:
             return False
-        return self._knowledge.is_manifest_confirmed(image.target.pool, image.reference)
+        return self._knowledge.is_manifest_confirmed(image.target.store_key, image.reference)
 
     async def _try_to_put(self, image: Image, claims: ImageClaims) -> RegistryError | None:
         """Put the manifests, several times with pauses if the target does not see its blobs yet.
@@ -700,7 +700,7 @@ class Scheduler:
         saves requests. After a second refusal all are returned, because the first refusal was not
         complete.
         """
-        where = image.target.pool
+        where = image.target.store_key
         unconfirmed_digests = frozenset(
             digest
             for digest in image.tree.required_digests
@@ -728,7 +728,7 @@ class Scheduler:
         text = f"{refusal}; the blobs and manifests it names are checked again"
         self._discovery.log_once("debug", "healing", text)
         for digest in image.tree.with_ancestors(lost_digests):
-            self._knowledge.forget(image.target.pool, digest)
+            self._knowledge.forget(image.target.store_key, digest)
         image.healings += 1
 
     async def _handle_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:

@@ -309,7 +309,7 @@ class BlobTransfer:
             upload.has_begun = False  # set when a body is sent from the first byte of the blob
             try:
                 with self._transport.recovery.attempt(), redacting(job.target.host.secrets):
-                    async with self._after_first_start(job.target.pool):
+                    async with self._after_first_start(job.target.store_key):
                         return await self._attempt(job)
             except _AnswerLost as lost:
                 error = lost.error
@@ -482,7 +482,7 @@ class BlobTransfer:
     # Before the body: find the blob, mount it, or open a session.
 
     @asynccontextmanager
-    async def _after_first_start(self, pool: RepositoryKey) -> AsyncIterator[None]:
+    async def _after_first_start(self, where: RepositoryKey) -> AsyncIterator[None]:
         """Run an attempt after the first upload to its repository was accepted or has failed.
 
         So no blob is read for a repository that refuses every upload (docs/design.md section 6,
@@ -490,9 +490,9 @@ class BlobTransfer:
         attempts hold no permit while they wait. They do not wait for a second attempt: if the
         target does not answer, each blob would wait for another time-out.
         """
-        first = self._first_starts.get(pool)
+        first = self._first_starts.get(where)
         if first is None:  # this attempt is the first
-            first = self._first_starts[pool] = _FirstStart()
+            first = self._first_starts[where] = _FirstStart()
         else:
             await first.decided.wait()
         if first.refusal is not None:
@@ -508,7 +508,7 @@ class BlobTransfer:
         Returns how the blob got to the target, or None if a session is open, so that the bytes have
         to be sent. Also records whether the repository accepts uploads (`_FirstStart`).
         """
-        first = self._first_starts[job.target.pool]  # added by `_after_first_start`
+        first = self._first_starts[job.target.store_key]  # added by `_after_first_start`
         # If a session of an earlier attempt is open, that attempt has looked for the blob.
         has_looked = bool(job.upload.session) and not job.has_probe_session
         try:
@@ -534,7 +534,7 @@ class BlobTransfer:
             return None
         if job.chosen_mount is not None:
             return job.chosen_mount
-        return self._knowledge.mount_source(job.target.pool, job.blob.digest)
+        return self._knowledge.mount_source(job.target.store_key, job.blob.digest)
 
     async def _mount_or_start(self, job: _Job, mount_from: str) -> BlobResult | None:
         """Mount the blob from another repository of the host, or open a session for its bytes.
@@ -550,7 +550,7 @@ class BlobTransfer:
             self._knowledge.record_mount(host)
             return BlobResult.MOUNTED
 
-        self._knowledge.record_refused_mount(job.target.pool, mount_from)
+        self._knowledge.record_refused_mount(job.target.store_key, mount_from)
         holder = RepositoryKey(host, mount_from)
         if self._knowledge.is_confirmed(holder, digest):
             # An answer of this run has shown that `holder` has the blob, so the state is right and
@@ -576,18 +576,18 @@ class BlobTransfer:
         session is open for the absent blob.
         """
         target = job.target
-        pool = target.pool
+        where = target.store_key
         probe_from = target.probe_from  # None: only a HEAD can find the blob
-        needs_head = probe_from is None or self._knowledge.needs_head(pool, job.blob.digest)
+        needs_head = probe_from is None or self._knowledge.needs_head(where, job.blob.digest)
         if needs_head:
-            self._searched_areas.add(pool.area)
+            self._searched_areas.add(where.area)
             if await self._head_blob(job):
                 return BlobResult.PRESENT
         if job.has_probe_session:
             job.has_probe_session = False  # the blob is absent, so it is sent to this session
             return None
 
-        answers = self._knowledge.probe_answers(pool)
+        answers = self._knowledge.probe_answers(where)
         is_probe_useless = answers.is_201_if_present is False or answers.is_202_if_absent is False
         if probe_from is None or is_probe_useless:
             is_present = await job.upload.start()  # True only if a layout has the blob meanwhile
@@ -597,15 +597,15 @@ class BlobTransfer:
         if not is_201:
             is_surely_absent = needs_head or answers.is_201_if_present
             if is_surely_absent:
-                self._knowledge.record_probe_answer(pool, is_202_if_absent=True)
+                self._knowledge.record_probe_answer(where, is_202_if_absent=True)
             return None
         if answers.is_202_if_absent and not needs_head:
             return BlobResult.BELIEVED
         if await target.has_blob(job.blob):
-            self._knowledge.record_probe_answer(pool, is_201_if_present=True)
+            self._knowledge.record_probe_answer(where, is_201_if_present=True)
             return BlobResult.PRESENT
         # The registry answers 201 for absent blobs too. Such a 201 opens no session.
-        self._knowledge.record_probe_answer(pool, is_202_if_absent=False)
+        self._knowledge.record_probe_answer(where, is_202_if_absent=False)
         await job.upload.start()
         return None
 
@@ -617,18 +617,18 @@ class BlobTransfer:
         first part of the repository's name. Other jobs wait for its answer without a permit.
         """
         target = job.target
-        pool = target.pool
-        test = self._probe_tests[pool.area]
+        where = target.store_key
+        test = self._probe_tests[where.area]
         if target.probe_from is None or test.answer:
             return
-        if self._knowledge.probe_answers(pool).is_201_if_present is not None:
+        if self._knowledge.probe_answers(where).is_201_if_present is not None:
             return
         # The test is worth a POST only if this blob, and at least one more, would need a HEAD.
-        if job.upload.session or not self._knowledge.needs_head(pool, job.blob.digest):
+        if job.upload.session or not self._knowledge.needs_head(where, job.blob.digest):
             return
         if self._choose_mount_source(job):
             return
-        if job.claims.own_blob_count < 2 and pool.area not in self._searched_areas:
+        if job.claims.own_blob_count < 2 and where.area not in self._searched_areas:
             return
         present_digest = self._choose_present_blob(job)
         if present_digest is not None:
@@ -640,11 +640,11 @@ class BlobTransfer:
 
         Returns its digest, or None if no such blob is known.
         """
-        pool = job.target.pool
+        where = job.target.store_key
         for digest in job.claims.blobs:
-            if digest != job.blob.digest and self._knowledge.is_blob_believed(pool, digest):
+            if digest != job.blob.digest and self._knowledge.is_blob_believed(where, digest):
                 return digest
-        return self._knowledge.choose_present_blob(pool)
+        return self._knowledge.choose_present_blob(where)
 
     async def _ask_for_present(self, job: _Job, present_digest: str, probe_from: str) -> None:
         """Ask the target to mount a blob that it is known to have from itself, and record the answer.
@@ -652,17 +652,17 @@ class BlobTransfer:
         Any answer but 201 means that HEADs are needed to find present blobs. If the POST has opened
         a session, the job uses that session for its own blob.
         """
-        pool = job.target.pool
+        where = job.target.store_key
         try:
             async with self._admitted((Demand(job.target.host.key),), job.rank, job.upload.lease):
                 is_present = await job.upload.try_mount(present_digest, probe_from)
         except RegistryError as error:
             if not error.retryable:
-                self._knowledge.record_probe_answer(pool, is_201_if_present=False)
+                self._knowledge.record_probe_answer(where, is_201_if_present=False)
         except SyncError:
             pass  # nothing is learnt, and `_learn_to_probe` does not ask again in this run
         else:
-            self._knowledge.record_probe_answer(pool, is_201_if_present=is_present)
+            self._knowledge.record_probe_answer(where, is_201_if_present=is_present)
             job.has_probe_session = not is_present
 
     async def _head_blob(self, job: _Job) -> bool:
@@ -670,7 +670,7 @@ class BlobTransfer:
         if not job.is_known_absent:
             job.is_known_absent = not await job.target.has_blob(job.blob)
             if job.is_known_absent:
-                self._knowledge.record_absent_blob(job.target.pool, job.blob.digest)
+                self._knowledge.record_absent_blob(job.target.store_key, job.blob.digest)
         return not job.is_known_absent
 
     # The body.
