@@ -367,13 +367,14 @@ async def _obtain_cli_token(
                 f"no Azure identity; looked at {places}", hint=_IDENTITY_HINT, fatal=True
             )
 
+        tenant = subscription["tenantId"]
         access_tokens = _find_entries(cache, "AccessToken", subscription, cloud)
         refresh_tokens = _find_entries(cache, "RefreshToken", subscription, cloud)
         until = machine.wall() + _LEAST_TOKEN_LIFE
-        value = _find_access_token(access_tokens, subscription, cloud, until)
+        value = _find_access_token(access_tokens, tenant, cloud, until)
         if value is not None:
             return _DirectoryToken("az login", value)
-        request = _refresh_request(refresh_tokens, subscription, cloud)
+        request = _refresh_request(refresh_tokens, tenant, cloud)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         # The Azure CLI writes these files, and may change their format.
         raise AuthError(
@@ -421,28 +422,27 @@ def _find_entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) ->
     ]
 
 
-def _find_access_token(
-    entries: list[Any], subscription: Any, cloud: _Cloud, until: float
-) -> str | None:
-    """Return an access token for the registry's audience that is valid `until` the given time.
+def _find_access_token(entries: list[Any], tenant: Any, cloud: _Cloud, until: float) -> str | None:
+    """Return an access token for a registry in this cloud that is valid `until` the given time.
 
     `until` is in seconds since 1970. Returns None if there is no such token.
     """
-    target = f"https://{cloud.audiences[0]}/"
+    audience = f"https://{cloud.audiences[0]}/"
     for entry in entries:
-        is_ours = entry["realm"] == subscription["tenantId"] and entry["target"].startswith(target)
+        # `target` contains the scopes of the token, which begin with its audience.
+        is_ours = entry["realm"] == tenant and entry["target"].startswith(audience)
         if is_ours and float(entry["expires_on"]) > until:
             return _text(entry["secret"])
     return None
 
 
-def _refresh_request(entries: list[Any], subscription: Any, cloud: _Cloud) -> _TokenRequest:
+def _refresh_request(entries: list[Any], tenant: Any, cloud: _Cloud) -> _TokenRequest:
     """Build a token request with the newest of the refresh tokens that `az login` has stored."""
     newest = max(entries, key=lambda entry: int(entry["last_modification_time"]))
     refresh_token = _text(newest["secret"])
     return _TokenRequest(
         found_at="az login",
-        url=_authority_url(cloud.authority, subscription["tenantId"]),
+        url=_authority_url(cloud.authority, tenant),
         fields=(
             ("grant_type", "refresh_token"),
             ("client_id", _CLI_CLIENT_ID),

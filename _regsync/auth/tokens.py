@@ -148,9 +148,7 @@ class Authenticator:
         """Use a credential from now on. None means anonymous requests."""
         self.is_anonymous = credential is None
         self.credential = credential or Credential()  # its fields are empty if `is_anonymous`
-        self.was_accepted = (
-            False  # whether the registry has accepted a request with this credential
-        )
+        self.was_accepted = False  # whether the registry has accepted this credential
         self._secrets_seen.extend(filter(None, self.credential.secrets))
         # The OAuth2 refresh token to send to the token service, or "". The service may replace it.
         self._refresh_token = self.credential.identity_token
@@ -257,8 +255,8 @@ class Authenticator:
         self._token_cache.needs_exact_scopes |= needs_exact_scopes
         if challenge is None or self._challenge is not None:
             return
-        # With the Basic scheme the password itself would be sent. Over plain http it is only sent
-        # if the registry has asked for it in this run (docs/protocol-facts.md section 2.6).
+        # The Basic scheme sends the password itself. Over plain http it is only sent if the
+        # registry has asked for it in this run (docs/protocol-facts.md section 2.6).
         if challenge.scheme == "bearer" or self._is_https:
             self._challenge = challenge
 
@@ -354,19 +352,9 @@ class Authenticator:
         `challenges` are the WWW-Authenticate headers of the 401. `refused_header` is the
         Authorization header of the refused request, or None if the request had no such header.
         """
-        offered = parse_challenges(challenges)
-        # If the 401 has no challenge that we can answer, the challenge that `refused_header`
-        # answered still applies.
-        previous = self._challenge if refused_header is not None else None
-        chosen = self._choose_challenge(offered, previous)
+        chosen = self._choose_challenge(challenges, was_login_sent=refused_header is not None)
         if chosen is None:
-            if not offered:
-                return None
-            schemes = printable(", ".join(challenge.scheme for challenge in offered), 60)
-            raise AuthError(
-                f"{self._authority} asks for a login by {schemes}, which is not supported"
-            )
-
+            return None
         refusal = Refusal.INSUFFICIENT
         if self.credential.registry_token:
             if refused_header is not None:  # a static token cannot be renewed
@@ -458,13 +446,15 @@ class Authenticator:
         return True
 
     def _choose_challenge(
-        self, offered: list[Challenge], previous: Challenge | None
+        self, challenges: Iterable[str], *, was_login_sent: bool
     ) -> Challenge | None:
-        """Choose the challenge to answer: a bearer challenge, a basic challenge, or `previous`.
+        """Choose the challenge to answer: a bearer challenge, or else a basic challenge.
 
-        `previous` is the challenge that the refused request answered, or None if the request had no
-        login.
+        If there is neither, the challenge that the refused login answered still applies. Returns
+        None if no challenge applies. Raises AuthError if there are only unsupported challenges.
         """
+        offered = parse_challenges(challenges)
+        previous = self._challenge if was_login_sent else None
         bearer = [one for one in offered if one.scheme == "bearer" and one.realm]
         basic = [one for one in offered if one.scheme == "basic"]
         # If the registry has asked for tokens in this run, a single Basic challenge is ignored. By
@@ -475,7 +465,13 @@ class Authenticator:
         if uses_tokens:
             basic = []
         # Quay offers both. A token has fewer rights and a shorter life than a password.
-        return next(iter((*bearer, *basic)), previous)
+        chosen = next(iter((*bearer, *basic)), previous)
+        if chosen is None and offered:
+            schemes = printable(", ".join(challenge.scheme for challenge in offered), 60)
+            raise AuthError(
+                f"{self._authority} asks for a login by {schemes}, which is not supported"
+            )
+        return chosen
 
     async def _ensure_other_password(self, refused_header: str | None) -> None:
         """Ensure that further requests carry a password, and not the password in `refused_header`.
