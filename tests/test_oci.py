@@ -271,6 +271,7 @@ def test_reference_may_name_its_scheme(text: str, registry: str, repository: str
         pytest.param("-a.com/b", "'-a.com' is not a host", id="bad-host"),
         pytest.param("a..b/c", "'a..b' is not a registry address", id="empty-label"),
         pytest.param("a_b.c/d", "'a_b.c' is not a host", id="underscore"),
+        pytest.param("oci-layout:d//A:b", "'oci-layout:d//A:b': 'A' is not", id="in-layout"),
     ],
 )  # fmt: skip
 def test_reference_is_refused_with_a_remedy(text: str, words: str) -> None:

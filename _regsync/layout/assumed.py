@@ -33,7 +33,7 @@ def read_assumed(paths: Iterable[str], log: Callable[..., None]) -> dict[str, st
     for path in paths:
         try:
             if os.path.isdir(path):
-                assumed = _blobs_of(Layout(path, log))
+                assumed = _repository_by_blob(Layout(path, log))
             else:
                 assumed = _read_receipt_file(path)
         except OSError as error:
@@ -72,29 +72,26 @@ def _without_host(name: str) -> str:
     return rest if is_host else name
 
 
-def _blobs_of(layout: Layout) -> dict[str, str]:
+def _repository_by_blob(layout: Layout) -> dict[str, str]:
     """Return a repository for each blob of a layout, and for each blob that was left out of it.
 
     Blobs of entries whose repository is unknown are omitted.
     """
     index = layout.index()
-    blob_repositories = dict(index.left_out)
-    # The repository of each image or artifact, by its digest.
-    manifest_repositories = {
-        entry.descriptor.digest: entry.repository for entry in index if entry.repository
-    }
-    # Entries without a subject are read first, because an artifact has the repository of its
-    # subject.
-    for entry in sorted(index, key=lambda entry: bool(entry.subject)):
-        repository = entry.repository or manifest_repositories.get(entry.subject)
+    by_blob = dict(index.left_out)
+    # The repositories of images, and then of artifacts, which have the repository of their subject.
+    by_manifest = {entry.descriptor.digest: entry.repository for entry in index if entry.repository}
+    artifacts_last = sorted(index, key=lambda entry: bool(entry.subject))
+    for entry in artifacts_last:
+        repository = entry.repository or by_manifest.get(entry.subject)
         if repository is None:
             continue
-        manifest_repositories.setdefault(entry.descriptor.digest, repository)
+        by_manifest.setdefault(entry.descriptor.digest, repository)
         for manifest in _manifests_below(layout, entry):
             for blob in manifest.blobs:
                 if layout.size_of(blob.digest) == blob.size:
-                    blob_repositories.setdefault(blob.digest, repository)
-    return blob_repositories
+                    by_blob.setdefault(blob.digest, repository)
+    return by_blob
 
 
 def _manifests_below(layout: Layout, entry: Entry) -> list[Manifest]:

@@ -30,7 +30,7 @@ from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, image_name, is_digest
-from _regsync.providers import Pace, Product, UploadStyle
+from _regsync.providers import Product, UploadStyle
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
@@ -49,7 +49,7 @@ _CONCURRENCY = 64
 _LAYOUT = Product(
     None,
     "docs/design.md section 13",
-    paces=(Pace("blob_get upload_body", _CONCURRENCY),),
+    paces=(),
     fallback_style=None,
     probe=None,
     listing_has_digests=True,
@@ -80,10 +80,7 @@ class LayoutHost:
 
         self.key = registry.authority
         self.origin = Origin(registry.scheme, registry.host, registry.port)
-        limits = RegistryLimits(_CONCURRENCY, _LAYOUT.paces)
-        transport.gate.limits[self.key] = limits
-        # What reading or writing one blob takes from these limits.
-        self.demand = Demand(self.key, meters=limits.meter_names("", "blob_get", "upload_body"))
+        transport.gate.limits[self.key] = RegistryLimits(_CONCURRENCY)
 
         # The fields of `registry.host.Host`. A layout has no outages.
         self.peer = self.layout
@@ -91,10 +88,10 @@ class LayoutHost:
         self.can_resume = True
 
         # The far side is the registry to which the layout will be carried. These are the blobs that
-        # it is assumed to hold. By digest, a repository of the far side.
+        # it is assumed to hold, so that they are left out of the layout. By digest, a repository of
+        # the far side.
         self.assumed = dict[str, str]()
-        # The sizes of the blobs that this run has left out because the far side holds them, by
-        # digest.
+        # The sizes of the blobs that this run has left out, by digest.
         self.left_out_sizes = dict[str, int]()
 
     @property
@@ -166,10 +163,10 @@ class LayoutRepository:
             raise
 
     def demand_of_reading(self) -> Demand:
-        return self.host.demand
+        return Demand(self.host.key)
 
     def demand_of_writing(self) -> Demand:
-        return self.host.demand
+        return Demand(self.host.key)
 
     # Tags.
 
@@ -219,9 +216,8 @@ class LayoutRepository:
     def _has_all_parts_of(self, image: Descriptor) -> bool:
         """Report whether the layout holds all parts of an image, except blobs that are left out.
 
-        Blobs that `assume` names are left out for the far side. If an earlier run left a blob out
-        and `assume` does not name it any more, the blob counts as missing, because the far side may
-        have removed it.
+        A blob that an earlier run left out counts as missing if `assume` does not name it any more:
+        the registry that gets the layout may have removed it.
         """
         manifests = [image]
         seen = {image.digest}  # the digests in `manifests`
@@ -299,8 +295,8 @@ class LayoutRepository:
     async def _put(self, reference: str, manifest: Manifest, entry: Entry | None) -> None:
         """Write a manifest, with an entry in `index.json` if `entry` is not None.
 
-        Also records which of its blobs are left out for the far side. Raises RegistryError if a
-        blob is neither in the layout nor left out, or if a child is not in the layout (I1).
+        Also records which of its blobs are left out because `assume` names them. Raises
+        RegistryError if another blob or a child is not in the layout (I1).
         """
         with self.adding_context("write manifest", self.name_of(reference)):
             absent_blobs = [blob for blob in manifest.blobs if not self._holds(blob)]
@@ -308,8 +304,7 @@ class LayoutRepository:
             missing = [blob for blob in absent_blobs if not self._is_assumed(blob)]
             missing += [child for child in manifest.children if not self._holds(child)]
             if missing:
-                # This is a registry's error for missing parts, after which the copy moves them
-                # again.
+                # The error with which a registry would answer. The copy then writes the parts again.
                 text = f"{missing[0].digest}, which it names, is not there"
                 error = RegistryError(text, status=404, codes=("MANIFEST_BLOB_UNKNOWN",))
                 error.digests = frozenset(part.digest for part in missing)
@@ -403,7 +398,7 @@ class LayoutRepository:
             return size
 
     def _is_assumed(self, blob: Descriptor) -> bool:
-        """Report whether a blob is left out of a target because the far side is assumed to hold it."""
+        """Report whether a blob is left out of a target because `assume` names it."""
         # Configs are always written. They are recognized by their JSON type, which few layers have.
         if self.side is Side.SOURCE or blob.media_type.endswith("json"):
             return False
@@ -415,28 +410,27 @@ class LayoutRepository:
         Returns None if the blob is present and has the right size.
         """
         try:
-            # The errors are raised so that this block adds the context.
             with self.adding_context("read blob", self.name_of(blob.digest)):
-                size = self._layout.size_of(blob.digest)
-                if size is None:
-                    raise self._absence_error(blob.digest)
-                if size != blob.size:
-                    text = f"the blob has {size} bytes, its descriptor says {blob.size}"
-                    raise WrongBytes(text)
+                self._check_present(blob)
         except SyncError as error:
             return error
         return None
 
-    def _absence_error(self, digest: str) -> LayoutError:
-        """Return the error for a blob that neither the layout nor the target holds."""
-        if self.far_repository(digest) is None:
-            return LayoutError(
-                "neither the layout nor the target holds it",
-                hint="make the layout again, because a part of it is lost",
+    def _check_present(self, blob: Descriptor) -> None:
+        """Raise an error unless the layout holds a blob. It is reported if the target lacks it too."""
+        size = self._layout.size_of(blob.digest)
+        if size == blob.size:
+            return
+        if size is not None:
+            raise WrongBytes(f"the blob has {size} bytes, its descriptor says {blob.size}")
+        if self.far_repository(blob.digest) is not None:
+            raise LayoutError(
+                "it was left out of the layout, and the target does not hold it",
+                hint="run `sync --recheck` where the layout was made, without `assume` or with a newer receipt",
             )
-        return LayoutError(
-            "it was left out of the layout, and the target does not hold it",
-            hint="run `sync --recheck` where the layout was made, without `assume` or with a newer receipt",
+        raise LayoutError(
+            "neither the layout nor the target holds it",
+            hint="make the layout again, because a part of it is lost",
         )
 
     def far_repository(self, digest: str) -> str | None:
@@ -461,8 +455,7 @@ class LayoutRepository:
     ) -> Iterator[None]:
         """Reserve disk space for an image until the end of the block.
 
-        Blobs that are left out for the far side need no space. Raises LayoutError if the disk has
-        too little space.
+        Blobs that are left out need no space. Raises LayoutError if the disk has too little space.
         """
         sizes = {blob.digest: blob.size for blob in blobs if not self._is_assumed(blob)}
         sizes.update((manifest.digest, manifest.size) for manifest in manifests)
@@ -520,16 +513,12 @@ class _BlobWriter:
     def __init__(
         self, repository: LayoutRepository, layout: Layout, lease: Lease, blob: Descriptor
     ) -> None:
-        # The fields of `BlobUpload`.
+        # The fields of `BlobUpload`. The blob's digest stands for the path of a session.
         self.lease = lease
-        # The blob's digest while the partial file waits for a body, otherwise empty.
-        self.session = ""
-        # The blob's digest after a body broke, if `resume` can continue. Otherwise empty.
-        self.broken_session = ""
-        # The bytes that the partial file had when it was opened last.
-        self.offset = 0
-        # The hash of these bytes if a killed run wrote them, otherwise None.
-        self.hash: _Hash | None = None
+        self.session = ""  # not empty while the partial file waits for a body
+        self.broken_session = ""  # not empty after a body broke, if `resume` can continue
+        self.offset = 0  # bytes that the partial file had when it was opened last
+        self.hash: _Hash | None = None  # of these bytes, if a killed run wrote some of them
         self.style: UploadStyle = "put"
         self.is_start_refused = False
         self.has_begun = False
@@ -540,7 +529,7 @@ class _BlobWriter:
         # The partial file. None before `start`, and after the blob was finished or given up.
         self._file: BlobFile | None = None
 
-    def _adding_place(self) -> AbstractContextManager[None]:
+    def _adding_context(self) -> AbstractContextManager[None]:
         reference = self._repository.name_of(self._blob.digest)
         return self._repository.adding_context("write blob", reference)
 
@@ -553,10 +542,8 @@ class _BlobWriter:
         """
         if self._repository._holds(self._blob):
             return True
-        with self._adding_place():
-            if self._file is not None:
-                self._file.remove()
-                self._file = None
+        with self._adding_context():
+            self._remove_file()
             file = await self._layout.begin_blob(self._blob)
             if file.is_complete:
                 file.finish()  # verifies the bytes that the killed run has written
@@ -580,47 +567,44 @@ class _BlobWriter:
         """Write the remaining bytes of the blob, and add the blob to the layout. Returns True.
 
         `pieces` must verify the bytes. If a write fails, removes the partial file and raises
-        LayoutError. If `pieces` raises an error, keeps the file as the broken session. If the bytes
-        of a killed run turn out to be wrong, removes the file and raises WrongBytes.
+        LayoutError. If `pieces` raises an error, keeps the file, so that `resume` can continue. If
+        the bytes of a killed run turn out to be wrong, removes the file and raises WrongBytes.
         """
         assert self._file is not None
-        # The session is no longer open. It either ends, or becomes the broken session.
         self.session = ""
         self.has_begun = True
         count_sent = self._repository.host.count_sent
         try:
             while piece := await pieces.next():
-                with self._adding_place():
+                with self._adding_context():
                     await self._file.write(piece)
                 count_sent(len(piece))
                 # A worker thread writes the pieces that the source has already received.
                 count_sent(await pieces.pour(self._append))
         except BaseException as error:
-            # `_adding_place` sets the side TARGET. A source that is a layout too raises
-            # LayoutErrors of the side SOURCE.
+            # A source that is a layout too raises LayoutErrors, of the side SOURCE.
             has_write_failed = isinstance(error, LayoutError) and error.side is Side.TARGET
             if has_write_failed:
-                self._file.remove()
-                self._file = None
+                self._remove_file()
             else:
                 # The source failed or the run was cancelled. The bytes in the file are good.
                 self._file.pause()
                 self.broken_session = self._blob.digest
             raise
-        with self._adding_place():
+        with self._adding_context():
             self._file.finish()
         self._file = None
         return True
 
     def _append(self, piece: memoryview) -> None:
         assert self._file is not None
-        with self._adding_place():
+        with self._adding_context():
             self._file.append(piece)
 
     async def resume(self) -> None:
         """Reopen the broken session, to write after the bytes that the file has."""
         assert self._file is not None
-        with self._adding_place():
+        with self._adding_context():
             self._file.resume()
         self.session = self.broken_session
         self.broken_session = ""
@@ -628,7 +612,10 @@ class _BlobWriter:
 
     async def cancel_upload(self) -> None:
         """Remove the partial file."""
+        self._remove_file()
+        self.session = ""
+
+    def _remove_file(self) -> None:
         if self._file is not None:
             self._file.remove()
-        self._file = None
-        self.session = ""
+            self._file = None

@@ -146,36 +146,34 @@ def parse_reference(text: str) -> Reference:
     docker.io, and `oci-layout:PATH[//REPO[:TAG|@DIGEST]]`. Raises ConfigError if the reference is
     invalid.
     """
-    if text.startswith(f"{LAYOUT_SCHEME}:"):
-        return _parse_in_layout(text)
-    name, at, digest = text.partition("@")
-    # In `USER:PASSWORD@HOST/REPO`, the `@` follows a password, which no message may show.
-    is_followed_by_host = "/" in digest
-    is_followed_by_digest = digest.startswith(("sha256:", "sha512:"))
-    may_follow_password = at and ":" in name and not is_followed_by_digest
-    if is_followed_by_host or may_follow_password:
-        raise ConfigError(
-            "a reference cannot hold a user name or password: put them into the configuration; "
-            "a digest begins with sha256:"
-        )
     try:
-        reference = _parse_name(name)
-        if not at:
-            return reference
-        if reference.tag:
-            raise ValueError(
-                "has a tag and a digest; leave out the tag, the digest says what to copy"
-            )
-        return reference._replace(digest=check_digest(digest))
+        if text.startswith(f"{LAYOUT_SCHEME}:"):
+            return _parse_in_layout(text)
+        return _parse_in_registry(text)
     except (ContentError, ValueError) as error:
         raise ConfigError(f"reference {printable(text, 300)!r}: {printable(str(error))}") from error
 
 
-def _parse_in_layout(text: str) -> Reference:
-    """Parse a reference into an image layout. The path of the layout ends at the last `//`.
+def _parse_in_registry(text: str) -> Reference:
+    name, at, digest = text.partition("@")
+    # In `USER:PASSWORD@HOST/REPO`, the `@` follows a password, which no message may show.
+    is_like_digest = digest.startswith(("sha256:", "sha512:"))
+    may_have_password = at and ("/" in digest or (":" in name and not is_like_digest))
+    if may_have_password:
+        raise ConfigError(
+            "a reference cannot hold a user name or password: put them into the configuration; "
+            "a digest begins with sha256:"
+        )
+    reference = _parse_name(name)
+    if not at:
+        return reference
+    if reference.tag:
+        raise ValueError("has a tag and a digest; leave out the tag, the digest says what to copy")
+    return reference._replace(digest=check_digest(digest))
 
-    Raises ConfigError if the path is empty or the name of the image is invalid.
-    """
+
+def _parse_in_layout(text: str) -> Reference:
+    """Parse a reference into an image layout. The path of the layout ends at the last `//`."""
     path_and_name = text.removeprefix(f"{LAYOUT_SCHEME}:")
     if "//" in path_and_name:
         path, _, name = path_and_name.rpartition("//")
@@ -189,8 +187,8 @@ def _parse_in_layout(text: str) -> Reference:
         )
     if not name:
         return Reference(path, "", scheme=LAYOUT_SCHEME)
-    # After any host, the name has the form of a reference to a registry. The host is then replaced.
-    reference = parse_reference(f"layout.invalid/{name}")
+    # The name has the form REPO[:TAG|@DIGEST], as after any host. The path replaces the host.
+    reference = _parse_in_registry(f"any.host/{name}")
     return reference._replace(host=path, scheme=LAYOUT_SCHEME)
 
 
