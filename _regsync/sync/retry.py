@@ -182,10 +182,10 @@ def _rivals_of(
 def _may_win(rival: MappingRule, mapping: MappingRule) -> bool:
     """Report whether `rival` may win a conflict with `mapping` over a tag to retry.
 
-    Both mappings write the same target repository.
+    Both mappings write the same target repository. Of two mappings with different sources the
+    earlier one wins.
     """
-    is_later = rival.index >= mapping.index
-    if is_later or rival.source_key == mapping.source_key:
+    if rival.index >= mapping.index or rival.source_key == mapping.source_key:
         return False
     selection = select_literals(mapping.tags)
     if selection is None:

@@ -732,30 +732,24 @@ class Scheduler:
         image.healings += 1
 
     async def _handle_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
-        """Handle the refusal to overwrite a tag.
+        """Handle the refusal to overwrite a tag. Returns whether the tag names the image already.
 
-        Returns True if the tag names the image already. Otherwise the refusal stands, and this
-        returns False.
-
-        Sets `image.is_kept_by_immutable_tag` if the refusal does not count as a failure. On ECR it
-        is no failure even if the tag names another image (docs/design.md section 9).
+        If the tag names another image, the refusal stands, but on ECR it does not count as a
+        failure (docs/design.md section 9).
         """
         digest_at_target = await image.target.head_manifest(image.reference)
         is_same_image = digest_at_target == image.tree.root.digest
-        is_ecr = image.target.host.registry.kind.startswith("ecr")
-        is_skipped_at_ecr = is_ecr and digest_at_target is not None
-        image.is_kept_by_immutable_tag = is_same_image or is_skipped_at_ecr
+        if is_same_image and refusal.retries > 0:
+            return True  # the first attempt has probably put the image, and its answer was lost
 
-        # After a retry, the image was probably put by the first attempt, and the answer was lost.
-        is_put_by_this_run = is_same_image and refusal.retries > 0
-        if image.is_kept_by_immutable_tag and not is_put_by_this_run:
+        is_ecr = image.target.host.registry.kind.startswith("ecr")
+        image.is_kept_by_immutable_tag = is_ecr and digest_at_target is not None
+        if is_same_image or image.is_kept_by_immutable_tag:
             self._discovery.log_once("debug", "tag_immutable_exists", str(refusal))
             if not image.artifact:
                 image.copy.immutable_digest = digest_at_target
             elif is_same_image:
                 self.record_artifact(image.target, image.reference)
-            # An artifact whose tag names another artifact is not at the target, so it is not
-            # recorded.
         return is_same_image
 
     def _start_again(self, image: Image) -> None:
