@@ -284,12 +284,12 @@ class Claims:
             new_owner = self._pass_on(claim)
             if new_owner is None:
                 continue
-            if not claim.key.is_manifest:
+            if claim.key.is_manifest:
+                new_owner.missing -= 1  # it puts the manifest itself now
+                if new_owner.is_ready():
+                    ready.append(new_owner)
+            else:
                 inherited.append(claim)
-                continue
-            new_owner.missing -= 1  # it puts the manifest itself now
-            if new_owner.is_ready():
-                ready.append(new_owner)
         image.owned.clear()
         return Unblocked(self._next_steps([*inherited, *freed]), ready)
 
@@ -351,11 +351,11 @@ class Claims:
             leader = self._leaders.get((host, digest))
             if leader is None:
                 continue
-            # If the image is committed, followers of other leaders can mount from its repository
-            # too.
-            if leader.image is image or not image.is_withdrawn:
+            is_leader = leader.image is image
+            # From the repository of a committed image, the followers of other images can mount too.
+            if is_leader or not image.is_withdrawn:
                 freed += leader.followers
-            if leader.image is image:
+            if is_leader:
                 del self._leaders[host, digest]
         return freed
 
@@ -365,7 +365,7 @@ class Claims:
         Any other of these claims waits again, for the first mount on its host or for another
         leader.
         """
-        # In promotion order, so that a leader was promoted before its followers (rule 9).
+        # In promotion order, so that the oldest image leads (rule 9).
         ordered = sorted(claims, key=lambda claim: claim.owner.order)
         for claim in ordered:
             self._stop_waiting(claim)
@@ -388,11 +388,12 @@ class Claims:
         If the host refuses the mount, the blob is uploaded in its place. The other claims wait for
         that upload, so it should be short (rule 10).
         """
-        # The smallest blob comes first, and the first claim of each host is recorded.
         for claim in sorted(claims, key=lambda claim: claim.blob.size):
+            if claim.host in self._first_mounts:
+                continue
             is_host_unknown = self.knowledge.supports_mounts(claim.host) is None
             if is_host_unknown and self.knowledge.mount_source(claim.key.where, claim.key.digest):
-                self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
+                self._first_mounts[claim.host] = FirstMount(claim, [])
 
     def _wait_for_first_mount(self, claim: Claim) -> bool:
         """Make a claim wait for the first mount on its host, unless it makes that mount itself.

@@ -48,13 +48,12 @@ class Election:
         self._gains[number] = 0
         for blob in self._blobs[number]:
             candidates = self._wanted_by.setdefault(blob, [])
-            candidates.append(number)
-            if len(candidates) == 2:
-                # The blob did not count in the first candidate's gain while only this candidate
-                # needed the blob.
+            if len(candidates) == 1:
+                # The blob is shared now, so it counts in the first candidate's gain too.
                 self._change_gain(candidates[0], +1)
-            if len(candidates) >= 2:
+            if candidates:
                 self._gains[number] += 1
+            candidates.append(number)
         heapq.heappush(self._heap, (-self._gains[number], number))
 
     def take(self) -> int:

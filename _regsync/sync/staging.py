@@ -210,7 +210,8 @@ class FilePieces(Pieces):
             # Linux returns the bytes that are in memory, and fails with EAGAIN instead of waiting.
             return os.preadv(self._file.fileno(), [room], offset, os.RWF_NOWAIT)
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP or self._disk.is_slow:
+            is_supported = error.errno != errno.EOPNOTSUPP
+            if is_supported or self._disk.is_slow:
                 return None
 
         # The file system does not support RWF_NOWAIT, for example tmpfs, which is all in memory, or
