@@ -581,7 +581,6 @@ class Audit:
         subjects.
         """
         image = check.image
-        # The subjects in the artifacts.
         below = list[_Subject]()
         with check.catching_errors("list of referrers of", subject.digest):
             required = list[Artifact]()
@@ -592,14 +591,12 @@ class Audit:
             entries = (await self._referrers.lists.read(image.target, subject.digest)).entries
 
             listed_digests = {entry.digest for entry in entries}
-            artifact_checks: list[Callable[[], Awaitable[list[_Subject]]]] = [
+            artifact_checks = [
                 partial(self._check_required, check, artifact, listed_digests)
                 for artifact in required
             ]
-            # `_check_required` checks these digests.
-            excluded = {artifact.digest for artifact in required}
             # A list may name its own subject, which is not an artifact.
-            excluded.add(subject.digest)
+            excluded = {subject.digest, *(artifact.digest for artifact in required)}
             artifact_checks += [
                 partial(self._check_listed, check, subject.digest, entry)
                 for entry in entries

@@ -380,8 +380,7 @@ class Referrers:
 
         `tag` is used only by `LockedReferrers`, because a lock lists artifacts by tag.
         """
-        search = Search(mapping._replace(platforms=None), self._discovery.source_of(mapping))
-        return await self._direct_artifacts(search, subject)
+        return await self._direct_artifacts(self._search_without_targets(mapping), subject)
 
     def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
         """Report whether artifacts of an artifact should be searched for.
@@ -409,7 +408,7 @@ class Referrers:
         """
         subjects = await self._copied_subjects(mapping, lookup)
         self.lists.expect_subjects(lookup.source, len(subjects))
-        search = Search(mapping._replace(platforms=None), lookup.source)
+        search = self._search_without_targets(mapping)
         return await self._find_transitively(search, subjects, is_deep=True)
 
     async def find_left_behind(
@@ -422,34 +421,28 @@ class Referrers:
         target is asked. Raises SyncError if a request fails.
         """
         rule = mapping.artifacts
-        has_filters = bool(rule.include or rule.exclude)
-        takes_all_types = rule.enabled and not has_filters
+        takes_all_types = rule.enabled and not (rule.include or rule.exclude)
         if takes_all_types and not mapping.platforms:
             return ()
 
         source = lookup.source
         top = await self._discovery.fetch_manifest(source, lookup.source_digest)
-        all_subjects = await self._subjects_below(source, top)
-        copied_subjects = list[str]()
-        if rule.enabled:
-            copied_subjects = await self._copied_subjects(mapping, lookup)
-        without_filters = rule._replace(include=(), exclude=())
-        search_for_all = Search(mapping._replace(platforms=None, artifacts=without_filters), source)
-
+        subjects = await self._subjects_below(source, top)
+        copied_subjects = await self._copied_subjects(mapping, lookup) if rule.enabled else []
         if takes_all_types:
-            # Only the subjects that the platform filter removes have artifacts that are not copied.
-            copied = set(copied_subjects)
-            removed_subjects = [digest for digest in all_subjects if digest not in copied]
-            self.lists.expect_subjects(source, len(removed_subjects))
-            return tuple(
-                await self._find_transitively(search_for_all, removed_subjects, is_deep=True)
-            )
+            # All artifacts of these subjects are copied.
+            fully_copied = frozenset(copied_subjects)
+            subjects = [digest for digest in subjects if digest not in fully_copied]
 
-        self.lists.expect_subjects(source, len(all_subjects))
-        artifacts = await self._find_transitively(search_for_all, all_subjects, is_deep=True)
-        search_for_copied = Search(mapping._replace(platforms=None), source)
+        without_filters = mapping._replace(artifacts=rule._replace(include=(), exclude=()))
+        self.lists.expect_subjects(source, len(subjects))
+        artifacts = await self._find_transitively(
+            self._search_without_targets(without_filters), subjects, is_deep=True
+        )
+        if takes_all_types:
+            return tuple(artifacts)
         copied_artifacts = await self._find_transitively(
-            search_for_copied, copied_subjects, is_deep=True
+            self._search_without_targets(mapping), copied_subjects, is_deep=True
         )
         copied_references = {artifact.reference for artifact in copied_artifacts}
         return tuple(
@@ -482,6 +475,10 @@ class Referrers:
                         await self._discovery.fetch_manifest(source, entry.digest, entry)
                     )
         return list(digests)
+
+    def _search_without_targets(self, mapping: MappingRule) -> Search:
+        """Build a search at a mapping's source that asks no target."""
+        return Search(mapping._replace(platforms=None), self._discovery.source_of(mapping))
 
     def search_for(
         self,
@@ -723,22 +720,17 @@ class Referrers:
         ]
         if not repositories:
             return None
-        repositories_not_asked = [
+        not_asked = [
             repository
-            for repository in repositories
-            if repository in known_to_lack
-            and not self._knowledge.is_manifest_believed(repository.store_key, digest)
+            for repository in known_to_lack
+            if not self._knowledge.is_manifest_believed(repository.store_key, digest)
         ]
         # The state keeps snapshots only of tags, so a digest has no snapshot key.
         target_tags = [
             TargetTag(repository, digest, snapshot_key=b"") for repository in repositories
         ]
         return await self._discovery.look_up(
-            search.mapping,
-            digest,
-            target_tags,
-            known_to_lack=repositories_not_asked,
-            expected=expected,
+            search.mapping, digest, target_tags, known_to_lack=not_asked, expected=expected
         )
 
     def _is_known_to_hold(self, target: SearchedTarget, digest: str) -> bool:
