@@ -287,7 +287,7 @@ class Discovery:
         # and None in place of the listing if the repository does not exist.
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         # By target repository, the result of `list_target_tags`.
-        self._target_tags: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
+        self._target_listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         self._manifests = _ManifestCache()
         # By host, repository name and tag, the request for the digest of a source tag
         # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
@@ -382,7 +382,7 @@ class Discovery:
         Returns an empty listing if the repository does not exist. Returns None if the registry
         answers 401 or 403, because the repository may exist or not.
         """
-        tags = self._target_tags.setdefault(target.key, Once())
+        tags = self._target_listings.setdefault(target.key, Once())
         return await tags.get(partial(self._list_target, target))
 
     async def _list_target(self, target: Repository) -> Mapping[str, str | None] | None:
@@ -672,7 +672,7 @@ class Discovery:
         Returns None if the reference is absent, or if the registry answers 401 or 403.
         """
         is_tag = not is_digest(reference)
-        if is_tag and target.key in self._target_tags:  # a listing was made or is under way
+        if is_tag and target.key in self._target_listings:  # a listing was made or is under way
             listing = await self.list_target_tags(target)
             if listing is not None and reference not in listing:
                 return None

@@ -20,7 +20,7 @@ from _regsync.oci.manifest import Descriptor, Manifest, digest_only_descriptor, 
 from _regsync.oci.reference import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import Snapshot
+from _regsync.state.archive import ArtifactCheck, Snapshot
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import SearchDepth, hash_of_list, is_due_without_state
 from _regsync.sync.discovery import Discovery, SourceImage, TagLookup, TargetTag
@@ -155,29 +155,28 @@ class LockedReferrers(Referrers):
         that all targets have exactly these artifacts, or without state at certain times of day.
         They are not asked if all targets have the image and the lock has no artifacts for it.
         """
-        is_at_all_targets = all(copy.already_at_target for copy in copies)
+        if not all(copy.already_at_target for copy in copies):
+            return SearchDepth.DEEP
         locked_artifacts = self._locked_artifacts(mapping, lookup.source, lookup.reference)
-        if is_at_all_targets and not locked_artifacts:
+        if not locked_artifacts:
             return SearchDepth.NONE
-        if self._recheck or not is_at_all_targets:
+        if self._recheck:
             return SearchDepth.DEEP
 
-        if not self._has_state:
+        if self._has_state:
+            last_checks = [copy.artifact_search.last_check for copy in copies]
+            is_due = not all(_had_all(check, locked_artifacts) for check in last_checks)
+        else:
             is_due = is_due_without_state(lookup.source_digest, self._wall())
-            return SearchDepth.DEEP if is_due else SearchDepth.NONE
-        locked_hash = _hash_of_artifacts(locked_artifacts)
-        last_checks = [copy.artifact_search.last_check for copy in copies]
-        had_all = all(last.is_complete and last.listing_hash == locked_hash for last in last_checks)
-        return SearchDepth.NONE if had_all else SearchDepth.DEEP
+        return SearchDepth.DEEP if is_due else SearchDepth.NONE
 
     def may_have_new_artifacts(
         self, mapping: MappingRule, source: Repository, tag: TargetTag, snapshot: Snapshot
     ) -> bool:
         """Report whether the target may lack one of the artifacts that the lock has for a tag."""
         locked_artifacts = self._locked_artifacts(mapping, source, tag.reference)
-        last = self.last_check(mapping, source, tag.target, snapshot)
-        had_all = last.is_complete and last.listing_hash == _hash_of_artifacts(locked_artifacts)
-        return bool(locked_artifacts) and not had_all
+        last_check = self.last_check(mapping, source, tag.target, snapshot)
+        return bool(locked_artifacts) and not _had_all(last_check, locked_artifacts)
 
     async def find(
         self,
@@ -213,11 +212,9 @@ class LockedReferrers(Referrers):
         Returns all artifacts in the line if the mapping's `artifacts` are disabled.
         """
         image = self._discovery.locked_image(mapping, lookup.reference)
-        selected = (
-            self._locked_artifacts(mapping, lookup.source, lookup.reference)
-            if mapping.artifacts.enabled
-            else []
-        )
+        selected = list[LockedArtifact]()
+        if mapping.artifacts.enabled:
+            selected = self._locked_artifacts(mapping, lookup.source, lookup.reference)
         return tuple(
             _artifact_from_lock(artifact, lookup=None)
             for artifact in image.artifacts
@@ -297,6 +294,11 @@ class LockedReferrers(Referrers):
 def _hash_of_artifacts(artifacts: Iterable[LockedArtifact]) -> bytes:
     """Hash artifacts in a lock for `ArtifactCheck.listing_hash`."""
     return hash_of_list(artifact.digest for artifact in artifacts)
+
+
+def _had_all(check: ArtifactCheck, artifacts: Iterable[LockedArtifact]) -> bool:
+    """Report whether a target held exactly these artifacts after the last search."""
+    return check.is_complete and check.listing_hash == _hash_of_artifacts(artifacts)
 
 
 def _artifact_from_lock(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -72,6 +73,15 @@ class _Content(NamedTuple):
     digest: str
     pushed: str | None
     artifacts: tuple[LockedArtifact, ...]
+
+
+class _Selection(NamedTuple):
+    """The tags that a mapping selects."""
+
+    rule: MappingRule
+    tags: Sequence[str]
+    # Why the source could not be listed.
+    error: SyncError | None = None
 
 
 class _TagResult(NamedTuple):
@@ -190,42 +200,29 @@ class Locking:
         """Resolve the mappings of one source registry. Returns their results in the same order."""
         # All listings are made before the first tag is resolved, because a listing for one mapping
         # may contain cosign tags of another mapping's images.
-        tags_or_errors = await gather(partial(self._select, rule) for rule in group)
-        selected_tags = [
-            (rule, tag)
-            for rule, tags_or_error in zip(group, tags_or_errors, strict=True)
-            if not isinstance(tags_or_error, SyncError)
-            for tag in tags_or_error
-        ]
+        selections = await gather(partial(self._select, rule) for rule in group)
         # One `gather` for the tags of all mappings, because it bounds the concurrent requests.
         tag_results = await gather(
-            partial(self._resolve_tag, rule, tag) for rule, tag in selected_tags
+            partial(self._resolve_tag, selection.rule, tag)
+            for selection in selections
+            for tag in selection.tags
         )
+        remaining = iter(tag_results)
+        return [
+            _mapping_result(selection, list(islice(remaining, len(selection.tags))))
+            for selection in selections
+        ]
 
-        # By the index of the mapping.
-        tag_results_of_mapping = defaultdict[int, list[_TagResult]](list)
-        for (rule, _), tag_result in zip(selected_tags, tag_results, strict=True):
-            tag_results_of_mapping[rule.index].append(tag_result)
-
-        mapping_results = list[_MappingResult]()
-        for rule, tags_or_error in zip(group, tags_or_errors, strict=True):
-            if isinstance(tags_or_error, SyncError):
-                mapping_results.append(_MappingResult(rule, images=(), error=tags_or_error))
-            else:
-                mapping_results.append(_mapping_result(rule, tag_results_of_mapping[rule.index]))
-        return mapping_results
-
-    async def _select(self, rule: MappingRule) -> Sequence[str] | SyncError:
-        """Return the tags that a mapping selects, or the error if its source cannot be listed."""
+    async def _select(self, rule: MappingRule) -> _Selection:
         try:
             selection = await self._discovery.select_tags(rule)
         except SyncError as error:
-            return error
+            return _Selection(rule, (), error)
         source = self._discovery.source_of(rule)
         for event, text in selection.warnings(str(source)):
             self._discovery.log_once("warning", event, text)
         self.images_known += len(selection.kept)
-        return selection.kept
+        return _Selection(rule, selection.kept)
 
     async def _resolve_tag(self, rule: MappingRule, tag: str) -> _TagResult:
         """Resolve a tag, and count it. Returns its new line, or an error that fails its mapping.
@@ -237,6 +234,8 @@ class Locking:
         self._under_way[name] = None
         try:
             image = await self._resolve_image(rule, tag)
+            self._resolved_tag_count += 1
+            return _TagResult(image)
         except SyncError as error:
             is_absent = isinstance(error, RegistryError) and error.status == 404
             is_own_fault = is_absent or isinstance(error, ContentError)
@@ -249,8 +248,6 @@ class Locking:
         finally:
             self._under_way.pop(name, None)
             self.images_done += 1
-        self._resolved_tag_count += 1
-        return _TagResult(image)
 
     async def _resolve_image(self, rule: MappingRule, tag: str) -> LockedImage:
         """Return the new line of a tag. This costs one HEAD if the old lock has the digest."""
@@ -258,9 +255,9 @@ class Locking:
         old_image = self._old_lock.images_of(source).get(tag)
 
         # If the old lock has the tag, the digest is usually unchanged, and no manifest is needed.
-        needs_manifest = old_image is None and self._needs_manifest(rule)
+        by_head = old_image is not None or not self._needs_manifest(rule)
         digest = await self._discovery.resolve_digest(
-            self._discovery.source_of(rule), tag, by_head=not needs_manifest
+            self._discovery.source_of(rule), tag, by_head=by_head
         )
 
         # A line of the old lock with the same digest has the same content, even under another tag.
@@ -390,11 +387,12 @@ class Locking:
         ]
 
 
-def _mapping_result(rule: MappingRule, tag_results: Sequence[_TagResult]) -> _MappingResult:
+def _mapping_result(selection: _Selection, tag_results: Sequence[_TagResult]) -> _MappingResult:
     """Combine the results of a mapping's tags. One error fails the whole mapping."""
     images = [result.image for result in tag_results if result.image is not None]
     errors = [result.error for result in tag_results if result.error is not None]
-    return _MappingResult(rule, images, errors[0] if errors else None)
+    error = selection.error or (errors[0] if errors else None)
+    return _MappingResult(selection.rule, images, error)
 
 
 def _artifact_rules(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str | None]]:

@@ -160,16 +160,13 @@ class ReferrerLists:
         try:
             entries = await repository.list_referrers(subject)
         except RegistryError as error:
-            if error.retryable or error.status in _ACCESS_REFUSED:
+            has_worked = self.has_api(repository)
+            # A 200 without an index. Any other status of a working API refuses only this subject.
+            is_broken_answer = has_worked and error.status == 200
+            if error.retryable or error.status in _ACCESS_REFUSED or is_broken_answer:
                 raise
-            if self.has_api(repository):
-                # A 200 without an index is a broken answer, because the API has worked before. Any
-                # other status refuses only this subject.
-                if error.status == 200:
-                    raise
-                return None
             is_about_api = _OTHER_CODES.isdisjoint(error.codes)
-            if is_about_api and error.status in _NO_API_STATUSES:
+            if not has_worked and is_about_api and error.status in _NO_API_STATUSES:
                 self._knowledge.record_referrers_api(repository.key, False)
             return None
         self._knowledge.record_referrers_api(repository.key, True)

@@ -213,8 +213,8 @@ class Referrers:
         # Reads and writes referrers lists.
         self.lists = ReferrerLists(discovery, knowledge)
 
-        # The artifacts of a subject, shared by all tags of its image (rule 7). The key holds the
-        # mapping's index and all other inputs of the search (`_direct_artifacts`).
+        # The artifacts of a subject, shared by all tags of its image (rule 7). The key is made by
+        # `_direct_artifacts`.
         self._cached_artifacts = defaultdict[object, Once[list[Artifact]]](Once)
         # Limits how many subjects are searched concurrently.
         self._permits = anyio.CapacityLimiter(_MOST_CONCURRENT_SUBJECTS)
@@ -587,10 +587,9 @@ class Referrers:
         if len(self._cached_artifacts) > _MOST_CACHED_SUBJECTS:
             # Drop the oldest subject.
             self._cached_artifacts.pop(next(iter(self._cached_artifacts)))
-        targets = search.targets_for(subject)
-        # The mapping's index stands for its filters, which `find_left_behind` ignores in one
-        # search.
-        cached = self._cached_artifacts[search.mapping.index, search.is_filtered, targets, subject]
+        # All inputs of the search. The mapping's index stands for its source.
+        key = (search.mapping.index, search.mapping.artifacts, search.targets_for(subject), subject)
+        cached = self._cached_artifacts[key]
         return await cached.get(partial(self._fetch_direct_artifacts, search, subject))
 
     async def _fetch_direct_artifacts(self, search: Search, subject: str) -> list[Artifact]:
