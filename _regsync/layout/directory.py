@@ -73,8 +73,8 @@ _MOST_NAMED = 10
 # A commit of more files than this calls os.sync first. Syncing only one by one takes much longer.
 _MANY_FILES = 32
 
-# If the file system has no locks, a partial file may belong to another running process. After so
-# many seconds without a write it is assumed that a killed run left the file.
+# If the file system has no locks, a partial file counts as left by a killed run after so many seconds
+# without a write.
 _ABANDONED_SECONDS = 24 * 3600.0
 
 
@@ -140,7 +140,7 @@ class Layout:
         # links.
         self._blob_folders = dict[str, str]()
 
-        # The lock of the directory. None until `begin_writing`, which also sets the next three.
+        # The lock of the directory. None until `begin_writing`, which also sets the next two.
         self._lock: DirectoryLock | None = None
         # Whether the file system replaces files atomically.
         self._replaces_atomically = True
@@ -154,8 +154,7 @@ class Layout:
         self._pending_group = _Group()
         # The additions that a running commit saves. None if no commit is running.
         self._group_in_commit: _Group | None = None
-        # Held during a commit.
-        self._commit_lock = anyio.Lock()
+        self._commit_lock = anyio.Lock()  # held during a commit
         # The error of a failed commit. If it is set, `begin_writing` raises it.
         self._commit_error: SyncError | None = None
         # The disk space that is reserved for images and open files.
@@ -419,7 +418,7 @@ class Layout:
     def _prepare(self, lock: DirectoryLock) -> None:
         """Create the folders and the version file of a layout, and read its index.
 
-        Also sets the fields that depend on the file system and on the partial files of killed runs.
+        Also find out whether files are replaced atomically, and what killed runs have left.
         """
         for name in ("blobs", os.path.join("blobs", "sha256")):
             make_folder(os.path.join(self.path, name))
@@ -435,7 +434,7 @@ class Layout:
             replace_file(version_path, _VERSION, lock.suffix)
         self._replaces_atomically = supports_hard_links(version_path)
 
-        # Without a lock, another process may be writing a partial file at this moment.
+        # Without a lock, a partial file may belong to another running process.
         written_before = math.inf if lock.is_held else time.time() - _ABANDONED_SECONDS
         self._leftover_paths = self._find_leftovers(written_before)
         self.partial_paths.update(self._leftover_paths.values())
@@ -690,9 +689,8 @@ class BlobFile:
     """A blob that is being written to a partial file in the folder of its final file."""
 
     def __init__(self, layout: Layout, blob: Descriptor, partial: _PartialFile) -> None:
-        # The bytes of the blob that are in the file.
-        self.offset = partial.size
-        # If a killed run began the file, the hash of the bytes in it, which `finish` compares. None
+        self.offset = partial.size  # bytes of the blob that are in the file
+        # The hash of these bytes if a killed run wrote the first of them: `finish` compares it. None
         # for a new file, because the caller verifies the bytes that it writes.
         self.hash = partial.hash
         self._layout = layout
