@@ -73,8 +73,8 @@ _MOST_NAMED = 10
 # A commit of more files than this calls os.sync first. Syncing only one by one takes much longer.
 _MANY_FILES = 32
 
-# If the file system has no locks, a partial file counts as left by a killed run after so many seconds
-# without a write.
+# If the file system has no locks, a partial file counts as left by a killed run after so many
+# seconds without a write.
 _ABANDONED_SECONDS = 24 * 3600.0
 
 
@@ -690,8 +690,8 @@ class BlobFile:
 
     def __init__(self, layout: Layout, blob: Descriptor, partial: _PartialFile) -> None:
         self.offset = partial.size  # bytes of the blob that are in the file
-        # The hash of these bytes if a killed run wrote the first of them: `finish` compares it. None
-        # for a new file, because the caller verifies the bytes that it writes.
+        # The hash of these bytes if a killed run wrote the first of them: `finish` compares it.
+        # None for a new file, because the caller verifies the bytes that it writes.
         self.hash = partial.hash
         self._layout = layout
         self._blob = blob
