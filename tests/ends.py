@@ -141,12 +141,12 @@ def run_regsync(
         await sleep(0)
 
     def unpaused(meter: Meter, *given: Any) -> None:
-        leave(meter, *given)
+        record(meter, *given)
         if meter.paused_until > -math.inf:
             waited.append(meter.paused_until - given[2])
         meter.paused_until = -math.inf
 
-    plain_edge, sleep, leave, waited = Machine, anyio.sleep, Meter.end, list[float]()
+    plain_edge, sleep, record, waited = Machine, anyio.sleep, Meter.record_answer, list[float]()
     out, err = io.StringIO(), io.StringIO()
     text = stdin.encode() if isinstance(stdin, str) else stdin
     since, umask = latest(_audited), os.umask(0o022)
@@ -155,7 +155,7 @@ def run_regsync(
         mock.patch.dict(os.environ, env or {}),
         mock.patch.object(environment, "Machine", edge),
         mock.patch.object(anyio, "sleep", at_once),
-        mock.patch.object(Meter, "end", unpaused),
+        mock.patch.object(Meter, "record_answer", unpaused),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text))),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

@@ -340,7 +340,7 @@ async def request(
     try:
         await anyio.sleep(seconds)
     finally:
-        turn.meter.end(turn.number, status, anyio.current_time(), 0.0, 1.0)
+        turn.meter.record_answer(turn.number, status, anyio.current_time(), 0.0, 1.0)
         await turn.end()
 
 
@@ -568,7 +568,7 @@ async def test_an_answer_lets_in_who_has_permits_and_waits_for_a_window() -> Non
         group.start_soon(ask)
         await anyio.wait_all_tasks_blocked()
         assert entered == []
-        first.meter.end(first.number, 200)
+        first.meter.record_success(first.number)
         gate.on_window_change()  # an answer has come; its turn has not ended
         await anyio.wait_all_tasks_blocked()
         assert len(entered) == 1

@@ -160,12 +160,12 @@ def test_what_was_never_sent_counts_for_nothing() -> None:
     limits.meter_names("app", "x")
     meter = limits.meters["x"]
     for moment, status in ((0.0, 429), (1.0, 200), (1.0, 200), (1.0, 429), (3.0, 200)):
-        meter.end(meter.enter(moment), status, moment)
+        meter.record_answer(meter.enter(moment), status, moment)
     assert meter.next_opening(is_discovery=False) <= 3.0
     for _ in range(10):
-        meter.end(meter.enter(3.0))
+        meter.discard(meter.enter(3.0))
     assert meter.next_opening(is_discovery=False) <= 3.0
-    meter.end(meter.enter(3.0), 200, 3.0)
+    meter.record_answer(meter.enter(3.0), 200, 3.0)
     assert meter.next_opening(is_discovery=False) == 3.0 + 2.0
 
 

@@ -291,7 +291,7 @@ def test_handshakes_that_delay_requests_leave_ecrs_caps_alone(
         now = min([opens, *times] if opens > now else times)
         while answers and answers[0][0] <= now:
             at, number = heapq.heappop(answers)
-            meter.end(number, 200, at)
+            meter.record_answer(number, 200, at)
             idle += 1
     arrived.sort()
     assert all(bisect_left(arrived, at + 1 - 1e-9) - n <= cap for n, at in enumerate(arrived))
@@ -345,7 +345,7 @@ def test_a_window_stays_between_one_and_the_limit(
     cap: int, start: int, steps: list[tuple[str, int]]
 ) -> None:
     window, inside, now = Window(start, cap), list[int](), 0.0
-    ends = {"ok": 200, "404": 404, "429": 429, "503": 503, "cut": 0}
+    ends = {"ok": 200, "404": 404, "429": 429, "503": 503}
     for step, which in steps:
         if step == "wait":
             now += which / 7
@@ -356,7 +356,11 @@ def test_a_window_stays_between_one_and_the_limit(
                 assert len(inside) <= max(1, min(int(width), cap))
         elif inside:
             before = window.meter.width
-            window.meter.end(inside.pop(which % len(inside)), ends[step], now, 0.0, 0.5)
+            number = inside.pop(which % len(inside))
+            if step == "cut":
+                window.meter.discard(number)
+            else:
+                window.meter.record_answer(number, ends[step], now, 0.0, 0.5)
             after = window.meter.width
             if step in ("ok", "404"):
                 assert after == pytest.approx(max(min(before + 1 / before, cap), min(before, cap)))
@@ -372,34 +376,34 @@ def test_429s_at_the_same_time_halve_once(count: int, data: st.DataObject) -> No
     window = Window(50, 50)
     numbers = data.draw(st.permutations([window.entered(0.0) for _ in range(count)]))
     for delay, number in enumerate(numbers):
-        window.meter.end(number, 429, 1.0 + delay * data.draw(st.floats(0, 30)), 0.0, 0.0)
+        window.meter.record_answer(number, 429, 1.0 + delay * data.draw(st.floats(0, 30)), 0.0, 0.0)
         assert window.meter.width == 25
 
 
 def test_a_429_to_an_older_request_does_not_halve_again_and_a_newer_one_does() -> None:
     window = Window(16, 50)
     old, first = window.entered(0.0), window.entered(0.0)
-    window.meter.end(first, 429, 1.0)
+    window.meter.record_answer(first, 429, 1.0)
     new = window.entered(1.0)
-    window.meter.end(old, 429, 60.0)
+    window.meter.record_answer(old, 429, 60.0)
     assert window.meter.width == 8
-    window.meter.end(new, 429, 60.0)
+    window.meter.record_answer(new, 429, 60.0)
     assert window.meter.width == 4
 
 
 def test_an_epoch_lasts_100_ms_and_who_is_refused_in_it_waits_for_its_end() -> None:
     window = Window(16, 50)
-    window.meter.end(window.entered(1.0), 429, 1.0)
-    window.meter.end(window.entered(1.01), 429, 1.02)
+    window.meter.record_answer(window.entered(1.0), 429, 1.0)
+    window.meter.record_answer(window.entered(1.01), 429, 1.02)
     assert (window.meter.width, window.meter.paused_until) == (8, pytest.approx(1.1))
-    window.meter.end(window.entered(1.1), 429, 1.1)
+    window.meter.record_answer(window.entered(1.1), 429, 1.1)
     assert window.meter.width == 4
 
 
 def test_refusals_in_a_row_pause_longer_and_a_success_ends_that() -> None:
     window, pauses, now = Window(16, 50), list[float](), 0.0
     for status in (429, 429, 429, 200, 429):
-        window.meter.end(window.entered(now), status, now, 0.0, 1.0)
+        window.meter.record_answer(window.entered(now), status, now, 0.0, 1.0)
         pauses.append(max(0.0, window.meter.paused_until - now))
         now += 100
     assert pauses == [0.5, 1.0, 2.0, 0.0, 0.5]
@@ -413,7 +417,7 @@ def test_what_is_asked_for_pauses_the_window_unless_nobody_waits_so_long(
     status: int, asked: float, paused: float
 ) -> None:
     window = Window(16, 50)
-    window.meter.end(window.entered(10.0), status, 10.0, asked, 0.0)
+    window.meter.record_answer(window.entered(10.0), status, 10.0, asked, 0.0)
     assert max(10.0, window.meter.paused_until) == 10 + paused
     assert (window.enter(10.0) is None) == bool(paused)
     assert window.enter(10 + paused) is not None
@@ -427,16 +431,16 @@ def test_a_body_holds_its_place_for_a_second_and_then_counts_as_a_success() -> N
     assert refresh_next_opening(window.held, (window.want,), 6.0) == 6.5
     assert window.enter(6.5) is not None
     assert window.meter.width == 2
-    window.meter.end(number, 201, 9.0)
+    window.meter.record_answer(number, 201, 9.0)
     assert window.meter.width == 2, "not twice"
-    window.meter.end(number, 429, 9.0)
+    window.meter.record_answer(number, 429, 9.0)
     assert window.meter.width == 1, "but a refusal after all is one"
 
 
 @pytest.mark.parametrize("status", [500, 503])
 def test_a_server_error_leaves_the_window_as_it_is(status: int) -> None:
     window = Window(4, 50)
-    window.meter.end(window.entered(0.0), status, 0.0)
+    window.meter.record_answer(window.entered(0.0), status, 0.0)
     assert window.meter.width == 4
 
 
@@ -511,20 +515,20 @@ def test_discovery_rests_when_a_quota_is_used_up_and_execution_does_not() -> Non
     for step, (left, pause) in enumerate(((100, 0), (1, 0), (0, 60), (0, 60), (50, 0))):
         now = 1000.0 * step
         number = window.entered(now)
-        window.meter.end(number, 200, now)
+        window.meter.record_answer(number, 200, now)
         assert window.meter.update_quota(now, number, Remaining(left, 60.0))
         assert max(now, refresh_next_opening(window.held, (discovering,), now)) == now + pause
-        window.meter.end(window.entered(now))  # execution goes on
+        window.meter.discard(window.entered(now))  # execution goes on
 
 
 def test_after_a_rest_one_request_asks_whether_there_is_room_again() -> None:
     window = Window(16, 50)
     window.meter.update_quota(0.0, window.entered(0.0), Remaining(0, 60.0))
-    window.meter.end(1, 200, 0.0)
+    window.meter.record_answer(1, 200, 0.0)
     number = window.enter(60.0, is_discovery=True)
     assert number is not None
     assert window.enter(60.0, is_discovery=True) is None
-    window.meter.end(number, 200, 61.0)
+    window.meter.record_answer(number, 200, 61.0)
     assert window.meter.update_quota(61.0, number, Remaining(3, 60.0))
     asked = [window.enter(61.0, is_discovery=True) for _ in range(4)]
     assert [number is not None for number in asked] == [True, True, True, False]
@@ -534,12 +538,12 @@ def test_no_more_are_sent_than_the_quota_has_left_whatever_answers_overtake() ->
     window = Window(16, 50)
     numbers = [window.entered(0.0) for _ in range(4)]
     for left, number in ((4, numbers[3]), (6, numbers[1]), (7, numbers[0]), (5, numbers[2])):
-        window.meter.end(number, 200, 1.0)
+        window.meter.record_answer(number, 200, 1.0)
         assert window.meter.update_quota(1.0, number, Remaining(left, 21600.0))
     # Of those that were inside when 4 were left all three may have come after that.
     assert [window.enter(1.0, is_discovery=True) for _ in range(2)] == [5, None]
     assert window.enter(1.0) == 6, "execution goes on"
-    window.meter.end(5, 200, 2.0)
+    window.meter.record_answer(5, 200, 2.0)
     assert window.meter.update_quota(2.0, 5, Remaining(3, 21600.0))
     assert [window.enter(2.0, is_discovery=True) for _ in range(3)] == [7, 8, None]
 
@@ -547,13 +551,13 @@ def test_no_more_are_sent_than_the_quota_has_left_whatever_answers_overtake() ->
 def test_answers_that_never_come_do_not_block_a_quota_for_ever() -> None:
     window = Window(16, 50)
     first, lost = window.entered(0.0), window.entered(0.0)
-    window.meter.end(first, 200, 1.0)
+    window.meter.record_answer(first, 200, 1.0)
     assert window.meter.update_quota(1.0, first, Remaining(2, 21600.0))
     number = window.enter(1.0, is_discovery=True)
     assert number is not None
     assert window.enter(1.0, is_discovery=True) is None
     for each in (lost, number):
-        window.meter.end(each)
+        window.meter.discard(each)
     assert window.enter(1.0, is_discovery=True) is not None
 
 

@@ -86,10 +86,6 @@ class Turn:
         if self.connection is not None:
             await self.connection.settle()
 
-    def is_in_window(self) -> bool:
-        """Report whether the request still occupies its place in the window."""
-        return self.number in self.meter.window.occupants
-
     def presume_success_at(self, moment: float) -> None:
         """Free the request's place in the window at `moment`, if no response arrives before."""
         self.meter.window.presumed_success_at[self.number] = moment
@@ -103,8 +99,7 @@ class Turn:
             await self.return_connection()
         finally:
             self._permit.requests_in_flight -= 1
-            was_in_window = self.is_in_window()  # False if the response has freed the place already
-            self.meter.end(self.number)
+            was_in_window = self.meter.discard(self.number)  # False if a response was recorded
             if self._owns_permit:
                 self._gate.give_back(self._permit)
             elif was_in_window:
@@ -230,7 +225,7 @@ class Gate:
     def give_back(self, permit: Permit) -> None:
         """Give back the permits, and the slots whose requests have not begun."""
         for slot in permit.slots:
-            slot.meter.end(slot.number)
+            slot.meter.discard(slot.number)
         permit.slots = []
         if permit.is_held:
             release(self.limits, permit.demands)

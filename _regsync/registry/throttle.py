@@ -11,6 +11,7 @@ Follows: docs/specification.md section 8.1, docs/design.md section 9.
 
 from __future__ import annotations
 
+import enum
 import math
 import re
 from collections import deque
@@ -239,6 +240,15 @@ class Stretch(NamedTuple):
         return self.requests / self.seconds
 
 
+class _Phase(enum.Enum):
+    """The state of a measurement of the rate that a registry grants."""
+
+    UNREFUSED = "no request was refused so far"
+    REFUSED = "a request was refused, and none was admitted since"
+    PROBED = "the first request since, the probe, waits for its answer"
+    GRANTED = "the probe, or a later request, was granted"
+
+
 class GrantedRate:
     """The rate that a registry grants, measured between two of its refusals (429).
 
@@ -256,18 +266,14 @@ class GrantedRate:
         # No more requests than this are admitted; None if no limit has been measured.
         self.limit: Stretch | None = None
 
+        self._phase = _Phase.UNREFUSED
+
         # Requests are kept from the first refusal on: the last _MOST_SEEN that were admitted and
         # not refused, in the order of their admission.
-        self._has_refused = False
         self._entries = deque[_Entry](maxlen=_MOST_SEEN)
 
-        # From a refusal until a request is granted that was admitted after it. The first request
-        # admitted after the refusal is the probe: its answer shows whether the registry grants
-        # requests again.
-        self._awaits_grant = False
-        self._probe: _Entry | None = None
-
-        # The admission time of the last probe that was granted.
+        # The newest probe, and the admission time of the last probe that was granted.
+        self._probe = _Entry(0, -math.inf)
         self._granted_since = -math.inf
 
         # How many more requests have to be granted until the limit grows, and by how much it grows
@@ -284,11 +290,12 @@ class GrantedRate:
         return self._entries[-limit.requests].time + limit.seconds
 
     def enter(self, number: int, now: float) -> None:
-        if not self._has_refused:
+        if self._phase is _Phase.UNREFUSED:
             return
         entry = _Entry(number, now)
         self._entries.append(entry)
-        if self._awaits_grant and self._probe is None:
+        if self._phase is _Phase.REFUSED:
+            self._phase = _Phase.PROBED
             self._probe = entry
 
     def discard(self, number: int) -> None:
@@ -299,15 +306,12 @@ class GrantedRate:
                 return
 
     def record_refusal(self, number: int) -> None:
-        """Record a 429. From now on the next admitted request is the probe."""
-        self._has_refused = True
+        """Record a 429. The next admitted request is a probe, unless a probe is on its way and this
+        request was admitted before it: the probe follows the refusal of the same burst.
+        """
         self.discard(number)
-
-        # A request that was admitted before the current probe is refused for the same reason as the
-        # request whose refusal the probe follows. The probe then stays the same.
-        if self._probe is None or number >= self._probe.number:
-            self._awaits_grant = True
-            self._probe = None
+        if self._phase is not _Phase.PROBED or number >= self._probe.number:
+            self._phase = _Phase.REFUSED
 
     def record_grant(self, number: int) -> None:
         """Record an answer other than a 429 or a server error.
@@ -315,11 +319,10 @@ class GrantedRate:
         The answer to the probe, or to a later request, sets the limit. An answer that does not
         follow a refusal counts towards the growth of the limit.
         """
-        if self._probe is not None and number >= self._probe.number:
+        if self._phase is _Phase.PROBED and number >= self._probe.number:
+            self._phase = _Phase.GRANTED
             self._learn_limit(self._probe.time)
-            self._awaits_grant = False
-            self._probe = None
-        elif self.limit is not None and not self._awaits_grant:
+        elif self._phase is _Phase.GRANTED and self.limit is not None:
             self._until_growth -= 1
             if self._until_growth == 0:
                 self._raise_limit(self.limit)
@@ -468,7 +471,7 @@ class Meter:
         """
         presumed = self.window.presumed_success_at
         for number in [number for number, moment in presumed.items() if moment <= now]:
-            self.end(number, 200)
+            self.record_success(number)
 
     def enter(self, now: float) -> int:
         """Take a token and a place in the window. Returns the number of the request."""
@@ -480,38 +483,48 @@ class Meter:
     def take_token(self, now: float) -> None:
         self._bucket.take(now)
 
-    def end(
-        self,
-        number: int,
-        status: int = 0,
-        now: float = 0.0,
-        retry_after: float = 0.0,
-        chance: float = 0.0,
+    def record_answer(
+        self, number: int, status: int, now: float, retry_after: float = 0.0, chance: float = 0.0
     ) -> None:
-        """Remove a request from the window, and record its answer. If the request was removed
-        before, only a 429 and `retry_after` are recorded.
+        """Remove a request from the window, and record its answer.
 
-        `number` is the request's, as returned by `enter`. `status` is the status of the answer, or
-        0 if there is no answer. `retry_after` is the pause in seconds that the answer asks for.
-        `chance` spreads the back-off after a 429 over processes.
+        `number` is the request's, as returned by `enter`. `retry_after` is the pause in seconds
+        that the answer asks for. `chance` spreads the back-off after a 429 over processes.
         """
-        was_inside = self.window.leave(number)
         pause = retry_after
         if status == 429:
+            self.window.leave(number)
             self._granted_rate.record_refusal(number)
             back_off = self.window.record_refusal(number, now, chance)
             pause = max(pause, back_off)
-        elif was_inside and 0 < status < 500:
-            # Any answer other than a server error shows that the registry keeps up. The answer to
-            # an upload that already counted as a success is not counted again.
-            self.window.record_success(self._registry.cap)
-            self._granted_rate.record_grant(number)
-        elif was_inside and status == 0:
-            self._granted_rate.discard(number)  # the request was not sent, or not answered
+        elif status < 500:
+            self.record_success(number)  # any such answer shows that the registry keeps up
+        else:
+            self.window.leave(number)
 
         # Requests to a registry that asks for a longer pause fail, so they do not pause either.
         if 0 < pause <= LONGEST_WAIT:
             self.paused_until = max(self.paused_until, now + pause)
+
+    def record_success(self, number: int) -> bool:
+        """Remove a request from the window, and record a success. If the request was removed
+        before, nothing is recorded, and the result is False.
+        """
+        if number not in self.window.occupants:
+            return False
+        self.window.leave(number)
+        self.window.record_success(self._registry.cap)
+        self._granted_rate.record_grant(number)
+        return True
+
+    def discard(self, number: int) -> bool:
+        """Remove a request that was not sent, or not answered, from the window. Returns False if it
+        was removed before.
+        """
+        if not self.window.leave(number):
+            return False
+        self._granted_rate.discard(number)
+        return True
 
     def update_quota(self, now: float, number: int, remaining: Remaining) -> bool:
         """Record a quota. `number` is the request that was answered, or 0 if it was a request of
@@ -649,7 +662,7 @@ def refresh_next_opening(
 
 
 def release(limits: Mapping[str, RegistryLimits], demands: Sequence[Demand]) -> None:
-    """Return the permits that `take` took for `demands`. Each window is left by `Meter.end`."""
+    """Return the permits that `take` took for `demands`. The windows keep their requests."""
     for demand in demands:
         limits[demand.host].count_permit(demand, step=-1)
 

@@ -881,8 +881,7 @@ class Transport:
     def _record_under_way(self, turn: Turn) -> None:
         """Count a body as a success before its response arrives, unless it was counted already."""
         self.last_progress = anyio.current_time()
-        if turn.is_in_window():
-            turn.meter.end(turn.number, 200)
+        if turn.meter.record_success(turn.number):
             self.gate.on_window_change()
 
     def _record_pace(
@@ -905,7 +904,7 @@ class Transport:
         if status == 429:
             chance = self.machine.chance()
             self.throttled_meters[host.key] = turn.meter  # for the report
-        turn.meter.end(turn.number, status, now, retry_after, chance)
+        turn.meter.record_answer(turn.number, status, now, retry_after, chance)
         # `refused_since` is infinite after a success.
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
             refused = RegistryError("status 429 to every request for 10 minutes", status=429)
