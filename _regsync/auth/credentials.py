@@ -231,7 +231,7 @@ def _look_up(
     names = _names_in_files(registry)
     helper = next(filter(None, map(file.helpers.get, names)), None)  # the registry's own helper
     if helper:
-        if not _has_login_like(helper, registry):
+        if not _is_replaced(helper, registry):
             raise _delegation_error(place, helper, registry, section="credHelpers")
         return None
 
@@ -244,7 +244,7 @@ def _look_up(
     # (nativeStore.Store of docker/cli). Without such an entry, only an `auth_type` suggests that
     # the store has a login.
     may_be_in_store = bool(keys) or registry.auth_type is not None
-    if file.store and may_be_in_store and not _has_login_like(file.store, registry):
+    if file.store and may_be_in_store and not _is_replaced(file.store, registry):
         raise _delegation_error(place, file.store, registry, section="credsStore")
     return None
 
@@ -278,7 +278,7 @@ def _matching_keys(file: _CredentialFile, names: list[str], repository: str | No
     return keys
 
 
-def _has_login_like(helper: object, registry: Registry) -> bool:
+def _is_replaced(helper: object, registry: Registry) -> bool:
     """Report whether regsync's own login to the registry's cloud replaces a credential helper.
 
     `helper` is the helper's name without `docker-credential-`, if the file is well-formed. With an

@@ -68,6 +68,7 @@ class _Grant(NamedTuple):
     default_url: str  # if the file does not have this field
     grant_type: str
     form_fields: tuple[str, ...]  # fields of the file that are copied into the form
+    is_client_in_header: bool  # whether the fields `client_id` and `client_secret` are sent there
     hint: str  # for the error if the token service refuses the request
 
 
@@ -78,6 +79,7 @@ _GRANTS = {
         default_url=_TOKENS_URL,
         grant_type="refresh_token",
         form_fields=("refresh_token", "client_id", "client_secret"),
+        is_client_in_header=False,
         hint=_LOGIN_HINT,
     ),
     "external_account_authorized_user": _Grant(
@@ -85,6 +87,7 @@ _GRANTS = {
         default_url="",
         grant_type="refresh_token",
         form_fields=("refresh_token",),
+        is_client_in_header=True,
         hint=_LOGIN_HINT,
     ),
     "service_account": _Grant(
@@ -92,6 +95,7 @@ _GRANTS = {
         default_url=_TOKENS_URL,
         grant_type=f"{_URN}grant-type:jwt-bearer",  # RFC 7523
         form_fields=(),
+        is_client_in_header=False,
         hint="check the key, and the clock of this machine",
     ),
     "external_account": _Grant(
@@ -99,6 +103,7 @@ _GRANTS = {
         default_url="https://sts.googleapis.com/v1/token",
         grant_type=f"{_URN}grant-type:token-exchange",  # RFC 8693
         form_fields=("audience", "subject_token_type"),
+        is_client_in_header=True,
         hint="check issuer, audiences and conditions of the pool's provider",
     ),
 }
@@ -288,18 +293,22 @@ class _CredentialFile(NamedTuple):
     def __repr__(self) -> str:
         return "<CredentialFile>"  # the fields are secret
 
-    def text(self, name: str, default: str = "", pattern: str = "(?s).+") -> str:
+    def text(self, name: str, default: str = "") -> str:
         """Return a text field, or `default` if the field is missing or empty.
 
-        Raises AuthError if both are empty, if the field is not a text, or if the text does not
-        match `pattern`. The error says that the value is not a URL, because only URLs have a
-        `pattern`.
+        Raises AuthError if both are empty, or if the field is not a text.
         """
         value = self.fields.get(name) or default
-        if isinstance(value, str) and re.fullmatch(pattern, value):
+        if isinstance(value, str) and value:
             return value
-        problem = f"{name} is not an https URL" if value else f"{name} is missing"
-        raise self.source.error(problem)
+        raise self.source.error(f"{name} is not a text" if value else f"{name} is missing")
+
+    def safe_url(self, name: str, default: str = "") -> str:
+        """Return a field with a URL to which secrets may be sent. Raises AuthError for another URL."""
+        url = self.text(name, default)
+        if re.fullmatch(_SAFE_URL, url):
+            return url
+        raise self.source.error(f"{name} is not an https URL")
 
     def google_url(self, name: str, default: str = "") -> str:
         """Return a field with a URL that secrets are sent to.
@@ -307,7 +316,7 @@ class _CredentialFile(NamedTuple):
         Raises AuthError unless the URL's host belongs to Google, to the file's `universe_domain`,
         or to this machine (section 5.3).
         """
-        url = self.text(name, default, _SAFE_URL)
+        url = self.safe_url(name, default)
         host = re.split("[/?:]+", url)[1].lower()  # the part after the scheme
         universe = str(self.fields.get("universe_domain") or "googleapis.com")
         is_google = f".{host}".endswith((".googleapis.com", f".{universe}"))
@@ -366,9 +375,7 @@ class _CredentialFile(NamedTuple):
             username=str(self.fields.get("client_id") or ""),
             password=str(self.fields.get("client_secret") or ""),
         )
-        # The type `authorized_user` sends the client in the form. `service_account` has no client.
-        is_client_in_header = file_type.startswith("external")
-        if client.basic and is_client_in_header:
+        if client.basic and grant.is_client_in_header:
             headers.append(("Authorization", client.basic))
         proof_fields = ("assertion", "refresh_token", "subject_token")
         proofs = [form.get(name, "") for name in proof_fields]
@@ -473,7 +480,7 @@ class _CredentialFile(NamedTuple):
         # `environment_id` marks an AWS source, whose `url` returns AWS keys instead of a token.
         is_aws = "environment_id" in self.fields
         if "url" in self.fields and not is_aws:
-            url = self.text("url", pattern=_SAFE_URL)
+            url = self.safe_url("url")
             headers = [(name, str(value)) for name, value in self.part("headers").fields.items()]
             secrets = tuple(value for _, value in headers)
             answer = await self.source.fetch("GET", url, headers, secrets=secrets)
