@@ -787,18 +787,19 @@ class _KeyChain:
         if is_live:
             return str(stored.get("accessToken"))
 
-        form = {name: stored.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
-        can_renew = session_name and all(form.values())  # logins without sso-session cannot renew
+        renewal = {name: stored.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
+        # A login without an `sso_session` cannot be renewed.
+        can_renew = session_name and all(renewal.values())
         if not can_renew:
             raise _error(f"{label}: its SSO login has expired", hint)
-        return await self._renew_sso_token(fields["sso_region"], form, hint)
+        return await self._renew_sso_token(fields["sso_region"], renewal, hint)
 
-    async def _renew_sso_token(self, region: str, form: dict[str, object], hint: str) -> str:
-        """Request a new access token. `form` contains the refresh token and its client."""
-        body = json.dumps({**form, "grantType": "refresh_token"}).encode()
+    async def _renew_sso_token(self, region: str, renewal: dict[str, object], hint: str) -> str:
+        """Request a new access token. `renewal` contains the refresh token and its client."""
+        body = json.dumps({**renewal, "grantType": "refresh_token"}).encode()
         headers = [("Content-Type", "application/json")]
         request = self._client.build_request("oidc", region, headers, body, "/token")
-        secrets = tuple(str(value) for value in form.values())
+        secrets = tuple(str(value) for value in renewal.values())
         answer = await self._client.send(request, hint, secrets=secrets)
         return str(_parse_fields(answer).get("accessToken"))
 

@@ -172,7 +172,8 @@ class CloudLogin:
         if refused is not None and refused == self._credential:
             self._renew_at = -math.inf
             self._valid_until = -math.inf
-        if anyio.current_time() < self._renew_at:
+        is_due = anyio.current_time() >= self._renew_at
+        if not is_due:
             return self._credential
 
         async with self._lock:

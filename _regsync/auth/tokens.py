@@ -131,7 +131,7 @@ class Authenticator:
         # The cloud login that provides the credential, or None.
         self.cloud_login = credential if isinstance(credential, CloudLogin) else None
         # A cloud login provides its credential later, in `_renew_cloud_login`.
-        self._set_credential(credential if isinstance(credential, Credential) else None)
+        self._set_credential(credential if isinstance(credential, Credential) else Credential())
 
         # The challenge that each request answers. None until the registry has sent a challenge.
         self._challenge: Challenge | None = None
@@ -144,10 +144,9 @@ class Authenticator:
         # differs from `repository:NAME:ACTIONS`.
         self._scope_overrides: dict[Scope, str] = {}
 
-    def _set_credential(self, credential: Credential | None) -> None:
-        """Use a credential from now on. None means anonymous requests."""
-        self.is_anonymous = credential is None
-        self.credential = credential or Credential()  # its fields are empty if `is_anonymous`
+    def _set_credential(self, credential: Credential) -> None:
+        self.credential = credential
+        self.is_anonymous = credential == Credential()  # its fields are empty
         self.was_accepted = False  # whether the registry has accepted this credential
         self._secrets_seen.extend(filter(None, self.credential.secrets))
         # The OAuth2 refresh token to send to the token service, or "". The service may replace it.
@@ -182,10 +181,9 @@ class Authenticator:
         """
         if self.cloud_login is None:
             return
-        credential = await self.cloud_login.credential(refused)
-        is_unchanged = (credential or Credential()) == self.credential
+        credential = await self.cloud_login.credential(refused) or Credential()
         # Setting the same credential again would reset `was_accepted` and the refresh token.
-        if not is_unchanged:
+        if credential != self.credential:
             self._set_credential(credential)
 
     async def _replace_refused_credential(self, refused: Credential) -> bool:
