@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from _regsync import FIPS_BUILD, IS_STATIC
-from _regsync.fips import libcrypto, pointer
+from _regsync.fips import call_for_pointer, libcrypto
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -104,17 +104,19 @@ def _sign_by_ctypes(pem: bytes, message: bytes) -> bytes:
     crypto = libcrypto()
     size = c_size_t(_MAX_SIGNATURE)  # EVP_DigestSign replaces it by the signature's size
     signature = create_string_buffer(_MAX_SIGNATURE)
-    pem_source = pointer(crypto, "BIO_new_mem_buf", pem, len(pem))
-    context = pointer(crypto, "EVP_MD_CTX_new")
+    pem_source = call_for_pointer(crypto, "BIO_new_mem_buf", pem, len(pem))
+    context = call_for_pointer(crypto, "EVP_MD_CTX_new")
     private_key = c_void_p()
     try:
         # The last argument is the pass phrase. If it were NULL, OpenSSL would prompt on the
         # terminal.
-        private_key = pointer(crypto, "PEM_read_bio_PrivateKey", pem_source, None, None, b"")
+        private_key = call_for_pointer(
+            crypto, "PEM_read_bio_PrivateKey", pem_source, None, None, b""
+        )
         if not private_key:
             raise ValueError("does not parse")
 
-        sha256 = pointer(crypto, "EVP_sha256")
+        sha256 = call_for_pointer(crypto, "EVP_sha256")
         # Both functions return 1 for success.
         is_ready = crypto.EVP_DigestSignInit(context, None, sha256, None, private_key) == 1
         arguments = (context, signature, byref(size), message, c_size_t(len(message)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from _regsync import FIPS_BUILD
@@ -94,7 +94,7 @@ def provider() -> dict[str, str]:
         for key, value in values.items()
     ]
     crypto = libcrypto()
-    fips = pointer(crypto, "OSSL_PROVIDER_load", None, b"fips")
+    fips = call_for_pointer(crypto, "OSSL_PROVIDER_load", None, b"fips")
     # The third, empty element marks the end of the array. The provider writes its answers into
     # `values`, at the addresses in `parameters`.
     crypto.OSSL_PROVIDER_get_params(fips, (Parameter * 3)(*parameters))
@@ -109,7 +109,7 @@ class _Module(NamedTuple):
 
     path: str  # of fips.so
     settings: bytes  # empty if there is no settings file; some modules need no settings
-    settings_place: str  # the path of the settings, or the searched directories, for messages
+    settings_source: str  # the path of the settings, or the searched directories, for messages
 
 
 def _activate() -> CDLL:
@@ -125,29 +125,29 @@ def _activate() -> CDLL:
     crypto = libcrypto()
     if crypto.OpenSSL_version_num() < _OLDEST_OPENSSL:
         raise ValueError("needs OpenSSL 3.0 or newer")
-    own_settings_path = os.environ.get("OPENSSL_CONF")
-    if own_settings_path:
-        _check_loads(crypto, own_settings_path)
+    openssl_conf = os.environ.get("OPENSSL_CONF")
+    if openssl_conf:
+        _check_openssl_conf(crypto, openssl_conf)
     if _is_in_fips_mode(crypto):
         return crypto
     if was_loaded_before:
         raise ValueError(
             "comes too late: OpenSSL was loaded before regsync began; start it with `python3 -I -S`"
         )
-    _load_module(crypto, _find_module(crypto, own_settings_path), own_settings_path)
+    _load_module(crypto, _find_module(crypto, openssl_conf), openssl_conf)
     return crypto
 
 
-def _check_loads(crypto: CDLL, own_settings_path: str) -> None:
+def _check_openssl_conf(crypto: CDLL, openssl_conf: str) -> None:
     """Raise ValueError if the file in OPENSSL_CONF is broken.
 
     OpenSSL itself would silently ignore it.
     """
-    config = pointer(crypto, "NCONF_new", None)
-    if crypto.NCONF_load(config, os.fsencode(own_settings_path), None) != 1:
+    config = call_for_pointer(crypto, "NCONF_new", None)
+    if crypto.NCONF_load(config, os.fsencode(openssl_conf), None) != 1:
         reason = _reported_errors(crypto)
         raise ValueError(
-            f"cannot be set up by OPENSSL_CONF={own_settings_path!r}, which does not load ({reason})"
+            f"cannot be set up by OPENSSL_CONF={openssl_conf!r}, which does not load ({reason})"
         )
 
 
@@ -159,10 +159,10 @@ def _is_in_fips_mode(crypto: CDLL) -> bool:
     return is_fips_enabled and bool(crypto.OSSL_PROVIDER_available(None, b"fips") == 1)
 
 
-def _find_module(crypto: CDLL, own_settings_path: str | None) -> _Module:
+def _find_module(crypto: CDLL, openssl_conf: str | None) -> _Module:
     """Find the FIPS module in OpenSSL's module directories, and its settings file.
 
-    `own_settings_path` is the value of OPENSSL_CONF. Raises ValueError if there is no module.
+    Raises ValueError if there is no module.
     """
     from ctypes import c_char_p
 
@@ -171,57 +171,61 @@ def _find_module(crypto: CDLL, own_settings_path: str | None) -> _Module:
     modules_dir = os.fsdecode(crypto.OPENSSL_info(_INFO_MODULES_DIR))
 
     # Like OpenSSL, search no other directory if OPENSSL_MODULES is set.
-    own_modules_dir = os.environ.get("OPENSSL_MODULES")
-    module_dirs = [own_modules_dir] if own_modules_dir else [modules_dir, *_MORE_MODULE_DIRS]
-    dirs_with_module = [folder for folder in module_dirs if os.path.isfile(f"{folder}/fips.so")]
-    if not dirs_with_module:
+    openssl_modules = os.environ.get("OPENSSL_MODULES")
+    module_dirs = [openssl_modules] if openssl_modules else [modules_dir, *_MORE_MODULE_DIRS]
+    module_dir = _first_with("fips.so", module_dirs)
+    if module_dir is None:
         raise ValueError(f"is not found: no fips.so in {module_dirs}")
-    module_dir = dirs_with_module[0]
     module_path = f"{module_dir}/fips.so"
 
     # The directories that the user has configured come first.
-    own_settings_dir = os.path.dirname(own_settings_path or "")
-    candidates = [own_modules_dir, own_settings_dir, module_dir, config_dir, *_MORE_SETTINGS_DIRS]
+    own_settings_dir = os.path.dirname(openssl_conf or "")
+    candidates = [openssl_modules, own_settings_dir, module_dir, config_dir, *_MORE_SETTINGS_DIRS]
     settings_dirs = [folder for folder in dict.fromkeys(candidates) if folder]
-    for folder in settings_dirs:
-        path = f"{folder}/fipsmodule.cnf"
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
-                return _Module(module_path, settings=file.read(), settings_place=repr(path))
-    return _Module(module_path, b"", settings_place=f"no fipsmodule.cnf in {settings_dirs}")
+    settings_dir = _first_with("fipsmodule.cnf", settings_dirs)
+    if settings_dir is None:
+        return _Module(module_path, b"", settings_source=f"no fipsmodule.cnf in {settings_dirs}")
+    settings_path = f"{settings_dir}/fipsmodule.cnf"
+    with open(settings_path, "rb") as file:
+        return _Module(module_path, settings=file.read(), settings_source=repr(settings_path))
 
 
-def _load_module(crypto: CDLL, module: _Module, own_settings_path: str | None) -> None:
+def _first_with(file_name: str, folders: Iterable[str]) -> str | None:
+    """Return the first of the folders that has a file of this name."""
+    return next((folder for folder in folders if os.path.isfile(f"{folder}/{file_name}")), None)
+
+
+def _load_module(crypto: CDLL, module: _Module, openssl_conf: str | None) -> None:
     """Load a FIPS module with its settings, and let OpenSSL use it by default.
 
-    `own_settings_path` is only named in the error. Raises ValueError if OpenSSL refuses the module
-    or its settings.
+    `openssl_conf` is only named in the error. Raises ValueError if OpenSSL refuses the module or
+    its settings.
     """
     from ctypes import c_ulong
 
     # The settings are passed in memory, so that no temporary file is needed.
     text = module.settings + _ACTIVATION
-    config = pointer(crypto, "NCONF_new", None)
-    text_source = pointer(crypto, "BIO_new_mem_buf", text, len(text))
+    config = call_for_pointer(crypto, "NCONF_new", None)
+    text_source = call_for_pointer(crypto, "BIO_new_mem_buf", text, len(text))
     directory = os.fsencode(os.path.dirname(module.path))
     crypto.OSSL_PROVIDER_set_default_search_path(None, directory)
 
     is_loaded = (
         crypto.NCONF_load_bio(config, text_source, None) == 1
         and crypto.CONF_modules_load(config, None, c_ulong()) == 1
-        and bool(pointer(crypto, "OSSL_PROVIDER_load", None, b"fips"))
+        and bool(call_for_pointer(crypto, "OSSL_PROVIDER_load", None, b"fips"))
     )
     if not is_loaded:
-        tried = f"{module.path!r} with {module.settings_place}"
-        if own_settings_path:
-            tried += f", after OPENSSL_CONF={own_settings_path!r},"
+        tried = f"{module.path!r} with {module.settings_source}"
+        if openssl_conf:
+            tried += f", after OPENSSL_CONF={openssl_conf!r},"
         reason = _reported_errors(crypto)
         raise ValueError(
             f"{tried} does not load ({reason}): one of the two is damaged, or they do not belong together"
         )
 
     # The provider `base` only decodes keys and certificates. It has no cryptographic algorithms.
-    pointer(crypto, "OSSL_PROVIDER_load", None, b"base")
+    call_for_pointer(crypto, "OSSL_PROVIDER_load", None, b"base")
     crypto.EVP_default_properties_enable_fips(None, 1)
 
 
@@ -236,7 +240,7 @@ def _check(crypto: CDLL) -> None:
     if crypto.OSSL_PROVIDER_available(None, b"fips") != 1:
         raise ValueError("is not active")
 
-    digest = pointer(crypto, "EVP_MD_fetch", None, b"SHA256", None)
+    digest = call_for_pointer(crypto, "EVP_MD_fetch", None, b"SHA256", None)
     if _provider_of(crypto, "EVP_MD_get0_provider", digest) != b"fips":
         raise ValueError("does not compute SHA-256")
 
@@ -250,10 +254,10 @@ def _check(crypto: CDLL) -> None:
 
 def _random_generator(crypto: CDLL) -> c_void_p | None:
     """Return a pointer to the algorithm (EVP_RAND) of OpenSSL's public random generator."""
-    context = pointer(crypto, "RAND_get0_public", None)
+    context = call_for_pointer(crypto, "RAND_get0_public", None)
     if not context:
         return None
-    return pointer(crypto, "EVP_RAND_CTX_get0_rand", context)
+    return call_for_pointer(crypto, "EVP_RAND_CTX_get0_rand", context)
 
 
 def _provider_of(crypto: CDLL, function: str, algorithm: c_void_p | None) -> bytes | None:
@@ -266,7 +270,9 @@ def _provider_of(crypto: CDLL, function: str, algorithm: c_void_p | None) -> byt
     if not algorithm:
         return None
     crypto.OSSL_PROVIDER_get0_name.restype = c_char_p
-    name: bytes | None = crypto.OSSL_PROVIDER_get0_name(pointer(crypto, function, algorithm))
+    name: bytes | None = crypto.OSSL_PROVIDER_get0_name(
+        call_for_pointer(crypto, function, algorithm)
+    )
     return name
 
 
@@ -281,11 +287,8 @@ def _check_hashlib() -> None:
     try:
         _hashlib.openssl_md5(b"")
     except ValueError:
-        has_md5 = False
-    else:
-        has_md5 = True
-    if has_md5:
-        raise ValueError("is not the only provider: OpenSSL still computes MD5")
+        return
+    raise ValueError("is not the only provider: OpenSSL still computes MD5")
 
 
 def _check_ssl() -> None:
@@ -305,16 +308,16 @@ def libcrypto() -> CDLL:
     import _ssl
     from ctypes import CDLL
 
-    places = (
+    candidates = (
         getattr(_ssl, "__file__", None),  # the extension module, which also resolves its libraries
         None,  # the interpreter itself
         "libcrypto-3",  # on Windows, a name returns the library that is already loaded
         "libcrypto-3-x64",
         "libcrypto-3-arm64",
     )
-    for place in places:
+    for candidate in candidates:
         try:
-            crypto = CDLL(place)
+            crypto = CDLL(candidate)
         except (OSError, TypeError):
             continue
         # If the version differs, this is a second copy of the library, which Python's TLS does not
@@ -327,8 +330,8 @@ def libcrypto() -> CDLL:
     )
 
 
-def pointer(crypto: CDLL, function: str, *arguments: object) -> c_void_p:
-    """Call a function of libcrypto that returns a pointer. A null pointer is false."""
+def call_for_pointer(crypto: CDLL, function: str, *arguments: object) -> c_void_p:
+    """Call a function of libcrypto by name, and return its pointer. A null pointer is false."""
     from ctypes import c_void_p
 
     # `crypto[name]` creates a new function object. `crypto.name` would be shared, with its
@@ -339,19 +342,13 @@ def pointer(crypto: CDLL, function: str, *arguments: object) -> c_void_p:
 
 
 def _reported_errors(crypto: CDLL) -> str:
-    """Clear OpenSSL's error queue, and return its errors as text."""
-    reasons = ", ".join(_reasons(crypto))
-    return f"OpenSSL says: {reasons}" if reasons else "OpenSSL says"
-
-
-def _reasons(crypto: CDLL) -> Iterator[str]:
+    """Clear OpenSSL's error queue, and return the reasons of its errors as text."""
     from ctypes import c_char_p, c_ulong
 
     crypto.ERR_get_error.restype = c_ulong
     crypto.ERR_error_string.restype = c_char_p
-    while True:
-        code = crypto.ERR_get_error()
-        if code == 0:
-            return
+    reasons: list[str] = []
+    while code := crypto.ERR_get_error():
         line = crypto.ERR_error_string(c_ulong(code), None).decode()
-        yield line.rpartition(":")[2]
+        reasons.append(line.rpartition(":")[2])
+    return f"OpenSSL says: {', '.join(reasons)}" if reasons else "OpenSSL says"

@@ -113,7 +113,6 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     """
     if not text:
         return text
-    is_cut = len(text) > _MOST_SEARCHED
     searched = text[:_MOST_SEARCHED].replace("\\/", "/")  # JSON may escape a slash
     masked = _without_controls(unquote(unquote(searched)))
 
@@ -122,7 +121,7 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     longest_first = sorted(forms, key=lambda form: (-len(form), form))
     for form in longest_first:
         masked = masked.replace(form, _MASK)
-    if not is_cut:
+    if len(text) <= _MOST_SEARCHED:
         return masked
     # The cut may have left the beginning of a secret at the end. No secret is longer than the
     # longest form, so drop as many characters.

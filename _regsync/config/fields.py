@@ -105,9 +105,8 @@ def parse_registry_url(text: str) -> RegistryAddress:
         raise ValueError("a user or password cannot stand here: use auth_type and credentials")
     match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:
-        has_path_or_query = re.search("[/?]", text.rpartition("://")[2]) is not None
         remedy = "write HOST, HOST:PORT or http://HOST"
-        if has_path_or_query:
+        if re.search("[/?]", text.rpartition("://")[2]):
             remedy = "remove what follows the host and port"
         without_query = text.partition("?")[0]  # a query may hold a secret
         raise ValueError(f"{without_query!r} is not a registry address: {remedy}")
@@ -616,17 +615,17 @@ def _field_schema(field: Field) -> dict[str, Any]:
 
 def _alternatives(field: Field) -> list[dict[str, Any]]:
     """Return one schema for each form in which the field may be written."""
-    text = {"type": "string", "minLength": 1}
-    lone_variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}  # the value may have any type
-    section = {"$ref": f"#/$defs/{field.section}"}
-    texts: dict[str, Any] = {"type": "array", "items": text}
-    if field.if_empty:
-        texts["minItems"] = 1
-
     if field.choices:
         # After its variables have been replaced, a text may be one of the choices.
         text_with_variable = {"type": "string", "pattern": r"\$\{"}
         return [{"enum": list(field.choices)}, text_with_variable]
+
+    text = {"type": "string", "minLength": 1}
+    texts: dict[str, Any] = {"type": "array", "items": text}
+    if field.if_empty:
+        texts["minItems"] = 1
+    section = {"$ref": f"#/$defs/{field.section}"}
+    lone_variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}  # the value may have any type
     match field.type:
         case "flag":
             return [{"type": "boolean"}, lone_variable]

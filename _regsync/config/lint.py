@@ -101,8 +101,7 @@ def _lint_dropped_literal_tags(rule: TagRule) -> Iterator[LintWarning]:
 def _lint_excluded_globs(rule: TagRule) -> Iterator[LintWarning]:
     """Warn of globs whose pattern is also in `exclude`, so that all their tags are dropped."""
     for pattern in rule.glob or ("*",):
-        # `check_glob` returns the tag of a pattern without wildcards, which
-        # `_lint_dropped_literal_tags` checks.
+        # `_lint_dropped_literal_tags` checks the patterns without wildcards.
         has_wildcards = check_glob(pattern) is None
         is_excluded = "*" in rule.exclude or pattern in rule.exclude
         if has_wildcards and is_excluded:

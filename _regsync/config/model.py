@@ -64,10 +64,10 @@ class Registry(NamedTuple):
         For an image layout it contains the path as written in the configuration, so that the name
         is the same on every machine.
         """
-        place = self.authority
+        authority = self.authority
         if self.is_layout and self.written_path:
-            place = f"{LAYOUT_SCHEME}:{self.written_path}"
-        return full_name(place, api_repository(self.host, repository))
+            authority = f"{LAYOUT_SCHEME}:{self.written_path}"
+        return full_name(authority, api_repository(self.host, repository))
 
     def __repr__(self) -> str:
         # Without the password and token, which the default __repr__ would show.

@@ -162,14 +162,14 @@ class _Composer:
 
     def read_document(self) -> Node | None:
         """Return the root of the only document. Returns None if the stream has no document."""
-        root: Node | None = None
-        # `read_node` takes the events of the root's children. The remaining events are the
-        # beginnings and ends of the stream and of documents.
-        for event in self.events_until(yaml.StreamEndEvent):
-            if isinstance(event, yaml.DocumentStartEvent) and root is not None:
-                raise _error_at(event.start_mark, "a second YAML document: keep one in each file")
-            if isinstance(event, yaml.NodeEvent):
-                root = self.read_node(event, "", 1)
+        self.loader.get_event()  # the start of the stream
+        if isinstance(self.loader.get_event(), yaml.StreamEndEvent):
+            return None
+        root = self.read_node(self.loader.get_event(), "", 1)
+        self.loader.get_event()  # the end of the document
+        event = self.loader.get_event()
+        if isinstance(event, yaml.DocumentStartEvent):
+            raise _error_at(event.start_mark, "a second YAML document: keep one in each file")
         return root
 
     def events_until(self, end: type) -> Iterator[Any]:
@@ -278,9 +278,8 @@ class _Composer:
         if source.tag != "map":
             self.add_problem(source, path, "'<<' takes a mapping or a list of mappings")
             return
-        self.merged_count += 1 + len(
-            source.entries
-        )  # a source takes time even if it has no entries
+        # A source takes time even if it has no entries.
+        self.merged_count += 1 + len(source.entries)
         if self.merged_count > _MAX_MERGED:
             message = f"'<<' repeats over {_MAX_MERGED:,} values"
             raise DocumentError(source.line, source.column, message)
