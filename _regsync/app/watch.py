@@ -328,28 +328,7 @@ class Watch:
         started_at = utc_now()
         self._cycle_number += 1
         self._health = self._health._replace(due=start)
-        for warning in self._config.warnings:
-            self._cycle_log.log("warning", "config", warning)
-        self.transport.begin(self._config.registries_in_use)
-        report = Report()
-        if self._first_seen is not None:
-            self._first_seen.refresh()  # another process may have written to its file
-        work = Run(
-            self.transport,
-            self._config,
-            self._cycle_log.show_outcome,
-            report,
-            state=self._state_in(self._config.cache_dir),
-            first_seen=self._first_seen,
-            lock=self._lock,
-        )
-        async with anyio.create_task_group() as tasks:
-            self._cycle_scope = tasks.cancel_scope  # a second signal cancels it
-            if self._console.has_display:
-                tasks.start_soon(show_progress, self._console, work.scheduler)
-            await work.sync(self._stop)  # copies no more images once `_stop` is set
-            tasks.cancel_scope.cancel()  # ends `show_progress`
-
+        report = await self._sync()
         if not report.interrupted:  # an interrupted cycle has not tried all images
             self._cycle_log.end_cycle()
         duration = anyio.current_time() - start
@@ -365,6 +344,31 @@ class Watch:
         self._publish_to_probes(cycle)
         text = f"cycle {self._cycle_number}: {'; '.join(report.summary(duration))}"
         self._cycle_log.log_summary(text, cycle)
+
+    async def _sync(self) -> Report:
+        """Sync all mappings, and return the report. After a signal no more images are copied."""
+        for warning in self._config.warnings:
+            self._cycle_log.log("warning", "config", warning)
+        self.transport.begin(self._config.registries_in_use)
+        if self._first_seen is not None:
+            self._first_seen.refresh()  # another process may have written to its file
+        report = Report()
+        work = Run(
+            self.transport,
+            self._config,
+            self._cycle_log.show_outcome,
+            report,
+            state=self._state_in(self._config.cache_dir),
+            first_seen=self._first_seen,
+            lock=self._lock,
+        )
+        async with anyio.create_task_group() as tasks:
+            self._cycle_scope = tasks.cancel_scope  # a second signal cancels it
+            if self._console.has_display:
+                tasks.start_soon(show_progress, self._console, work.scheduler)
+            await work.sync(self._stop)
+            tasks.cancel_scope.cancel()  # ends `show_progress`
+        return report
 
     def _load_first_seen(self, config: Config, lock: Lock | None) -> FirstSeen | None:
         locked_times = lock.first_seen_times() if lock is not None else None
