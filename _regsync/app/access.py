@@ -309,8 +309,7 @@ class AccessCheck:
         """Request `/v2/` with the credential. Returns whether the registry ever asks for a login.
 
         A registry that asks for logins in any repository asks for one here. Returns False too if
-        this cannot be found out: without a credential, or if the registry does not serve `/v2/`.
-        Raises RegistryError if the credential is refused.
+        this cannot be found out. Raises RegistryError if the credential is refused.
         """
         host = repository.host
         login = host.authenticator
@@ -320,15 +319,14 @@ class AccessCheck:
         # A cloud login is anonymous until its first request.
         if login.is_anonymous and login.cloud_login is None:
             return False
-        # `build_call` puts the repository before the path, but `/v2/` belongs to the whole
-        # registry.
+        # `build_call` would put the repository into the path.
         ping = repository.build_call("tag_list", "GET", "")._replace(path="/v2/")
         try:
             answer = await self._transport.request(host, ping, ok=(200,))
         except RegistryError as error:
             if error.status in (401, 403):
                 raise
-            return False
+            return False  # the registry does not serve `/v2/`
         if login.was_accepted:  # the transport has sent the credential in response to a 401
             return True
 

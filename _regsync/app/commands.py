@@ -215,8 +215,7 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     mapping = mapping_between(source, target, config, platforms, artifacts)
     image = SingleImage(mapping, source_reference, target_reference)
     config = config._replace(mappings=(mapping,))
-    # `recheck`: look up the image's artifacts even if the saved state says that nothing has
-    # changed.
+    # With `recheck` the image's artifacts are looked up whatever the saved state says about them.
     return run_async(partial(run, config, console, kind="copy", image=image, recheck=True))
 
 
@@ -229,7 +228,7 @@ def mapping_between(
 ) -> MappingRule:
     """Return a mapping from the source repository to the target repository.
 
-    Raises ConfigError if `max_concurrent` of the registry is too low to copy within it.
+    Raises ConfigError if both are in one registry and its `max_concurrent` is 1.
     """
     from _regsync.config.model import MappingRule, registry_for
     from _regsync.tags import TagRule
@@ -246,8 +245,7 @@ def mapping_between(
     )
     is_within_registry = mapping.source.address == mapping.targets[0].address
     if is_within_registry and mapping.source.max_concurrent == 1:
-        # A copy needs two permits at once, one to read and one to write, and this registry has only
-        # one (I8).
+        # A copy needs two permits at once, one to read and one to write (I8).
         raise ConfigError(
             f"{mapping.source.authority}: max_concurrent is 1, but a copy within one registry reads"
             " and writes at the same time",

@@ -73,9 +73,9 @@ def read_login_file(path: str) -> bytes | None:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files up to MOST_OPEN_FILES. Returns the limit then in force.
+    """Raise the soft limit of open files up to MOST_OPEN_FILES, unless it is higher already.
 
-    Returns MOST_OPEN_FILES if there is no limit. A limit that is high enough already is unchanged.
+    Returns the limit then in force, or MOST_OPEN_FILES if there is no limit.
     """
     try:
         import resource

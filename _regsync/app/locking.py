@@ -158,8 +158,7 @@ async def resolve_lock(
         knowledge = Knowledge(state, now=wall, ttl=config.cache_ttl)
         discovery = Discovery(transport, knowledge, reads_only=True)
         referrers = Referrers(discovery, knowledge, wall, has_state=False)
-        # The lock itself keeps the first-seen times. `locked_times` makes a directory for them
-        # unnecessary.
+        # The lock itself keeps the first-seen times. With `locked_times` they need no directory.
         first_seen = first_seen_for(
             config, wall, transport.machine.log, may_write=False, locked_times={}
         )

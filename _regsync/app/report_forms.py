@@ -242,10 +242,7 @@ def _is_held_back(image: ReportedImage) -> bool:
 
 
 def _junit_case(image: ReportedImage) -> Iterator[str]:
-    """Yield the lines of one case.
-
-    Its name is the image's tag or digest, or the whole reference if that has neither.
-    """
+    """Yield the lines of one case."""
     tag_or_digest = image.source.removeprefix(_repository_of(image.source)).lstrip("@:")
     name = tag_or_digest or image.source
     group = _quoted(_repository_of(image.target))

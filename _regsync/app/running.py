@@ -154,12 +154,11 @@ async def list_tags(
         # The listing is requested only once: `discovery` keeps it for the next rule.
         selections = [await discovery.select(rule, source) for rule in rules]
 
-    # Each kept tag once, in the order of the selections.
+    # The tags that any rule keeps, each once.
     kept = dict.fromkeys(tag for selection in selections for tag in selection.kept)
-    # The reason by tag, for the tags that no rule keeps. Each rule drops all of them.
+    # The tags that no rule keeps, with the reasons of the first rule.
     dropped = {tag: why for tag, why in selections[0].dropped.items() if tag not in kept}
-    existing_tags = {*kept, *dropped}
-    missing = _missing_tags(rules, existing_tags)
+    missing = _missing_tags(rules, existing_tags={*kept, *dropped})
 
     _log_selection(str(source), len(kept), dropped, missing, console)
     for selection in selections:

@@ -27,7 +27,7 @@ def show(closed_reason: str, *, writes_json: bool) -> int:
 
 
 def describe(closed_reason: str) -> dict[str, object]:
-    """Return the document of `version --json`; `closed_reason` is as in `show`."""
+    """Return the document of `version --json`. The FIPS gate is closed for `closed_reason`, if any."""
     provider = None  # name and version of the FIPS provider, if the gate holds
     if IS_STATIC:
         build = "static"

@@ -161,6 +161,7 @@ class CycleLog:
             # Only errors that are responses of a registry have an HTTP status.
             status = getattr(outcome.error, "status", None)
             self._current_failures[key] = (outcome.error.code, status)
+        # An image that does not fail has no entry.
         has_changed = self._previous_failures.get(key) != self._current_failures.get(key)
         if outcome.status == "synced" or has_changed:
             self._has_news = True
