@@ -9,7 +9,7 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
@@ -191,21 +191,20 @@ def select_mappings(names: Sequence[str], config: Config) -> Sequence[MappingRul
     """
     if not names:
         return config.mappings
-    mappings_by_name = defaultdict[str, list[MappingRule]](list)
+    selected = list[MappingRule]()
+    found_names = set[str]()
     for mapping in config.mappings:
-        # A set, because the mapping's `from` and the name in a lock are often the same.
-        for name in {mapping.source_repository, source_key(mapping).repository}:
-            mappings_by_name[name].append(mapping)
-
-    selected_indexes = set[int]()  # a set, because several names may select one mapping
+        matching_names = {mapping.source_repository, source_key(mapping).repository} & {*names}
+        if matching_names:
+            selected.append(mapping)
+            found_names |= matching_names
     for name in names:
-        if name not in mappings_by_name:
+        if name not in found_names:
             raise ConfigError(
                 f"--only {printable(name)}: no mapping has this repository as `from`",
                 hint="write the repository as the mapping's `from` has it",
             )
-        selected_indexes.update(mapping.index for mapping in mappings_by_name[name])
-    return [mapping for mapping in config.mappings if mapping.index in selected_indexes]
+    return selected
 
 
 # Output.
