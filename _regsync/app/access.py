@@ -234,8 +234,8 @@ class AccessCheck:
         try:
             await self._try_rights(access)
         except RegistryError as error:
-            # The registry may have answered 404 without asking for a login. If it refuses the
-            # credential, report that error instead of the 404.
+            # The registry may have answered 404 without asking for a login. Then a refused
+            # credential is reported instead of the 404.
             if error.status == 404:
                 await self._check_credential(access.repository)
             raise
@@ -244,15 +244,15 @@ class AccessCheck:
     async def _try_rights(self, access: Access) -> None:
         """List tags and, at a target that exists, start an upload. Store in `access` what works.
 
-        Raises SyncError if a source refuses the listing, or if a target refuses the upload. A
-        target may refuse the listing, since a push needs no list of tags. A target that does not
-        exist raises SyncError unless a push would create it.
+        Raises SyncError if a source refuses the listing, if a target refuses the upload, or if a
+        target does not exist and a push would not create it.
         """
         repository = access.repository
         try:
             await self._list_one_tag(repository)
             access.rights.append("pull")
         except RegistryError as error:
+            # A push needs no list of tags.
             may_take_pushes = repository.side is Side.TARGET and error.status in (401, 403, 404)
             if not may_take_pushes:
                 raise
