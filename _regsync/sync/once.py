@@ -47,7 +47,8 @@ class Once(Generic[_T]):
         # The loop repeats if the task that made the request was cancelled.
         while len(self.answer) == 0 and self._error is None:
             if self._is_under_way:
-                await self._wait_for_end()
+                self._end = self._end or anyio.Event()
+                await self._end.wait()
             else:
                 await self._ask(ask)
 
@@ -55,12 +56,8 @@ class Once(Generic[_T]):
             raise self._error
         return self.answer[0]
 
-    async def _wait_for_end(self) -> None:
-        if self._end is None:
-            self._end = anyio.Event()
-        await self._end.wait()
-
     async def _ask(self, ask: Callable[[], Awaitable[_T]]) -> None:
+        """Keep the answer or the SyncError of `ask`, and wake the tasks that wait for it."""
         self._is_under_way = True
         try:
             self.answer = (await ask(),)

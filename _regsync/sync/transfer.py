@@ -745,15 +745,18 @@ class BlobTransfer:
         """
         size = job.blob.size
         limit = job.target.product.put_limit or size
-        is_read_from_source = isinstance(body, Relay | FeedBody)
-        buffer = bytearray(limit if is_read_from_source else 0)  # for one chunk after the other
-        for start in range(job.upload.offset, size, limit):
-            end = min(start + limit, size)
-            if isinstance(body, Relay | FeedBody):
-                chunk = await body.read_until(end, buffer)
-                await self._send_chunk(job, partial(body.chunk_body, chunk, start))
-            else:
+        starts = range(job.upload.offset, size, limit)
+        if isinstance(body, MemoryPieces | FilePieces):
+            for start in starts:
+                end = min(start + limit, size)
                 await self._send_chunk(job, partial(body.part, end=end))
+            return
+
+        buffer = bytearray(limit)  # all chunks use it, one after the other
+        for start in starts:
+            end = min(start + limit, size)
+            chunk = await body.read_until(end, buffer)
+            await self._send_chunk(job, partial(body.chunk_body, chunk, start))
 
     async def _send_chunk(
         self, job: _Job, chunk_from: Callable[[int], MemoryPieces | FilePieces]
@@ -857,12 +860,12 @@ class BlobTransfer:
         nothing, if both readings of the blob were wrong, by this job or by another job.
         """
         upload = job.upload
-        wrong = self._wrong_readings[job.relay.source.key, job.blob.digest]
-        # A job of another target may have read the same wrong bytes at the same time. That does not
-        # count as a second reading.
-        if not wrong or job.relay.uses_fresh_connections:
-            wrong.append(error)
-        if len(wrong) > 1:
+        wrong_readings = self._wrong_readings[job.relay.source.key, job.blob.digest]
+        # Jobs of several targets may make the first reading at the same time. It counts once.
+        is_second_reading = job.relay.uses_fresh_connections
+        if not wrong_readings or is_second_reading:
+            wrong_readings.append(error)
+        if len(wrong_readings) > 1:
             return False
         self._transport.machine.log("debug", "retry", f"{error}; it is read once more")
         error.drop_frames()  # the frames hold buffers of the body
@@ -879,10 +882,10 @@ class BlobTransfer:
 
         Raises the error of the second reading if that reading was wrong too.
         """
-        wrong = self._wrong_readings.get((job.relay.source.key, job.blob.digest), [])
-        if len(wrong) > 1:
-            raise copy_error(wrong[-1])
-        if wrong and not job.relay.uses_fresh_connections:
+        wrong_readings = self._wrong_readings.get((job.relay.source.key, job.blob.digest), [])
+        if len(wrong_readings) > 1:
+            raise copy_error(wrong_readings[-1])
+        if wrong_readings and not job.relay.uses_fresh_connections:
             source = job.relay.source
             job.relay = Relay(source, job.blob, self._transport, uses_fresh_connections=True)
 
