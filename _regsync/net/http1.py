@@ -400,7 +400,8 @@ class Connection:
         self.origin = origin
         self.timeouts = timeouts
         self.state = State.IDLE
-        # When a request was last sent or waited for, in the event loop's time.
+        # When the connection was taken from the pool, or when its peer was last waited for or sent a
+        # whole request, in the event loop's time.
         self.used_at = anyio.current_time()
         self._stream = stream
         self._authority = origin.authority
@@ -415,14 +416,14 @@ class Connection:
         # Bytes that have been read but were not passed to h11 yet.
         self._arrived = b""
         # Whether any byte of a response has arrived.
-        self._has_heard = False
+        self._has_received = False
         self._outgoing = _Outgoing(length)
         self._pace = _Pace()
         # The time by which the head of the response must arrive. It is infinite until the request
         # has been written.
-        self._answer_until = math.inf
+        self._head_deadline = math.inf
         # The scope of the wait for that head, if the wait has begun.
-        self._answering: anyio.CancelScope | None = None
+        self._head_scope: anyio.CancelScope | None = None
 
     def close(self) -> None:
         """Close the stream at once. Tasks that wait for it get Disconnected."""
@@ -442,7 +443,7 @@ class Connection:
 
     def can_repeat(self) -> bool:
         """Report whether the failed request may be repeated on another connection (I7)."""
-        return not self._has_heard and not self._outgoing.is_past_first
+        return not self._has_received and not self._outgoing.is_past_first
 
     def unread(self) -> bytes:
         """Return the bytes that have arrived after h11's last event."""
@@ -450,18 +451,12 @@ class Connection:
         return trailing + self._arrived
 
     async def exchange(
-        self,
-        request: Request,
-        first: memoryview,
-        pieces: Pieces | None,
-        seconds: float,
-        now: float | None = None,
+        self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float
     ) -> Response:
         """Send a request and return its final response, with the body unread.
 
         The request's body is `first`, followed by the rest of `pieces` if there are any. The head
-        of the response must arrive within `seconds` after the request has been written. `now` is
-        the current time, if the caller knows it.
+        of the response must arrive within `seconds` after the request has been written.
 
         Raises the errors of `pieces`, ContentError if the body does not have its declared length,
         and WireError if the connection fails. After a failed write, a response is returned if one
@@ -472,24 +467,31 @@ class Connection:
         head = self._format_head(request, outgoing.bytes_not_offered)
         self.state = State.SENDING
         outgoing.offered = memoryview(head + outgoing.take_off(first))
-        self._send_at_once(seconds, now)
+        self._send_at_once(seconds)
 
         if self.state is State.SENDING:
             # Send the rest while waiting for the response, because the peer may refuse the request
             # before it has received all of it.
             async with anyio.create_task_group() as group:
                 group.start_soon(self._send, pieces, seconds)
-                answer = await self._await_head(request.method, seconds)
+                answer = await self._await_head(request.method)
                 group.cancel_scope.cancel()
         else:
-            answer = await self._await_head(request.method, seconds)
+            answer = await self._await_head(request.method)
 
         if isinstance(answer, Response):
             return answer
         # An alert about our certificate says more than the write that failed because of it.
         if isinstance(answer, ConnectFailed):
             raise answer
-        raise outgoing.error or answer
+        raise outgoing.error or answer or self._timed_out(seconds)
+
+    def _timed_out(self, seconds: float) -> TimedOut:
+        return TimedOut(
+            f"no answer from {self.origin.authority} within {seconds:g} s",
+            address=(self.origin.host, self.origin.port),
+            brief=f"no answer within {seconds:g} s",
+        )
 
     def _format_head(self, request: Request, length: int) -> bytes:
         """Return the head of a request with a body of `length` bytes, and prepare h11 for its
@@ -501,90 +503,84 @@ class Connection:
         """
         method = request.method
         host = request.target if method == "CONNECT" else self._authority
-        first_lines = f"{method} {request.target} HTTP/1.1\r\nHost: {host}"
         _check_written(request.target + host, is_one_word=True)
-        last_line = ""
+        headers = _lines_of(request.headers)
         if length or method not in ("GET", "HEAD", "DELETE", "CONNECT"):
-            last_line = f"Content-Length: {length}\r\n"
+            headers += f"Content-Length: {length}\r\n"
         self._framing.send(_request_by(method))
-        return f"{first_lines}\r\n{_lines_of(request.headers)}{last_line}\r\n".encode("ascii")
+        return f"{method} {request.target} HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n".encode(
+            "ascii"
+        )
 
-    def _send_at_once(self, seconds: float, now: float | None) -> None:
+    def _send_at_once(self, seconds: float) -> None:
         """Write as much as the stream takes without waiting, which is nearly always all."""
         outgoing = self._outgoing
         try:
             sent = self._stream.send(outgoing.offered)
         except Disconnected as error:
-            self._stop_sending(_LAST_WORDS, error)
+            self._stop_sending(self.used_at, _LAST_WORDS, error)
             return
         if sent > 0:
             outgoing.offered = outgoing.offered[sent:]
         if not outgoing.offered and not outgoing.bytes_not_offered:
-            self._stop_sending(seconds, now=now)
+            self._stop_sending(self.used_at, seconds)
 
     async def _send(self, pieces: Pieces | None, seconds: float) -> None:
         """Write the rest of a request, while `_await_head` waits for the response."""
         outgoing = self._outgoing
-        while True:
-            try:
-                while outgoing.offered:
-                    sent = self._stream.send(outgoing.offered)
-                    if sent < 0:  # WANT_READ or WANT_WRITE
-                        await self._wait_in_body(sent)
-                    else:
-                        outgoing.offered = outgoing.offered[sent:]
-                        self._pace.moved += sent
-                if pieces is not None:
-                    await self._send_file(pieces)
-            except WireError as error:
-                # The peer may have sent a response before it closed its side.
-                self._stop_sending(_LAST_WORDS, error)
-                return
-            except SyncError as error:
-                # The source of the body has failed. There is no response to wait for.
-                self._stop_sending(0, error)
-                return
-
-            if pieces is None or not outgoing.bytes_not_offered:
-                self._stop_sending(seconds)
-                return
-            try:
+        try:
+            while True:
+                try:
+                    await self._write_offered(pieces)
+                except WireError as error:
+                    # The peer may have sent a response before it closed its side.
+                    self._stop_sending(anyio.current_time(), _LAST_WORDS, error)
+                    return
+                if pieces is None or not outgoing.bytes_not_offered:
+                    self._stop_sending(anyio.current_time(), seconds)
+                    return
                 outgoing.offered = outgoing.take_off(await pieces.next())
                 outgoing.is_past_first = True
-            except SyncError as error:
-                self._stop_sending(0, error)
-                return
+        except SyncError as error:
+            # The source of the body has failed. There is no response to wait for.
+            self._stop_sending(anyio.current_time(), 0, error)
 
-    async def _send_file(self, pieces: Pieces) -> None:
-        """Send the part of the body that is in a file, within the kernel (docs/bodies.md
-        section 2).
+    async def _write_offered(self, pieces: Pieces | None) -> None:
+        """Write the offered bytes, and then the next part of the body if it is in a file: that part
+        is copied within the kernel (docs/bodies.md section 2).
         """
-        while sent := self._stream.send_file(pieces.write_to):
+        outgoing = self._outgoing
+        while outgoing.offered:
+            sent = self._stream.send(outgoing.offered)
             if sent < 0:  # WANT_READ or WANT_WRITE
                 await self._wait_in_body(sent)
+            else:
+                outgoing.offered = outgoing.offered[sent:]
+                self._pace.moved += sent
+        while pieces is not None and (sent := self._stream.send_file(pieces.write_to)):
+            if sent < 0:
+                await self._wait_in_body(sent)
                 continue
-            self._outgoing.bytes_not_offered -= sent
-            self._outgoing.is_past_first = True
+            outgoing.bytes_not_offered -= sent
+            outgoing.is_past_first = True
             self._pace.moved += sent
             await anyio.lowlevel.checkpoint()
 
-    def _stop_sending(
-        self, seconds: float, error: SyncError | None = None, *, now: float | None = None
-    ) -> None:
+    def _stop_sending(self, now: float, seconds: float, error: SyncError | None = None) -> None:
         """Write no more of the request: it is complete, or `error` is why it is not. The head of
         the response must arrive within `seconds`.
         """
         self.state = State.WAITING if error is None else State.STOPPED
         self._outgoing.offered = memoryview(b"")
         self._outgoing.error = error
-        self.used_at = anyio.current_time() if now is None else now
-        self._answer_until = self.used_at + seconds
-        if self._answering is not None:  # `_wait_for_head` is waiting already
-            self._answering.deadline = self._answer_until
+        self.used_at = now
+        self._head_deadline = now + seconds
+        if self._head_scope is not None:  # `_wait_for_head` is waiting already
+            self._head_scope.deadline = self._head_deadline
 
-    async def _await_head(self, method: str, seconds: float) -> Response | WireError:
-        """Return the final response when its head arrives, or the error if no head arrives.
-        `seconds` is only for the text of that error; the deadline is `_answer_until`.
+    async def _await_head(self, method: str) -> Response | WireError | None:
+        """Return the final response when its head arrives, None if it does not arrive before
+        `_head_deadline`, or the error of the connection.
 
         The error is returned, because a task group would raise it as a part of an ExceptionGroup.
         """
@@ -594,12 +590,7 @@ class Connection:
             if not isinstance(event, h11.Response):
                 event = await self._wait_for_head(event)
             if event is None:
-                origin = self.origin
-                return TimedOut(
-                    f"no answer from {origin.authority} within {seconds:g} s",
-                    address=(origin.host, origin.port),
-                    brief=f"no answer within {seconds:g} s",
-                )
+                return None
             response = Response(self, event, method)
         except WireError as error:
             return error
@@ -612,12 +603,12 @@ class Connection:
 
     async def _wait_for_head(self, event: object) -> h11.Response | None:
         """Return the head of the final response, or None if it does not arrive before
-        `_answer_until`.
+        `_head_deadline`.
 
         `event` is the last result of `_read_event`.
         """
         # `_stop_sending` moves the deadline of this scope when the request has been written.
-        with anyio.CancelScope(deadline=self._answer_until) as self._answering:
+        with anyio.CancelScope(deadline=self._head_deadline) as self._head_scope:
             while not isinstance(event, h11.Response):
                 if isinstance(event, int):
                     await self._stream.wait(event)
@@ -643,14 +634,14 @@ class Connection:
         try:
             # Before the first byte h11 has no event. To call it then takes 1 % of a request's CPU.
             event: object = h11.NEED_DATA
-            if self._has_heard:
+            if self._has_received:
                 event = self._framing.next_event()
             while event is h11.NEED_DATA:
                 if not self._arrived:  # h11 has got all bytes that have been read
                     count = self._stream.recv_into(self._scratch)
                     if count < 0:
                         return count
-                    self._has_heard = self._has_heard or count > 0
+                    self._has_received = self._has_received or count > 0
                     self._pace.moved += count
                     self._arrived = bytes(self._scratch[:count])
                 # At the end of the stream this is empty, which is how h11 learns of the end.

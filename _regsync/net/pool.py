@@ -79,6 +79,7 @@ class Pool:
         while idle:
             connection = idle.pop()  # the most recently used
             if connection.is_alive():
+                connection.used_at = now
                 return connection
             connection.close()
         return None
@@ -181,32 +182,38 @@ class Lease:
             await self.settle()
         if pieces is not None and confirm is not None:
             confirm()
-        lost: Disconnected | None = None  # the error of an attempt over a dead idle connection
         idle = None if self._is_fresh else self._pool.reuse(self.origin, now)
-        if idle is not None:
-            self._connection = idle
-            try:
-                self._response = await idle.exchange(request, first_piece, pieces, seconds, now)
-                return self._response
-            except Disconnected as error:
-                # Errors of the connection have no side yet; errors of the body's source have one.
-                comes_from_pieces = error.side is not None
-                if comes_from_pieces or not idle.can_repeat():
-                    raise
-                lost = error
-            await self.settle()
+        if idle is None:
+            return await self._exchange_anew(request, first_piece, pieces, seconds, confirm)
+        self._connection = idle
+        try:
+            self._response = await idle.exchange(request, first_piece, pieces, seconds)
+            return self._response
+        except Disconnected as error:
+            # Errors of the connection have no side yet; errors of the body's source have one.
+            comes_from_pieces = error.side is not None
+            if comes_from_pieces or not idle.can_repeat():
+                raise
+            lost = error
 
-        self._connection = await self._connect(confirm)
-        self._response = await self._connection.exchange(request, first_piece, pieces, seconds)
+        await self.settle()
+        response = await self._exchange_anew(request, first_piece, pieces, seconds, confirm)
         # The lost attempt may have completed the upload and ended its session. On this error the
         # caller checks whether the blob exists.
-        if lost is not None and pieces is not None and self._response.status in _SESSION_GONE:
+        if pieces is not None and response.status in _SESSION_GONE:
             raise lost
-        return self._response
+        return response
 
-    async def _connect(self, confirm: Callable[[], None] | None) -> Connection:
-        """Return a new connection. If `confirm` raises an error, because the request must not be
-        sent any more, the connection goes to the pool and the error is raised.
+    async def _exchange_anew(
+        self,
+        request: Request,
+        first_piece: memoryview,
+        pieces: Pieces | None,
+        seconds: float,
+        confirm: Callable[[], None] | None,
+    ) -> Response:
+        """Perform an exchange over a new connection. If `confirm` raises an error, because the
+        request must not be sent any more, the connection goes to the pool and the error is raised.
         """
         stream = await self._pool.dial(self.origin)
         new = Connection(self.origin, stream, self._pool.timeouts)
@@ -216,7 +223,9 @@ class Lease:
             except BaseException:
                 self._pool.keep(new)
                 raise
-        return new
+        self._connection = new
+        self._response = await new.exchange(request, first_piece, pieces, seconds)
+        return self._response
 
 
 async def open_stream(
