@@ -203,9 +203,9 @@ class Response:
             declared = self.headers.get("content-length")
             self.length = int(declared) if declared else None
 
-        # How many bytes of the body `read_into` has not returned yet. While h11 parses the body the
-        # number is None, and at the end of such a body it is set to 0. h11 parses a body of unknown
-        # length, and the body of an error, because h11 returns the beginning of a truncated body.
+        # How many bytes of the body `read_into` has not returned yet. None: h11 parses the body, and
+        # `_parse_more` sets 0 at its end. So it is with a body of unknown length, and with the body of
+        # an error, because h11 returns the beginning of a truncated body.
         self.bytes_left: int | None = None
         if not has_content or self.length == 0:
             self.bytes_left = 0
@@ -400,8 +400,8 @@ class Connection:
         self.origin = origin
         self.timeouts = timeouts
         self.state = State.IDLE
-        # When the connection was taken from the pool, or when its peer was last waited for or sent a
-        # whole request, in the event loop's time.
+        # When the connection was last waited for, taken from the pool or sent a whole request, in the
+        # event loop's time.
         self.used_at = anyio.current_time()
         self._stream = stream
         self._authority = origin.authority
@@ -740,28 +740,25 @@ def next_portion(framing: h11.Connection, arrived: bytes) -> bytes:
 
     Raises ProtocolBroken if a head, a line of a chunked body or its trailers would have more than
     1 KiB of blanks in a row. Bodies may have any number of blanks, but only h11 knows where a body
-    begins. So if there are many blanks, h11 gets a short portion at a time. The bytes that it has
-    not parsed then show whether it is still in a head.
+    begins. So if there are many blanks, h11 gets a short portion at a time. If it leaves bytes
+    unparsed, they are the beginning of a head or of a line; if not, it may be in a body.
     """
-    # These bytes are the beginning of a head or of a line.
     unparsed, _ = framing.trailing_data
     if len(unparsed) + len(arrived) <= _MOST_BLANKS:
         return arrived
 
-    # How many blanks the unparsed bytes end with. A run of blanks may continue across line ends,
-    # because h11 joins the lines of a folded header.
+    # A run of blanks may continue across line ends, because h11 joins the lines of a folded header.
     without_run = unparsed.rstrip(b" \t\r\n")
-    run = _count_blanks(unparsed[len(without_run) :])
-    if run + _count_blanks(arrived) <= _MOST_BLANKS:
+    trailing_blanks = _count_blanks(unparsed[len(without_run) :])
+    if trailing_blanks + _count_blanks(arrived) <= _MOST_BLANKS:
         return arrived
 
-    # A portion of this length is safe by itself, but it may continue a run of the unparsed bytes.
-    portion = arrived[:_MOST_BLANKS]
+    portion = arrived[:_MOST_BLANKS]  # too short for a longer run
     if not unparsed:
         return portion
     after_blanks = portion.lstrip(b" \t")
     leading_blanks = len(portion) - len(after_blanks)
-    if run + leading_blanks > _MOST_BLANKS:
+    if trailing_blanks + leading_blanks > _MOST_BLANKS:
         raise ProtocolBroken(f"the head of the answer has more than {_MOST_BLANKS} blanks in a row")
     if after_blanks.startswith((b"\r", b"\n")):
         # This line ends here, perhaps the head too. A body may begin after it.

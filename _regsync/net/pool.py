@@ -267,7 +267,8 @@ async def _open_tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: T
     ConnectFailed if there is no tunnel, and ProtocolBroken if the proxy sends more than its answer.
     """
     # CONNECT needs the port in any case, but `authority` omits the default port of the scheme.
-    target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
+    bracketed = f"[{origin.host}]" if ":" in origin.host else origin.host
+    target = f"{bracketed}:{origin.port}"
     headers: tuple[tuple[str, str], ...] = ()
     if proxy.username is not None:
         login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")

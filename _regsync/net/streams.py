@@ -400,11 +400,11 @@ async def _look_up_by_family(host: str, port: int) -> list[Any]:
     rows: list[Any] = []
     errors: list[Exception] = []
 
-    async def query(family: int, grace: float) -> None:
-        # After a success, the query for the other family may take `grace` more seconds.
+    async def query(family: int, seconds_for_other: float) -> None:
+        # After a success, the query for the other family may take so many more seconds.
         try:
             rows.extend(await _look_up_repeatedly(host, port, family))
-            group.cancel_scope.deadline = anyio.current_time() + grace
+            group.cancel_scope.deadline = anyio.current_time() + seconds_for_other
         except (OSError, ValueError) as error:
             errors.append(error)
 

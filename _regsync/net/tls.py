@@ -13,7 +13,7 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from _regsync.errors import ConfigError
@@ -150,33 +150,27 @@ def _system_trust(
     bundle = environ.get("SSL_CERT_FILE")
     cert_dir = environ.get("SSL_CERT_DIR")
 
-    if cert_dir:
-        candidates = cert_dir.split(os.pathsep)
-        for directory in candidates:
-            if not os.path.isdir(directory):
-                raise ConfigError(f"SSL_CERT_DIR names {directory!r}, which is not a directory")
-    else:
-        candidates = [defaults.openssl_capath]
-    directories = [directory for directory in candidates if _is_hashed(directory)]
+    if not cert_dir:
+        directories = list(filter(_is_hashed, [defaults.openssl_capath]))
+        if not bundle and not directories:
+            bundle = _first_file([defaults.openssl_cafile, *_BUNDLES])
+        return bundle, directories
 
-    # An empty directory is valid together with SSL_CERT_FILE: the two variables replace the whole
-    # store.
-    if cert_dir and not directories and not bundle:
+    named_directories = cert_dir.split(os.pathsep)
+    for directory in named_directories:
+        if not os.path.isdir(directory):
+            raise ConfigError(f"SSL_CERT_DIR names {directory!r}, which is not a directory")
+    directories = list(filter(_is_hashed, named_directories))
+    if not bundle and not directories:
         raise ConfigError(
             f"SSL_CERT_DIR={cert_dir} holds no hashed certificate names",
             hint="run `openssl rehash` on the directory, or unset SSL_CERT_DIR",
         )
+    return bundle or _first_file([defaults.openssl_cafile]), directories
 
-    has_default_directory = not cert_dir and bool(directories)
-    if bundle or has_default_directory:
-        return bundle, directories
 
-    # Use the default bundle. Unless SSL_CERT_DIR is set, also look at the places of other systems.
-    bundles = [defaults.openssl_cafile]
-    if not directories:
-        bundles += _BUNDLES
-    existing_bundle = next(filter(os.path.isfile, bundles), None)
-    return existing_bundle, directories
+def _first_file(paths: Sequence[str]) -> str | None:
+    return next(filter(os.path.isfile, paths), None)
 
 
 def _is_hashed(directory: str) -> bool:
@@ -237,11 +231,9 @@ def _load(setting: str, load: Callable[..., None], *files: str, **options: str) 
     """
     for file in files:
         # Reading a pipe would block, so only regular files are loaded.
-        is_readable_file = os.path.isfile(file) and os.access(file, os.R_OK)
-        if not is_readable_file:
-            why = "does not exist"
-            if os.path.exists(file):
-                why = "is not a file, or this user may not read it"
+        if not (os.path.isfile(file) and os.access(file, os.R_OK)):
+            is_absent = not os.path.exists(file)
+            why = "does not exist" if is_absent else "is not a file, or this user may not read it"
             raise ConfigError(
                 f"{setting}: {printable(file)} {why}",
                 hint="name another file, or make this one readable",
@@ -250,10 +242,9 @@ def _load(setting: str, load: Callable[..., None], *files: str, **options: str) 
     try:
         load(*files, **options)
     except OSError as error:
-        reason = getattr(error, "reason", None)
-        if not reason:
-            is_unparsed = isinstance(error, ssl.SSLError)
-            reason = "it does not parse as PEM" if is_unparsed else str(error.strerror)
+        reason = str(error.strerror)
+        if isinstance(error, ssl.SSLError):
+            reason = getattr(error, "reason", None) or "it does not parse as PEM"
         raise ConfigError(
             f"{setting} cannot be used: {reason.replace('_', ' ').lower()}",
             hint="use PEM files, and a key without a passphrase (RSA: at least 2048 bits)",
