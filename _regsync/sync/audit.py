@@ -376,7 +376,7 @@ class Audit:
         source_digest = at_source.digest
         is_held_back = self._record_sighting(image, source_digest)
         if at_source.digest_at_target is not None:
-            # The digest is from a lock.
+            # The digest is from a lock, or no platforms are filtered.
             return _Expected(at_source.digest_at_target, source_digest, is_held_back)
 
         # If a run has copied this digest, the state has the digest that the run has put. It is
@@ -500,7 +500,8 @@ class Audit:
         target = check.image.target
         once = self._blob_sizes[target.store_key, blob.digest]
         with check.catching_errors("blob", blob.digest, Flaw.incomplete("blob", blob)):
-            # A blob that was left out of a layout is at the far side.
+            # The blob may be left out of a layout, if the registry to which the layout will be
+            # carried has the blob.
             if target.far_repository(blob.digest) is not None:
                 return
             size = await once.get(partial(target.blob_size, blob.digest))

@@ -146,8 +146,8 @@ class TagLookup(NamedTuple):
     source_digest: str
     # The targets that were looked up, except those of `held_tags`.
     targets: tuple[TargetTag, ...]
-    # Whether no manifest was needed, because digests alone showed that every target is up to date.
-    is_by_digest: bool = False
+    # Whether no manifest was fetched, because digests alone showed that none was needed.
+    needed_no_manifest: bool = False
     # The targets that lack the image but do not get it yet, because of `min_age`.
     held_tags: tuple[TargetTag, ...] = ()
     # When the image of `held_tags` will be old enough, in seconds since 1970.
@@ -516,7 +516,7 @@ class Discovery:
 
         If the source fails, raises SyncError after the targets have answered.
         """
-        # Other look-ups at the same hosts may wait until these tags are settled.
+        # Other look-ups at the same hosts may wait for these tags (`_wait_for_answers`).
         for tag in tags:
             self._unsettled_tags[tag.target.host.key][tag] = None
         asked_tags = [tag for tag in tags if tag.target not in known_to_lack]
@@ -647,24 +647,25 @@ class Discovery:
                 tag.digest = await ask()
         except SyncError as error:
             tag.error = error
-            self._settle(tag)
-            return
 
         if tag.digest is not None:
             # `look_up` settles the tag after it has learned the blobs of the manifest.
             self._knowledge.confirm_tagged_manifest(target.store_key, tag.digest)
             return
-
         self._settle(tag)
+        if tag.error is None:
+            self._learn_absence(tag)
+
+    def _learn_absence(self, tag: TargetTag) -> None:
+        """Correct what the state says about the repository of a tag that is absent."""
+        where = tag.target.store_key
         if tag.was_copied:
-            # According to the state the tag was copied, so the state may be wrong about everything
-            # in this repository.
-            self._knowledge.record_contradiction(target.store_key)
-        elif is_digest(reference) and self._knowledge.is_manifest_believed(
-            target.store_key, reference
+            # The state may be wrong about everything in this repository.
+            self._knowledge.record_contradiction(where)
+        elif is_digest(tag.reference) and self._knowledge.is_manifest_believed(
+            where, tag.reference
         ):
-            # According to the state the target has this manifest.
-            self._knowledge.forget(target.store_key, reference)
+            self._knowledge.forget(where, tag.reference)
 
     async def _resolve_at_target(self, target: Repository, reference: str) -> str | None:
         """Resolve a reference at a target, from the target's listing or by a HEAD.
@@ -1017,7 +1018,7 @@ def _lookup_without_tree(
         digest=digests_at_targets[0] if digests_at_targets else source_image.digest,
         source_digest=source_image.digest,
         targets=other_tags,
-        is_by_digest=source_image.manifest is None,
+        needed_no_manifest=source_image.manifest is None,
         held_tags=held_tags,
         held_until=held_until,
     )

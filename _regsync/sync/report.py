@@ -198,13 +198,14 @@ class MappingSelection(NamedTuple):
         }
 
 
-class Room(NamedTuple):
+class LayoutSpace(NamedTuple):
     """The disk space that a run needs at a target that is an image layout."""
 
     target: str
     # Bytes that the run would write.
     to_write: int
-    # Bytes of blobs that are not written, because the far side is assumed to have them.
+    # Bytes of blobs that are not written, because the registry to which the layout will be carried
+    # is assumed to have them.
     left_out: int
     # Free bytes on the layout's device.
     free: int
@@ -239,7 +240,7 @@ class Report:
         self.saved = {"present": 0, "mounted": 0}
         self.is_dry_run = False
         # In a dry run, one for each image layout that is a target.
-        self.rooms = list[Room]()
+        self.layout_spaces = list[LayoutSpace]()
         # By the mapping's index in the configuration.
         self.selections = dict[int, MappingSelection]()
 
@@ -289,6 +290,7 @@ class Report:
         if self.images_undone:
             images["undone"] = self.images_undone
 
+        layouts = [space._asdict() for space in self.layout_spaces]
         uploads = [digest for outcome in self.outcomes for digest in outcome.transferred]
         return {
             "images": images,
@@ -300,14 +302,14 @@ class Report:
             },
             "bytes": sum(outcome.bytes for outcome in self.outcomes),
             "saved": dict(self.saved),
-            **({"layouts": [room._asdict() for room in self.rooms]} if self.rooms else {}),
+            **({"layouts": layouts} if layouts else {}),
         }
 
     def exit_status(self) -> int:
         """Return 0, 1, 2 or 4 (docs/design.md section 2). The caller handles 3 and signals."""
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
-        lacks_room = any(not room.is_enough for room in self.rooms)
-        if not codes and lacks_room:
+        lacks_space = any(not space.is_enough for space in self.layout_spaces)
+        if not codes and lacks_space:
             return 1
         return exit_status_for(codes, has_all_failed=len(codes) == len(self.outcomes))
 
@@ -358,7 +360,7 @@ class Report:
             *self._held_lines(),
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
             f"Data: {size_text(totals['bytes'])} to transfer",
-            *(room.line() for room in self.rooms),
+            *(space.line() for space in self.layout_spaces),
         ]
 
     def as_json(

@@ -26,7 +26,7 @@ from _regsync.layout.layouts import Layouts
 from _regsync.oci.reference import is_digest, split_full_name
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import COPIED, Snapshot, key_of
+from _regsync.state.archive import COPIED, NO_CHECK, Snapshot, key_of
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import SearchDepth, flags_after
@@ -35,7 +35,7 @@ from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign, group_mappings
 from _regsync.sync.once import gather
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, no_artifact_error
-from _regsync.sync.report import MappingSelection, Outcome, Report, Room, Undone
+from _regsync.sync.report import LayoutSpace, MappingSelection, Outcome, Report, Undone
 from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import BlobTransfer
@@ -298,7 +298,7 @@ class Run:
         self._report.undone = self._find_undone()
         traffic = self.scheduler.traffic
         self._report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
-        self._report.rooms = self._find_rooms()
+        self._report.layout_spaces = self._find_layout_spaces()
 
     async def _check_waits_until_stopped(self, work: anyio.CancelScope, stop: anyio.Event) -> None:
         """End waits for mounts that take too long, until `stop` is set; then drain."""
@@ -387,13 +387,13 @@ class Run:
                     undone.append(name)
         return undone
 
-    def _find_rooms(self) -> list[Room]:
+    def _find_layout_spaces(self) -> list[LayoutSpace]:
         """Return the space that a run would need in each image layout. Only a plan reports it."""
         if self.dry_run is None or not self._is_plan:
             return []
         targets = [target for mapping in self._config.mappings for target in mapping.targets]
         return [
-            Room(
+            LayoutSpace(
                 host.key,
                 to_write=self.dry_run.bytes_to_write(host.key),
                 left_out=sum(host.left_out_sizes.values()),
@@ -610,7 +610,7 @@ class Run:
         for tag in lookup.held_tags:
             outcome = Outcome(
                 source_name,
-                tag.target.name_of(wanted.tag),
+                tag.target.name_of(tag.reference),
                 "skipped",
                 digest=tag.digest,
                 source_digest=lookup.source_digest,
@@ -775,7 +775,7 @@ class Run:
             self._knowledge.record_artifact_check(
                 search.key,
                 flags=search.last_check.flags & COPIED,
-                listing_hash=bytes(8),
+                listing_hash=NO_CHECK.listing_hash,
                 first=search.last_check.first,
             )
 
