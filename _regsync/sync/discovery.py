@@ -478,7 +478,7 @@ class Discovery:
             mapping, reference, tags, known_to_lack, by_head=by_head
         )
 
-        while True:
+        while True:  # again if the tag was moved after it had been resolved
             lacking_tags = tuple(tag for tag in tags if tag.needs_copy(source_image))
             held_until = None
             if first_seen is not None:
@@ -500,7 +500,7 @@ class Discovery:
                 return await self._fetch_missing_manifests(
                     mapping, source, reference, top, tuple(tags)
                 )
-            # The tag was moved after it had been resolved. The new image has an age of its own.
+            # The new image has an age of its own.
             source_image = _source_image(mapping, top.digest, top)
 
     async def _resolve_at_both_ends(
@@ -623,10 +623,9 @@ class Discovery:
             if error.status != 404 or reference == digest:
                 raise
 
-        # If the shared request has another answer, or none yet, another mapping has replaced it
-        # already.
-        is_answer_outdated = self._shared_digest_request(source, reference).answer == (digest,)
-        if is_answer_outdated:
+        # Of all mappings that find the manifest gone, only the first replaces the shared request. A
+        # request that was replaced has another answer, or none yet.
+        if self._shared_digest_request(source, reference).answer == (digest,):
             self._digest_requests[source.host, source.api_name, reference] = Once()
         new_digest = await self.resolve_digest(source, reference, by_head=False)
         return await self.fetch_manifest(source, new_digest)
@@ -743,24 +742,18 @@ class Discovery:
         have the root, so that only its tag is missing. If `wants_all_trees` is set, returns the
         whole tree.
         """
-        if self._wants_all_trees:
-            return await self._fetch_tree(
-                source, top.digest, root, filtered_indexes, is_left_out=lambda entry: False
-            )
-        if not lacking_repositories:
+        if not lacking_repositories and not self._wants_all_trees:
             return None
 
-        def is_everywhere(manifest: Descriptor | Manifest) -> bool:
-            return all(
+        def is_left_out(manifest: Descriptor | Manifest) -> bool:
+            return not self._wants_all_trees and all(
                 self._knowledge.is_manifest_believed(where, manifest.digest)
                 for where in lacking_repositories
             )
 
-        if is_everywhere(root):
+        if is_left_out(root):
             return Tree(root, (), top.digest)
-        return await self._fetch_tree(
-            source, top.digest, root, filtered_indexes, is_left_out=is_everywhere
-        )
+        return await self._fetch_tree(source, top.digest, root, filtered_indexes, is_left_out)
 
     # Learning from the answers of targets (docs/design.md section 6, rule 4).
 

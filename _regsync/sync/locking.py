@@ -320,7 +320,7 @@ class Locking:
         known_tags = {artifact.tag for artifact in old_image.artifacts}
         source = self._discovery.source_of(rule)
         listed_tags = self._referrers.listed_cosign_tags(source, old_image.digest)
-        return known_tags.issuperset(listed_tags)
+        return all(tag in known_tags for tag in listed_tags)
 
     async def _fetch_content(self, rule: MappingRule, tag: str, digest: str) -> _Content:
         """Fetch what a line says about a digest: its digest at targets, and its artifacts."""

@@ -126,8 +126,7 @@ class Run:
         self._report = report
         self._report.is_dry_run = is_dry_run
         self._log = machine.log
-        self._is_plan = kind == "plan"
-        self._is_analysis = kind == "analysis"
+        self._kind = kind
         # Whether to search for the artifacts of all images, whatever the state says.
         self._recheck = recheck
         # Compiles each pattern of `immutable_tags` once.
@@ -151,7 +150,7 @@ class Run:
             knowledge,
             layouts=self._layouts,
             reads_only=is_dry_run,
-            wants_all_trees=self._is_analysis,
+            wants_all_trees=kind == "analysis",
         )
         self._referrers = make_referrers(
             self._discovery,
@@ -389,7 +388,7 @@ class Run:
 
     def _find_layout_spaces(self) -> list[LayoutSpace]:
         """Return the space that a run would need in each image layout. Only a plan reports it."""
-        if self.dry_run is None or not self._is_plan:
+        if self.dry_run is None or self._kind != "plan":
             return []
         targets = [target for mapping in self._config.mappings for target in mapping.targets]
         return [
@@ -642,7 +641,7 @@ class Run:
         An analysis treats every tag as mutable.
         """
         pattern = mapping.tags.immutable_tags
-        if pattern is None or self._is_analysis:
+        if pattern is None or self._kind == "analysis":
             return False
         return self._compiled_glob(pattern)(tag)
 
@@ -694,7 +693,7 @@ class Run:
         try:
             if mapping.artifacts.enabled and copies_without_error:
                 artifacts = await self._search_if_due(mapping, lookup, copies_without_error)
-            if self._is_plan:
+            if self._kind == "plan":
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)
                 artifacts = artifacts._replace(stripped=left_behind)
         except SyncError as error:
@@ -765,9 +764,7 @@ class Run:
             snapshot = Snapshot(key_of(copy.source_digest), key_of(copy.digest))
             self._knowledge.record_snapshot(tag.snapshot_key, snapshot, tag.snapshot_entry)
 
-        artifact_images = list[Image]()
-        if artifacts and copy.error is None:
-            artifact_images = self._plan_artifacts(copy, artifacts)
+        artifact_images = self._plan_artifacts(copy, artifacts) if copy.error is None else []
         if artifact_images:
             # If this run is killed before the artifacts are copied, the next run must search again.
             # So the check is recorded without COMPLETE, and without a hash of the source's listing.
