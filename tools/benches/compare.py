@@ -32,6 +32,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -340,16 +341,15 @@ class Stage:
         self.targets = targets
         self.job = job
 
-    def listen(self) -> tuple[Side, Side]:
+    def take_requests(self) -> tuple[Side, Side]:
         """Return what the source and all targets were asked since the last time."""
-        if self.scene.is_one_host:
-            both = self.source.exchanges(is_strict=False)
-            names = self.job.repositories
-            source = [each for each in both if each.repository in names]
-            target = [each for each in both if each.repository not in names]
-            return self._side(tally_of(source)), self._side(tally_of(target))
         source = self.source.exchanges(is_strict=False)
-        target = [exchange for each in self.targets for exchange in each.exchanges(is_strict=False)]
+        if self.scene.is_one_host:
+            names = self.job.repositories
+            target = [each for each in source if each.repository not in names]
+            source = [each for each in source if each.repository in names]
+        else:
+            target = [one for each in self.targets for one in each.exchanges(is_strict=False)]
         return self._side(tally_of(source)), self._side(tally_of(target))
 
     def mistakes(self) -> int:
@@ -371,33 +371,33 @@ class Stage:
         return Side(dict(tally.requests), None if self.scene.is_timed else tally.bytes)
 
     def differences(self, content: Content) -> str:
-        """Say what a target does not hold as the source does; "" when nothing is wrong."""
-        wrong = []
-        lacking = []
+        """Say which tags and referrers are missing or wrong at the targets; "" if none is."""
+        wrong_tags = []
+        lacking_referrers = []
         for registry in self.targets:
             with closing(http.client.HTTPConnection(registry.address, timeout=60)) as connection:
                 for name, to in self.job.repositories.items():
                     tagged = content.tagged[name]
-                    wrong += [
+                    wrong_tags += [
                         tag
                         for tag, image in tagged.items()
                         if not self.is_held(connection, to, tag, image)
                     ]
-                    lacking += [
+                    lacking_referrers += [
                         image.top
                         for image in content.attached.get(name, ())
                         if ask(connection, to, image.top).status != 200
                     ]
 
         copies = len(self.targets)
-        said = []
-        if wrong:
+        counts = []
+        if wrong_tags:
             total = copies * sum(len(tagged) for tagged in content.tagged.values())
-            said.append(f"{len(wrong)} of {total} tags are missing or name something else")
-        if lacking:
+            counts.append(f"{len(wrong_tags)} of {total} tags are missing or name something else")
+        if lacking_referrers:
             total = copies * sum(len(images) for images in content.attached.values())
-            said.append(f"{len(lacking)} of {total} referrers are missing")
-        return ", ".join(said)
+            counts.append(f"{len(lacking_referrers)} of {total} referrers are missing")
+        return ", ".join(counts)
 
     def is_held(
         self, connection: http.client.HTTPConnection, repository: str, tag: str, image: Image
@@ -461,15 +461,15 @@ class Theatre:
             group = stack.enter_context(small_group()) if scene.has_small_cpu else None
             if scene.has_small_cpu and group is None:
                 return
-            able = [peer for peer in self.peers if peer.has_platforms or not scene.platform]
-            for number in range(rounds):
-                for place in range(len(able)):
-                    peer = able[(place + number) % len(able)]
+            able = deque(peer for peer in self.peers if peer.has_platforms or not scene.platform)
+            for _ in range(rounds):
+                for peer in able:
                     with self.stage(name, scene, peer, shared, now) as stage:
                         if shared is None:
                             before.load_into(stage.source)
                             set_faults(stage)
-                        yield from self.act(name, stage, peer, (before, now), group)
+                        yield from self.run_phases(name, stage, peer, before, now, group)
+                able.rotate(-1)  # each round begins with another program
 
     @contextmanager
     def registry(self, scene: Scene) -> Iterator[Registry]:
@@ -515,46 +515,43 @@ class Theatre:
             peer.forget(job)
             yield Stage(scene, source, targets, job)
 
-    def act(
-        self,
-        name: str,
-        stage: Stage,
-        peer: Peer,
-        contents: tuple[Content, Content],
-        group: Path | None,
+    def run_phases(
+        self, name: str, stage: Stage, peer: Peer, before: Content, now: Content, group: Path | None
     ) -> Iterator[Outcome]:
-        """Run all phases."""
+        """Run a program in all phases of a scene, in the control group if there is one.
+
+        Begins with a cold run. If the source holds other content later, this run only fills the
+        targets and has no outcome.
+        """
         scene = stage.scene
-        before, now = contents
-        first = "cold" if scene.before is None else ""
-        for phase in (first, *(phase for phase in scene.phases if phase != "cold")):
+        for phase in ("cold", *(phase for phase in scene.phases if phase != "cold")):
             content = now if phase == "changed" else before
             if phase == "changed":
                 now.load_into(stage.source)
             if phase == "lost":
                 peer.forget(stage.job)
-            stage.listen()
+            stage.take_requests()  # what was asked until now does not count
             ran = run_job(peer, stage.job, scene.limit, joining(group))
             mistakes = stage.mistakes()
-            source, target = stage.listen()
+            source, target = stage.take_requests()
             stage.end_faults()
             wrong = stage.differences(content)
-            stage.listen()
-            if phase:
-                yield Outcome(
-                    scene=name,
-                    phase=phase,
-                    peer=peer.name,
-                    status=ran.status,
-                    wrong=wrong,
-                    said=last_complaint(ran.err or ran.out) if ran.status else "",
-                    mistakes=mistakes,
-                    source=source,
-                    target=target,
-                    wall=ran.spent.wall,
-                    cpu=ran.spent.cpu,
-                    peak=ran.spent.peak,
-                )
+            if phase == "cold" and scene.before is not None:
+                continue
+            yield Outcome(
+                scene=name,
+                phase=phase,
+                peer=peer.name,
+                status=ran.status,
+                wrong=wrong,
+                said=last_complaint(ran.err or ran.out) if ran.status else "",
+                mistakes=mistakes,
+                source=source,
+                target=target,
+                wall=ran.spent.wall,
+                cpu=ran.spent.cpu,
+                peak=ran.spent.peak,
+            )
 
 
 def set_faults(stage: Stage) -> None:
@@ -644,12 +641,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure the chosen scenes and print each run as soon as it has ended."""
     if options.table:
-        document = json.loads(Path(options.table).read_text(encoding="utf-8"))
-        text = tables(Measured.from_document(document))
-        if options.into:
-            write_between_marks(Path(options.into), text)
-        else:
-            print(text)
+        write_tables(Path(options.table), options.into)
         return 0
 
     scenes = chosen_scenes(options.scenes)
@@ -657,10 +649,9 @@ def run(options: argparse.Namespace) -> int:
     measured = Measured(
         conditions={},
         versions={peer.name: peer.version() for peer in peers},
-        settings={},
+        settings={peer.name: peer.settings for peer in peers},
         scenes={},
     )
-    measured.settings.update({peer.name: peer.settings for peer in peers})
     for name, version in measured.versions.items():
         print(f"{name}: {version}; {measured.settings[name]}")
     file = Path(options.json) if options.json else None
@@ -668,13 +659,13 @@ def run(options: argparse.Namespace) -> int:
         kept = Measured.from_document(json.loads(file.read_text(encoding="utf-8")))
         measured.take_over(kept, but=scenes)
 
-    begun: set[str] = set()
+    begun_kinds = set[str]()
     with tempfile.TemporaryDirectory(prefix="compare-", dir=WORK) as work:
         theatre = Theatre(Path(work), peers, options.rounds)
         for name, scene in scenes.items():
             kind = "times" if scene.is_timed else "counts"
-            if kind not in begun:
-                begun.add(kind)
+            if kind not in begun_kinds:
+                begun_kinds.add(kind)
                 measured.conditions[kind] = conditions()
                 print(f"{kind}: {measured.conditions[kind]}")
             measured.scenes[name] = scene.text
@@ -688,6 +679,16 @@ def run(options: argparse.Namespace) -> int:
             if file:
                 file.write_text(json.dumps(measured.document(), indent=1), encoding="utf-8")
     return 0
+
+
+def write_tables(measured: Path, into: str | None) -> None:
+    """Print the tables of an earlier measurement, or write them into a document."""
+    document = json.loads(measured.read_text(encoding="utf-8"))
+    text = tables(Measured.from_document(document))
+    if into:
+        write_between_marks(Path(into), text)
+    else:
+        print(text)
 
 
 def chosen_scenes(names: Sequence[str]) -> dict[str, Scene]:
