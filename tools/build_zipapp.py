@@ -307,21 +307,30 @@ def check(path: str, *, cache: str, pythons: Sequence[str]) -> str:
         *built, _ = build(out, cache=cache, pythons=pythons, patches=recorded)
         same = [again for again in built if is_same_file(path, again)]
         if not same:
-            differing = min((differences(path, again) for again in built), key=len)
-            others = {tree: name for tree, name in recorded.items() if name != ours[tree]}
-            if differing and all(is_bytecode_of(others, name) for name in differing):
-                raise BuildError(
-                    f"{path} has the sources of this checkout, but {listed(differing)} differ; it says that"
-                    f" {', '.join(others.values())} compiled them: give that release as --python"
-                )
-            raise BuildError(f"{path} is not built from this source: {listed(differing)} differ")
-        build_name = os.path.basename(same[0])
-        own_name = os.path.basename(path)
-        if own_name != build_name and own_name in map(os.path.basename, built):
-            message = f"{path} has the name of another build: it is {build_name} of this source"
-            raise BuildError(message)
+            raise not_this_source(path, built, recorded, ours)
+    build_name = os.path.basename(same[0])
+    own_name = os.path.basename(path)
+    if own_name != build_name and own_name in map(os.path.basename, built):
+        raise BuildError(f"{path} has the name of another build: it is {build_name} of this source")
     note = "" if ours == recorded else f" (compiled by {', '.join(ours.values())} here)"
     return f"{path} is {build_name} of this source, byte for byte{note}"
+
+
+def not_this_source(
+    path: str, built: Sequence[str], recorded: Mapping[str, str], ours: Mapping[str, str]
+) -> BuildError:
+    """Return the error for a file that is none of the builds.
+
+    `recorded` and `ours` say which interpreter compiled each tree, in the file and here.
+    """
+    differing = min((differences(path, again) for again in built), key=len)
+    others = {tree: name for tree, name in recorded.items() if name != ours[tree]}
+    if differing and all(is_bytecode_of(others, name) for name in differing):
+        return BuildError(
+            f"{path} has the sources of this checkout, but {listed(differing)} differ; it says that"
+            f" {', '.join(others.values())} compiled them: give that release as --python"
+        )
+    return BuildError(f"{path} is not built from this source: {listed(differing)} differ")
 
 
 def is_bytecode_of(trees: Mapping[str, str], name: str) -> bool:

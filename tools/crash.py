@@ -287,34 +287,39 @@ def _tags(address: str, repository: str) -> list[str]:
 
 
 def _check_tags(scene: Scene, address: str, *, all_new: bool) -> int:
-    """Count the tags that are new; CrashError unless each is the old or the new image, whole."""
+    """Count the tags that are new; CrashError unless each is the old or the new image, whole.
+
+    With `all_new` none may be old or absent, and each must have its artifacts.
+    """
     new = 0
     listed = {name: _tags(address, name) for name in _repositories()}
-    for (repository, tag), image in scene.images.items():
-        name = f"{repository}:{tag}"
-        old = scene.old.get((repository, tag))
-        if tag not in listed[repository]:
-            if all_new or old is not None:
-                raise CrashError(f"{name} is not there")
-            continue
-
-        where = f"docker://{address}/{name}"
-        body = skopeo("inspect", "--raw", "--tls-verify=false", where, home=scene.work)
-        if body == image.body:
-            contents = image.contents()
-            new += 1
-        elif old is not None and body == old.body and not all_new:
-            contents = old.contents()
-        else:
-            raise CrashError(f"{name} is neither the old image nor the new one")
-        if fetch_http(address, repository, tag) != contents:
-            raise CrashError(f"{name} is not whole")
+    for repository, tag in scene.images:
+        old = None if all_new else scene.old.get((repository, tag))
+        if tag in listed[repository]:
+            new += _check_image(scene, address, repository, tag, old)
+        elif all_new or old is not None:
+            raise CrashError(f"{repository}:{tag} is not there")
         if all_new:
             contents = fetch_http(address, repository, tag, referrers=True)
             if contents != scene.contents[repository, tag]:
-                raise CrashError(f"{name} has not all the artifacts that the source has")
+                message = "has not all the artifacts that the source has"
+                raise CrashError(f"{repository}:{tag} {message}")
     _check_no_other_tags(scene, listed)
     return new
+
+
+def _check_image(scene: Scene, address: str, repository: str, tag: str, old: Image | None) -> bool:
+    """Tell whether a tag names the new image; CrashError unless it or `old` is there, whole."""
+    name = f"{repository}:{tag}"
+    where = f"docker://{address}/{name}"
+    body = skopeo("inspect", "--raw", "--tls-verify=false", where, home=scene.work)
+    known = [image for image in (scene.images[repository, tag], old) if image is not None]
+    found = next((image for image in known if image.body == body), None)
+    if found is None:
+        raise CrashError(f"{name} is neither the old image nor the new one")
+    if fetch_http(address, repository, tag) != found.contents():
+        raise CrashError(f"{name} is not whole")
+    return found is not old
 
 
 def _check_no_other_tags(scene: Scene, listed: Mapping[str, Sequence[str]]) -> None:

@@ -320,12 +320,15 @@ class Started:
         self._images = {tag: image for tag, image in smoke.images.items() if tag.startswith(wanted)}
 
     def prepare(self, pyz: Path, authority: bytes) -> None:
-        """Make the folder, and see that the host can be one."""
+        """Make the folders and files of the host. Raises Absent if this machine cannot be that host."""
         host = self._host
-        if host.needs_file and self._python:
+        if self._python and host.needs_file:
             raise Absent("an interpreter needs more files")
         if not self._python and (host.options or host.hook):
             raise Absent("the file has no interpreter that could be told")
+        if host.user is not None and os.getuid() != 0:
+            raise Absent("only root can be another user")
+
         for folder in (self._place, self._home, self._top / "hook"):
             folder.mkdir(mode=0o755)
         shutil.copyfile(pyz, self._pyz)
@@ -333,15 +336,13 @@ class Started:
         (self._place / "ca.pem").write_bytes(authority)
         (self._top / "hook" / "sitecustomize.py").write_text(host.hook, encoding="utf-8")
         self._config.write_text(self._document(), encoding="utf-8")
-        owned = [self._place, self._home]
+        writable = [self._place, self._home]
         if host.sealed:
             cache = self._place / "cache"
             cache.mkdir(mode=0o700)
-            owned = [cache]
+            writable = [cache]
         if host.user is not None:
-            if os.getuid() != 0:
-                raise Absent("only root can be another user")
-            for folder in owned:
+            for folder in writable:
                 os.chown(folder, host.user, host.user)
         if host.user is not None or "unshare" in host.shell:
             done = self._start("version")

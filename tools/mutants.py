@@ -212,7 +212,10 @@ def _applied(mutant: Mutant, tree: Path) -> Iterator[None]:
 
 
 def _killer(tree: Path, tests: str, limit: float) -> str:
-    """Run tests in a copy; return which of them fails, or nothing when all pass."""
+    """Run tests in a copy. Returns the first test that fails or hangs, "" if all pass.
+
+    Raises RuntimeError if pytest itself fails.
+    """
     log = tree.parent / "log"
     process = FORKS.Process(target=_run_pytest, args=(tree, tests, log))
     process.start()
@@ -221,16 +224,16 @@ def _killer(tree: Path, tests: str, limit: float) -> str:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid or 0, signal.SIGKILL)  # what its tests have started, too
     process.join()
-    said = log.read_text("utf-8", "replace")
+    output = log.read_text("utf-8", "replace")
     if is_late:
         return f"{tests}: no end within {limit:.0f} s"
     if process.exitcode == 0:
         return ""
     # The dump of a hanging test's stacks may end the process by a signal.
-    hangs = re.search(r"(?m)^Timeout \(", said) is not None
+    hangs = re.search(r"(?m)^Timeout \(", output) is not None
     if process.exitcode not in KILLED and not hangs:
-        raise RuntimeError(f"{tests}: pytest ended with {process.exitcode}: {said[-2000:]}")
-    failed = re.search(r"(?m)^(?:FAILED|ERROR) (\S+)", said)
+        raise RuntimeError(f"{tests}: pytest ended with {process.exitcode}: {output[-2000:]}")
+    failed = re.search(r"(?m)^(?:FAILED|ERROR) (\S+)", output)
     return failed[1] if failed else f"{tests}: a test that hangs"
 
 

@@ -151,7 +151,7 @@ class Bench(NamedTuple):
             yield address
 
 
-def beside(
+def peer_figures(
     bench: Bench,
     name: str,
     source: str,
@@ -160,7 +160,7 @@ def beside(
     is_again: bool = False,
     before: Sequence[str] = (),
 ) -> Iterator[Figure]:
-    """Let each other tool do the same: copy all tags to empty registries, or look at them again.
+    """Measure each other tool: it copies all tags to empty registries, with `is_again` once more.
 
     `before` is put in front of each command.
     """
@@ -237,6 +237,23 @@ def fill(address: str, images: int, size: int) -> None:
 # ---------------------------------------------------------------- requests
 
 
+class SmallCase(NamedTuple):
+    """A kind of sync of many small images, and its goals for a request."""
+
+    name: str
+    targets: int
+    is_again: bool  # whether a second run is measured, which finds all images at the target
+    cpu_goal: float | None  # times the bare loop
+    call_goal: int
+
+
+SMALL_CASES = (
+    SmallCase("unchanged", 1, True, 2.0, 900),
+    SmallCase("cold", 1, False, 3.0, 1200),
+    SmallCase("cold, three targets", 3, False, None, 1350),
+)
+
+
 def requests(bench: Bench) -> Iterator[Figure]:
     """CPU and function calls of a request."""
     with bench.registry() as source:
@@ -244,23 +261,19 @@ def requests(bench: Bench) -> Iterator[Figure]:
         bare_cpu, bare_calls = measure_bare_loop(bench, source)
         yield Figure("bare loop", bare_cpu, "ms a request", detail=f"{bare_calls:.0f} calls")
 
-        for name, targets, is_again, cpu_goal, call_goal in (
-            ("unchanged", 1, True, 2.0, 900),
-            ("cold", 1, False, 3.0, 1200),
-            ("cold, three targets", 3, False, None, 1350),
-        ):
+        for name, targets, is_again, cpu_goal, call_goal in SMALL_CASES:
             runs = [sync_small(bench, source, targets, is_again) for _ in range(bench.rounds)]
-            start = sorted(run.start.spent.cpu for run in runs)[len(runs) // 2]
+            spent = [run.sync.spent for run in runs]
+            start = median((run.start.spent for run in runs), CPU)
             count = runs[0].sync.requests
-            cpu = 1000 * (median((run.sync.spent for run in runs), CPU) - start) / count
+            cpu = 1000 * (median(spent, CPU) - start) / count
             goal = None if cpu_goal is None else cpu_goal * bare_cpu
-            detail = f"{cpu / bare_cpu:.1f} x the bare loop, {count} requests, in all "
-            detail += show([run.sync.spent for run in runs])
+            detail = f"{cpu / bare_cpu:.1f} x the bare loop, {count} requests, in all {show(spent)}"
             yield Figure(f"{name}, CPU", cpu, "ms a request", goal, detail=detail)
 
             calls, count = count_small(bench, source, targets, is_again)
             yield Figure(f"{name}, calls", calls / count, "a request", call_goal)
-            yield from beside(bench, name, source, targets, is_again=is_again)
+            yield from peer_figures(bench, name, source, targets, is_again=is_again)
 
 
 class SmallSync(NamedTuple):
@@ -320,7 +333,10 @@ def targets(bench: Bench) -> Iterator[Figure]:
         fill(source, images, size // images)
         one, registry_of_one = sync_counting_registries(bench, source, 1)
         three, registries_of_three = sync_counting_registries(bench, source, 3)
-        others = [*beside(bench, "one target", source), *beside(bench, "three", source, 3)]
+        others = [
+            *peer_figures(bench, "one target", source),
+            *peer_figures(bench, "three", source, 3),
+        ]
 
     two_sends = sorted(send_alone(2 * size) for _ in range(bench.rounds))[bench.rounds // 2]
     yield Figure("one target, CPU", median(one, CPU), "s", detail=show(one))
@@ -392,7 +408,7 @@ def bytes_(bench: Bench) -> Iterator[Figure]:
     with bench.registry() as source:
         push_http(Seed(2).image(sizes=[256 * MIB] * 8), source, REPOSITORY, "v1")
         runs = [sync_fresh(bench, source, 1) for _ in range(bench.rounds)]
-        others = list(beside(bench, "2 GiB", source))
+        others = list(peer_figures(bench, "2 GiB", source))
 
     hashing = sorted(run_alone(HASH_ALONE) for _ in range(bench.rounds))[bench.rounds // 2]
     per_gb = median(runs, CPU) * 1e9 / size
@@ -418,8 +434,8 @@ def pod(bench: Bench) -> Iterator[Figure]:
         others = []
         if group is not None:
             before = joining(group)
-            others = list(beside(bench, "pod, cold", source, before=before))
-            others += beside(bench, "pod, unchanged", source, is_again=True, before=before)
+            others = list(peer_figures(bench, "pod, cold", source, before=before))
+            others += peer_figures(bench, "pod, unchanged", source, is_again=True, before=before)
 
     for name, runs, goal in (("cold", cold, 0.6), ("unchanged", unchanged, 0.22)):
         detail = f"wall {spread(runs, WALL)} s" if group else "no control group could be made"

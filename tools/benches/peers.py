@@ -28,7 +28,7 @@ from tools.benches.runner import (
     Program,
     Ran,
     Spent,
-    run_whatever_comes,
+    run_unchecked,
     write_config,
 )
 
@@ -289,7 +289,7 @@ def add_peer_option(parser: argparse.ArgumentParser) -> None:
 
 
 def find_peers(named: Iterable[str]) -> list[Peer]:
-    """Return what is found on the PATH, and what is named as NAME=PATH, which comes first."""
+    """Return the tools on the PATH, and those in `named` as NAME=PATH, which take precedence."""
     paths: dict[str, str] = {}
     for text in named:
         name, equals, path = text.partition("=")
@@ -315,15 +315,15 @@ def find_peers(named: Iterable[str]) -> list[Peer]:
 
 
 def run_job(peer: Peer, job: Job, seconds: int, before: Sequence[str] = ()) -> Ran:
-    """Do a job, all its commands together in so many seconds; the first status that is not 0 counts.
+    """Run the commands of a job in `seconds` together. Returns their output and what they spent.
 
-    `before` is put in front of each command.
+    The status is the first that is not 0. `before` is put in front of each command.
     """
     environ = {"HOME": str(job.home), "XDG_RUNTIME_DIR": str(job.home)}
     runs: list[Ran] = []
     for command in peer.commands(job):
         left = seconds - sum(ran.spent.wall for ran in runs)
-        ran = run_whatever_comes([*before, *command], seconds=max(1, int(left)), environ=environ)
+        ran = run_unchecked([*before, *command], seconds=max(1, int(left)), environ=environ)
         runs.append(ran)
         if ran.status < 0:
             break  # killed: the time is over

@@ -65,11 +65,11 @@ class Measured(NamedTuple):
 async def measure(images: int, layers: int, latency: float) -> Measured:
     """Sync so many images, each with layers of its own, to an empty repository."""
     async with virtual() as world:
-        return await measure_in(world, images, layers, latency)
+        return await measure_sync(world, images, layers, latency)
 
 
-async def measure_in(world: Virtual, images: int, layers: int, latency: float) -> Measured:
-    """Do so between registries of this world."""
+async def measure_sync(world: Virtual, images: int, layers: int, latency: float) -> Measured:
+    """Sync from a registry without limits to one with ECR's. `latency` is that of both."""
     link = Link(latency=latency)
     source = world.registry("source.test", up=link, down=link)
     ecr = Provider(ECR, now=anyio.current_time, wall=world.wall)
@@ -87,10 +87,10 @@ async def measure_in(world: Virtual, images: int, layers: int, latency: float) -
         raise BenchError(f"images failed: {ran.err}")
     if not all(held(target, "app", image) for image in copied):
         raise BenchError("the target does not hold what was copied")
-    requests: dict[str, int] = ran.totals["requests"][HOST]
-    # Each upload has three steps, in however many requests it goes.
-    requests["upload_body"] = requests["upload_start"]
-    requests["upload_finish"] = requests["upload_start"]
+    sent: dict[str, int] = ran.totals["requests"][HOST]
+    # Each upload has three steps, however few requests they take.
+    uploads = sent["upload_start"]
+    requests = {**sent, "upload_body": uploads, "upload_finish": uploads}
     ideal = max(requests.get(action, 0) / most for action, most in CAPS.items())
     return Measured(sum(ecr.rates.refused.values()), ran.seconds, ideal, requests)
 

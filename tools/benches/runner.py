@@ -36,7 +36,7 @@ __all__ = [
     "median",
     "print_figures",
     "run_measured",
-    "run_whatever_comes",
+    "run_unchecked",
     "spread",
     "sync_measured",
     "write_config",
@@ -120,14 +120,14 @@ def run_measured(
 
     It has an empty home unless `environ` names one. BenchError when its status is not 0.
     """
-    ran = run_whatever_comes(command, data_limit=data_limit, environ=environ)
+    ran = run_unchecked(command, data_limit=data_limit, environ=environ)
     if ran.status:
         said = (ran.out + ran.err)[-1500:]
         raise BenchError(f"{' '.join(command)} ended with {ran.status}: {said}")
     return ran
 
 
-def run_whatever_comes(
+def run_unchecked(
     command: Sequence[str],
     *,
     seconds: int = TIME_LIMIT,
