@@ -659,14 +659,15 @@ class _KeyChain:
         settings = self._settings
         profile = settings.section(f"profile {name}")
         label = f"profile {printable(name, 60)!r}"
-        place = f"{label} in {settings.config_file} and {settings.credentials_file}"
-        self.tried_sources.append(place)
+        profile_in_files = f"{label} in {settings.config_file} and {settings.credentials_file}"
+        self.tried_sources.append(profile_in_files)
         is_source = bool(referrers)  # whether another profile refers to this profile
         if profile is None:
             if not is_source and not settings.is_profile_selected:
                 return None
             raise _error(
-                f"there is no {place}", "check the name: `aws configure list-profiles` lists them"
+                f"there is no {profile_in_files}",
+                "check the name: `aws configure list-profiles` lists them",
             )
 
         # The order of these sources is the order of botocore (section 4.5).

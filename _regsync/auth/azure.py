@@ -205,19 +205,19 @@ async def _obtain_directory_token(
             value = await _request_token(machine, request, cloud.audiences)
             return _DirectoryToken(request.found_at, value)
 
-    tried_places = [_SECRET_VARIABLE, _FILE_VARIABLE, _ENDPOINT_VARIABLE]
+    metadata_source = _METADATA_NAME  # for the error message, with the reason for a failure
     try:
         metadata_token = await _request_metadata_token(machine, cloud.audiences)
     except (AuthError, WireError) as error:
         # The machine may have no identity. A user may still have run `az login` on it.
-        tried_places.append(f"{_METADATA_NAME} ({error.message})")
-    else:
-        tried_places.append(_METADATA_NAME)
-        if metadata_token is not None:
-            return _DirectoryToken(_METADATA_NAME, metadata_token)
+        metadata_token = None
+        metadata_source += f" ({error.message})"
+    if metadata_token is not None:
+        return _DirectoryToken(_METADATA_NAME, metadata_token)
     if probing_metadata:
         return None
-    return await _obtain_cli_token(machine, cloud, tried_places)
+    tried_sources = (_SECRET_VARIABLE, _FILE_VARIABLE, _ENDPOINT_VARIABLE, metadata_source)
+    return await _obtain_cli_token(machine, cloud, tried_sources)
 
 
 def _request_from_environment(machine: CloudEnvironment, authority: str) -> _TokenRequest | None:
@@ -349,20 +349,19 @@ def _read_cli_file(machine: CloudEnvironment, name: str) -> bytes:
 
 
 async def _obtain_cli_token(
-    machine: CloudEnvironment, cloud: _Cloud, tried_places: list[str]
+    machine: CloudEnvironment, cloud: _Cloud, tried_sources: tuple[str, ...]
 ) -> _DirectoryToken:
     """Return the access token that `az login` has stored, or request one with its refresh token.
 
     Raises AuthError if nobody has run `az login`, if its files are malformed or contain no token,
-    or if the directory refuses the refresh token. `tried_places` are the places that were searched
-    before, for the error message.
+    or if the directory refuses the refresh token. `tried_sources` are for the error message.
     """
     try:
         profile = json.loads(_read_cli_file(machine, "azureProfile"))
         cache = json.loads(_read_cli_file(machine, "msal_token_cache"))
         subscription = _find_subscription(profile, cloud)
         if subscription is None:
-            places = ", ".join((*tried_places, "az login's ~/.azure"))
+            places = ", ".join((*tried_sources, "az login's ~/.azure"))
             raise AuthError(
                 f"no Azure identity; looked at {places}", hint=_IDENTITY_HINT, fatal=True
             )
@@ -513,9 +512,9 @@ async def _send(machine: CloudEnvironment, request: _TokenRequest, *, answer_fie
     if answer.status == 200 and isinstance(text, str):
         return text
 
-    place = request.url.partition("?")[0]  # IDENTITY_ENDPOINT may contain a query
+    shown_url = request.url.partition("?")[0]  # IDENTITY_ENDPOINT may contain a query
     reason = _reason(redact(answer.body.decode("utf-8", "replace"), [request.secret]))
-    message = printable(f"{place} refuses {request.found_at}: status {answer.status}: {reason}")
+    message = printable(f"{shown_url} refuses {request.found_at}: status {answer.status}: {reason}")
     is_temporary = answer.status == 429 or answer.status >= 500
     if is_temporary:
         wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall())

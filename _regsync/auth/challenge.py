@@ -111,8 +111,8 @@ def check_realm(realm: str, registry: str, *, is_http_allowed: bool, has_credent
         # The user info before an `@` and the query after a `?` may be secrets.
         without_query = realm.partition("?")[0]
         without_userinfo = without_query.rpartition("@")[2]
-        place = printable(without_userinfo, 100)
-        message = f"{registry} asks for a login at {place!r}, {objection.text}"
+        shown_realm = printable(without_userinfo, 100)
+        message = f"{registry} asks for a login at {shown_realm!r}, {objection.text}"
         raise AuthError(message, hint=objection.hint)
 
 

@@ -92,26 +92,26 @@ def find_credential(
     if auth_type in ("basic", "static_token"):
         return _configured_credential(registry)
 
-    tried_places: list[str] = []
+    tried_sources: list[str] = []
     uses_github_token = (auth_type or registry.kind) == "ghcr"
     if uses_github_token:
-        tried_places.append("the environment variable GITHUB_TOKEN")
+        tried_sources.append("the environment variable GITHUB_TOKEN")
         credential = _github_credential(registry, environ)
         if credential is not None:
             return credential
     uses_files = auth_type != "ghcr"  # this type permits only the token in GITHUB_TOKEN
     if uses_files:
-        for place, text in _credential_files(environ, home, read):
-            tried_places.append(place)
+        for file_name, text in _credential_files(environ, home, read):
+            tried_sources.append(file_name)
             if text is None:  # there is no such file
                 continue
-            credential = _look_up(place, text, registry, repository)
+            credential = _look_up(file_name, text, registry, repository)
             if credential is not None:
                 return credential
     if auth_type is None:
         return None  # the configuration does not require a login
     raise AuthError(
-        f"registry {registry.alias!r}: no credentials for {registry.authority}; looked at {', '.join(tried_places)}",
+        f"registry {registry.alias!r}: no credentials for {registry.authority}; looked at {', '.join(tried_sources)}",
         hint="log in with a container client, or use auth_type: basic with credentials",
         fatal=True,
     )
@@ -185,41 +185,41 @@ def _path_below(directory: str | None, *names: str) -> str | None:
 class _CredentialFile(NamedTuple):
     """The parsed content of a credential file of docker or podman."""
 
-    place: str  # the file's name, for messages
+    file_name: str  # the file's name, for messages
     is_legacy: bool  # whether the file is `.dockercfg`, which consists of `auths` alone
     auths: dict[str, object]  # entries by registry, by repository or by URL
     helpers: dict[str, object]  # `credHelpers`: names of credential helpers, by registry
     store: object  # `credsStore`: the name of the credential helper for all other registries
 
     def __repr__(self) -> str:
-        return f"_CredentialFile({self.place!r})"  # the entries contain secrets
+        return f"_CredentialFile({self.file_name!r})"  # the entries contain secrets
 
 
-def _parse_file(place: str, text: bytes) -> _CredentialFile:
+def _parse_file(file_name: str, text: bytes) -> _CredentialFile:
     """Parse a credential file (docs/protocol-facts.md section 3.2).
 
     Raises AuthError if it is malformed.
     """
     broken = AuthError(
-        f"{place} is not a credential file of docker or podman",
+        f"{file_name} is not a credential file of docker or podman",
         hint="correct it, or remove it and log in again",
         fatal=True,
     )
     document = json_object(text)
     if document is None:
         raise broken
-    is_legacy = place.endswith(".dockercfg")
+    is_legacy = file_name.endswith(".dockercfg")
     if is_legacy:
         document = {"auths": document}
     auths = document.get("auths") or {}
     helpers = document.get("credHelpers") or {}
     if not (isinstance(auths, dict) and isinstance(helpers, dict)):
         raise broken
-    return _CredentialFile(place, is_legacy, auths, helpers, document.get("credsStore"))
+    return _CredentialFile(file_name, is_legacy, auths, helpers, document.get("credsStore"))
 
 
 def _look_up(
-    place: str, text: bytes, registry: Registry, repository: str | None
+    file_name: str, text: bytes, registry: Registry, repository: str | None
 ) -> Credential | None:
     """Look up the credential for a registry in the content of one credential file.
 
@@ -227,17 +227,17 @@ def _look_up(
     regsync's own cloud login replaces the file's credential helper. Raises AuthError for any other
     credential helper, because regsync starts no other programs, and for a malformed file.
     """
-    file = _parse_file(place, text)
+    file = _parse_file(file_name, text)
     names = _names_in_files(registry)
     helper = next(filter(None, map(file.helpers.get, names)), None)  # the registry's own helper
     if helper:
         if not _is_replaced(helper, registry):
-            raise _delegation_error(place, helper, registry, section="credHelpers")
+            raise _delegation_error(file_name, helper, registry, section="credHelpers")
         return None
 
     keys = _matching_keys(file, names, repository)
     for key in keys:
-        credential = _read_entry(place, file.auths[key], registry)
+        credential = _read_entry(file_name, file.auths[key], registry)
         if credential is not None:
             return credential
     # `docker login` writes an empty entry for each login that it puts in the store
@@ -245,7 +245,7 @@ def _look_up(
     # the store has a login.
     may_be_in_store = bool(keys) or registry.auth_type is not None
     if file.store and may_be_in_store and not _is_replaced(file.store, registry):
-        raise _delegation_error(place, file.store, registry, section="credsStore")
+        raise _delegation_error(file_name, file.store, registry, section="credsStore")
     return None
 
 
@@ -288,25 +288,29 @@ def _is_replaced(helper: object, registry: Registry) -> bool:
     return is_helper_of_cloud and registry.auth_type is None
 
 
-def _delegation_error(place: str, helper: object, registry: Registry, *, section: str) -> AuthError:
+def _delegation_error(
+    file_name: str, helper: object, registry: Registry, *, section: str
+) -> AuthError:
     """Return the error for a file that names a credential helper under the key `section`."""
     shown = f"credential helper docker-credential-{printable(str(helper), 40)} ({section})"
     return AuthError(
-        f"{place} delegates {registry.authority} to the {shown}, and regsync starts no other programs",
+        f"{file_name} delegates {registry.authority} to the {shown}, and regsync starts no other programs",
         hint="use auth_type: basic with credentials, or write an auths entry to a separate file and point "
         "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
         fatal=True,
     )
 
 
-def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
+def _read_entry(file_name: str, entry: object, registry: Registry) -> Credential | None:
     """Return the credential in an entry of `auths` (docs/protocol-facts.md section 3.2).
 
     Returns None if the entry has no secret, because docker has put the secret in a credential
     store. Raises AuthError if the entry is malformed.
     """
     # Raised for each defect alike, because the entry may contain secrets.
-    broken = AuthError(f"{place}: the entry for {registry.authority} cannot be read", fatal=True)
+    broken = AuthError(
+        f"{file_name}: the entry for {registry.authority} cannot be read", fatal=True
+    )
     if not isinstance(entry, dict):
         raise broken
     names = ("auth", "username", "password", "identitytoken", "registrytoken")
@@ -338,5 +342,5 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
         password=password,
         identity_token=identity_token,
         registry_token=registry_token,
-        found_at=place,
+        found_at=file_name,
     )

@@ -178,10 +178,11 @@ class TokenCache:
         """
 
         def would_be_refused(token: Token) -> bool:
-            # The token service may have issued the same value for other scopes, too. A token that
-            # was issued before the refused token has probably ended too.
-            is_older = token.requested_at <= refused.requested_at
-            return token.value == refused.value or (is_older and self.is_sufficient(token, needed))
+            # The token service may have issued the same value for other scopes, too.
+            if token.value == refused.value:
+                return True
+            # A token that was issued before the refused token has probably ended too.
+            return token.requested_at <= refused.requested_at and self.is_sufficient(token, needed)
 
         keys = [key for key, token in self._tokens.items() if would_be_refused(token)]
         return [self._remove(key).value for key in keys]
