@@ -83,6 +83,17 @@ class Phase(enum.Enum):
     ABANDONED = enum.auto()
 
 
+class _Outcome(enum.Enum):
+    """How the copying of a promoted image has ended."""
+
+    COMMITTED = enum.auto()
+    # `image.error` is set.
+    FAILED = enum.auto()
+    # The target lacks a blob or child that the state said it has, so that the image starts again
+    # (docs/design.md section 7, "Healing").
+    STALE = enum.auto()
+
+
 class _Promoted:
     """One promoted image with its phase and its steps. Each step copies one blob."""
 
@@ -418,9 +429,6 @@ class Scheduler:
     async def _copy_image(self, promoted: _Promoted) -> None:
         """Copy one promoted image: its blobs, its children, its root. Then make its artifacts
         pending.
-
-        If the image fails, the error is recorded in it. If its target lacks something that the
-        state says it has, the image starts again. In both cases waiting images inherit its claims.
         """
         image = promoted.image
         claims = promoted.claims
@@ -429,9 +437,11 @@ class Scheduler:
         if promoted.phase is Phase.ABANDONED:
             return  # it holds no slot, and stays in `_promoted` so that the run reports it
 
-        is_committed = image.error is None and await self._put_manifests(image, claims)
+        outcome = _Outcome.FAILED
+        if image.error is None:
+            outcome = await self._put_manifests(image, claims)
 
-        if is_committed:
+        if outcome is _Outcome.COMMITTED:
             # Images that wait for this image may mount its blobs now.
             self._add_steps(self._claims.image_committed(claims))
         else:
@@ -445,13 +455,14 @@ class Scheduler:
         image.blobs_present = len(claims.present)
         for blob in claims.present:
             self.traffic.record(claims.where, blob, BlobResult.PRESENT)
-        if is_committed:
-            self._finish_copied(image)
-            self.add_artifacts(image.dependents)
-        elif image.error is not None:
-            self._finish_failed(image)
-        else:  # nothing failed, but the target lacks something that the state said it has
-            self._start_again(image)
+        match outcome:
+            case _Outcome.COMMITTED:
+                self._finish_copied(image)
+                self.add_artifacts(image.dependents)
+            case _Outcome.FAILED:
+                self._finish_failed(image)
+            case _Outcome.STALE:
+                self._start_again(image)
         self.advance()
 
     async def _copy_blobs(self, promoted: _Promoted) -> None:
@@ -609,29 +620,24 @@ class Scheduler:
 
     # Putting the manifests of an image.
 
-    async def _put_manifests(self, image: Image, claims: ImageClaims) -> bool:
-        """Put the children that this image has claimed, then its root.
-
-        Returns True if the root is in the repository now. Returns False if the image has failed,
-        with `image.error` set, or if the image has to start again because the target lacks a blob
-        or child that the state said it has (docs/design.md section 7, "Healing").
-        """
+    async def _put_manifests(self, image: Image, claims: ImageClaims) -> _Outcome:
+        """Put the children that this image has claimed, then its root."""
         root = image.tree.root
         try:
             if not self._is_put_already(image):
                 refusal = await self._try_to_put(image, claims)
                 if refusal is not None:
                     await self._forget_lost(image, refusal)
-                    return False
+                    return _Outcome.STALE
         except SyncError as error:
             image.error = error
-            return False
+            return _Outcome.FAILED
 
         self._record_put(claims, root)  # the children are recorded as soon as each is put
         if image.snapshot_key:
             snapshot = Snapshot(key_of(image.tree.source_digest), key_of(root.digest))
             self._knowledge.record_snapshot(image.snapshot_key, snapshot)
-        return True
+        return _Outcome.COMMITTED
 
     def _is_put_already(self, image: Image) -> bool:
         """Report whether an artifact is at the target because another image has copied it there.
