@@ -158,8 +158,8 @@ class FilePieces(Pieces):
         self._has_begun = False
         self._disk = DiskPace()
         self._buffer = memoryview(bytearray())
-        # One byte to read into, to find out whether the system has a part of the file in memory.
-        self._probe = memoryview(bytearray(1))
+        # To find out whether the system has a part of the file in memory, one byte of it is read.
+        self._one_byte = memoryview(bytearray(1))
 
     async def next(self) -> memoryview:
         """Return the next piece. Returns an empty piece at the end.
@@ -245,7 +245,7 @@ class FilePieces(Pieces):
             return 0
         # If the first and the last byte are in memory, the bytes between usually are as well.
         for offset in (self._offset, self._offset + size - 1):
-            if self._read_now(self._probe, offset) is None:
+            if self._read_now(self._one_byte, offset) is None:
                 return 0
 
         try:

@@ -188,6 +188,7 @@ class _Job:
         self.chunk_size = min(step.blob.size, target.product.put_limit or 0)
 
         # The permits that reading the blob takes at the source and writing it takes at the target.
+        # Their rate limits (`meters`) count only when a body follows, and are added then.
         is_large = step.blob.size >= LARGE_BODY
         self.reading = Demand(relay.source.host.key, body="read", is_large=is_large)
         self.writing = Demand(self.target.host.key, body="write", is_large=is_large)
@@ -490,17 +491,17 @@ class BlobTransfer:
         attempts hold no permit while they wait. They do not wait for a second attempt: if the
         target does not answer, each blob would wait for another time-out.
         """
-        first = self._first_starts.get(where)
-        if first is None:  # this attempt is the first
-            first = self._first_starts[where] = _FirstStart()
+        first_start = self._first_starts.get(where)
+        if first_start is None:  # this attempt is the first
+            first_start = self._first_starts[where] = _FirstStart()
         else:
-            await first.decided.wait()
-        if first.refusal is not None:
-            raise first.refusal.copy_without_context()
+            await first_start.decided.wait()
+        if first_start.refusal is not None:
+            raise first_start.refusal.copy_without_context()
         try:
             yield
         finally:
-            first.decided.set()
+            first_start.decided.set()
 
     async def _find_or_start(self, job: _Job) -> BlobResult | None:
         """Find the blob at the target, mount it, or open a session for its bytes.
@@ -508,7 +509,7 @@ class BlobTransfer:
         Returns how the blob got to the target, or None if a session is open, so that the bytes have
         to be sent. Also records whether the repository accepts uploads (`_FirstStart`).
         """
-        first = self._first_starts[job.target.store_key]  # added by `_after_first_start`
+        first_start = self._first_starts[job.target.store_key]  # added by `_after_first_start`
         # If a session of an earlier attempt is open, that attempt has looked for the blob.
         has_looked = bool(job.upload.session) and not job.has_probe_session
         try:
@@ -519,13 +520,13 @@ class BlobTransfer:
             else:
                 result = await self._check_and_start(job)
         except SyncError as error:
-            if job.upload.is_start_refused and not first.is_accepted:
+            if job.upload.is_start_refused and not first_start.is_accepted:
                 # The repository refuses every upload. `_after_first_start` raises this error for
                 # all other blobs.
-                first.refusal = error.copy_without_context()
+                first_start.refusal = error.copy_without_context()
             raise
-        first.is_accepted = True
-        first.decided.set()
+        first_start.is_accepted = True
+        first_start.decided.set()
         return result
 
     def _choose_mount_source(self, job: _Job) -> str | None:
@@ -619,7 +620,7 @@ class BlobTransfer:
         target = job.target
         where = target.store_key
         test = self._probe_tests[where.area]
-        if target.probe_from is None or test.answer:
+        if test.answer or target.probe_from is None:
             return
         if self._knowledge.probe_answers(where).is_201_if_present is not None:
             return
