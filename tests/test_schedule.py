@@ -85,7 +85,7 @@ class Stage:
     def _end(self, delivery: ImageCopy) -> None:
         self.ended[delivery.reference] = delivery
 
-    async def copy_blob(self, step: Step, source: Any, target: Any, stage_in: object) -> str:
+    async def copy_blob(self, step: Step, source: Any, target: Any, bytes_from: object) -> str:
         """Stand for `BlobTransfer.copy_blob`."""
         _, name = step.claims.where
         self.copying[name] += 1

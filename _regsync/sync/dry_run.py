@@ -24,7 +24,7 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
 from _regsync.sync.discovery import TagLookup
 from _regsync.sync.image import BlobResult, Image, ImageCopy, Tree
-from _regsync.sync.transfer import StageIn, known_body
+from _regsync.sync.transfer import BytesFrom, known_body
 
 # How many of the largest images and of the largest layers an analysis names.
 _MOST_NAMED = 10
@@ -129,7 +129,7 @@ class DryRun:
             self._target_keys[digest].add(target_key)
 
     async def copy_blob(
-        self, step: Step, source: Repository, target: Repository, stage_in: StageIn
+        self, step: Step, source: Repository, target: Repository, bytes_from: BytesFrom
     ) -> BlobResult:
         """Return how a run would copy a blob, and count the requests and bytes of the run.
 
@@ -157,18 +157,18 @@ class DryRun:
             if is_present:
                 return BlobResult.PRESENT
 
-        self._forecast_read(_SourceBlob(source.host.key, blob.digest), step, stage_in)
+        self._forecast_read(_SourceBlob(source.host.key, blob.digest), step, bytes_from)
         forecast.upload_starts += 1
         forecast.upload_bodies += 1
         forecast.bytes_to_move += blob.size
         return BlobResult.UPLOADED
 
-    def _forecast_read(self, read: _SourceBlob, step: Step, stage_in: StageIn) -> None:
+    def _forecast_read(self, read: _SourceBlob, step: Step, bytes_from: BytesFrom) -> None:
         """Count the GET of a blob, unless its body is known or would be staged already.
 
-        A blob that the run has read before is staged, unless `stage_in` is None.
+        A blob that the run has read before is staged, unless each upload reads the source.
         """
-        is_staged = stage_in is not None and read in self._blobs_read
+        is_staged = bytes_from is not BytesFrom.SOURCE and read in self._blobs_read
         if known_body(step.blob) is None and not is_staged:
             self._forecasts[read.host].blob_gets += 1
         self._blobs_read.add(read)

@@ -38,7 +38,7 @@ from _regsync.sync.image import BlobResult, ChildNotFetched, Image, ImageCopy, T
 from _regsync.sync.once import gather
 from _regsync.sync.referrer_lists import ReferrerLists
 from _regsync.sync.staging import SMALL_BLOB
-from _regsync.sync.transfer import BlobTransfer, StageIn
+from _regsync.sync.transfer import BlobTransfer, BytesFrom
 
 if TYPE_CHECKING:
     from _regsync.sync.dry_run import DryRun
@@ -580,8 +580,8 @@ class Scheduler:
         holder = promoted.other_holders.get(step.blob.digest, image.source)
         if holder is image.target:
             return BlobResult.PRESENT
-        stage_in = self._where_to_stage(image, step.blob)
-        return await self._transfer.copy_blob(step, holder, image.target, stage_in)
+        bytes_from = self._decide_staging(image, step.blob)
+        return await self._transfer.copy_blob(step, holder, image.target, bytes_from)
 
     def _with_mount_source(self, promoted: _Promoted, step: Step) -> Step:
         """Turn an upload into a mount if another repository of the host has the blob.
@@ -598,25 +598,25 @@ class Scheduler:
         source = self._knowledge.mount_source(where, step.blob.digest)
         return step._replace(mount_from=source)
 
-    def _where_to_stage(self, image: Image, blob: Descriptor) -> StageIn:
+    def _decide_staging(self, image: Image, blob: Descriptor) -> BytesFrom:
         """Decide where the bytes of a blob are kept for further uploads (rule 13).
 
         They are kept on disk if the image has several targets, and in memory if the blob is small
-        and will be uploaded again for another image. Returns None if they are not kept.
+        and will be uploaded again for another image. Returns SOURCE if they are not kept.
         """
         # Reading a layout again costs no requests.
         if image.source.is_local:
-            return None
+            return BytesFrom.SOURCE
         if image.copy.has_several_targets:
-            return "disk"
+            return BytesFrom.DISK
         # On a host that mounts, a blob is uploaded once, however many images name it.
         never_mounts = self._knowledge.supports_mounts(image.target.host.key) is False
         has_several_hosts = len(self._target_hosts) > 1
         is_shared = self.manifests_by_blob[blob.digest] > 1
         is_uploaded_again = is_shared and (never_mounts or has_several_hosts)
         if is_uploaded_again and blob.size <= SMALL_BLOB:
-            return "memory"
-        return None
+            return BytesFrom.MEMORY
+        return BytesFrom.SOURCE
 
     # Putting the manifests of an image.
 

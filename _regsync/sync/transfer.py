@@ -12,6 +12,7 @@ Follows: docs/design.md section 6 (rules 10 to 14 and 16) and section 9.
 
 from __future__ import annotations
 
+import enum
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import (
@@ -21,7 +22,6 @@ from contextlib import (
     contextmanager,
 )
 from functools import partial
-from typing import Literal
 
 import anyio
 
@@ -72,13 +72,28 @@ _UNSUPPORTED_CODES = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 # section).
 _TOO_LARGE_STATUSES = (413, 416)
 
-# Where a blob is staged, so that several uploads need only one read of its source. "disk": a small
-# blob is staged in memory while there is room, any other blob on disk. "memory": only in memory.
-# None: the blob is not staged.
-StageIn = Literal["disk", "memory"] | None
-
 # What can be sent as the body of an upload.
 Body = Relay | FeedBody | MemoryPieces | FilePieces
+
+
+class BytesFrom(enum.Enum):
+    """Where an upload gets the bytes of its blob. It may change after a failed attempt.
+
+    from      to        when
+    DISK      SHARED    the blob cannot be staged
+    SHARED    SOURCE    the target is too slow for the other targets
+    SOURCE    MEMORY    the next attempt sends a small blob from memory
+    MEMORY    SOURCE    memory has no room
+    """
+
+    # Staged for several uploads: a small blob in memory while there is room, any other on disk.
+    DISK = enum.auto()
+    # Staged for several uploads, in memory only.
+    MEMORY = enum.auto()
+    # One reading of the source that several targets share (`feed`).
+    SHARED = enum.auto()
+    # A reading of its own.
+    SOURCE = enum.auto()
 
 
 class _AnswerLost(SyncError):
@@ -131,7 +146,7 @@ class _Job:
         target: Repository,
         relay: Relay,
         upload: BlobUpload,
-        stage_in: StageIn,
+        bytes_from: BytesFrom,
         subscriber: Subscriber | None,
     ) -> None:
         self.blob = step.blob
@@ -146,11 +161,8 @@ class _Job:
         # `upload.broken_session` the path of a session whose body got no answer. "" means that
         # there is no such session. Setting one of them to "" discards the session.
         self.upload = upload
-        # Set to None after staging has failed, and to "memory" after a failed attempt whose bytes
-        # the next attempt sends from memory.
-        self.stage_in = stage_in
-        # This job's part in one reading of the source for several targets (`feed`). It is used only
-        # while the blob is not staged. None: this job reads the source by itself.
+        self.bytes_from = bytes_from
+        # Subscribes to shared readings of the blob. None: the job takes part in no shared reading.
         self.subscriber = subscriber
 
         # The repository to mount the blob from, if the scheduler has chosen one. None: each attempt
@@ -216,8 +228,7 @@ class _Job:
             return not self.upload.session or bool(self.upload.broken_session)
         # A shared reading of the source cannot do it, because it waits for the other targets, which
         # wait for the source.
-        shares_reading = self.subscriber is not None and self.stage_in is None
-        return not shares_reading
+        return self.bytes_from is not BytesFrom.SHARED
 
     def renew_attempts(self) -> None:
         """Reset the attempts if an outage has broken the session that is now resumed.
@@ -270,24 +281,23 @@ class BlobTransfer:
         self._wrong_readings = defaultdict[tuple[RepositoryKey, str], list[WrongBytes]](list)
 
     async def copy_blob(
-        self, step: Step, source: Repository, target: Repository, stage_in: StageIn
+        self, step: Step, source: Repository, target: Repository, bytes_from: BytesFrom
     ) -> BlobResult:
         """Copy a blob from `source` to `target`, and return how it got there.
 
-        `stage_in` says where the blob is staged for other uploads. Raises SyncError, with side and
-        reference, if all attempts have failed.
+        Raises SyncError, with side and reference, if all attempts have failed.
         """
         blob = step.blob
         async with self._transport.pool.lease(target.host.origin) as lease:
             upload = target.begin_upload(blob, lease)
             relay = Relay(source, blob, self._transport)
             subscriber = None
-            if stage_in == "disk":
+            if bytes_from is BytesFrom.DISK:
                 # Other targets need the blob too. If it cannot be staged, they share one reading.
                 subscriber = self._feeds.subscribe(source.key, blob.digest, blob.size)
                 if self._has_disk_failed:
-                    stage_in = None
-            job = _Job(step, target, relay, upload, stage_in, subscriber)
+                    bytes_from = BytesFrom.SHARED
+            job = _Job(step, target, relay, upload, bytes_from, subscriber)
             try:
                 return await self._copy_with_retries(job)
             finally:
@@ -336,11 +346,8 @@ class BlobTransfer:
     async def _attempt(self, job: _Job) -> BlobResult:
         """Find the blob in its repository, mount it, or upload it. Nothing is repeated.
 
-        An upload continues the session of a broken body if the target has kept that session. The
-        bytes come from the descriptor (`known_body`), directly from the source
-        (`_stream_from_source`), from a reading that several targets share (`_send_shared`), or from
-        staging (`_send_staged`). Raises _AnswerLost if a HEAD has to find out whether the blob has
-        arrived.
+        An upload continues the session of a broken body if the target has kept that session. Raises
+        _AnswerLost if a HEAD has to find out whether the blob has arrived.
         """
         upload = job.upload
         short_request = (Demand(job.target.host.key),)
@@ -351,8 +358,7 @@ class BlobTransfer:
         await self._learn_to_probe(job)
 
         body = known_body(job.blob)
-        is_staged = job.stage_in is not None
-        if body is None and not is_staged and job.subscriber is None:
+        if body is None and job.bytes_from is BytesFrom.SOURCE:
             # One permit at each side covers the POST, the GET and the PUT.
             return await self._stream_from_source(job)
 
@@ -365,9 +371,9 @@ class BlobTransfer:
         if body is not None:
             async with self._admitted_to_write(job):
                 return await self._send_body(job, MemoryPieces(body, upload.offset))
-        if is_staged:
-            return await self._send_staged(job)
-        return await self._send_shared(job)
+        if job.bytes_from is BytesFrom.SHARED:
+            return await self._send_shared(job)
+        return await self._send_staged(job)
 
     async def _stream_from_source(self, job: _Job) -> BlobResult:
         """Make an attempt that sends the bytes to the target while it reads them from the source.
@@ -413,12 +419,12 @@ class BlobTransfer:
             # next attempt reads the whole blob into memory before it sends the first byte.
             job.is_retained = isinstance(error, RegistryError) and error.status == 429
         if job.is_retained:
-            job.stage_in = "memory"
+            job.bytes_from = BytesFrom.MEMORY
 
     async def _send_staged(self, job: _Job) -> BlobResult:
         """Send a blob from staging. The first job that needs the blob reads it from its source."""
         read = partial(self._read_into_staging, job)
-        may_use_disk = job.stage_in == "disk"
+        may_use_disk = job.bytes_from is BytesFrom.DISK
         while True:
             async with (
                 self._staging.ensuring_staged(job.blob, read, may_use_disk=may_use_disk),
@@ -837,7 +843,7 @@ class BlobTransfer:
 
         No image fails for this reason: the targets share one reading (docs/design.md section 8).
         """
-        job.stage_in = None
+        job.bytes_from = BytesFrom.SOURCE if job.subscriber is None else BytesFrom.SHARED
         # Do not resume the session: its bytes came from a file that may have been changed.
         job.upload.broken_session = ""
         is_first_disk_failure = not self._has_disk_failed and not isinstance(error, NoRoom)
@@ -851,6 +857,7 @@ class BlobTransfer:
         """Let the next attempt read the blob by itself: its target was too slow for the others."""
         self._transport.machine.log("debug", "retry", f"{job.target}: {error}")
         self._unsubscribe(job)
+        job.bytes_from = BytesFrom.SOURCE
         job.subscriber = None
         await anyio.sleep(_LEFT_BEHIND_PAUSE)
 
