@@ -375,21 +375,15 @@ def run_watch(arguments: Namespace, console: Console) -> int:
     address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
     port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
 
-    def load(log: Callable[..., None], file: ConfigFile) -> Config:
+    def parse_config(file: ConfigFile, log: Callable[..., None]) -> Config:
         return select_shard(arguments.shard, reader.load(file), log)
 
-    return run_async(
-        partial(
-            watch.run,
-            console,
-            read_file=partial(read_config_file, arguments.config),
-            load=load,
-            read_lock=partial(read_lock, arguments),
-            interval=interval,
-            health_address=address,
-            health_port=port,
-        )
+    files = watch.InputFiles(
+        read_config=partial(read_config_file, arguments.config),
+        parse_config=parse_config,
+        read_lock=partial(read_lock, arguments),
     )
+    return run_async(partial(watch.run, console, files, interval, address, port))
 
 
 def run_tags(arguments: Namespace, console: Console) -> int:

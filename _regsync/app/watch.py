@@ -40,9 +40,14 @@ QUIET_SECONDS = 3600.0  # between two summaries at DEBUG while cycles have no ne
 SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_limit")
 
 Log = Callable[..., None]  # has the parameters of `Console.log`
-ReadFile = Callable[[], ConfigFile]  # reads the configuration file
-Load = Callable[[Log, ConfigFile], Config]  # parses and checks the file's text
-ReadLock = Callable[[Config], Lock | None]  # returns None without `--locked`
+
+
+class InputFiles(NamedTuple):
+    """How the files of a watch are read. Each function raises ConfigError if its file is invalid."""
+
+    read_config: Callable[[], ConfigFile]  # returns the text of the configuration
+    parse_config: Callable[[ConfigFile, Log], Config]
+    read_lock: Callable[[Config], Lock | None]  # returns None without `--locked`
 
 
 class Health(NamedTuple):
@@ -209,28 +214,19 @@ def without_tag(reference: str) -> str:
 class Watch:
     """The loop over cycles. All cycles share the transport and the state files."""
 
-    def __init__(
-        self,
-        console: Console,
-        read_file: ReadFile,
-        load: Load,
-        read_lock: ReadLock,
-        interval: float,
-    ) -> None:
+    def __init__(self, console: Console, files: InputFiles, interval: float) -> None:
         """Read the configuration and the lock. Raises ConfigError if either is invalid.
 
         `interval` is the pause between two cycles, in seconds.
         """
         self._console = console
-        self._read_file = read_file
-        self._load = load
-        self._read_lock = read_lock
+        self._files = files
         self._interval = interval
         self._cycle_log = CycleLog(console)
-        file = read_file()
+        file = files.read_config()
         self._config_text = file.text  # of the configuration in force
-        self._config = load(self._cycle_log.log, file)
-        self._lock = read_lock(self._config)
+        self._config = files.parse_config(file, self._cycle_log.log)
+        self._lock = files.read_lock(self._config)
         self.transport = connect(console, self._cycle_log.log)
         # When each digest was first seen; None if no mapping has `min_age`.
         self._first_seen = self._load_first_seen(self._config, self._lock)
@@ -283,15 +279,17 @@ class Watch:
 
         If either is invalid, log the error and keep the previous configuration and lock.
         """
+        config = self._config
         first_seen = self._first_seen
         try:
-            file = self._read_file()
-            # After a failed reload the file is loaded even if its old text was restored, so that
+            file = self._files.read_config()
+            # After a failed reload the file is parsed even if its old text was restored, so that
             # health probes no longer show the error.
             has_failed_before = self._health.reload_error is not None
             has_new_config = file.text != self._config_text or has_failed_before
-            config = self._load(self._cycle_log.log, file) if has_new_config else self._config
-            lock = self._read_lock(config)
+            if has_new_config:
+                config = self._files.parse_config(file, self._cycle_log.log)
+            lock = self._files.read_lock(config)
             has_new_lock = lock != self._lock
             # Certificate files may have changed although the configuration has not.
             self.transport.renew(config.registries_in_use)
@@ -394,21 +392,14 @@ class Watch:
 
 
 async def run(
-    console: Console,
-    *,
-    read_file: ReadFile,
-    load: Load,
-    read_lock: ReadLock,
-    interval: float,
-    health_address: str,
-    health_port: int,
+    console: Console, files: InputFiles, interval: float, health_address: str, health_port: int
 ) -> int:
     """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM. Returns the exit status.
 
     Health probes are answered at `health_address` and `health_port`; port 0 means any free port.
     Raises ConfigError if the configuration or the lock is invalid, or if the port cannot be opened.
     """
-    watch = Watch(console, read_file, load, read_lock, interval)
+    watch = Watch(console, files, interval)
     signals = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP"):
         signals.append(signal.SIGHUP)
