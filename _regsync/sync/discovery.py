@@ -906,11 +906,11 @@ class Discovery:
         )
         if missing_platforms:
             self._missing_platforms[str(source), missing_platforms].add(reference)
-        if trim_result.manifest is not top:
-            digest = trim_result.manifest.digest
-            text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {digest}"
+        root = trim_result.manifest
+        if root is not top:
+            text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {root.digest}"
             self.log_once("info", "index_trimmed", text)
-        return trim_result.manifest, list(trimmed_indexes.values())
+        return root, list(trimmed_indexes.values())
 
     def warn_of_missing_platforms(self) -> None:
         """Log the platforms that indexes lack, in one warning for all tags of a repository."""

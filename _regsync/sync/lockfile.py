@@ -291,7 +291,7 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
     # If a line is invalid, it may be the line of a mapping that seems to be missing.
     if not problems:
         problems = list(islice(reader.images_without_mapping(), _MOST_PROBLEMS))
-    if not problems and not reader.has_head:
+    if not problems and not reader.has_version_line:
         problems = [_Problem(line=0, text="the file is empty")]
 
     if problems:
@@ -320,8 +320,8 @@ class _LockReader:
     """The mappings and images in the lines of a lock that have been read so far."""
 
     def __init__(self) -> None:
-        # Whether the first line has been read, which shows that the file is a lock.
-        self.has_head = False
+        # Whether the first line has been read. Its version shows that the file is a lock.
+        self.has_version_line = False
         self.mappings = set[LockedMapping]()
         self.images = list[LockedImage]()
 
@@ -347,7 +347,7 @@ class _LockReader:
             except (ContentError, ValueError) as error:
                 problems.append(_Problem(number, str(error)))
                 # If the first line is invalid, the file is not a lock.
-                if not self.has_head or len(problems) == _MOST_PROBLEMS:
+                if not self.has_version_line or len(problems) == _MOST_PROBLEMS:
                     break
         return problems
 
@@ -362,9 +362,9 @@ class _LockReader:
             return
         fields = _parse_line(line)
 
-        if not self.has_head:
-            _check_head(fields)
-            self.has_head = True
+        if not self.has_version_line:
+            _check_version_line(fields)
+            self.has_version_line = True
         elif "mapping" in fields:
             mapping = self._parse_mapping(fields)
             self._record_line(mapping, number)
@@ -453,7 +453,7 @@ def _parse_line(line: bytes) -> Mapping[str, Any]:
     return fields
 
 
-def _check_head(fields: Mapping[str, Any]) -> None:
+def _check_version_line(fields: Mapping[str, Any]) -> None:
     """Raise `_Unreadable` unless the first line has the version of this module."""
     version = fields.get(_VERSION_FIELD)
     is_number = isinstance(version, int) and not isinstance(version, bool)  # `true` is an int too

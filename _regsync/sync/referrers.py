@@ -369,8 +369,8 @@ class Referrers:
         stripped = await self._find_transitively(for_no_target, [index_digest], is_deep=False)
         if stripped:
             text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
-            place = f"{search.source} -> {search.mapping.target_repository}"
-            self._discovery.log_once("warning", "artifacts_stripped", f"{place}: {text}")
+            mapping_text = f"{search.source} -> {search.mapping.target_repository}"
+            self._discovery.log_once("warning", "artifacts_stripped", f"{mapping_text}: {text}")
         return stripped
 
     async def find_for_subject(

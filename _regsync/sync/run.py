@@ -550,23 +550,8 @@ class Run:
     async def _look_up(self, wanted: WantedTag, tags: Sequence[TargetTag]) -> None:
         """Look up a tag at its source and its targets, and start the copies that are needed."""
         lookup_began = anyio.current_time()
-        started = lookup_began - self._run_began
         mapping = wanted.mapping
-        source_name = self._discovery.source_of(mapping).name_of(wanted.tag)
-
-        tags_to_look_up = list[TargetTag]()
-        for tag in tags:
-            if self._is_immutable_at_target(mapping, tag):
-                self._renew_snapshot(mapping, tag)
-                if not self._may_have_new_artifacts(mapping, tag):
-                    target_name = tag.target.name_of(tag.reference)
-                    reason = "immutable_tag"
-                    outcome = Outcome(
-                        source_name, target_name, "skipped", reason=reason, started=started
-                    )
-                    self._report_outcome(outcome)
-                    continue
-            tags_to_look_up.append(tag)
+        tags_to_look_up = self._skip_immutable_tags(wanted, tags)
         if not tags_to_look_up:
             return
 
@@ -576,6 +561,8 @@ class Run:
                 mapping, wanted.tag, tags_to_look_up, first_seen=first_seen
             )
         except SyncError as error:
+            source_name = self._discovery.source_of(mapping).name_of(wanted.tag)
+            started = lookup_began - self._run_began
             for tag in tags_to_look_up:
                 target_name = tag.target.name_of(tag.reference)
                 outcome = Outcome(source_name, target_name, "failed", error=error, started=started)
@@ -587,6 +574,28 @@ class Run:
             copies = _copies_of(lookup, lookup_began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
             self._start_copies(mapping, lookup, copies, artifacts)
+
+    def _skip_immutable_tags(self, wanted: WantedTag, tags: Sequence[TargetTag]) -> list[TargetTag]:
+        """Report the tags that are skipped without a request, and return all other tags."""
+        mapping = wanted.mapping
+        tags_to_look_up = list[TargetTag]()
+        for tag in tags:
+            if not self._is_immutable_at_target(mapping, tag):
+                tags_to_look_up.append(tag)
+                continue
+            self._renew_snapshot(mapping, tag)
+            if self._may_have_new_artifacts(mapping, tag):
+                tags_to_look_up.append(tag)
+                continue
+            outcome = Outcome(
+                self._discovery.source_of(mapping).name_of(wanted.tag),
+                tag.target.name_of(tag.reference),
+                "skipped",
+                reason="immutable_tag",
+                started=anyio.current_time() - self._run_began,
+            )
+            self._report_outcome(outcome)
+        return tags_to_look_up
 
     def _records_first_seen(self, mapping: MappingRule) -> bool:
         """Report whether some mapping from the same source repository has `min_age`."""
@@ -628,9 +637,10 @@ class Run:
         for mapping in self._config.mappings:
             moments = self._held_until[mapping.index]
             if moments and len(moments) == tag_counts[mapping.index]:
-                place = f"{self._discovery.source_of(mapping)} -> {mapping.target_repository}"
+                source = self._discovery.source_of(mapping)
                 text = (
-                    f"{place}: min_age holds back everything that the mapping selects"
+                    f"{source} -> {mapping.target_repository}:"
+                    " min_age holds back everything that the mapping selects"
                     f" (tags: {len(moments)}), until {time_text(min(moments))} at the earliest"
                 )
                 self._log("warning", "all_held", text)
