@@ -165,20 +165,9 @@ def _parse_comparator(word: str) -> Comparator:
             f"{word!r} names a pre-release of a partial version: write all three numbers"
         )
 
-    # Without a comparison operator, the comparator admits versions from `start` to below `end`: for
-    # `1.2`, all versions 1.2.x.
     version = _make_version(numbers, prerelease)
     operator = match["operator"]
-    start = version if numbers else _LOWEST
-    end = _upper_bound(version, numbers, operator)
-    bounds_of_operator = {
-        ">": (end, _HIGHEST),
-        ">=": (start, _HIGHEST),
-        "<": (_LOWEST, start),
-        "<=": (_LOWEST, end),
-    }
-    # `!=` has the same bounds as `=`: `is_negated` inverts the interval.
-    low, high = bounds_of_operator.get(operator, (start, end))
+    low, high = _bounds(version, numbers, operator)
     prerelease_of = version.release if version.is_prerelease else None
     return Comparator(low, high, is_negated=operator == "!=", prerelease_of=prerelease_of)
 
@@ -193,12 +182,28 @@ def _explain_invalid(word: str) -> str:
     return f"{word!r} is not a comparator: {forms}; join comparators with a comma"
 
 
+def _bounds(version: Version, numbers: list[int], operator: str | None) -> tuple[Version, Version]:
+    """Return the interval of a comparator. `numbers` are the numbers in the text of `version`."""
+    start = version if numbers else _LOWEST
+    end = _upper_bound(version, numbers, operator)
+    match operator:
+        case ">":
+            return end, _HIGHEST
+        case ">=":
+            return start, _HIGHEST
+        case "<":
+            return _LOWEST, start
+        case "<=":
+            return _LOWEST, end
+    return start, end  # also for `!=`, which admits the versions outside
+
+
 def _upper_bound(version: Version, numbers: list[int], operator: str | None) -> Version:
     """Return the exclusive upper bound of the versions that `1.2`, `^1.2` or `~1.2` stands for.
 
     `1.2` stands for the versions from 1.2.0 to below 1.3.0, `^1.2.3` for the versions from 1.2.3 to
     below 2.0.0, and `~1.2.3` for the versions from 1.2.3 to below 1.3.0. `1.2.3` stands only for
-    itself. `numbers` are the numbers in the text of `version`.
+    itself.
     """
     if len(numbers) == 3 and operator not in ("^", "~"):
         # The interval contains only `version`, because no tag represents a version between it and

@@ -124,9 +124,7 @@ def load(file: ConfigFile, *, should_lint: bool = False) -> Config:
     document = reader.read_document()
 
     # The values of `global`. Except for `cache_dir`, they are fields of Config with the same names.
-    settings: dict[str, Any] = {}
-    if "global" in document.values:
-        settings = dict(document.values["global"].values)
+    settings = dict(document.values["global"].values) if "global" in document.values else {}
     configured_dir = settings.pop("cache_dir", None)
     cache_dir = _cache_dir(file, configured_dir)
     # A CI job deletes its checkout, and with it everything that is written beside the file.
@@ -331,10 +329,10 @@ class Reader:
     # Conversion by the type of a field.
 
     def convert(self, node: Node, field: Field, path: str) -> Any:
-        """Return the value of a node for a field, whose type determines the value's Python type.
+        """Return the value of a node for a field, or None if the value is invalid.
 
-        Returns None if the value is invalid, or is stored in the reader (see `convert_once`). Each
-        pair of a node and a field is converted once, so that its problems are reported once.
+        The field's type determines the Python type of the value. Each pair of a node and a field is
+        converted once, so that its problems are reported once.
         """
         key = (id(node), id(field))
         if key not in self.converted:
@@ -342,22 +340,16 @@ class Reader:
         return self.converted[key]
 
     def convert_once(self, node: Node, field: Field, path: str) -> Any:
-        """Convert a node without looking for an earlier result in `converted`.
-
-        Returns None if the value is invalid. Also returns None for `registries`, `target_groups`
-        and `defaults`: their entries are stored in the reader, where later fields look them up.
-        """
+        """Convert a node without looking for an earlier result in `converted`."""
         match field.type:
             case "section":
                 return self.read_section(node, field.section, path)
             case "list":
                 return self.read_mappings(node, path)
             case "names" if field.section == "registry":
-                self.read_registries(node, path)
-                return None
-            case "names":  # `target_groups`
-                self.read_groups(node, path)
-                return None
+                return self.read_registries(node, path)
+            case "names":
+                return self.read_groups(node, path)
             case "all_or_texts" if self.is_all(node):
                 return ()  # no filter
             case "texts" | "one_or_texts" | "all_or_texts":
@@ -435,16 +427,16 @@ class Reader:
                 rules.append(rule._replace(index=index))
         return rules
 
-    def read_registries(self, node: Node, path: str) -> None:
+    def read_registries(self, node: Node, path: str) -> dict[str, Registry | None]:
         for name, value_node, value_path in self.read_names(node, path):
             registry = self.convert(value_node, REGISTRY, value_path)
-            if registry is not None:
-                registry = registry._replace(alias=name)
-            self.registries[name] = registry
+            self.registries[name] = None if registry is None else registry._replace(alias=name)
+        return self.registries
 
-    def read_groups(self, node: Node, path: str) -> None:
+    def read_groups(self, node: Node, path: str) -> dict[str, tuple[Registry, ...] | None]:
         for name, value_node, value_path in self.read_names(node, path):
             self.groups[name] = self.read_texts(value_node, _ALIAS, value_path)
+        return self.groups
 
     def read_names(self, node: Node, path: str) -> list[tuple[str, Node, str]]:
         """Return each key of `registries` or `target_groups` with its value's node and path.
@@ -569,13 +561,9 @@ class Reader:
     def build_section(self, name: str, section: Section) -> Any:
         """Return the record of the model for a section, or the section if the model has no record.
 
-        Returns None for an invalid registry or mapping, and for `defaults`, which are stored in the
-        reader.
+        Returns None for an invalid registry or mapping.
         """
         match name:
-            case "defaults":
-                self.store_defaults(section)
-                return None
             case "registry":
                 return _build_registry(section, self.file)
             case "mapping":
@@ -584,8 +572,9 @@ class Reader:
                 return _build_tags(section)
             case "artifacts":
                 return _build_artifacts(section)
-            case _:
-                return section
+            case "defaults":
+                self.store_defaults(section)
+        return section
 
     def store_defaults(self, section: Section) -> None:
         """Store `defaults` for `build_mapping`. Adds a problem if they contain `platforms: all`."""
