@@ -203,13 +203,12 @@ def _load_module(crypto: CDLL, module: _Module, openssl_conf: str | None) -> Non
     """
     from ctypes import c_ulong
 
-    # The settings are passed in memory, so that no temporary file is needed.
-    text = module.settings + _ACTIVATION
-    config = call_for_pointer(crypto, "NCONF_new", None)
-    text_source = call_for_pointer(crypto, "BIO_new_mem_buf", text, len(text))
     directory = os.fsencode(os.path.dirname(module.path))
     crypto.OSSL_PROVIDER_set_default_search_path(None, directory)
-
+    # The settings are passed in memory, so that no temporary file is needed.
+    text = module.settings + _ACTIVATION
+    text_source = call_for_pointer(crypto, "BIO_new_mem_buf", text, len(text))
+    config = call_for_pointer(crypto, "NCONF_new", None)
     is_loaded = (
         crypto.NCONF_load_bio(config, text_source, None) == 1
         and crypto.CONF_modules_load(config, None, c_ulong()) == 1
