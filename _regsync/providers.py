@@ -1,6 +1,6 @@
-"""The registry products: how a host is recognized as one, and the limits and quirks of each.
+"""The kinds of registries: how a host is recognized as one, and the limits and quirks of each.
 
-Owns: the patterns of host names, Docker Hub's names, one `Product` for each kind of registry.
+Owns: the patterns of host names, Docker Hub's names, one `Dialect` for each kind of registry.
 May not know: configuration, HTTP, credentials.
 Invariants: a pattern must match the whole host name, never only its end, because a cloud's
 credentials are sent to hosts of the matching kind (CVE-2026-105769; docs/protocol-facts.md section
@@ -35,7 +35,7 @@ class Pace(NamedTuple):
     burst: int = 1  # capacity of the token bucket
 
 
-class Product(NamedTuple):
+class Dialect(NamedTuple):
     """The limits and quirks of one kind of registry.
 
     Mounts are tried on every kind (docs/design.md section 6, rule 10).
@@ -88,7 +88,7 @@ _ECR_HOSTS = (
 
 _ECR_SOURCE = "docs/protocol-facts.md sections 4.1 (hosts), 4.8 (rates), 4.9 (mounts), 7.9 (upload)"
 
-_ECR = Product(
+_ECR = Dialect(
     _ECR_HOSTS,
     _ECR_SOURCE,
     # ECR answers a mount with 201 only if a committed manifest of the source repository refers to
@@ -111,7 +111,7 @@ _ECR = Product(
     ),
 )
 
-_ECR_PUBLIC = Product(
+_ECR_PUBLIC = Dialect(
     r"public\.ecr\.aws",
     _ECR_SOURCE,
     probe=None,  # as in ECR
@@ -136,7 +136,7 @@ _DOCKER_HUB_NAME = "docker.io"  # the canonical name
 _DOCKER_HUB_API = "registry-1.docker.io"  # the host to which requests are sent
 DOCKER_HUB_HOSTS = (_DOCKER_HUB_NAME, "index.docker.io", _DOCKER_HUB_API, "registry.hub.docker.com")
 
-_DOCKER_HUB = Product(
+_DOCKER_HUB = Dialect(
     "|".join(re.escape(host) for host in DOCKER_HUB_HOSTS),
     "docs/protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)",
     # The pull quota counts GETs of manifests but not HEADs. Responses to both have its header.
@@ -148,7 +148,7 @@ _DOCKER_HUB = Product(
 
 # Google.
 
-_ARTIFACT_REGISTRY = Product(
+_ARTIFACT_REGISTRY = Dialect(
     # *.pkg.dev also serves other package types. Only names with -docker are container registries.
     # https://docs.cloud.google.com/artifact-registry/docs/reference/docker-api
     r"[a-z0-9-]+-docker\.pkg\.dev",
@@ -171,7 +171,7 @@ _CONTAINER_REGISTRY = _ARTIFACT_REGISTRY._replace(hosts=r"(?:[a-z]+\.)?gcr\.io")
 
 # GitHub.
 
-_GHCR = Product(
+_GHCR = Dialect(
     r"ghcr\.io",
     "docs/protocol-facts.md section 7.1 (host, upload, rate)",
     # Reports about PATCH with Content-Range contradict each other. All reports agree that a PATCH
@@ -186,7 +186,7 @@ _GHCR = Product(
 
 # Azure.
 
-_ACR = Product(
+_ACR = Dialect(
     r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)",
     "docs/protocol-facts.md sections 6.1 (hosts), 6.5 (upload, rates)",
     # A PUT of more than about 20 MB is answered with 413, or the connection is reset.
@@ -202,7 +202,7 @@ _ACR = Product(
 
 # All other registries.
 
-_UNKNOWN = Product(
+_UNKNOWN = Dialect(
     None,
     "docs/protocol-facts.md sections 7.9 (upload), 1.8 (mounts)",
     fallback_style="patch",
@@ -216,7 +216,7 @@ _UNKNOWN = Product(
 )
 
 
-PRODUCTS: Mapping[Kind, Product] = {
+DIALECTS: Mapping[Kind, Dialect] = {
     "ecr": _ECR,
     "ecr_public": _ECR_PUBLIC,
     "dockerhub": _DOCKER_HUB,
@@ -231,7 +231,7 @@ PRODUCTS: Mapping[Kind, Product] = {
 def kind_of(host: str, auth_type: str | None = None) -> Kind:
     """Return the kind of a registry. `host` has no port and no brackets.
 
-    The kind is the product whose pattern matches the host name. Otherwise it is the kind that has
+    The kind is that whose pattern matches the host name. Otherwise it is the kind that has
     the same name as the `auth_type`, for example of a proxy in front of ECR. Returns "unknown" if
     there is no such kind, or if the host is an IPv4 address.
     """
@@ -239,10 +239,10 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
     has_letters = any(letter.isalpha() for letter in name)
     if not has_letters:  # an IPv4 address
         return "unknown"
-    for kind, product in PRODUCTS.items():
-        if product.hosts is not None and re.fullmatch(product.hosts, name):
+    for kind, dialect in DIALECTS.items():
+        if dialect.hosts is not None and re.fullmatch(dialect.hosts, name):
             return kind
-    if auth_type in PRODUCTS:  # many an `auth_type`, such as `basic`, is not a kind
+    if auth_type in DIALECTS:  # many an `auth_type`, such as `basic`, is not a kind
         return cast(Kind, auth_type)
     return "unknown"
 

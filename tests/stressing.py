@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 
-from _regsync.providers import PRODUCTS, Kind
+from _regsync.providers import DIALECTS, Kind
 from conformance.client.attachments import referrers_tag
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
@@ -213,9 +213,9 @@ def narrow(random: Random) -> dict[Kind, Any]:
     """Return the rows of all kinds with windows that begin narrower, and smaller chunks."""
     start = random.choice([1, 2, 32])
     rows = {}
-    for kind, product in PRODUCTS.items():
-        paces = tuple(pace._replace(start=min(pace.start, start)) for pace in product.paces)
-        rows[kind] = product._replace(paces=paces, put_limit=product.put_limit and 1 << 20)
+    for kind, dialect in DIALECTS.items():
+        paces = tuple(pace._replace(start=min(pace.start, start)) for pace in dialect.paces)
+        rows[kind] = dialect._replace(paces=paces, put_limit=dialect.put_limit and 1 << 20)
     return rows
 
 

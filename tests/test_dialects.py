@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from _regsync.providers import PRODUCTS
+from _regsync.providers import DIALECTS
 from conformance.content.images import Image, Seed
 from conformance.faults.rules import Rule
 from conformance.journal import Entry
@@ -274,7 +274,7 @@ async def test_a_registry_that_loses_the_answer_to_each_chunk_gets_every_byte_on
     world, monkeypatch
 ):
     """What it has by then is progress: the attempts are those of one chunk."""
-    monkeypatch.setitem(PRODUCTS, "acr", PRODUCTS["acr"]._replace(put_limit=4 * MIB))
+    monkeypatch.setitem(DIALECTS, "acr", DIALECTS["acr"]._replace(put_limit=4 * MIB))
     source, target = world.registry("source.test"), App()
     world.listen(target, ACR, scheme="https")
     image = load(source, BIG)

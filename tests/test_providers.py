@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from _regsync.providers import PRODUCTS, Kind, api_host, api_repository, canonical_host, kind_of
+from _regsync.providers import DIALECTS, Kind, api_host, api_repository, canonical_host, kind_of
 from conformance.providers.rates import ACTIONS, READS, WRITES
 
 KINDS = [
@@ -113,20 +113,20 @@ def test_library_goes_before_one_segment_names_of_docker_hub_only(
 
 
 def test_every_kind_has_a_row_that_names_its_source() -> None:
-    assert set(PRODUCTS) == set(typing.get_args(Kind))
-    for product in PRODUCTS.values():
-        assert product.source.startswith("docs/protocol-facts.md section")
+    assert set(DIALECTS) == set(typing.get_args(Kind))
+    for dialect in DIALECTS.values():
+        assert dialect.source.startswith("docs/protocol-facts.md section")
 
 
 def test_rows_say_what_the_design_says() -> None:
-    rows = PRODUCTS
+    rows = DIALECTS
     assert [kind for kind in rows if rows[kind].probe is None] == ["ecr", "ecr_public"]
     assert [kind for kind in rows if rows[kind].probe == "bare"] == ["gar", "gcr"]
     assert [kind for kind in rows if rows[kind].page_size == 10000] == ["gar", "gcr"]
     assert [kind for kind in rows if rows[kind].put_limit] == ["acr"]
     assert rows["ghcr"].fallback_style == "patch"
     assert rows["gar"].fallback_style is None, "Google refuses PATCH"
-    assert {product.upload_style for product in rows.values()} == {"put"}
+    assert {dialect.upload_style for dialect in rows.values()} == {"put"}
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ def test_rows_say_what_the_design_says() -> None:
     ],
 )
 def test_each_kind_has_the_windows_of_the_specification(kind: Kind, windows: int) -> None:
-    paces = PRODUCTS[kind].paces
+    paces = DIALECTS[kind].paces
     assert len(paces) == windows
     named = [action for pace in paces for action in pace.actions.split()]
     assert sorted(named) == sorted(ACTIONS), "each action in one window"
-    assert PRODUCTS[kind].per_project == (kind in ("gar", "gcr"))
+    assert DIALECTS[kind].per_project == (kind in ("gar", "gcr"))
 
 
 # Per second, from docs/protocol-facts.md sections 4.8, 5.5, 6.5 and 7.1.
@@ -167,7 +167,7 @@ PUBLISHED = {
 def test_rate_and_burst_are_never_more_than_a_registry_publishes(kind: Kind) -> None:
     rates = {
         action: pace
-        for pace in PRODUCTS[kind].paces
+        for pace in DIALECTS[kind].paces
         for action in pace.actions.split()
         if pace.rate
     }
@@ -179,7 +179,7 @@ def test_rate_and_burst_are_never_more_than_a_registry_publishes(kind: Kind) -> 
 def test_windows_start_as_designed() -> None:
     def starts(kind: Kind) -> dict[str, int]:
         return {
-            action: pace.start for pace in PRODUCTS[kind].paces for action in pace.actions.split()
+            action: pace.start for pace in DIALECTS[kind].paces for action in pace.actions.split()
         }
 
     assert starts("dockerhub")["manifest_get"] == 1

@@ -21,7 +21,7 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.providers import PRODUCTS
+from _regsync.providers import DIALECTS
 from conformance.registry.app import App
 from conformance.server.memory import Place
 from tests.ends import Ran, held, virtual
@@ -82,7 +82,7 @@ async def test_no_run_stands_still(number, tmp_path):
             with anyio.fail_after(PATIENCE):
                 return await world.run("sync", "--json", "-q", "-c", str(file))
 
-        kinds = mock.patch.dict(PRODUCTS, narrow(random))  # type: ignore[arg-type]
+        kinds = mock.patch.dict(DIALECTS, narrow(random))  # type: ignore[arg-type]
         with kinds, passing((0, 1e-5, 2e-4)[number % 3]):
             ran = await run()
             check_outcomes(ran, places, wanted)

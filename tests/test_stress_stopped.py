@@ -27,7 +27,7 @@ import pytest
 from trio._core import _run
 
 from _regsync.app import running, watch
-from _regsync.providers import PRODUCTS
+from _regsync.providers import DIALECTS
 from _regsync.registry.transport import Transport
 from _regsync.sync import run as sync_run
 from _regsync.sync.run import DRAIN_SECONDS
@@ -175,7 +175,7 @@ async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
         async def run() -> Ran:
             return await world.run("sync", "--json", "-q", "-c", str(file))
 
-        with mock.patch.dict(PRODUCTS, narrow(random)):  # type: ignore[arg-type]
+        with mock.patch.dict(DIALECTS, narrow(random)):  # type: ignore[arg-type]
             for _ in range(random.randint(1, 3)):
                 which, at = (
                     random.choice([signal.SIGINT, signal.SIGTERM]),
@@ -352,7 +352,7 @@ async def test_a_watch_converges_when_all_is_well(number, tmp_path, ended):
             signal.raise_signal(signal.SIGTERM)
 
         arguments = ("watch", "-c", str(file), "--interval", "300", "--health-port", "0", "--json")
-        with mock.patch.dict(PRODUCTS, narrow(random)):  # type: ignore[arg-type]
+        with mock.patch.dict(DIALECTS, narrow(random)):  # type: ignore[arg-type]
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(play)
                 ran = await world.run(*arguments)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync.net.http1 import parse_retry_after
-from _regsync.providers import PRODUCTS, Pace
+from _regsync.providers import DIALECTS, Pace
 from _regsync.registry.throttle import (
     LARGE_BODY,
     UNDER_WAY,
@@ -215,8 +215,8 @@ def test_no_retry_after_is_a_crash(value: str) -> None:
 BUCKETS = sorted(
     {
         (pace.rate, pace.burst)
-        for product in PRODUCTS.values()
-        for pace in product.paces
+        for dialect in DIALECTS.values()
+        for pace in dialect.paces
         if pace.rate
     }
 )
@@ -274,7 +274,7 @@ def test_handshakes_that_delay_requests_leave_ecrs_caps_alone(
     """A token is taken before a connection is made, which for TLS 1.3 takes two round trips: those
     who find a connection catch up with those who wait for one.
     """
-    pace = next(each for each in PRODUCTS["ecr"].paces if each.actions == action)
+    pace = next(each for each in DIALECTS["ecr"].paces if each.actions == action)
     held, want = metered(pace)
     meter = held["a"].meters[want.meters[0]]
     now, idle, arrived = 0.0, 0, list[float]()
@@ -298,7 +298,7 @@ def test_handshakes_that_delay_requests_leave_ecrs_caps_alone(
 
 
 def test_a_request_draws_a_token_of_every_step_it_does() -> None:
-    held = {"a": RegistryLimits(50, PRODUCTS["ecr"].paces)}
+    held = {"a": RegistryLimits(50, DIALECTS["ecr"].paces)}
     whole = Demand("a", meters=held["a"].meter_names("app", "upload_finish", "upload_body"))
     for meter in held["a"].meters.values():
         meter.window.width = 50.0
@@ -455,7 +455,7 @@ def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
     """A GET and the PUT of what it gives, inside one registry of one window: the PUT follows the
     GET's answer.
     """
-    held = {"a": RegistryLimits(2, PRODUCTS["gar"].paces, per_project=True)}
+    held = {"a": RegistryLimits(2, DIALECTS["gar"].paces, per_project=True)}
     meters = held["a"].meter_names("p/app", "blob_get")
     held["a"].meters[meters[0]].window.width = 1.0
     get, put = Demand("a", "read", meters=meters), Demand("a", "write", meters=meters)
@@ -463,13 +463,13 @@ def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
 
 
 def test_projects_of_a_google_host_have_windows_of_their_own() -> None:
-    held = RegistryLimits(50, PRODUCTS["gar"].paces, per_project=True)
+    held = RegistryLimits(50, DIALECTS["gar"].paces, per_project=True)
     assert (
         held.meter_names("p/a", "blob_get")
         == held.meter_names("p/b", "manifest_put")
         != held.meter_names("q/a", "blob_get")
     )
-    other = RegistryLimits(50, PRODUCTS["ghcr"].paces)
+    other = RegistryLimits(50, DIALECTS["ghcr"].paces)
     assert other.meter_names("p/a", "blob_get") == other.meter_names("q/a", "blob_get")
 
 

@@ -30,7 +30,7 @@ from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, image_name, is_digest
-from _regsync.providers import Product, UploadStyle
+from _regsync.providers import Dialect, UploadStyle
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
@@ -45,8 +45,8 @@ _MANIFEST_LIMIT = 4 * 1024 * 1024
 # Blobs that are read from or written to one layout at the same time.
 _CONCURRENCY = 64
 
-# The properties of a layout, in the form in which a registry product has them.
-_LAYOUT = Product(
+# The properties of a layout, in the form of the dialect of a registry.
+_LAYOUT = Dialect(
     None,
     "docs/design.md section 13",
     paces=(),
@@ -119,7 +119,7 @@ class LayoutRepository:
     """One repository of a layout, as the source or target of a copy."""
 
     # The properties of `registry.repository.Repository` that all layouts share.
-    product = _LAYOUT
+    dialect = _LAYOUT
     probe_from = None
     is_local = True
 

@@ -28,7 +28,7 @@ from _regsync.net.http1 import Header, Response
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, image_name, is_digest, is_tag
-from _regsync.providers import PRODUCTS, api_repository
+from _regsync.providers import DIALECTS, api_repository
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import resolve_location
 from _regsync.registry.throttle import Demand
@@ -166,7 +166,7 @@ class RemoteRepository:
         self.host = host
         self.name = name
         self.side = side
-        self.product = PRODUCTS[host.registry.kind]
+        self.dialect = DIALECTS[host.registry.kind]
 
         # The rights that are requested with a token. Requesting push at a source could create the
         # repository in Quay.
@@ -192,9 +192,9 @@ class RemoteRepository:
         """
         if self.host.authenticator.service == _HARBOR_SERVICE:
             return None
-        if self.product.probe == "from":
+        if self.dialect.probe == "from":
             return self.api_name
-        return "" if self.product.probe == "bare" else None
+        return "" if self.dialect.probe == "bare" else None
 
     def name_of(self, reference: str) -> str:
         """Return the name of a tag or digest of this repository for an error message."""
@@ -249,7 +249,7 @@ class RemoteRepository:
         end.
         """
         with self.adding_context("list tags of", str(self)):
-            page_size = self.product.page_size
+            page_size = self.dialect.page_size
             try:
                 return await self._list_tags_in_pages(page_size)
             except RegistryError as error:
@@ -275,7 +275,7 @@ class RemoteRepository:
                 if error.status == 404 and len(pages) == 1:
                     return None  # the repository does not exist
                 raise
-            page = _tags_of(answer.body, self.product.listing_has_digests)
+            page = _tags_of(answer.body, self.dialect.listing_has_digests)
             new_tags = [tag for tag in page if tag not in tags]
             tags.update(page)
             if len(tags) > _MOST_TAGS:

@@ -15,7 +15,7 @@ from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest
-from _regsync.providers import Product, UploadStyle
+from _regsync.providers import Dialect, UploadStyle
 from _regsync.registry.host import Host
 from _regsync.registry.throttle import Demand
 from _regsync.state.archive import RepositoryKey
@@ -86,7 +86,7 @@ class Repository(Protocol):
     def side(self) -> Side: ...
 
     @property
-    def product(self) -> Product: ...
+    def dialect(self) -> Dialect: ...
 
     @property
     def key(self) -> RepositoryKey:

@@ -41,7 +41,7 @@ from _regsync.errors import (
 from _regsync.net.http1 import Buffers, Header, Pieces, Request, Response, parse_retry_after
 from _regsync.net.pool import Lease, Pool
 from _regsync.net.streams import Stream, Timeouts
-from _regsync.providers import PRODUCTS
+from _regsync.providers import DIALECTS
 from _regsync.registry.admission import Gate, Turn
 from _regsync.registry.host import Dialer, Host, RegistryClient
 from _regsync.registry.outage import Patience, Reach, is_gateway_failure
@@ -392,8 +392,8 @@ class Transport:
         cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most_connections)
         limits = self.gate.limits.get(registry.authority)
         if limits is None:
-            product = PRODUCTS[registry.kind]
-            limits = RegistryLimits(cap, product.paces, per_project=product.per_project)
+            dialect = DIALECTS[registry.kind]
+            limits = RegistryLimits(cap, dialect.paces, per_project=dialect.per_project)
             self.gate.limits[registry.authority] = limits
         elif registry.max_concurrent:  # the default does not reduce what another alias has set
             limits.cap = min(limits.cap, cap)
@@ -924,7 +924,7 @@ class Transport:
         """
         # Quotas limit requests of discovery. At some registries they limit only one action, but the
         # responses to all actions report them.
-        action = PRODUCTS[host.registry.kind].quota_action or call.action
+        action = DIALECTS[host.registry.kind].quota_action or call.action
         demand = self.demand_of(host, call._replace(action=action))._replace(is_discovery=True)
         meter = self.gate.limits[host.key].meters[demand.meters[0]]
         # The number of the request means nothing to another meter than its own.

@@ -40,7 +40,7 @@ from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryErr
 from _regsync.net.http1 import Header, Pieces, Response
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor
-from _regsync.providers import Product, UploadStyle
+from _regsync.providers import Dialect, UploadStyle
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.transport import ERROR_BODY, Body, Call, Transport
@@ -59,7 +59,7 @@ class UploadTarget(Protocol):
     """The parts of a repository that an upload uses."""
 
     host: RegistryClient
-    product: Product
+    dialect: Dialect
     api_name: str
 
     def build_call(
@@ -315,7 +315,7 @@ class Upload:
 
         # Only the first Location of a session may be on another origin, and only at some kinds of
         # registry (R1).
-        may_move = base == home and self.repository.product.allows_foreign_uploads
+        may_move = base == home and self.repository.dialect.allows_foreign_uploads
         if origin != base and not may_move:
             raise ProtocolBroken(
                 f"the registry moves the upload to another host ({printable(origin.host, 100)}): not followed"

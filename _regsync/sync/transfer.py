@@ -197,7 +197,7 @@ class _Job:
         self.renew_attempts_at = LARGE_BODY
 
         # Bytes of memory for one chunk; 0 if the registry accepts bodies of any size.
-        self.chunk_size = min(step.blob.size, target.product.put_limit or 0)
+        self.chunk_size = min(step.blob.size, target.dialect.put_limit or 0)
 
         # The permits that reading the blob takes at the source and writing it takes at the target.
         # Their rate limits (`meters`) count only when a body follows, and are added then.
@@ -723,7 +723,7 @@ class BlobTransfer:
 
         # A registry with a limit for PUT gets a smaller blob in one PUT. Like a chunk, the blob is
         # read into memory and verified before its first byte is sent (docs/design.md section 9).
-        if isinstance(body, Relay | FeedBody) and job.target.product.put_limit:
+        if isinstance(body, Relay | FeedBody) and job.target.dialect.put_limit:
             buffer = bytearray(job.blob.size - job.upload.offset)
             return MemoryPieces(await body.read_until(job.blob.size, buffer))
         return body
@@ -734,15 +734,15 @@ class BlobTransfer:
         Each kind of registry has a usual style. If the registry has refused uploads of this size
         (`_switch_style`), the kind's fallback style is used.
         """
-        product = job.target.product
+        dialect = job.target.dialect
         size = job.blob.size
-        if product.put_limit and size > product.put_limit:
+        if dialect.put_limit and size > dialect.put_limit:
             return "chunks"
         fallback_size = self._knowledge.facts_of(job.target.host.key).fallback_size
         is_fallback_due = fallback_size is not None and size >= fallback_size
-        if product.fallback_style and is_fallback_due:
-            return product.fallback_style
-        return product.upload_style
+        if dialect.fallback_style and is_fallback_due:
+            return dialect.fallback_style
+        return dialect.upload_style
 
     async def _send_in_chunks(self, job: _Job, body: Body) -> None:
         """Send the body with one PATCH for each chunk (docs/specification.md section 8.2).
@@ -751,7 +751,7 @@ class BlobTransfer:
         from the source are held in memory. A staged file is read again.
         """
         size = job.blob.size
-        limit = job.target.product.put_limit or size
+        limit = job.target.dialect.put_limit or size
         starts = range(job.upload.offset, size, limit)
         if isinstance(body, MemoryPieces | FilePieces):
             for start in starts:
@@ -927,7 +927,7 @@ class BlobTransfer:
         switched. A job switches once.
         """
         upload = job.upload
-        fallback_style = job.target.product.fallback_style
+        fallback_style = job.target.dialect.fallback_style
         if fallback_style is None or job.has_switched_style or not upload.has_begun:
             return False
         refused_size = _refused_size(job, error)
