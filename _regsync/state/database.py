@@ -163,7 +163,6 @@ class StateFile:
                 # Another process has locked the file for too long.
                 self._warn(f"the state in {self._shown_directory} is not saved: it is locked")
         self._close_file()
-        self._is_used = False
         if not self._keeps_unwritten:
             self._unsaved.clear()
 
@@ -209,12 +208,13 @@ class StateFile:
         self._is_used = True
 
     def _open_for_reading(self) -> None:
-        self._is_used = True  # `_stop_reading` resets it
         try:
             # None if there is no file yet.
             self._connection = sqlite.open_for_reading(self._path, _BUSY_SECONDS)
         except (Damaged, BelongsToOthers, OSError, sqlite3.Error) as error:
             self._stop_reading(error)
+        else:
+            self._is_used = True
 
     def _stop_reading(self, error: Exception) -> None:
         """Close the file after an error in a process that only reads, and log the reason."""

@@ -99,7 +99,10 @@ class HostFacts:
     has_referrers_api: dict[str, bool] = field(default_factory=dict)
 
     def restore(self, fact: Fact) -> None:
-        """Set the field that `fact` was saved from. A fact of an unknown form is ignored."""
+        """Set the field that `fact` was saved from. A fact of an unknown form is ignored.
+
+        Some fields were renamed after their names in the file had been chosen.
+        """
         match fact.name, fact.value:
             case "mounts", bool(value):
                 self.supports_mounts = value
@@ -128,8 +131,6 @@ class _Repository:
     # Confirmed evidence, by digest.
     confirmed_blobs: set[str] = field(default_factory=set)
     confirmed_manifests: set[str] = field(default_factory=set)
-    # Manifests that `confirm_manifest` has written to the archive, to write each once.
-    written_manifests: set[str] = field(default_factory=set)
 
     # Implied evidence: keys of blobs.
     implied_keys: set[bytes] = field(default_factory=set)
@@ -229,7 +230,7 @@ class Knowledge:
         """Report whether there is evidence that a repository holds a blob.
 
         Pass `must_be_recent` if the registry would accept a manifest although the blob is absent.
-        Archived evidence is then not enough.
+        An older entry is then believed only if it is reachable from a tag.
         """
         repository = self._repositories[where]
         key = key_of(digest)
@@ -283,15 +284,10 @@ class Knowledge:
         """Record that a repository holds a manifest and the blobs that the manifest names.
 
         `blobs` and `children` are the digests that the manifest names. The blobs may be mounted
-        from the repository from now on. Does nothing if this run has recorded the manifest before
-        and has not forgotten it since.
+        from the repository from now on.
         """
         repository = self._repositories[where]
         repository.confirmed_manifests.add(digest)
-        if digest in repository.written_manifests:
-            return
-        repository.written_manifests.add(digest)
-
         holders = self._committed_holders[where.host]
         blobs = tuple(dict.fromkeys(blobs))
         for blob in blobs:
@@ -326,7 +322,6 @@ class Knowledge:
         repository = self._repositories[where]
         repository.confirmed_blobs.discard(digest)
         repository.confirmed_manifests.discard(digest)
-        repository.written_manifests.discard(digest)
         holders = self._committed_holders[where.host]
         if where.name in holders.get(digest, ()):
             holders[digest] = tuple(name for name in holders[digest] if name != where.name)
