@@ -495,14 +495,15 @@ class Transport:
                 if authorization is not None and is_login_checked and not is_refused:
                     host.authenticator.record_success(authorization, call.repository, call.method)
 
+                if response.is_early and body is None and response.status in (200, 201):
+                    raise Disconnected("the registry answered before the request was sent")
                 may_log_in_again = is_refused and body is None and not hop.has_left_registry
-                if not may_log_in_again:
-                    if response.is_early and body is None and response.status in (200, 201):
-                        raise Disconnected("the registry answered before the request was sent")
-                    await self.raise_unless(host, response, ok, hop.peer)
+                if response.status in ok and not may_log_in_again:
                     turn.response = response
                     return turn
-                await response.read(ERROR_BODY)  # `refresh_login` needs the text of the refusal
+                await response.read(ERROR_BODY)
+                if not may_log_in_again:
+                    raise self.error_from(host, response, hop.peer)
             except LoginExpired:
                 # `_check_may_send` has found that the login was refused to another request. Unless
                 # the body has begun, log in again and repeat the request.
@@ -1010,26 +1011,19 @@ class Transport:
         if authorization is not None and authorization in host.authenticator.refused_logins:
             raise LoginExpired("the login was refused to another request")
 
-    async def raise_unless(
-        self, host: RegistryClient, answer: Response, ok: Collection[int], peer: Peer | None = None
-    ) -> None:
-        """Raise an error if the response's status is not in `ok`. `peer` is the host that sent the
-        response, if that is not the registry itself.
+    def error_from(
+        self, host: RegistryClient, answer: Response, peer: Peer | None = None
+    ) -> RegistryError:
+        """Return the error for a response, whose body has been read. Counts a response with status
+        429. `peer` is the host that sent the response, if that is not the registry itself.
 
         If the response belongs to an outage of that host, `error.unreachable_peer` is set, so that
         the caller waits for the end of the outage.
         """
-        if answer.status in ok:
-            return
-        await answer.read(ERROR_BODY)
-        error = self.error_from(host, answer)
+        if answer.status == 429:
+            self.throttled[host.key] += 1
+        error = host.error_of(answer, self.machine.wall())
         sender = peer or host.peer
         if sender.outage.is_on and is_gateway_failure(error.status, error.retry_after):
             error.unreachable_peer = sender
-        raise error
-
-    def error_from(self, host: RegistryClient, answer: Response) -> RegistryError:
-        """Return the error for a response. Counts a response with status 429."""
-        if answer.status == 429:
-            self.throttled[host.key] += 1
-        return host.error_of(answer, self.machine.wall())
+        return error

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from _regsync.auth.tokens import Refusal
 from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryError, SyncError
@@ -169,43 +169,49 @@ class Upload:
         registry refuses the body, WireError if the connection breaks, and all errors of `pieces`.
         """
         host = self.repository.host
-        session = self.session  # `_on_begin` may set `self.session` to ""
+        session = self.session  # `_record_begin` may set `self.session` to ""
         self._end = self.offset + pieces.length
         call = self._body_call(pieces.length, is_last=is_last)
-        body = Body(pieces, self._on_begin, self._transport)
+        body = Body(pieces, self._record_begin, self._transport)
         turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with turn as response:
             # An early 5xx does not say what became of the body, so the session stays broken.
             if not response.is_early or response.status < 500:
                 self.broken_session = ""
-            if response.status == 429:
-                # A rate limit applies before the session is looked up, so the session accepts the
-                # body later.
-                self.session = session
-                self._throttled_session = session
-            elif response.status in _SESSION_GONE and session == self._throttled_session:
-                # The previous body was refused with 429, and the registry has ended the session
-                # since. The caller starts again.
-                self.session = ""
-                await response.read(ERROR_BODY)
-                error = self._transport.error_from(host, response)
-                error.is_session_gone = True
-                raise error
-            elif response.status == 401 and self._is_at_registry:
-                await response.read(ERROR_BODY)
-                await self._transport.refresh_login(
-                    host, call, body.authorization, response, self._login_refusals
-                )
-                raise LoginExpired("the login expired during the upload")
-
             ok = (201, 204) if is_last else (201, 202, 204)
-            await self._transport.raise_unless(host, response, ok)
+            if response.status not in ok:
+                await self._raise_refusal(call, body, session, response)
             self.session = ""  # it has ended, or continues at the Location of the response
             if is_last:
                 self.repository.check_stored_digest(response, self.blob.digest)
             elif not response.is_early:
                 self._open(call, response, self._end)
             return not response.is_early
+
+    async def _raise_refusal(
+        self, call: Call, body: Body, session: str, response: Response
+    ) -> NoReturn:
+        """Raise the error for a response that refuses a body which was sent to `session`."""
+        if response.status == 429:
+            # A rate limit applies before the session is looked up, so the session accepts the body
+            # later.
+            self.session = session
+            self._throttled_session = session
+        # The registry may have ended the session since it refused a body with 429. The caller then
+        # starts again.
+        is_gone = response.status in _SESSION_GONE and session == self._throttled_session
+        if is_gone:
+            self.session = ""
+        host = self.repository.host
+        await response.read(ERROR_BODY)
+        if response.status == 401 and self._is_at_registry:
+            await self._transport.refresh_login(
+                host, call, body.authorization, response, self._login_refusals
+            )
+            raise LoginExpired("the login expired during the upload")
+        error = self._transport.error_from(host, response)
+        error.is_session_gone = error.is_session_gone or is_gone
+        raise error
 
     def _seconds_for_answer(self) -> float:
         """Return how long the answer to a body may take. The registry may hash or copy the whole
@@ -232,7 +238,7 @@ class Upload:
         call = self.repository.build_call(action, method, "", *headers)
         return call._replace(path=path, origin=self._origin, seconds=self._seconds_for_answer())
 
-    def _on_begin(self) -> None:
+    def _record_begin(self) -> None:
         """Record that the body begins. Until its answer arrives, the session is broken. `resume`
         may help, except in the style "patch", at another origin, or after the registry has refused
         it.
@@ -243,7 +249,8 @@ class Upload:
             self.repository.host.can_resume and self._is_at_registry and self.style != "patch"
         )
         self.broken_session = self.session if may_resume else ""
-        self.has_begun = self.has_begun or self.offset == 0
+        if self.offset == 0:
+            self.has_begun = True
         if self.style != "chunks":
             self.session = ""
 
@@ -268,11 +275,11 @@ class Upload:
                 if received or self.style == "chunks":
                     self._open(call, response, received)
         except RegistryError as error:
-            if error.retryable and not error.is_session_gone:
-                raise
             # A session that takes chunks stays open, unless the registry reports that it has ended.
             if error.is_session_gone:
                 self.session = ""
+            elif error.retryable:
+                raise
             host.can_resume = False
             self.broken_session = ""
 
