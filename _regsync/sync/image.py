@@ -403,7 +403,7 @@ class Image:
     # The number of the candidate in the election; -1 before the election.
     number: int = -1
     # How many times the image has started again after a refusal (I5, "Healing").
-    healings: int = 0
+    restarts: int = 0
     # Whether the target's tag is immutable and names another image, which is not a failure at ECR.
     is_kept_by_immutable_tag: bool = False
     # How many of its blobs were at the target already or were copied there by other images.

@@ -98,8 +98,7 @@ class Relay(Pieces):
         self._position = 0
         self._target_offset = 0
         self._read_limit = 0
-        # A blob that is smaller than the buffer is read to its own offsets in the buffer. The
-        # buffer then has all bytes from `_buffered_from` up to `_position`.
+        # If the blob fits into the buffer, its bytes from `_buffered_from` to `_position` are there.
         self._buffer = memoryview(b"")
         self._buffered_from = 0
         # Whether the last read has filled the buffer, so that more bytes have probably arrived.
@@ -183,16 +182,16 @@ class Relay(Pieces):
         if not self._can_pour():
             return 0
 
-        begin = self._position
+        start = self._position
         with self.source.adding_context("fetch blob", self._reference):
             try:
                 limiter = self._transport.movers
                 await anyio.to_thread.run_sync(self._pour_in_thread, write, limiter=limiter)
             except WireError as broken:
                 await self._resume(broken)
-        self._transport.count_read(self._position - begin)
-        # The target may have had the first of these bytes.
-        return max(0, self._position - max(begin, self._target_offset))
+        self._transport.count_read(self._position - start)
+        # Bytes that the target has were read and hashed, but not written.
+        return max(0, self._position - max(start, self._target_offset))
 
     def _can_pour(self) -> bool:
         """Report whether a thread may continue to read.
@@ -273,6 +272,7 @@ class Relay(Pieces):
         """
         size = self._blob.size
         start = self._position
+        # A blob that fits into the buffer is kept there as a whole (`whole_body`).
         room = self._buffer[start:] if self._fits_in_buffer else self._buffer
         try:
             count = await self._response.read_into(room[: self._read_limit - start])

@@ -56,7 +56,7 @@ _ABSENT_PAUSES = (0.5, 1.0, 2.0)
 # How often an image starts again after its manifest was refused: once for the digests that the
 # first refusal names, once for all digests believed from the state, and once for blobs that were
 # believed from the answer to a POST.
-_MOST_HEALINGS = 3
+_MOST_RESTARTS = 3
 
 # Seconds. If another image has not committed a shared blob after this time, the blob is uploaded
 # instead of mounted.
@@ -676,20 +676,20 @@ class Scheduler:
         except RegistryError as refusal:
             if is_immutable(refusal) and await self._handle_immutable_tag(image, refusal):
                 return None
-            if may_be_stale(refusal) and self._may_heal(image, refusal):
+            if may_be_stale(refusal) and self._may_start_again(image, refusal):
                 return refusal
             raise
         return None
 
-    def _may_heal(self, image: Image, refusal: RegistryError) -> bool:
+    def _may_start_again(self, image: Image, refusal: RegistryError) -> bool:
         """Report whether an image may start again after a refusal.
 
         It may always start again once. After that, it may start again only if some of its parts
         have not been confirmed by an answer of this run.
         """
-        if image.healings == 0:
+        if image.restarts == 0:
             return True
-        return image.healings < _MOST_HEALINGS and bool(self._unconfirmed_digests(image, refusal))
+        return image.restarts < _MOST_RESTARTS and bool(self._unconfirmed_digests(image, refusal))
 
     def _record_put(self, claims: ImageClaims, manifest: Manifest) -> None:
         """Record that a manifest is in its repository, and wake the images that wait for a child."""
@@ -713,7 +713,7 @@ class Scheduler:
             if not self._knowledge.is_confirmed(where, digest)
         )
         named_digests = unconfirmed_digests & refusal.digests
-        is_first_refusal = image.healings == 0
+        is_first_refusal = image.restarts == 0
         if named_digests and is_first_refusal:
             return named_digests
         return unconfirmed_digests
@@ -735,7 +735,7 @@ class Scheduler:
         self._discovery.log_once("debug", "healing", text)
         for digest in image.tree.with_ancestors(lost_digests):
             self._knowledge.forget(image.target.store_key, digest)
-        image.healings += 1
+        image.restarts += 1
 
     async def _handle_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
         """Handle the refusal to overwrite a tag. Returns whether the tag names the image already.

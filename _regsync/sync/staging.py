@@ -91,10 +91,13 @@ def _wrapping_disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = printable(str(error.filename or "the staging directory"))
-        why = reason_of(error)
-        hint = "free space in global.cache_dir, or set it to another disk"
-        raise StagingFailed(f"blobs cannot be staged in {place}: {why}", hint=hint) from error
+        raise _staging_failed(error) from error
+
+
+def _staging_failed(error: OSError) -> StagingFailed:
+    directory = printable(str(error.filename or "the staging directory"))
+    hint = "free space in global.cache_dir, or set it to another disk"
+    return StagingFailed(f"blobs cannot be staged in {directory}: {reason_of(error)}", hint=hint)
 
 
 class MemoryPieces(Pieces):
@@ -252,11 +255,9 @@ class FilePieces(Pieces):
             with self._disk.timing():
                 count = os.sendfile(socket, self._file.fileno(), self._offset, size)
         except OSError as error:
-            is_of_disk = error.errno == errno.EIO
-            if not is_of_disk:
+            if error.errno != errno.EIO:
                 raise  # the socket cannot be written to
-            with _wrapping_disk_errors():
-                raise
+            raise _staging_failed(error) from error
         if not count:
             raise StagingFailed(f"{self._digest} has become shorter on disk")
         self._offset += count
