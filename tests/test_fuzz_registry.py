@@ -204,7 +204,7 @@ async def upload(world: World, way: str) -> object:
     async with world.transport.pool.lease(world.host.origin) as lease:
         sent = Upload(world.repository, world.transport, lease, BLOB)
         if not await sent.start("lib" if way == "mount" else None):
-            await sent.lease.settle()
+            await sent.lease.release()
             if way == "cancel":
                 await sent.cancel_upload()
             elif way == "chunks":

@@ -124,9 +124,9 @@ class Lease:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.settle()
+        await self.release()
 
-    async def settle(self) -> None:
+    async def release(self) -> None:
         """Release the connection. It returns to the pool if it can serve another exchange, and is
         closed otherwise.
         """
@@ -179,7 +179,7 @@ class Lease:
         # The connection of the last exchange returns to the pool, which prefers the most recently
         # used one. Thus a PUT uses the connection of its POST.
         if self._connection is not None:
-            await self.settle()
+            await self.release()
         if pieces is not None and confirm is not None:
             confirm()
         idle = None if self._is_fresh else self._pool.reuse(self.origin, now)
@@ -196,7 +196,7 @@ class Lease:
                 raise
             lost = error
 
-        await self.settle()
+        await self.release()
         response = await self._exchange_anew(request, first_piece, pieces, seconds, confirm)
         # The lost attempt may have completed the upload and ended its session. On this error the
         # caller checks whether the blob exists.

@@ -84,7 +84,7 @@ class Turn:
     async def return_connection(self) -> None:
         """Return the connection to the pool, if the turn has one of its own."""
         if self.connection is not None:
-            await self.connection.settle()
+            await self.connection.release()
 
     def presume_success_at(self, moment: float) -> None:
         """Free the request's place in the window at `moment`, if no response arrives before."""
@@ -167,7 +167,7 @@ class Gate:
                 await self._wait(permit, demands)
             yield permit
             if lease is not None:
-                await lease.settle()
+                await lease.release()
         finally:
             self.current_permit.reset(previous)
             self.give_back(permit)
@@ -217,7 +217,7 @@ class Gate:
             return
         if permit.requests_in_flight == 0:
             if lease is not None:
-                await lease.settle()
+                await lease.release()
             needed = self._with_held_demands(permit, needed)  # before they are given back
             self.give_back(permit)
         await self._wait(permit, needed)

@@ -445,7 +445,7 @@ class Feeds:
             text = f"the target took nothing for {PATIENCE:.0f} s while others waited for it"
             part.error = LeftBehind(text)
         # Return the connection to the pool now: other targets of this reading may take longer.
-        await part.lease.settle()
+        await part.lease.release()
         part.ended.set()
 
 

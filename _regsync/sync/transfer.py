@@ -324,7 +324,7 @@ class BlobTransfer:
                         return await self._attempt(job)
             except _AnswerLost as lost:
                 error = lost.error
-                await upload.lease.settle()
+                await upload.lease.release()
                 if await self._check_arrival(job):
                     upload.session = ""  # the registry closed it when the body was complete
                     return BlobResult.UPLOADED
@@ -340,7 +340,7 @@ class BlobTransfer:
             next_attempt = "it goes on" if is_resumed else "it begins again"
             self._transport.machine.log("debug", "retry", f"{error}; {next_attempt}")
             error.drop_frames()  # the frames hold buffers of the body
-            await upload.lease.settle()
+            await upload.lease.release()
             await self._transport.wait_to_retry(error, pause, can_repeat=job.can_test_host(error))
 
     async def _attempt(self, job: _Job) -> BlobResult:
@@ -878,7 +878,7 @@ class BlobTransfer:
         self._transport.machine.log("debug", "retry", f"{error}; it is read once more")
         error.drop_frames()  # the frames hold buffers of the body
 
-        await upload.lease.settle()
+        await upload.lease.release()
         if upload.session and (upload.has_begun or upload.offset):
             await upload.cancel_upload()  # the session holds some of the wrong bytes
             upload.session = ""
