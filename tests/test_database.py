@@ -27,7 +27,6 @@ from _regsync.state.archive import (
     ArtifactCheck,
     BlobEntry,
     Fact,
-    Holder,
     ManifestEntry,
     MemoryArchive,
     RepositoryKey,
@@ -127,7 +126,9 @@ STEPS = st.lists(
 def answers(archive: Archive) -> list[object]:
     """Return all that an archive can be asked."""
     holders = [
-        sorted(archive.holders_of(host, key)) for host in ("host:5000", "else") for key in KEYS
+        sorted(archive.holders_of(host, key).items())
+        for host in ("host:5000", "else")
+        for key in KEYS
     ]
     return [
         [archive.blob(where, key) for where in WHERES for key in KEYS],
@@ -194,9 +195,10 @@ def test_mount_sources_are_those_confirmed_last_and_no_more_than_are_tried(tmp_p
         state.put_blob(RepositoryKey("else", "app"), KEYS[0], BlobEntry(200, True))
     with opened(tmp_path) as state:
         holders = state.holders_of("host", KEYS[0])
-        assert holders == [Holder(f"app-{number}", number) for number in range(98, 34, -2)]
+        wanted = [(f"app-{number}", number) for number in range(98, 34, -2)]
+        assert list(holders.items()) == wanted
         state.forget(RepositoryKey("host", "app-98"), [KEYS[0]])
-        assert holders[0] not in state.holders_of("host", KEYS[0])
+        assert wanted[0][0] not in state.holders_of("host", KEYS[0])
 
 
 def test_what_is_too_old_is_removed_from_the_file(tmp_path: Path) -> None:

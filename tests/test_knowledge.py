@@ -11,7 +11,6 @@ from _regsync.state.archive import (
     MOST_HOLDERS,
     BlobEntry,
     Fact,
-    Holder,
     ManifestEntry,
     MemoryArchive,
     RepositoryKey,
@@ -281,7 +280,7 @@ class Counted(MemoryArchive):
         self.asked_for_snapshots = list[list[bytes]]()
         super().__init__()
 
-    def holders_of(self, host: str, key: bytes) -> list[Holder]:
+    def holders_of(self, host: str, key: bytes) -> dict[str, int]:
         self.asked_for_holders += 1
         return super().holders_of(host, key)
 

@@ -105,13 +105,6 @@ class ManifestEntry(NamedTuple):
     children: tuple[bytes, ...]  # keys of the manifests that it names
 
 
-class Holder(NamedTuple):
-    """A repository that holds a blob under a committed manifest."""
-
-    repository: str
-    confirmed_at: int  # see `BlobEntry`
-
-
 class Snapshot(NamedTuple):
     """The digests of a tag at its source and its target when the target was last up to date."""
 
@@ -171,8 +164,10 @@ class Archive(Protocol):
     def manifest_times(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
         """Return `confirmed_at` of each of these manifests that has an entry, by key."""
 
-    def holders_of(self, host: str, key: bytes) -> list[Holder]:
-        """Return the repositories of a host that hold a mountable blob, newest entry first."""
+    def holders_of(self, host: str, key: bytes) -> dict[str, int]:
+        """Return the repositories of a host from which a blob can be mounted, and `confirmed_at` of
+        their entries, newest first.
+        """
 
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
         """Return the snapshots that have one of these names, by name."""
@@ -243,13 +238,13 @@ class MemoryArchive:
         entries = ((key, self.manifest(where, key)) for key in keys)
         return {key: entry.confirmed_at for key, entry in entries if entry is not None}
 
-    def holders_of(self, host: str, key: bytes) -> list[Holder]:
+    def holders_of(self, host: str, key: bytes) -> dict[str, int]:
         entries = self.blobs.get((host, key), {})
-        return [
-            Holder(repository, entry.confirmed_at)
+        return {
+            repository: entry.confirmed_at
             for repository, entry in entries.items()
             if entry is not None and entry.is_mountable
-        ]
+        }
 
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
         return {

@@ -30,7 +30,6 @@ from _regsync.state.archive import (
     ArtifactCheck,
     BlobEntry,
     Fact,
-    Holder,
     ManifestEntry,
     MemoryArchive,
     RepositoryKey,
@@ -404,7 +403,7 @@ class StateFile:
                     times[key] = confirmed_at
         return times | self._unsaved.manifest_times(where, keys)
 
-    def holders_of(self, host: str, key: bytes) -> list[Holder]:
+    def holders_of(self, host: str, key: bytes) -> dict[str, int]:
         query = (
             "SELECT repository, confirmed FROM blob WHERE host = ? AND digest = ? AND is_mountable"
             f" ORDER BY confirmed DESC LIMIT {MOST_HOLDERS}"
@@ -414,7 +413,7 @@ class StateFile:
         for row in self._select(query, host, key):
             match row:
                 case (str(repository), int(confirmed_at)) if repository not in unsaved_repositories:
-                    holders.append(Holder(repository, confirmed_at))
+                    holders[repository] = confirmed_at
         return holders
 
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:

@@ -512,10 +512,10 @@ class Knowledge:
         """Return the archived repositories of a blob, with the times of their entries."""
         holders = self._repositories.archive_of(host).holders_of(host, key)
         return [
-            (RepositoryKey(host, holder.repository), holder.confirmed_at)
-            for holder in holders
+            (RepositoryKey(host, name), confirmed_at)
+            for name, confirmed_at in holders.items()
             # The file has no checksum, and the name becomes part of a URL.
-            if is_repository(holder.repository)
+            if is_repository(name)
         ]
 
     def supports_mounts(self, host: str) -> bool | None:
