@@ -713,10 +713,10 @@ async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(mirror):
 def test_only_what_refers_to_the_image_itself_is_known_to_be_late():
     """A target has been asked for the image's own list, not for those of the manifests below it."""
     target = mock.Mock()
-    known = SearchedTarget(target, False, True, had_no_referrers=True, had_no_cosign_tags=False)
+    known = SearchedTarget(target, False, True, lacks_referrers=True, lacks_cosign_tags=False)
     search = Search(mock.Mock(), mock.Mock(), (known,), image_digest="a")
     assert search.targets_for("a") == (known,)
-    assert search.targets_for("b") == (known._replace(had_no_referrers=False),)
+    assert search.targets_for("b") == (known._replace(lacks_referrers=False),)
 
 
 async def test_a_tag_of_cosign_that_comes_late_costs_no_look_and_one_that_moves_does(mirror):

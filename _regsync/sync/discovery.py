@@ -153,6 +153,10 @@ class TagLookup(NamedTuple):
     # When the image of `held_tags` will be old enough, in seconds since 1970.
     held_until: int | None = None
 
+    @property
+    def is_trimmed(self) -> bool:
+        return self.digest != self.source_digest
+
     def tag_at(self, target: Repository) -> TargetTag | None:
         """Return the result for one target. Returns None if the target was not looked up."""
         return next((tag for tag in self.targets if tag.target is target), None)

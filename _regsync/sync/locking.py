@@ -333,7 +333,7 @@ class Locking:
             if mapping.artifacts.enabled:
                 for artifact in await self._referrers.list_all(mapping, lookup):
                     artifacts.setdefault(artifact.reference, _locked_artifact(artifact))
-        pushed = lookup.digest if lookup.digest != lookup.source_digest else None
+        pushed = lookup.digest if lookup.is_trimmed else None
         return _Content(lookup.source_digest, pushed, tuple(artifacts.values()))
 
     # The new lock.

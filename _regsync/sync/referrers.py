@@ -112,11 +112,11 @@ class SearchedTarget(NamedTuple):
     # Whether the target held all artifacts after the last search. If so, the state is trusted for
     # each artifact.
     was_complete: bool
-    # Whether the last search found the target complete and found no referrers of the image itself.
-    # Referrers that are found now are new at the source, so the target lacks them.
-    had_no_referrers: bool
+    # Whether the target lacks all referrers of the image itself. If the last search found the target
+    # complete and found no referrers, then all that are found now are new at the source.
+    lacks_referrers: bool
     # The same for cosign tags of the image itself.
-    had_no_cosign_tags: bool
+    lacks_cosign_tags: bool
     # The digests in the source's referrers list for the image, if the list is unchanged since the
     # last search. The target holds these artifacts. Empty if the list has changed.
     unchanged_list: frozenset[str] = frozenset()
@@ -149,7 +149,9 @@ class Search(NamedTuple):
         # Earlier searches recorded only whether the image itself had artifacts, not the manifests
         # below it.
         return tuple(
-            target._replace(had_no_referrers=False, had_no_cosign_tags=False)
+            target._replace(
+                lacks_referrers=target.lacks_image, lacks_cosign_tags=target.lacks_image
+            )
             for target in self.targets
         )
 
@@ -340,17 +342,16 @@ class Referrers:
         """
         source = lookup.source
         is_deep = depth is SearchDepth.DEEP
-        is_trimmed = lookup.digest != lookup.source_digest
         if is_deep:
             subjects = await self._copied_subjects(mapping, lookup)
         else:
-            subjects = [] if is_trimmed else [lookup.source_digest]
+            subjects = [] if lookup.is_trimmed else [lookup.source_digest]
         # `_find_stripped` also reads the list of the untrimmed index.
-        self.lists.expect_subjects(source, len(subjects) + (1 if is_trimmed else 0))
+        self.lists.expect_subjects(source, len(subjects) + (1 if lookup.is_trimmed else 0))
 
         # The digests in the referrers list for the image itself.
         listed_digests = list[str]()
-        if not is_trimmed:
+        if not lookup.is_trimmed:
             referrers = await self.lists.read(source, lookup.source_digest)
             listed_digests += [entry.digest for entry in referrers.entries]
         # A deep search looks up each artifact, even if the list is unchanged since the last search.
@@ -359,7 +360,7 @@ class Referrers:
 
         copied = await self._find_transitively(search, subjects, is_deep=is_deep)
         stripped = list[Artifact]()
-        if is_trimmed:
+        if lookup.is_trimmed:
             stripped = await self._find_stripped(search, lookup.source_digest)
         return FoundArtifacts(tuple(copied), tuple(stripped), hash_of_list(listed_digests))
 
@@ -452,9 +453,8 @@ class Referrers:
     async def _copied_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests of an image's manifests that are copied and may have artifacts."""
         child_subjects = await self._discovery.child_subjects(mapping, lookup)
-        is_trimmed = lookup.digest != lookup.source_digest
         # A trimmed index has a new digest, to which no artifact refers.
-        return child_subjects if is_trimmed else [lookup.source_digest, *child_subjects]
+        return child_subjects if lookup.is_trimmed else [lookup.source_digest, *child_subjects]
 
     async def _subjects_below(self, source: Repository, top: Manifest) -> list[str]:
         """Return the digests of a manifest and all manifests below it, except attestations.
@@ -499,13 +499,16 @@ class Referrers:
             listed_tag_bits = copy.artifact_search.listed_tag_bits
             # With --recheck the state is not trusted, and the targets are asked for each artifact.
             was_complete = copy.already_at_target and last_check.is_complete and not self._recheck
+            had_no_referrers = was_complete and found_no_referrers(last_check)
+            had_no_tags = was_complete and found_no_tags(last_check, listed_tag_bits)
             is_list_unchanged = last_check.listing_hash == trusted_hash
+            lacks_image = not copy.already_at_target
             target = SearchedTarget(
                 copy.target,
-                lacks_image=not copy.already_at_target,
+                lacks_image=lacks_image,
                 was_complete=was_complete,
-                had_no_referrers=was_complete and found_no_referrers(last_check),
-                had_no_cosign_tags=was_complete and found_no_tags(last_check, listed_tag_bits),
+                lacks_referrers=lacks_image or had_no_referrers,
+                lacks_cosign_tags=lacks_image or had_no_tags,
                 unchanged_list=frozenset(trusted_list if is_list_unchanged else ()),
             )
             targets.append(target)
@@ -654,11 +657,8 @@ class Referrers:
 
         Returns None if the filters reject the types, or if the source does not hold the artifact.
         """
-        known_to_lack = [
-            target.repository
-            for target in search.targets_for(subject)
-            if target.lacks_image or target.had_no_referrers
-        ]
+        targets = search.targets_for(subject)
+        known_to_lack = [target.repository for target in targets if target.lacks_referrers]
         try:
             types = await self._types_of_entry(search, entry)
             if not search.wants(types):
@@ -747,11 +747,8 @@ class Referrers:
 
         Returns None if the filters reject its types, or if the source does not have the tag.
         """
-        known_to_lack = [
-            target.repository
-            for target in search.targets_for(subject)
-            if target.lacks_image or target.had_no_cosign_tags
-        ]
+        targets = search.targets_for(subject)
+        known_to_lack = [target.repository for target in targets if target.lacks_cosign_tags]
         target_tags = self._discovery.new_target_tags(search.repositories, search.mapping, tag, tag)
         self._discovery.load_snapshots(target_tags)
         types = frozenset[str]()
