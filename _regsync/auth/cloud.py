@@ -170,6 +170,7 @@ class CloudLogin:
         """
         renewals_before = self._renewals
         if refused is not None and refused == self._credential:
+            # Treat the credential as expired.
             self._renew_at = -math.inf
             self._valid_until = -math.inf
         is_due = anyio.current_time() >= self._renew_at
@@ -229,7 +230,7 @@ class CloudLogin:
         self._credential = login.credential
         self.expires = login.expires
         life = login.expires - self.machine.wall()
-        if life <= 0:
+        if math.isnan(life) or life <= 0:
             # This machine's clock may be wrong. Use the login until a registry refuses it.
             life = math.inf
         # If the lifetime is short, use the login for at least half of it.

@@ -71,7 +71,7 @@ _MOST_SECRETS_SEEN = 512
 class Refusal(Enum):
     """The reason why the registry refused a request's login, if another login may help."""
 
-    # The request had no login, or a login that may lack a right.
+    # The request had no login, or a login that may never have been sufficient for it.
     INSUFFICIENT = auto()
 
     # The request's token was sufficient before. It was revoked, or its number of uses is limited.
@@ -373,7 +373,8 @@ class Authenticator:
     ) -> Refusal:
         """Drop the token that a 401 refused, and store the scope that the registry requires.
 
-        `challenge` is the challenge of the 401. `use` and `actions` describe the refused request.
+        Returns the reason for the refusal. `challenge` is the challenge of the 401. `use` and
+        `actions` describe the refused request.
         """
         was_login_sent = refused_header is not None
         self._adopt_scope(challenge, use.repository, actions, was_login_sent=was_login_sent)
@@ -519,14 +520,14 @@ class Authenticator:
         return AuthError(message, hint=hint, fatal=fatal)
 
     def _adopt_scope(
-        self, offered: Challenge, repository: str, actions: str, *, was_login_sent: bool
+        self, challenge: Challenge, repository: str, actions: str, *, was_login_sent: bool
     ) -> None:
         """Store the scope of a 401 for later token requests, if we would request another scope.
 
         A scope for all repositories is used for every request. Another scope is only used for this
         repository and these actions (docs/protocol-facts.md sections 2.2 and 2.3).
         """
-        scope = offered.scope
+        scope = challenge.scope
         if not scope:
             return
         if ":" not in scope:
@@ -536,7 +537,7 @@ class Authenticator:
 
         # Some registries use another repository name in the scope than in the URL.
         is_of_other_repository = f" repository:{repository}:" not in f" {scope}"
-        was_too_narrow = offered.error == "insufficient_scope" and was_login_sent
+        was_too_narrow = challenge.error == "insufficient_scope" and was_login_sent
         if is_of_other_repository or was_too_narrow:
             self._scope_overrides[repository, actions] = scope
         if is_of_other_repository:
@@ -567,10 +568,9 @@ class Authenticator:
     async def _request_token(self, needed: Scopes, can_repeat: bool) -> Token:
         """Request a token for the needed scopes and for planned scopes, and store it in the cache.
 
-        The returned token has a value or an error. A SyncError is stored in the token rather than
-        raised, because it also concerns the tasks that wait for the token. The token has neither if
-        the token service may have refused the planned scopes. The caller must then request another
-        token.
+        A SyncError is not raised, but stored in the token, because it also concerns the tasks that
+        wait for the token. If the token service may have refused the planned scopes, the token has
+        neither a value nor an error, and the caller must request another token.
         """
         scopes = self._scopes_to_request(needed, can_repeat)
         token = Token(scopes, covers_more=scopes != needed, requested_at=self._now())
@@ -603,7 +603,7 @@ class Authenticator:
         return answer
 
     def _may_be_refused_for_scopes(self, answer: Answer) -> bool:
-        """Report whether the service may have refused a token because of its additional scopes."""
+        """Report whether the service may have refused a token because of the planned scopes."""
         if answer.status == 401:
             # A refused password is not sent again, not even for fewer scopes: accounts get locked.
             return self.is_anonymous
