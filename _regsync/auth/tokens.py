@@ -283,10 +283,9 @@ class Authenticator:
     ) -> str | None:
         """Return the Authorization header for a request.
 
-        Returns None if the request is to be sent without a login. This is the case if the registry
-        has not asked for a login, or if the challenge of an earlier run turns out to be out of
-        date, which is then discarded. Raises SyncError if no token can be obtained, or if the
-        registry has already refused the password.
+        Returns None if the registry has not asked for a login, or if the challenge of an earlier
+        run is out of date, which is then discarded. Raises SyncError if no token can be obtained,
+        or if the registry has already refused the password.
 
         `also` lists other repositories that the request uses, each with its actions. `can_repeat` is
         false for a request with a body, which cannot be sent again after a 401.
@@ -311,8 +310,7 @@ class Authenticator:
             return f"Bearer {await self._obtain_token(needed, can_repeat)}"
         except (AuthError, RegistryError) as error:
             was_login_refused = isinstance(error, AuthError) and error.fatal
-            is_challenge_current = self._challenged_in_this_run
-            if error.retryable or was_login_refused or is_challenge_current:
+            if self._challenged_in_this_run or error.retryable or was_login_refused:
                 raise
             # The challenge was saved by an earlier run, and its token service no longer issues
             # tokens. The registry answers a request without a login with its current challenge.
