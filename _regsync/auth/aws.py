@@ -484,7 +484,9 @@ class _Client(NamedTuple):
                 return text_or_failure
             failure = text_or_failure
             attempts_left -= 1
-            if attempts_left == 0 or not failure.is_temporary:
+            # A container's credential service may not have started yet.
+            is_temporary = failure.is_temporary or request.is_to_container_service
+            if attempts_left == 0 or not is_temporary:
                 break
             await anyio.sleep(_PAUSE)
 
@@ -514,28 +516,21 @@ class _Client(NamedTuple):
         fields = _parse_fields(text)
         if answer.status == 200 and fields:
             return text
-        return _failure_of(request, answer, fields, hint)
+        return _failure_of(answer, fields, hint)
 
 
-def _failure_of(request: Request, answer: Answer, fields: dict[str, object], hint: str) -> _Failure:
-    """Describe an unsuccessful answer. `fields` are the parsed fields of its body.
-
-    `hint` is the hint of the error, if no further attempt succeeds.
-    """
+def _failure_of(answer: Answer, fields: dict[str, object], hint: str) -> _Failure:
+    """Describe an unsuccessful answer. `fields` are the parsed fields of its body."""
     # The location of the error's name depends on the service's protocol.
     name = fields.get("__type") or answer.headers.get("x-amzn-errortype") or fields.get("Code")
     error_name = str(name or "")
     message = fields.get("message") or fields.get("Message") or ""
 
     is_server_error = answer.status >= 500
-    # A 200 only arrives here if its body is unreadable. The next attempt may return a complete
-    # body.
+    # A 200 only arrives here if its body is unreadable, for example incomplete.
     has_temporary_status = is_server_error or answer.status in (200, 429)
     has_temporary_name = re.search(_TEMPORARY_ERRORS, error_name) is not None
-    # A container's credential service may not have started yet, so each of its failures counts as
-    # temporary.
-    is_temporary = request.is_to_container_service or has_temporary_status or has_temporary_name
-
+    is_temporary = has_temporary_status or has_temporary_name
     code = WireError.code if is_server_error else AuthError.code
     return _Failure(f"status {answer.status} {error_name} {message}", hint, code, is_temporary)
 
