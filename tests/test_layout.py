@@ -267,7 +267,7 @@ def test_a_blob_is_a_regular_file(seed, tmp_path, change):
     layout = make_layout(tmp_path / "disk", {"app:v1": image})
     change(blob_path(layout, image.top))
     with pytest.raises(LayoutError, match="not a regular file"):
-        open_layout(layout).read(image.top, 10_000)
+        open_layout(layout).read_manifest(image.top)
 
 
 @pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])
@@ -293,8 +293,14 @@ def test_a_blob_of_another_size_is_not_opened(seed, tmp_path):
         stream.write(b"more")
     with pytest.raises(SyncError, match="descriptor says"):
         open_layout(layout).open(image.top, len(image.body))
-    with pytest.raises(ContentError, match="more than 10"):
-        open_layout(layout).read(image.top, 10)
+
+
+def test_a_manifest_of_5_mib_is_not_read(seed, tmp_path):
+    image = seed.image()
+    layout = make_layout(tmp_path / "disk", {"app:v1": image})
+    os.truncate(blob_path(layout, image.top), 5 << 20)
+    with pytest.raises(ContentError, match="5242880 bytes, more than 4194304"):
+        open_layout(layout).read_manifest(image.top)
 
 
 def test_a_manifest_that_many_entries_name_is_read_once(seed, tmp_path, monkeypatch):
@@ -308,13 +314,13 @@ def test_a_manifest_that_many_entries_name_is_read_once(seed, tmp_path, monkeypa
     for digest, body in sbom.contents().items():
         blob_path(disk, digest).write_bytes(body)
     reads = list[str]()
-    read = Layout.read
+    read = Layout.read_manifest
 
-    def counted(layout: Layout, digest: str, most: int) -> bytes | None:
+    def counted(layout: Layout, digest: str) -> bytes | None:
         reads.append(digest)
-        return read(layout, digest, most)
+        return read(layout, digest)
 
-    monkeypatch.setattr(Layout, "read", counted)
+    monkeypatch.setattr(Layout, "read_manifest", counted)
     ran = run_regsync("copy", f"oci-layout:{disk}//app:v1", f"oci-layout:{tmp_path / 'other'}")
     assert ran.status == 0, ran.err
     assert reads.count(sbom.top) == 1
@@ -408,7 +414,7 @@ async def test_what_is_put_is_there_after_a_commit_and_names_nothing_before(seed
     await put_image(layout, image)
     assert not (tmp_path / "disk" / "index.json").exists()
     assert layout.has_unsaved()
-    assert layout.read(image.top, 10_000) == image.body, "the run finds it again at once"
+    assert layout.read_manifest(image.top) == image.body, "the run finds it again at once"
     await layout.commit()
     assert not layout.has_unsaved()
     layout.close()

@@ -17,10 +17,8 @@ from _regsync.files import open_safely
 from _regsync.layout.directory import Layout
 from _regsync.layout.index import LARGEST_INDEX, Entry, read_lines
 from _regsync.oci.manifest import Manifest, parse_manifest
-from _regsync.oci.reference import LAYOUT_SCHEME
+from _regsync.oci.reference import LAYOUT_SCHEME, begins_with_host, split_full_name
 from _regsync.text import printable, reason_of
-
-_MANIFEST_LIMIT = 4 * 1024 * 1024
 
 
 def read_assumed(paths: Iterable[str], log: Callable[..., None]) -> dict[str, str]:
@@ -65,11 +63,10 @@ def read_receipt(text: str) -> dict[str, str]:
 
 def _without_host(name: str) -> str:
     """Return the repository in `HOST/REPO`, `oci-layout:PATH//REPO` or `REPO`."""
-    if name.startswith(f"{LAYOUT_SCHEME}:"):
-        return name.rpartition("//")[2]
-    first, slash, rest = name.partition("/")
-    is_host = slash and ("." in first or ":" in first or first == "localhost")
-    return rest if is_host else name
+    if not (name.startswith(f"{LAYOUT_SCHEME}:") or begins_with_host(name)):
+        return name
+    _, repository = split_full_name(name)
+    return repository
 
 
 def _repository_by_blob(layout: Layout) -> dict[str, str]:
@@ -100,7 +97,7 @@ def _manifests_below(layout: Layout, entry: Entry) -> list[Manifest]:
     pending = [entry.descriptor]
     seen = {entry.descriptor.digest}  # the digests in `pending`
     for descriptor in pending:  # the list grows by the children of each index
-        body = layout.read(descriptor.digest, _MANIFEST_LIMIT)
+        body = layout.read_manifest(descriptor.digest)
         if body is None:
             continue
         manifest = parse_manifest(body, content_type=None, expected=descriptor)

@@ -63,6 +63,7 @@ _OLD_INDEX_FILE = "index.json.old"
 
 _VERSION = b'{"imageLayoutVersion":"1.0.0"}\n'
 _LARGEST_VERSION_FILE = 64 * 1024  # bytes
+_LARGEST_MANIFEST = 4 * 1024 * 1024  # bytes; the limit of registries is the same
 
 # The hint for a damaged layout.
 _COPY_AGAIN = "copy the layout again, or name another directory"
@@ -199,11 +200,10 @@ class Layout:
             raise LayoutError(f"{digest} is not a regular file in {self.display_path}")
         return status.st_size
 
-    def read(self, digest: str, limit: int) -> bytes | None:
-        """Return the bytes of a blob or manifest. Their digest is not verified.
+    def read_manifest(self, digest: str) -> bytes | None:
+        """Return the bytes of a manifest. Their digest is not verified.
 
-        Returns None if the layout does not hold it. Raises ContentError if its file has more than
-        `limit` bytes.
+        Returns None if the layout does not hold it. Raises ContentError if it is too large.
         """
         # A manifest that has not been saved yet is only in memory.
         for group in self._unsaved_groups():
@@ -213,8 +213,8 @@ class Layout:
         size = self.size_of(digest)
         if size is None:
             return None
-        if size > limit:
-            raise ContentError(f"{digest} has {size} bytes, more than {limit}")
+        if size > _LARGEST_MANIFEST:
+            raise ContentError(f"{digest} has {size} bytes, more than {_LARGEST_MANIFEST}")
         with self.disk_errors(), self.open(digest, size) as stream:
             return stream.read(size) or b""  # a blocking file never returns None
 

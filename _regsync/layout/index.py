@@ -21,6 +21,7 @@ from _regsync.crypto import DIGEST_HEX_LENGTHS
 from _regsync.errors import ConfigError, ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, load_json, read_descriptor
 from _regsync.oci.reference import (
+    begins_with_host,
     check_digest,
     is_repository,
     is_tag,
@@ -359,7 +360,7 @@ class _Names(NamedTuple):
 def _names_of(entry: Entry) -> _Names:
     """Return the names under which an entry is found, from its two annotations for names."""
     own = _split_name(entry.name)
-    if own is not None and not _begins_with_host(own.repository):
+    if own is not None and not begins_with_host(own.repository):
         return _Names(own.tag, own.repository)
 
     # Some tools write the full name to the annotation in which this program writes `REPO:TAG`. A
@@ -382,11 +383,6 @@ def _parse_full_name(text: str) -> _Names:
     with_host = f"{reference.host}/{reference.repository}"
     repositories = [reference.repository, with_host]
     return _Names(reference.tag, full_repositories=tuple(filter(is_repository, repositories)))
-
-
-def _begins_with_host(repository: str) -> bool:
-    first, slash, _ = repository.partition("/")
-    return bool(slash) and ("." in first or first == "localhost")
 
 
 # Lines about blobs.

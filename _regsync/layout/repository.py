@@ -39,9 +39,6 @@ from _regsync.text import Secrets
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# Bytes of a manifest. Registries have the same limit.
-_MANIFEST_LIMIT = 4 * 1024 * 1024
-
 # Blobs that are read from or written to one layout at the same time.
 _CONCURRENCY = 64
 
@@ -266,7 +263,7 @@ class LayoutRepository:
             raise RegistryError("no such tag or manifest", status=404)
 
     def _read_manifest(self, digest: str, expected: Descriptor | None) -> Manifest:
-        body = self._layout.read(digest, _MANIFEST_LIMIT)
+        body = self._layout.read_manifest(digest)
         if body is None:
             raise RegistryError("no such tag or manifest", status=404)
         return parse_manifest(body, content_type=None, digest=digest, expected=expected)

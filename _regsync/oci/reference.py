@@ -93,6 +93,15 @@ def full_name(host: str, repository: str) -> str:
     return f"{host}{separator}{repository}"
 
 
+def begins_with_host(name: str) -> bool:
+    """Report whether the first part of `HOST/REPO` or `REPO` is a host.
+
+    It is a host if it contains a dot or a port or is `localhost`.
+    """
+    first, slash, _ = name.partition("/")
+    return bool(slash) and ("." in first or ":" in first or first == "localhost")
+
+
 def image_name(repository: str, reference: str) -> str:
     """Join a repository and a tag or digest."""
     separator = "@" if is_digest(reference) else ":"
