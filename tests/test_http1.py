@@ -299,7 +299,7 @@ async def test_request_that_is_out_of_date_after_a_dial_is_not_sent_and_its_conn
     pool = pool_of(wire)
     async with pool.lease(ORIGIN) as lease:
         with pytest.raises(LoginExpired):
-            await lease.exchange(GET, confirm=refuse)
+            await lease.exchange(GET, check_may_send=refuse)
     assert (wire.requests, wire.closed) == ([], False)
     async with pool.lease(ORIGIN) as lease:
         assert await (await lease.exchange(GET)).read(10) == b"x"
@@ -310,7 +310,7 @@ async def test_request_that_is_out_of_date_after_a_lost_connection_is_not_sent_a
     async with pool_of(old, new).lease(ORIGIN) as lease:
         await lease.exchange(POST)
         with pytest.raises(LoginExpired):
-            await lease.exchange(GET, confirm=refuse)
+            await lease.exchange(GET, check_may_send=refuse)
     assert new.requests == []
 
 
@@ -319,7 +319,7 @@ async def test_body_that_is_out_of_date_when_its_source_begins_is_not_sent() -> 
     async with pool_of(wire).lease(ORIGIN) as lease:
         await lease.exchange(POST)
         with pytest.raises(LoginExpired):
-            await lease.exchange(PUT, 300, Blob(b"first"), confirm=refuse)
+            await lease.exchange(PUT, 300, Blob(b"first"), check_may_send=refuse)
     assert [seen.method for seen in wire.requests] == ["POST"]
 
 

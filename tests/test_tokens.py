@@ -46,7 +46,7 @@ class Tokens:
         headers: list[tuple[str, str]],
         body: bytes,
         seconds: float | None = None,
-        confirm: Callable[[], None] | None = None,
+        check_may_send: Callable[[], None] | None = None,
     ) -> Answer:
         self.asked.append((method, url, headers, body))
         number = len(self.asked)

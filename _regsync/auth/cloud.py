@@ -38,8 +38,8 @@ class Fetch(Protocol):
     """A function that sends one request to a login service and returns the answer.
 
     It follows no redirects, and limits the size of the answer's body. `seconds` limits the time of
-    the whole exchange. `confirm` is called after each wait, before the request is sent. If
-    `confirm` raises a SyncError, the request is not sent. Raises WireError if there is no answer.
+    the whole exchange. `check_may_send` is called after each wait, before the request is sent. If
+    it raises a SyncError, the request is not sent. Raises WireError if there is no answer.
     """
 
     def __call__(
@@ -49,7 +49,7 @@ class Fetch(Protocol):
         headers: list[Pair],
         body: bytes,
         seconds: float | None = None,
-        confirm: Callable[[], None] | None = None,
+        check_may_send: Callable[[], None] | None = None,
     ) -> Awaitable[Answer]: ...
 
 

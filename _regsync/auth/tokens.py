@@ -709,7 +709,7 @@ class Authenticator:
         try:
             check_login()
             # `_fetch` checks again before it sends the request, because it may wait before.
-            answer = await self._fetch(method, url, headers, body, confirm=check_login)
+            answer = await self._fetch(method, url, headers, body, check_may_send=check_login)
         except LoginExpired:
             return Answer(401, {}, b"")
         if answer.status == 401 and login:

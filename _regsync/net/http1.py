@@ -203,8 +203,8 @@ class Response:
             declared = self.headers.get("content-length")
             self.length = int(declared) if declared else None
 
-        # How many bytes of the body `read_into` has not returned yet. None: h11 parses the body, and
-        # `_parse_more` sets 0 at its end. So it is with a body of unknown length, and with the body of
+        # How many bytes of the body `read_into` has not returned yet. None while h11 parses the body,
+        # until `_parse_more` sets 0 at its end. h11 parses a body of unknown length, and the body of
         # an error, because h11 returns the beginning of a truncated body.
         self.bytes_left: int | None = None
         if not has_content or self.length == 0:
@@ -241,9 +241,9 @@ class Response:
             if not count:
                 raise Disconnected(f"the body ended {self.bytes_left} bytes too early")
         else:
-            count = 0
+            return 0
 
-        if self.bytes_left:  # not while h11 parses the body
+        if self.bytes_left is not None:
             self.bytes_left -= count
         return count
 
@@ -400,8 +400,8 @@ class Connection:
         self.origin = origin
         self.timeouts = timeouts
         self.state = State.IDLE
-        # When the connection was last waited for, taken from the pool or sent a whole request, in the
-        # event loop's time.
+        # When the connection was last taken from the pool, waited for, or sent a whole request, in
+        # the event loop's time.
         self.used_at = anyio.current_time()
         self._stream = stream
         self._authority = origin.authority

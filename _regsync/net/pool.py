@@ -152,7 +152,7 @@ class Lease:
         seconds: float | None = None,
         pieces: Pieces | None = None,
         *,
-        confirm: Callable[[], None] | None = None,
+        check_may_send: Callable[[], None] | None = None,
         now: float | None = None,
     ) -> Response:
         """Perform one exchange, and return its answer with the body unread.
@@ -161,10 +161,10 @@ class Lease:
         for the head of the answer after the body is sent (default: `Timeouts.head`). If an idle
         connection turns out to be dead, the request is sent again over a new connection.
 
-        `confirm` is called after each wait and before anything is sent. If it raises, nothing is
-        sent. `now` is as for Pool.reuse.
+        `check_may_send` is called after each wait and before anything is sent. If it raises,
+        nothing is sent. `now` is as for Pool.reuse.
 
-        Raises ConnectFailed if no connection can be made, and all errors of `confirm` and of
+        Raises ConnectFailed if no connection can be made, and all errors of `check_may_send` and of
         Connection.exchange.
         """
         if seconds is None:
@@ -180,11 +180,11 @@ class Lease:
         # used one. Thus a PUT uses the connection of its POST.
         if self._connection is not None:
             await self.release()
-        if pieces is not None and confirm is not None:
-            confirm()
+        if pieces is not None and check_may_send is not None:
+            check_may_send()
         idle = None if self._is_fresh else self._pool.reuse(self.origin, now)
         if idle is None:
-            return await self._exchange_anew(request, first_piece, pieces, seconds, confirm)
+            return await self._exchange_anew(request, first_piece, pieces, seconds, check_may_send)
         self._connection = idle
         try:
             self._response = await idle.exchange(request, first_piece, pieces, seconds)
@@ -197,7 +197,7 @@ class Lease:
             lost = error
 
         await self.release()
-        response = await self._exchange_anew(request, first_piece, pieces, seconds, confirm)
+        response = await self._exchange_anew(request, first_piece, pieces, seconds, check_may_send)
         # The lost attempt may have completed the upload and ended its session. On this error the
         # caller checks whether the blob exists.
         if pieces is not None and response.status in _SESSION_GONE:
@@ -210,16 +210,16 @@ class Lease:
         first_piece: memoryview,
         pieces: Pieces | None,
         seconds: float,
-        confirm: Callable[[], None] | None,
+        check_may_send: Callable[[], None] | None,
     ) -> Response:
-        """Perform an exchange over a new connection. If `confirm` raises an error, because the
-        request must not be sent any more, the connection goes to the pool and the error is raised.
+        """Perform an exchange over a new connection. If `check_may_send` raises an error, the unused
+        connection goes to the pool.
         """
         stream = await self._pool.dial(self.origin)
         new = Connection(self.origin, stream, self._pool.timeouts)
-        if confirm is not None:
+        if check_may_send is not None:
             try:
-                confirm()
+                check_may_send()
             except BaseException:
                 self._pool.keep(new)
                 raise

@@ -578,7 +578,7 @@ class Transport:
                 call.request(hop.authorization),
                 call.seconds,
                 body,
-                confirm=partial(self._check_may_send, host, demand, hop.authorization),
+                check_may_send=partial(self._check_may_send, host, demand, hop.authorization),
                 now=turn.began,
             )
             if is_unreachable:
@@ -802,14 +802,14 @@ class Transport:
         headers: list[Pair],
         body: bytes,
         seconds: float | None = None,
-        confirm: Callable[[], None] | None = None,
+        check_may_send: Callable[[], None] | None = None,
     ) -> Answer:
         """Send a request to a login service, without a permit (I8) and without following redirects
         (R2).
 
         `host` is the registry that names the service, None for a cloud's own service. The response
-        has to arrive within `seconds`. `confirm` is passed to Lease.exchange. Raises WireError if
-        no response arrives.
+        has to arrive within `seconds`. `check_may_send` is passed to Lease.exchange. Raises
+        WireError if no response arrives.
         """
         # `url` is absolute. It is resolved only to check it and to split it.
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
@@ -822,7 +822,7 @@ class Transport:
         request = Request(method, target, (*own_headers, *headers), body)
         is_foreign = host is not None and origin != host.origin
         pool = self.foreign_pool if is_foreign else self.pool
-        ask = partial(self._fetch_once, pool.lease(origin), request, seconds, confirm)
+        ask = partial(self._fetch_once, pool.lease(origin), request, seconds, check_may_send)
         if host is None:
             return await ask()  # the modules of the clouds retry by themselves
         return await self._ask_token_service(host, origin, ask)
@@ -854,14 +854,14 @@ class Transport:
         lease: Lease,
         request: Request,
         seconds: float | None,
-        confirm: Callable[[], None] | None,
+        check_may_send: Callable[[], None] | None,
     ) -> Answer:
         """Send the request of `fetch` once. Raises TimedOut after `seconds`; if that is None, only
         the time-outs of the connection apply.
         """
         with anyio.move_on_after(seconds):
             async with lease:
-                response = await lease.exchange(request, confirm=confirm)
+                response = await lease.exchange(request, check_may_send=check_may_send)
                 # The path is not logged, because some metadata services return credentials to
                 # anybody who knows it.
                 trace = f"{request.method} {lease.origin} -> {response.status}"

@@ -105,8 +105,8 @@ class StateFile:
         # Whether this run has opened the file, or found that there is none yet.
         self._is_used = False
 
-        # Entries that are not in the file yet. They are newer than the file's. The value None marks a
-        # blob or manifest as forgotten.
+        # Entries that are not in the file yet. They are newer than the file's. The value None marks
+        # a blob or manifest as forgotten.
         self._unsaved = MemoryArchive()
         self._puts_since_commit = 0
         # Set by each new entry. None until `commit_regularly` waits for an entry.

@@ -36,8 +36,8 @@ from _regsync.state.archive import (
     key_of,
 )
 
-# A blob or manifest is believed to be in a repository if there is evidence of one of these kinds. Any
-# evidence is enough to skip a transfer, and to put a manifest that names the digest.
+# A blob or manifest is believed to be in a repository if there is evidence of one of these kinds.
+# Any evidence is enough to skip a transfer, and to put a manifest that names the digest.
 #
 # - confirmed: an answer of this run about the digest itself, or about a manifest that names the
 #   digest and that this run put;
@@ -134,8 +134,8 @@ class _Repository:
 
     # Implied evidence: keys of blobs.
     implied_keys: set[bytes] = field(default_factory=set)
-    # Digests of blobs that a probing POST said to be present. `forget` does not remove them, so that
-    # the next request for such a blob is a HEAD (`needs_head`).
+    # Digests of blobs that a probing POST said to be present. `forget` does not remove them, so
+    # that the next request for such a blob is a HEAD (`needs_head`).
     probed_blobs: set[str] = field(default_factory=set)
 
     # Keys of manifests that a tag names in this run.
@@ -147,7 +147,8 @@ class _Repository:
 
     # Keys that `forget` was called for. A tagged manifest is no evidence for them.
     forgotten_keys: set[bytes] = field(default_factory=set)
-    # Whether an answer of this run contradicts the archive. Then the age of an entry is no evidence.
+    # Whether an answer of this run contradicts the archive. Then an entry is believed only if it
+    # is reachable.
     is_contradicted: bool = False
 
     # Whether the repository held manifests when this run asked. None if this run has not asked.
@@ -206,7 +207,7 @@ class Knowledge:
         self._repositories = _Repositories(self._archive)
         self._hosts: dict[str, HostFacts] = {}
 
-        # Repositories from which a blob can be mounted: a manifest of the repository names the blob.
+        # Repositories from which a blob can be mounted, because a manifest there names the blob.
         #
         # By host and digest: names of repositories where this run has put such a manifest, oldest
         # first. A run has an entry for each blob that it copies, so the size of an entry counts.
