@@ -127,8 +127,8 @@ class Server:
     def __init__(self, answer_probe: AnswerProbe, tasks: TaskGroup) -> None:
         self._answer_probe = answer_probe
         self._tasks = tasks
-        # The clients being served, oldest first, with the scopes that cancel their tasks.
-        self._clients = dict[Client, anyio.CancelScope]()
+        # The scopes that cancel the tasks of the clients, oldest first.
+        self._scopes = list[anyio.CancelScope]()
 
     async def accept(self, listener: socket.socket) -> None:
         """Start a task for each new connection, until cancelled."""
@@ -140,47 +140,41 @@ class Server:
                     # After this many connections, give the tasks of their clients a turn.
                     for _ in range(CLIENT_PLACES):
                         connection, _ = listener.accept()
-                        self._tasks.start_soon(
-                            self._serve_client, Client(connection, self._answer_probe)
-                        )
+                        self._tasks.start_soon(self._serve_client, connection)
                 except BlockingIOError:
                     pass  # the queue of connections is empty
                 except OSError:  # the process has too many open files
                     await anyio.sleep(NO_FILES_PAUSE)
 
-    async def _serve_client(self, client: Client) -> None:
+    async def _serve_client(self, connection: socket.socket) -> None:
         """Answer one request, then wait until the client disconnects.
 
         Returns without an error if the connection breaks, if the time is over, or if the client is
         the oldest of too many.
         """
         with (
-            client.connection,
+            connection,
             suppress(Disconnected, OSError),
             anyio.move_on_after(CLIENT_SECONDS) as scope,
         ):
-            self._clients[client] = scope
-            if len(self._clients) > CLIENT_PLACES:
-                oldest = next(iter(self._clients))
-                self._clients.pop(oldest).cancel()
+            self._scopes.append(scope)
+            if len(self._scopes) > CLIENT_PLACES:
+                self._scopes.pop(0).cancel()
+            client = Client(connection, self._answer_probe)
             await client.answer()
-            # If a socket is closed with unread bytes, the system resets the connection, and the
-            # client may lose the response. So read until the client disconnects (RFC 9112 section
-            # 9.6).
             scope.deadline = anyio.current_time() + CLIENT_SECONDS
-            client.connection.shutdown(socket.SHUT_WR)
-            while client.stream.recv_into(client.scratch):
-                await client.stream.wait(WANT_READ)
-        self._clients.pop(client, None)
+            await client.wait_for_end()
+        if scope in self._scopes:
+            self._scopes.remove(scope)
 
 
 class Client:
     """One connection: first its request is read, then the response is sent."""
 
     def __init__(self, connection: socket.socket, answer_probe: AnswerProbe) -> None:
-        self.connection = connection
-        self.stream = SocketStream(connection)
-        self.scratch = memoryview(bytearray(READ_SIZE))  # the buffer of each read
+        self._connection = connection
+        self._stream = SocketStream(connection)
+        self._scratch = memoryview(bytearray(READ_SIZE))  # the buffer of each read
         self._answer_probe = answer_probe
         self._framing = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_SIZE - 1)
 
@@ -188,11 +182,21 @@ class Client:
         """Read the request and send the response."""
         unsent = memoryview(await self._response())
         while unsent:
-            sent = self.stream.send(unsent)
+            sent = self._stream.send(unsent)
             if sent < 0:  # WANT_WRITE
-                await self.stream.wait(sent)
+                await self._stream.wait(sent)
             else:
                 unsent = unsent[sent:]
+
+    async def wait_for_end(self) -> None:
+        """Wait until the client disconnects, and drop what it still sends.
+
+        If a socket is closed with unread bytes, the system resets the connection, and the client may
+        lose the response (RFC 9112 section 9.6).
+        """
+        self._connection.shutdown(socket.SHUT_WR)
+        while self._stream.recv_into(self._scratch):
+            await self._stream.wait(WANT_READ)
 
     async def _response(self) -> bytes:
         """Read the request, and return the bytes of the response.
@@ -202,9 +206,9 @@ class Client:
         """
         try:
             while (event := self._framing.next_event()) is h11.NEED_DATA:
-                while (count := self.stream.recv_into(self.scratch)) < 0:  # WANT_READ
-                    await self.stream.wait(count)
-                received = bytes(self.scratch[:count])
+                while (count := self._stream.recv_into(self._scratch)) < 0:  # WANT_READ
+                    await self._stream.wait(count)
+                received = bytes(self._scratch[:count])
                 # h11 needs quadratic time for a head with long runs of blanks. `next_portion`
                 # returns fewer bytes for such a head.
                 if next_portion(self._framing, received) != received:
