@@ -197,10 +197,11 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     if not target.repository:
         # DST is an image layout without a repository. The image keeps the source's repository.
         target = target._replace(repository=source.repository)
-    source_reference = source.digest or source.tag or "latest"
-    target_reference = target.digest or target.tag or source_reference
-    if source.digest is None and source.tag is None:
+    source_reference = source.digest or source.tag
+    if source_reference is None:
+        source_reference = "latest"
         console.log("info", "default_tag", f"{source}: no tag given, using latest")
+    target_reference = target.digest or target.tag or source_reference
 
     platforms = tuple(arguments.platform)
     # An index that is trimmed to some platforms has another digest than the source's.
