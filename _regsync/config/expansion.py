@@ -74,11 +74,9 @@ class _Expansion:
                 return {name: self.to_plain(entry.value, REGISTRY) for name, entry in entries}
             case "list":
                 return [self.to_plain(item, MAPPING) for item in node.items]
-            # For an alias or targets, `convert` returns the registries that it found when the
-            # document was read. The path, which is only for messages, is not used any more.
+            # `convert` returns the registries that it found when the document was read.
             case "alias":
-                registry = self.reader.convert(node, field, path="")
-                return registry.alias
+                return self.reader.convert(node, field, path="").alias
             case "targets":
                 registries = self.reader.convert(node, field, path="")
                 return [registry.alias for registry in registries]
@@ -96,19 +94,14 @@ class _Expansion:
         }
 
     def expanded_nodes(self, node: Node, section_name: str) -> dict[str, Node]:
-        """Return the node of each field that the expanded section has, by the field's name.
-
-        The document loses `target_groups` and `defaults`, and always has `global`. A mapping also
-        has the fields that it inherits. `global` also has the default values of its fields. Any
-        other section has the fields that it sets.
-        """
+        """Return the node of each field that the expanded section has, by the field's name."""
         # A field with the value null is not set.
         nodes = {
             name: entry.value for name, entry in node.entries.items() if entry.value.tag != "null"
         }
         match section_name:
             case "config":
-                nodes.setdefault("global", Node("map", 0, 0))
+                nodes.setdefault("global", Node("map", 0, 0))  # for its default values
                 # The expanded mappings contain the values of these two sections.
                 nodes.pop("target_groups", None)
                 nodes.pop("defaults", None)
@@ -136,7 +129,8 @@ class _Expansion:
         text = substitute(node.text, self.reader.file.environ)
         if not self.show_secrets:
             if field.is_secret(text):
-                return _mask_secret(node.text, field)
+                is_url = field.name == "proxy"
+                return _mask_login(node.text) if is_url else mask_literals(node.text, _MASK)
             shares_variable = bool(variable_names(node.text) & self.reader.secret_variables)
             if shares_variable:
                 return drop_defaults(node.text)  # the default of a variable may be a secret too
@@ -146,19 +140,13 @@ class _Expansion:
         return value.replace("$", "$$") if isinstance(value, str) else value
 
 
-def _mask_secret(written: str, field: Field) -> str:
-    """Return a secret, as written in the configuration, with everything but its variables masked.
-
-    In the URL of a proxy, only the user name and password are masked.
-    """
-    if field.name != "proxy":
-        return mask_literals(written, _MASK)
-
-    match = re.match(r"\w+://", written)
+def _mask_login(url: str) -> str:
+    """Return a URL, as written in the configuration, with its user name and password masked."""
+    match = re.match(r"\w+://", url)
     scheme = match[0] if match else ""
     # The default of a variable may contain an `@` that does not separate the login from the host.
-    _, at, host = drop_defaults(written).rpartition("@")
-    if at:
+    _, separator, host = drop_defaults(url).rpartition("@")
+    if separator:
         return f"{scheme}{_MASK}@{host}"
     # The `@` is in the value of a variable, so it is unknown which characters are the login.
-    return scheme + mask_literals(written.removeprefix(scheme), _MASK)
+    return scheme + mask_literals(url.removeprefix(scheme), _MASK)

@@ -163,19 +163,11 @@ def registry_for(written: str, config: Config | None) -> Registry:
         raise ConfigError(f"{written!r}: {error}") from error
 
     registries = config.registries.values() if config is not None else ()
-    matching = [registry for registry in registries if _has_address(registry, written, address)]
-    if not matching:
-        return Registry(
-            alias=written,
-            scheme=address.scheme,
-            host=address.host,
-            port=address.port,
-            kind=kind_of(address.host),
-        )
-
-    registry = matching[0]
-    has_scheme = "://" in written
-    if has_scheme and registry.scheme != address.scheme:
+    matching = (registry for registry in registries if _has_address(registry, written, address))
+    registry = next(matching, None)
+    if registry is None:
+        return Registry(alias=written, **address._asdict(), kind=kind_of(address.host))
+    if "://" in written and registry.scheme != address.scheme:
         raise ConfigError(
             f"{written!r}: the configuration says {registry.scheme}:// for registry {registry.alias!r}",
             hint="leave the scheme out here, or change it there",
@@ -191,6 +183,6 @@ def _has_address(registry: Registry, written: str, address: RegistryAddress) -> 
     if registry.is_layout or address.scheme == LAYOUT_SCHEME:
         return registry.authority == written  # never equal for a layout and a registry
     # A host alone means the default port of the registry's own scheme.
-    is_host_alone = "://" not in written and re.search(r":[0-9]+$", written) is None
-    port = DEFAULT_PORTS[registry.scheme] if is_host_alone else address.port
+    names_port = "://" in written or re.search(r":[0-9]+$", written) is not None
+    port = address.port if names_port else DEFAULT_PORTS[registry.scheme]
     return registry.host == address.host and registry.port == port
