@@ -41,8 +41,8 @@ class Problem(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+        location = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return ": ".join(filter(None, (location, self.path, self.message)))
 
 
 class RegsyncError(Exception):

@@ -269,13 +269,6 @@ class TagRule(NamedTuple):
         return self.semver is not None or self.semver_prerelease in ("exclude", "only")
 
 
-class SelectionWarning(NamedTuple):
-    """A warning about a selection for the user."""
-
-    event: str  # the name of the event in logs and reports
-    text: str
-
-
 class Selection(NamedTuple):
     """The result of applying a rule to a listing."""
 
@@ -290,12 +283,13 @@ class Selection(NamedTuple):
             return None
         return f"{source}: only {count} tags were found, min_tags asks for {self.min_tags}"
 
-    def warnings(self, source: str) -> Iterator[SelectionWarning]:
+    def warnings(self, source: str) -> Iterator[tuple[str, str]]:
+        """Yield each warning for the user: the name of its event in logs, and its text."""
         shortfall = self.shortfall(source)
         if shortfall is not None:
-            yield SelectionWarning("min_tags", shortfall)
+            yield "min_tags", shortfall
         if not self.kept:
-            yield SelectionWarning("nothing_selected", f"{source}: the mapping selects no tag")
+            yield "nothing_selected", f"{source}: the mapping selects no tag"
 
 
 def select_literals(rule: TagRule) -> Selection | None:

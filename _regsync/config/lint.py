@@ -92,9 +92,8 @@ def _lint_dropped_literal_tags(rule: TagRule) -> Iterator[LintWarning]:
     # unknown.
     selection = select(literal_tags, rule._replace(latest=None, min_tags=None))
     for tag, reason in selection.dropped.items():
-        # `min_tags` restores tags that `semver` drops.
-        may_be_restored = rule.min_tags and reason != "exclude"
-        if not may_be_restored:
+        # `min_tags` may restore tags that `semver` drops.
+        if reason == "exclude" or not rule.min_tags:
             yield LintWarning("glob", f"{tag!r} is never copied: the {reason} rule drops it")
 
 
