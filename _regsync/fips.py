@@ -269,9 +269,8 @@ def _provider_of(crypto: CDLL, function: str, algorithm: c_void_p | None) -> byt
     if not algorithm:
         return None
     crypto.OSSL_PROVIDER_get0_name.restype = c_char_p
-    name: bytes | None = crypto.OSSL_PROVIDER_get0_name(
-        call_for_pointer(crypto, function, algorithm)
-    )
+    provider = call_for_pointer(crypto, function, algorithm)
+    name: bytes | None = crypto.OSSL_PROVIDER_get0_name(provider)
     return name
 
 

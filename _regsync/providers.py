@@ -229,11 +229,10 @@ DIALECTS: Mapping[Kind, Dialect] = {
 
 
 def kind_of(host: str, auth_type: str | None = None) -> Kind:
-    """Return the kind of a registry. `host` has no port and no brackets.
+    """Return the kind whose pattern matches a host name, without port and brackets.
 
-    The kind is that whose pattern matches the host name. Otherwise it is the kind that has
-    the same name as the `auth_type`, for example of a proxy in front of ECR. Returns "unknown" if
-    there is no such kind, or if the host is an IPv4 address.
+    If no pattern matches, it is the kind that has the same name as the `auth_type`, for example of
+    a proxy in front of ECR. Returns "unknown" if there is none, or if the host is an IPv4 address.
     """
     name = host.lower()
     has_letters = any(letter.isalpha() for letter in name)

@@ -84,13 +84,9 @@ def _lint_impossible_patterns(rule: TagRule) -> Iterator[LintWarning]:
 
 def _lint_dropped_literal_tags(rule: TagRule) -> Iterator[LintWarning]:
     """Warn of tags that `glob` lists without wildcards but another field of the rule drops."""
-    literal_tags = _literal_tags(rule)
-    can_drop_tags = bool(rule.exclude) or rule.drops_versions
-    if not literal_tags or not can_drop_tags:
-        return
     # The effect of `latest` and `min_tags` depends on all tags of the repository, which are
     # unknown.
-    selection = select(literal_tags, rule._replace(latest=None, min_tags=None))
+    selection = select(_literal_tags(rule), rule._replace(latest=None, min_tags=None))
     for tag, reason in selection.dropped.items():
         # `min_tags` may restore tags that `semver` drops.
         if reason == "exclude" or not rule.min_tags:
