@@ -610,6 +610,29 @@ def test_what_hangs_on_an_artifact_that_failed_is_not_put(tmp_path, serve):
     target.journal.matching("PUT", "manifest").none()
 
 
+def test_what_hangs_on_a_cosign_tag_that_failed_is_not_put(tmp_path, serve):
+    source, target = serve(), serve()
+    seed = Seed(94)
+    image, signature, attestation = seed.image(), seed.image(), seed.image()
+    for server in (source, target):
+        image.load_into(server.app, "app", tag="v1")
+    signature_tag = image.top.replace(":", "-") + ".sig"
+    signature.load_into(source.app, "app", tag=signature_tag)
+    attestation.load_into(source.app, "app", tag=signature.top.replace(":", "-") + ".att")
+
+    def intercept(request: Request) -> Answer | None:
+        if request.method == "HEAD" and signature_tag in request.path:
+            return error(400, "UNSUPPORTED", "not this one")
+        return None
+
+    target.app.intercept = intercept
+    mapping = {"from": "app", "tags": tags("v*"), "artifacts": {"enabled": True}}
+    ran = sync_file(tmp_path, {"source": source, "target": target}, mapping)
+    assert ran.statuses() == ["failed"]
+    assert [each["artifacts"]["failed"] for each in ran.images] == [2]
+    target.journal.matching("PUT", "manifest").none()
+
+
 def test_harbor_is_asked_by_head(tmp_path, serve):
     """It is known by the service of its tokens."""
     source = serve()

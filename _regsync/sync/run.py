@@ -828,8 +828,8 @@ class Run:
         missing_images = list[Image]()
         # By digest of a manifest, the missing artifact that the manifest belongs to.
         image_of_digest = dict[str, Image]()
-        # References of the artifacts that could not be looked up at the target.
-        failed_references = set[str]()
+        # The digests of the artifacts that could not be looked up at the target.
+        failed_digests = set[str]()
 
         for artifact in artifacts:
             if artifact.entry is not None:
@@ -838,10 +838,10 @@ class Run:
             # None if no look-up was made, because the target is known to have the artifact.
             tag = artifact.lookup.tag_at(copy.target) if artifact.lookup is not None else None
             error = tag.error if tag is not None else None
-            if error is not None or artifact.subject in failed_references:
+            if error is not None or artifact.subject in failed_digests:
                 copy.error = copy.error or error
                 copy.artifacts_failed += 1
-                failed_references.add(artifact.reference)  # its own artifacts fail too
+                failed_digests.add(artifact.digest)  # its own artifacts fail too
                 continue
 
             image = _image_of_artifact(copy, artifact, tag) if tag is not None else None
