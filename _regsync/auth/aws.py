@@ -22,7 +22,7 @@ from urllib.parse import quote, urlencode
 
 import anyio
 
-from _regsync.auth.cloud import Answer, CloudEnvironment, Login
+from _regsync.auth.cloud import ANONYMOUS_LOGIN, Answer, CloudEnvironment, Login
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.sigv4 import Keys, Request, sign
 from _regsync.config.model import Registry
@@ -141,9 +141,7 @@ async def log_in(
         answer = await api.call("GetAuthorizationToken", {}, more_rights)
     except AuthError:
         if probing_metadata and is_public:
-            # The configuration does not require a login here, and ECR Public allows anonymous
-            # reads.
-            return Login(Credential(), math.inf)
+            return ANONYMOUS_LOGIN
         raise
     return _read_login(_parse_fields(answer), api.service, api.keys.found_at)
 

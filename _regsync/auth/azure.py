@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from _regsync.auth.cloud import CloudEnvironment, Login, jwt_lifetime
+from _regsync.auth.cloud import ANONYMOUS_LOGIN, CloudEnvironment, Login, jwt_lifetime
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, RegistryError, WireError
@@ -179,9 +179,7 @@ async def log_in(
         refresh_token = await _send(machine, exchange, answer_field="refresh_token")
     except AuthError:
         if probing_metadata:
-            # The configuration does not require a login, and this machine's identity has no role at
-            # the registry. The registry may allow anonymous pulls.
-            return Login(Credential(), math.inf)
+            return ANONYMOUS_LOGIN
         raise
 
     now = machine.wall()

@@ -60,6 +60,11 @@ class Login(NamedTuple):
     expires: float  # seconds since 1970; math.inf if unknown
 
 
+# The login of a cloud identity without rights, if the configuration does not require a login. The
+# registry may allow anonymous reads.
+ANONYMOUS_LOGIN = Login(Credential(), math.inf)
+
+
 class CloudEnvironment(NamedTuple):
     """The parts of this machine that the cloud logins depend on."""
 

@@ -462,11 +462,12 @@ class _CredentialFile(NamedTuple):
         content_format = self.part("format")
         if content_format.fields.get("type") == "json":
             token_field = content_format.text("subject_token_field_name")
-            document = json_object(content) or {}
-        else:
-            token_field = "token"
-            document = {token_field: content.decode("utf-8", "replace").strip()}
-        return _CredentialFile(self.source, document).text(token_field)
+            return _CredentialFile(self.source, json_object(content) or {}).text(token_field)
+
+        token = content.decode("utf-8", "replace").strip()
+        if not token:
+            raise self.source.error("token is missing")
+        return token
 
     async def _source_content(self) -> bytes:
         """Read the file or the URL of a `credential_source`.
