@@ -39,8 +39,8 @@ from _regsync.app import cli, environment
 from _regsync.errors import ConnectFailed
 from _regsync.net import pool
 from _regsync.net.streams import Stream, Timeouts
+from _regsync.registry.host import Machine
 from _regsync.registry.throttle import Meter
-from _regsync.registry.transport import Machine
 from conformance.audit.mistakes import audit, latest, report
 from conformance.content.images import Image, Seed
 from conformance.providers.personas import Provider, Running, imitate

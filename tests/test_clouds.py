@@ -25,7 +25,8 @@ from _regsync.net import pool
 from _regsync.net.streams import Timeouts
 from _regsync.providers import kind_of
 from _regsync.registry import transport as registry_transport
-from _regsync.registry.transport import Machine, Transport
+from _regsync.registry.host import Machine
+from _regsync.registry.transport import Transport
 from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.app import App

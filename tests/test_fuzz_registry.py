@@ -26,9 +26,10 @@ from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireE
 from _regsync.net.streams import Stream
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, digest_of, is_tag
+from _regsync.registry.host import Machine
 from _regsync.registry.redirects import resolve_location
 from _regsync.registry.remote import RemoteRepository, _tags_of
-from _regsync.registry.transport import Machine, Transport
+from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 from tests.wires import Blob, Item, Told, Wire

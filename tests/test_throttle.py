@@ -516,20 +516,20 @@ def test_discovery_rests_when_a_quota_is_used_up_and_execution_does_not() -> Non
         now = 1000.0 * step
         number = window.entered(now)
         window.meter.record_answer(number, 200, now)
-        assert window.meter.update_quota(now, number, Remaining(left, 60.0))
+        assert window.meter.quota.update(now, number, Remaining(left, 60.0))
         assert max(now, refresh_next_opening(window.held, (discovering,), now)) == now + pause
         window.meter.discard(window.entered(now))  # execution goes on
 
 
 def test_after_a_rest_one_request_asks_whether_there_is_room_again() -> None:
     window = Window(16, 50)
-    window.meter.update_quota(0.0, window.entered(0.0), Remaining(0, 60.0))
+    window.meter.quota.update(0.0, window.entered(0.0), Remaining(0, 60.0))
     window.meter.record_answer(1, 200, 0.0)
     number = window.enter(60.0, is_discovery=True)
     assert number is not None
     assert window.enter(60.0, is_discovery=True) is None
     window.meter.record_answer(number, 200, 61.0)
-    assert window.meter.update_quota(61.0, number, Remaining(3, 60.0))
+    assert window.meter.quota.update(61.0, number, Remaining(3, 60.0))
     asked = [window.enter(61.0, is_discovery=True) for _ in range(4)]
     assert [number is not None for number in asked] == [True, True, True, False]
 
@@ -539,12 +539,12 @@ def test_no_more_are_sent_than_the_quota_has_left_whatever_answers_overtake() ->
     numbers = [window.entered(0.0) for _ in range(4)]
     for left, number in ((4, numbers[3]), (6, numbers[1]), (7, numbers[0]), (5, numbers[2])):
         window.meter.record_answer(number, 200, 1.0)
-        assert window.meter.update_quota(1.0, number, Remaining(left, 21600.0))
+        assert window.meter.quota.update(1.0, number, Remaining(left, 21600.0))
     # Of those that were inside when 4 were left all three may have come after that.
     assert [window.enter(1.0, is_discovery=True) for _ in range(2)] == [5, None]
     assert window.enter(1.0) == 6, "execution goes on"
     window.meter.record_answer(5, 200, 2.0)
-    assert window.meter.update_quota(2.0, 5, Remaining(3, 21600.0))
+    assert window.meter.quota.update(2.0, 5, Remaining(3, 21600.0))
     assert [window.enter(2.0, is_discovery=True) for _ in range(3)] == [7, 8, None]
 
 
@@ -552,7 +552,7 @@ def test_answers_that_never_come_do_not_block_a_quota_for_ever() -> None:
     window = Window(16, 50)
     first, lost = window.entered(0.0), window.entered(0.0)
     window.meter.record_answer(first, 200, 1.0)
-    assert window.meter.update_quota(1.0, first, Remaining(2, 21600.0))
+    assert window.meter.quota.update(1.0, first, Remaining(2, 21600.0))
     number = window.enter(1.0, is_discovery=True)
     assert number is not None
     assert window.enter(1.0, is_discovery=True) is None
@@ -567,7 +567,7 @@ def test_answers_that_never_come_do_not_block_a_quota_for_ever() -> None:
 def test_a_quota_that_is_used_up_for_longer_than_a_run_waits_is_said(
     left: int, seconds: float, goes_on: bool
 ) -> None:
-    assert Window(16, 50).meter.update_quota(0.0, 0, Remaining(left, seconds)) is goes_on
+    assert Window(16, 50).meter.quota.update(0.0, 0, Remaining(left, seconds)) is goes_on
 
 
 def test_a_window_of_one_request_is_not_narrowed_further() -> None:

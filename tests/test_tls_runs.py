@@ -18,9 +18,8 @@ import trustme
 from _regsync.addresses import Origin
 from _regsync.config.model import Registry
 from _regsync.errors import ConfigError, ConnectFailed
-from _regsync.net.streams import Timeouts
 from _regsync.registry import host
-from _regsync.registry.host import Dialer
+from _regsync.registry.host import Dialer, Machine
 from conformance.content.images import Seed
 from conformance.messages import Request, Response
 from conformance.server.sockets import Server
@@ -337,13 +336,8 @@ async def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: 
     registry = Registry("r", "https", HOME, port, "unknown")
     origin = Origin("https", HOME, port, registry)
     directory = scene.certs_d(server, ca=scene.ca)
-    dialer = Dialer(
-        environ={},
-        home=str(scene.home),
-        read=lambda path: None,
-        log=lambda *_, **__: None,
-        timeouts=Timeouts(),
-    )
+    home, log = str(scene.home), lambda *_, **__: None
+    dialer = Dialer(Machine({}, home, lambda path: None, lambda: 0.5, lambda: 0.0, log))
 
     async def dial() -> None:
         (await dialer.dial(origin, registry, is_foreign=False)).close()

@@ -31,7 +31,8 @@ from _regsync.errors import Disconnected
 from _regsync.net.http1 import Connection, Headers, Pieces, Response
 from _regsync.net.pool import Pool
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Stream, Timeouts
-from _regsync.registry.transport import Machine, Transport
+from _regsync.registry.host import Machine
+from _regsync.registry.transport import Transport
 from conformance.server.memory import End as MemoryEnd
 
 ORIGIN = Origin("http", "registry.test", 80)

@@ -1,8 +1,8 @@
 """The client of one registry: its connections, its login, its errors.
 
-Owns: the files that a configuration names, each read once per run; TLS contexts, shared by all
-registries with the same certificates; first contact; the error that stops a registry; the
-conversion of an answer into an error.
+Owns: the parts of the machine that a run uses; the files that a configuration names, each read once
+per run; TLS contexts, shared by all registries with the same certificates; first contact; the error
+that stops a registry; the conversion of an answer into an error.
 May not know: when a request is sent and what it is for; the open connections.
 Invariants: a client certificate is shown to its own registry only (I6); no error contains a secret
 or a terminal's control characters (R10, R18); metadata services are never reached by proxy (R20).
@@ -16,7 +16,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cache, partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import anyio
 
@@ -38,6 +38,23 @@ from _regsync.text import Secrets, one_line
 
 # Matches the query of a URL, which may contain a signature, in linear time.
 _QUERY = r"\?\S+"
+
+
+class Machine(NamedTuple):
+    """The parts of the machine that a run uses. Tests replace them."""
+
+    environ: Mapping[str, str]
+    home: str | None  # the user's home directory
+    read: Callable[[str], bytes | None]  # read a file by its path; None if there is no such file
+    chance: Callable[[], float]  # a random number from 0 to 1
+    wall: Callable[[], float]  # seconds since 1970
+    log: Callable[..., None]
+    timeouts: Timeouts = Timeouts()
+    open_files: int = 65536  # how many files the process may open, which bounds the permits
+    traces: bool = True  # whether `log` shows the level "trace", which has one line per request
+
+    def __repr__(self) -> str:
+        return "<Machine>"  # it holds secrets
 
 
 class Host(Protocol):
@@ -205,23 +222,12 @@ class RegistryClient:
 class Dialer:
     """Connects to origins as the configuration of a registry prescribes."""
 
-    def __init__(
-        self,
-        *,
-        environ: Mapping[str, str],
-        home: str | None,
-        read: Callable[[str], bytes | None],
-        log: Callable[..., None],
-        timeouts: Timeouts,
-    ) -> None:
-        self._environ = environ
-        self._home = home  # the user's home directory
-        self._log = log
-        self._timeouts = timeouts
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
 
         # Files, TLS contexts and names of certificate files, each read once until `renew`.
-        self.read = cache(read)
-        self._contexts = cache(partial(make_context, environ=environ))
+        self.read = cache(machine.read)
+        self._contexts = cache(partial(make_context, environ=machine.environ))
         self._certs_d = cache(find_certs_d)
 
     def prepare(self, registry: Registry) -> None:
@@ -233,7 +239,7 @@ class Dialer:
         if registry.scheme == "https":
             self._context(registry)
         host = api_host(registry.host)
-        proxy_for(registry.scheme, host, registry.port, self._environ, registry.proxy)
+        proxy_for(registry.scheme, host, registry.port, self._machine.environ, registry.proxy)
 
     def renew(self, registries: Collection[Registry]) -> None:
         """Read the files that the configuration names again.
@@ -243,7 +249,7 @@ class Dialer:
         self.read.cache_clear()
         previous_contexts = self._contexts
         previous_certs_d = self._certs_d
-        self._contexts = cache(partial(make_context, environ=self._environ))
+        self._contexts = cache(partial(make_context, environ=self._machine.environ))
         self._certs_d = cache(find_certs_d)
         try:
             for registry in registries:
@@ -264,27 +270,23 @@ class Dialer:
         """
         # The registry whose proxy and authorities are used. `via` is the registry that led to the
         # origin.
-        registry: Registry | None = origin.via
-        if is_foreign and registry_there is not None:
-            registry = registry_there
-        override = registry.proxy if registry else None
-        # `reason` names the setting that decided.
+        registry = registry_there if is_foreign and registry_there else origin.via
+        # `reason` names the setting that decided. NO_PROXY does not exempt a registry from the
+        # proxy of its own configuration.
         proxy, reason = proxy_for(
             origin.scheme,
             origin.host,
             origin.port,
-            self._environ,
-            override,
-            # NO_PROXY does not apply to a registry that has a proxy of its own.
+            self._machine.environ,
+            registry.proxy if registry else None,
             heeds_exemptions=registry_there is None,
         )
-        # A metadata service is never reached by proxy, whatever its name is (R20).
-        is_registry = registry_there is not None
-        is_metadata_service = origin.scheme == "http" and not is_registry and not is_foreign
+        is_metadata_service = origin.scheme == "http" and not registry_there and not is_foreign
         if is_metadata_service:
-            proxy = None
+            proxy = None  # whatever its name is (R20)
         via_proxy = f" through {proxy}" if proxy else ""
-        self._log("debug", "connect", f"connecting to {origin}{via_proxy} ({reason})")
+        text = f"connecting to {origin}{via_proxy} ({reason})"
+        self._machine.log("debug", "connect", text)
 
         context = None
         if origin.scheme == "https":
@@ -296,7 +298,7 @@ class Dialer:
             return await open_stream(
                 origin,
                 context=context,
-                timeouts=self._timeouts,
+                timeouts=self._machine.timeouts,
                 proxy=proxy,
                 proxy_context=proxy_context,
             )
@@ -315,7 +317,7 @@ class Dialer:
         if registry is None:
             return self._contexts()
         # Certificates of authorities (.crt), client certificates (.cert) and their keys (.key).
-        files = self._certs_d(self._home, registry.authority, registry.port)
+        files = self._certs_d(self._machine.home, registry.authority, registry.port)
         if not has_certificate:
             authorities = tuple(file for file in files if file.endswith(".crt"))
             return self._contexts(registry.ca_file, certs_d=authorities)

@@ -114,21 +114,13 @@ def permit_needs(demands: tuple[Demand, ...]) -> tuple[PermitNeed, ...]:
     """Return the permits that `demands` take, added up for each registry. The result is cached,
     because each request calls this function with one of a few demands.
     """
-    by_host: dict[str, list[Demand]] = {}
-    for demand in demands:
-        if not demand.has_permit:
-            by_host.setdefault(demand.host, []).append(demand)
+    takers = [demand for demand in demands if not demand.has_permit]
     needs = []
-    for host, group in by_host.items():
-        bodies = 0
-        large: list[Literal["read", "write"]] = []
-        for demand in group:
-            if demand.body is not None:
-                bodies += 1
-                if demand.is_large:
-                    large.append(demand.body)
-        need = PermitNeed(host, permits=len(group), bodies=bodies, large_bodies=tuple(large))
-        needs.append(need)
+    for host in dict.fromkeys(taker.host for taker in takers):
+        group = [taker for taker in takers if taker.host == host]
+        bodies = [taker.body for taker in group if taker.body is not None]
+        large = tuple(taker.body for taker in group if taker.body is not None and taker.is_large)
+        needs.append(PermitNeed(host, len(group), len(bodies), large))
     return tuple(needs)
 
 
@@ -380,7 +372,9 @@ class Remaining(NamedTuple):
 class Quota:
     """The quota of discovery requests that a registry reports (`ratelimit-remaining`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: CongestionWindow) -> None:
+        self._window = window  # of the meter that this quota belongs to
+
         # The quota is used up: no request of discovery is admitted before this time.
         self.paused_until = -math.inf
 
@@ -396,15 +390,14 @@ class Quota:
         """Report whether the request with this number fits into the quota."""
         return number <= self._last_covered
 
-    def update(
-        self, now: float, number: int, window: CongestionWindow, remaining: Remaining
-    ) -> bool:
-        """Record the quota that the answer to request `number` reports. `window` is the window of
-        the meter that this quota belongs to.
+    def update(self, now: float, number: int, remaining: Remaining) -> bool:
+        """Record the quota that an answer reports. `number` is the request that was answered, or 0
+        if it was a request of another meter.
 
         Returns False if the quota is used up for longer than a run waits (LONGEST_WAIT). Returns
         True in all other cases, also if the answer is out of date and is ignored.
         """
+        window = self._window
         # Answers may overtake each other. An answer to a request that was admitted before the last
         # update may be older than it, and is used only if it reports fewer requests.
         if number <= self._last_number_at_update and remaining.requests >= self._left:
@@ -434,7 +427,7 @@ class Meter:
         self.paused_until = -math.inf  # no request is admitted before this time
         self._bucket = TokenBucket(pace.rate, pace.burst)
         self._granted_rate = GrantedRate()
-        self._quota = Quota()
+        self.quota = Quota(self.window)
         self._registry = registry  # its `cap` bounds the window
 
     @property
@@ -453,8 +446,8 @@ class Meter:
         )
         is_full = window.is_full(self._registry.cap)
         if is_discovery:
-            opens_at = max(opens_at, self._quota.paused_until)
-            is_full = is_full or not self._quota.covers(window.last_number + 1)
+            opens_at = max(opens_at, self.quota.paused_until)
+            is_full = is_full or not self.quota.covers(window.last_number + 1)
 
         # If no request is in flight, one request is admitted even if the quota covers none, because
         # only its answer can report a new quota.
@@ -525,14 +518,6 @@ class Meter:
             return False
         self._granted_rate.discard(number)
         return True
-
-    def update_quota(self, now: float, number: int, remaining: Remaining) -> bool:
-        """Record a quota. `number` is the request that was answered, or 0 if it was a request of
-        another meter.
-
-        Returns False if the quota is used up for longer than a run waits, otherwise True.
-        """
-        return self._quota.update(now, number, self.window, remaining)
 
 
 class RegistryLimits:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import NamedTuple
 
@@ -40,10 +40,10 @@ from _regsync.errors import (
 )
 from _regsync.net.http1 import Buffers, Header, Pieces, Request, Response, parse_retry_after
 from _regsync.net.pool import Lease, Pool
-from _regsync.net.streams import Stream, Timeouts
+from _regsync.net.streams import Stream
 from _regsync.providers import DIALECTS
 from _regsync.registry.admission import Gate, Turn
-from _regsync.registry.host import Dialer, Host, RegistryClient
+from _regsync.registry.host import Dialer, Host, Machine, RegistryClient
 from _regsync.registry.outage import Patience, Reach, is_gateway_failure
 from _regsync.registry.recovery import Peer, Recovery
 from _regsync.registry.redirects import check_foreign, resolve_location
@@ -84,23 +84,6 @@ _EVERY_REQUEST: tuple[Header, ...] = (_USER_AGENT, ("Accept-Encoding", "identity
 # The rank of a request that is admitted before all others. A PUT of a manifest has it: it is the
 # last request of an image, and other images may wait for that image.
 _FIRST = 0.0
-
-
-class Machine(NamedTuple):
-    """The parts of the machine that a run uses. Tests replace them."""
-
-    environ: Mapping[str, str]
-    home: str | None  # the user's home directory
-    read: Callable[[str], bytes | None]  # read a file by its path; None if there is no such file
-    chance: Callable[[], float]  # a random number from 0 to 1
-    wall: Callable[[], float]  # seconds since 1970
-    log: Callable[..., None]
-    timeouts: Timeouts = Timeouts()
-    open_files: int = 65536  # how many files the process may open, which bounds the permits
-    traces: bool = True  # whether `log` shows the level "trace", which has one line per request
-
-    def __repr__(self) -> str:
-        return "<Machine>"  # it holds secrets
 
 
 class Call(NamedTuple):
@@ -266,13 +249,7 @@ class Transport:
         # that equal requests get, and the time until which they get it.
         self._refused_discovery: dict[Demand, tuple[SyncError, float]] = {}
 
-        self._dialer = Dialer(
-            environ=machine.environ,
-            home=machine.home,
-            read=machine.read,
-            log=machine.log,
-            timeouts=machine.timeouts,
-        )
+        self._dialer = Dialer(machine)
         self.pool = Pool(self._dial, machine.timeouts)
 
         # Connections to other hosts that a registry redirects to. They never get its credentials
@@ -930,7 +907,7 @@ class Transport:
         meter = self.gate.limits[host.key].meters[demand.meters[0]]
         # The number of the request means nothing to another meter than its own.
         number = turn.number if meter is turn.meter else 0
-        can_wait = meter.update_quota(response.came_at, number, remaining)
+        can_wait = meter.quota.update(response.came_at, number, remaining)
         if not can_wait:
             used_up = RegistryError("the quota is used up", status=429)
             self._stop_requests(host, demand, used_up, seconds=remaining.seconds)
