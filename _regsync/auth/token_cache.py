@@ -58,6 +58,7 @@ class Token:
 
         self.done = anyio.Event()  # set when the token request has ended
         self.value = ""  # the token itself, a secret
+        self.is_dropped = False  # whether the cache has dropped the token
         self.error: SyncError | None = None  # the failure of the token request
 
         # Seconds of the event loop's clock. None if the token's lifetime is unknown.
@@ -99,10 +100,6 @@ class TokenCache:
         if token is not None:
             return token
         return next((token for token in self._dropped if token.value == value), None)
-
-    def is_cached(self, token: Token) -> bool:
-        """Report whether a token is in the cache, that is, has not been dropped."""
-        return self._by_value.get(token.value) is token
 
     def is_live(self, token: Token, can_repeat: bool) -> bool:
         """Report whether a token will remain valid long enough to send a request with it.
@@ -190,7 +187,8 @@ class TokenCache:
     def _remove(self, key: frozenset[Scope]) -> Token:
         """Move a token from the cache to the dropped tokens, and return the token."""
         token = self._tokens.pop(key)
-        if self.is_cached(token):  # otherwise a newer token has the same value
+        token.is_dropped = True
+        if self._by_value.get(token.value) is token:  # otherwise a newer token has the same value
             del self._by_value[token.value]
         self._dropped.append(token)
         return token

@@ -387,8 +387,8 @@ class Authenticator:
                 may_lack_right = True
             case _:
                 may_lack_right = use not in token.accepted_for
-        is_cached = self._token_cache.is_cached(token)
-        if is_cached:
+        was_dropped = token.is_dropped  # by another request's 401
+        if not was_dropped:
             self._drop_refused_token(token, {use.repository: actions})
             # Some registries read only the first scope of a token. They refuse a valid token for a
             # repository in another scope, without the error `insufficient_scope`.
@@ -399,7 +399,7 @@ class Authenticator:
                 self._token_cache.needs_exact_scopes = True
         if may_lack_right or not token.accepted_for:
             return Refusal.INSUFFICIENT
-        return Refusal.TOKEN_ENDED if is_cached else Refusal.TOKEN_REPLACED
+        return Refusal.TOKEN_REPLACED if was_dropped else Refusal.TOKEN_ENDED
 
     def _drop_refused_token(self, token: Token, needed: Scopes) -> None:
         """Drop a token that was refused for a request that needs these scopes, and similar tokens."""
@@ -499,7 +499,7 @@ class Authenticator:
         if has_static_token or not is_bearer:
             return None
         token = self._token_cache.token_in(refused_header)
-        if token is None or not self._token_cache.is_cached(token):
+        if token is None or token.is_dropped:
             return Refusal.INSUFFICIENT  # another request has already replaced the token
         if not token.covers_more:
             return None  # a new token would have the same scopes
