@@ -203,9 +203,9 @@ class Response:
             declared = self.headers.get("content-length")
             self.length = int(declared) if declared else None
 
-        # How many bytes of the body `read_into` has not returned yet. None while h11 parses the body,
-        # until `_parse_more` sets 0 at its end. h11 parses a body of unknown length, and the body of
-        # an error, because h11 returns the beginning of a truncated body.
+        # How many bytes of the body `read_into` has not returned yet. None while h11 parses the
+        # body, until `_parse_more` sets 0 at its end. h11 parses a body of unknown length, and the
+        # body of an error, because h11 returns the beginning of a truncated body.
         self.bytes_left: int | None = None
         if not has_content or self.length == 0:
             self.bytes_left = 0

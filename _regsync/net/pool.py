@@ -212,8 +212,8 @@ class Lease:
         seconds: float,
         check_may_send: Callable[[], None] | None,
     ) -> Response:
-        """Perform an exchange over a new connection. If `check_may_send` raises an error, the unused
-        connection goes to the pool.
+        """Perform an exchange over a new connection. If `check_may_send` raises an error, the
+        connection goes to the pool unused.
         """
         stream = await self._pool.dial(self.origin)
         new = Connection(self.origin, stream, self._pool.timeouts)

@@ -456,7 +456,7 @@ class Knowledge:
         return key in self._reachable_keys(where)
 
     def _is_young(self, time: int, max_age: float) -> bool:
-        """Report whether `time` is at most `max_age` seconds ago, and at most a day in the future."""
+        """Report whether `time` is at most `max_age` seconds ago, or at most a day in the future."""
         return -_CLOCK_AHEAD_SECONDS <= self._now() - time <= max_age
 
     def _reachable_keys(self, where: RepositoryKey) -> set[bytes]:
