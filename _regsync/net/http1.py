@@ -362,14 +362,14 @@ class _Outgoing:
         # Why the request was not written to its end; None if it was, or still is being written.
         self.error: SyncError | None = None
 
-    def take_off(self, piece: memoryview) -> memoryview:
-        """Count a piece of the body, and return it. Raises ContentError if the body is shorter or
-        longer than its declared length.
+    def offer(self, piece: memoryview, head: bytes = b"") -> None:
+        """Set the bytes to write next: `head` and a piece of the body. Raises ContentError if the
+        body is shorter or longer than its declared length.
         """
         if len(piece) > self.bytes_not_offered or (self.bytes_not_offered and not piece):
             raise ContentError("the body does not have its declared length")
         self.bytes_not_offered -= len(piece)
-        return piece
+        self.offered = memoryview(head + piece) if head else piece
 
 
 class _Pace:
@@ -466,7 +466,7 @@ class Connection:
         outgoing = self._outgoing
         head = self._format_head(request, outgoing.bytes_not_offered)
         self.state = State.SENDING
-        outgoing.offered = memoryview(head + outgoing.take_off(first))
+        outgoing.offer(first, head)
         self._send_at_once(seconds)
 
         if self.state is State.SENDING:
@@ -539,7 +539,7 @@ class Connection:
                 if pieces is None or not outgoing.bytes_not_offered:
                     self._stop_sending(anyio.current_time(), seconds)
                     return
-                outgoing.offered = outgoing.take_off(await pieces.next())
+                outgoing.offer(await pieces.next())
                 outgoing.is_past_first = True
         except SyncError as error:
             # The source of the body has failed. There is no response to wait for.
