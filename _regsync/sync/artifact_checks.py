@@ -70,21 +70,21 @@ def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
     `checks` has the record of the last search for each target. `now` is in seconds since 1970.
     """
     # The target whose last search is the oldest decides.
-    last = min(check.last for check in checks)
+    last_search = min(check.last for check in checks)
 
     # A search is due at each of the times of FIRST_SEARCHES after the image was copied. An image
     # that a run copied was first searched at that time.
     copied_at = max((check.first for check in checks if check.was_copied), default=None)
     if copied_at is not None:
         due_times = [copied_at + pause for pause in FIRST_SEARCHES]
-        if any(last < due_time <= now for due_time in due_times):
+        if any(last_search < due_time <= now for due_time in due_times):
             return True
 
     # Later, the pause grows with age, because an old image is less likely to get a new signature.
     # The target with the youngest image decides.
-    first = max(check.first for check in checks)
-    pause = min(max(SHORTEST_PAUSE, (now - first) * PAUSE_SHARE), LONGEST_PAUSE)
-    return now >= last + pause
+    age = now - max(check.first for check in checks)
+    pause = min(max(SHORTEST_PAUSE, age * PAUSE_SHARE), LONGEST_PAUSE)
+    return now >= last_search + pause
 
 
 def is_due_without_state(digest: str, now: float) -> bool:

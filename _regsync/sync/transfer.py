@@ -814,18 +814,18 @@ class BlobTransfer:
 
     async def _check_arrival(self, job: _Job) -> bool:
         """Ask by HEAD, up to three times, whether a blob whose answer was lost has arrived."""
+        ask = partial(job.target.has_blob, job.blob)
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
-            ask = partial(job.target.has_blob, job.blob)
             try:
-                job.is_known_absent = not await self._transport.recovery.retry_over_outages(ask)
+                has_arrived = await self._transport.recovery.retry_over_outages(ask)
             except SyncError as error:
-                # The registry has just lost an answer and may still be failing. Try the next HEAD.
                 if not error.retryable:
                     raise
-            else:
-                if not job.is_known_absent:
-                    return True
+                continue  # the registry has just lost an answer, and may still be failing
+            job.is_known_absent = not has_arrived
+            if has_arrived:
+                return True
         return False
 
     async def _can_read_otherwise(self, job: _Job, error: SyncError) -> bool:
