@@ -103,8 +103,6 @@ class _Promoted:
         self.phase = Phase.WAITING
         # Whether it has been at work. Only such images continue during a drain.
         self.has_begun = False
-        # Whether `Scheduler._prepare` has run.
-        self.is_prepared = False
         # By digest, the repository at the target's host that has a blob which the source lacks.
         self.other_holders = dict[str, Repository]()
         # Steps that have not started.
@@ -471,16 +469,18 @@ class Scheduler:
         A step may be added late: if the image inherits the claim of a failed image, or if another
         image has committed the blob in a repository from which it can now be mounted.
         """
-        image = promoted.image
+        step = await promoted.next_step()
+        if step is None:
+            return
         with ExitStack() as reserved_space:
+            await self._prepare(promoted, reserved_space)
+            if promoted.image.error is not None:
+                self._finish_step(promoted)  # it is not started
+                return
             async with anyio.create_task_group() as blobs:
-                while step := await promoted.next_step():
-                    if not promoted.is_prepared:
-                        await self._prepare(promoted, reserved_space)
-                    if image.error is None:
-                        blobs.start_soon(self._copy_blob, promoted, step)
-                    else:  # `_prepare` has failed, so that the step is not started
-                        self._finish_step(promoted)
+                while step is not None:
+                    blobs.start_soon(self._copy_blob, promoted, step)
+                    step = await promoted.next_step()
 
     async def _prepare(self, promoted: _Promoted, reserved_space: ExitStack) -> None:
         """Find the blobs that the source of an image lacks, and reserve space at its target.
@@ -492,7 +492,6 @@ class Scheduler:
         """
         image = promoted.image
         claims = promoted.claims
-        promoted.is_prepared = True
         lacking_blobs = [
             blob
             for blob in claims.blobs.values()
