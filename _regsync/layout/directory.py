@@ -145,8 +145,8 @@ class Layout:
         self._lock: DirectoryLock | None = None
         # Whether the file system replaces files atomically.
         self._replaces_atomically = True
-        # By digest of a blob, the path of a partial file that a killed run has left.
-        self._leftover_paths = dict[str, str]()
+        # By digest of a blob, the path of the partial file that a killed run has left.
+        self._abandoned_paths = dict[str, str]()
         # The paths of all partial files of blobs, of this run and of killed runs. `close` may
         # remove them.
         self.partial_paths = set[str]()
@@ -436,8 +436,8 @@ class Layout:
 
         # Without a lock, a partial file may belong to another running process.
         written_before = math.inf if lock.is_held else time.time() - _ABANDONED_SECONDS
-        self._leftover_paths = self._find_leftovers(written_before)
-        self.partial_paths.update(self._leftover_paths.values())
+        self._abandoned_paths = self._find_abandoned(written_before)
+        self.partial_paths.update(self._abandoned_paths.values())
 
     async def begin_blob(self, blob: Descriptor) -> BlobFile:
         """Open a file to write a blob to.
@@ -446,23 +446,23 @@ class Layout:
         continues after it. Raises LayoutError if the disk has too little space.
         """
         lock = self.begin_writing()
-        leftover = None
-        if blob.digest in self._leftover_paths:
-            # The leftover is tried once. If it is of no use, a new file replaces it.
-            leftover_path = self._leftover_paths.pop(blob.digest)
+        abandoned = None
+        if blob.digest in self._abandoned_paths:
+            # The file is tried once. If it is of no use, a new file replaces it.
+            abandoned_path = self._abandoned_paths.pop(blob.digest)
             with self.disk_errors():
-                leftover = await _open_leftover(leftover_path, blob)
+                abandoned = await _open_abandoned(abandoned_path, blob)
 
-        remaining = blob.size - (leftover.size if leftover else 0)
+        remaining = blob.size - (abandoned.size if abandoned else 0)
         # Space that is reserved for this blob is available to it.
         available = self._unreserved_bytes() + self.reservations.remaining(blob.digest)
         if remaining > available:
-            if leftover:
-                leftover.stream.close()
+            if abandoned:
+                abandoned.stream.close()
             raise self._out_of_space(f"the blob needs {size_text(remaining)}", available)
 
-        if leftover:
-            return BlobFile(self, blob, leftover)
+        if abandoned:
+            return BlobFile(self, blob, abandoned)
         with self.disk_errors():
             path = self._blob_path_for_writing(blob.digest) + lock.suffix
             new = _PartialFile(path, create_file(path), size=0, hash=None)
@@ -479,7 +479,7 @@ class Layout:
         # By digest of each blob or manifest that the layout lacks: the bytes that are still to be
         # written. The partial file of a killed run already takes its space on the disk.
         remaining_sizes = {
-            digest: max(size - self._size_of_leftover(digest), 0)
+            digest: max(size - self._size_of_abandoned(digest), 0)
             for digest, size in sizes.items()
             if self.size_of(digest) != size
         }
@@ -495,9 +495,9 @@ class Layout:
         self.reservations.add(remaining_sizes)
         return remaining_sizes.keys()
 
-    def _size_of_leftover(self, digest: str) -> int:
+    def _size_of_abandoned(self, digest: str) -> int:
         try:
-            return os.lstat(self._leftover_paths[digest]).st_size
+            return os.lstat(self._abandoned_paths[digest]).st_size
         except (KeyError, OSError):
             return 0
 
@@ -618,12 +618,12 @@ class Layout:
         self._lock.release()
         self._lock = None
 
-    def _find_leftovers(self, written_before: float) -> dict[str, str]:
+    def _find_abandoned(self, written_before: float) -> dict[str, str]:
         """Return the paths of partial files that killed runs have left, by the digest of the blob.
 
         Only files that were last written before the time `written_before` count.
         """
-        leftovers = dict[str, str]()
+        abandoned = dict[str, str]()
         for algorithm, hex_length in DIGEST_HEX_LENGTHS.items():
             folder = self._blob_folder(algorithm)
             if folder is None:
@@ -634,8 +634,8 @@ class Layout:
                 is_partial = name.endswith(PARTIAL_SUFFIX) and len(encoded) == hex_length
                 path = os.path.join(folder, name)
                 if is_partial and os.lstat(path).st_mtime < written_before:
-                    leftovers[f"{algorithm}:{encoded}"] = path
-        return leftovers
+                    abandoned[f"{algorithm}:{encoded}"] = path
+        return abandoned
 
     # Runs in a worker thread.
 
@@ -794,7 +794,7 @@ def _check_version(body: bytes) -> None:
         raise ContentError(f"the image layout has version {shown}, which is not supported")
 
 
-async def _open_leftover(path: str, blob: Descriptor) -> _PartialFile | None:
+async def _open_abandoned(path: str, blob: Descriptor) -> _PartialFile | None:
     """Open and hash a partial file that a killed run has left.
 
     Returns None if the file is empty, too long, or must not be written.
