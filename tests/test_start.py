@@ -38,6 +38,7 @@ NEEDLESS_OURS = {
     *("app.report_file", "app.report_forms", "app.report_page", "config.expansion"),
     *("auth.aws", "auth.azure", "auth.google", "auth.sigv4"),
     *("layout.assumed", "layout.directory", "layout.index", "layout.disk", "layout.repository"),
+    "layout.saved_index",
     *("sync.audit", "sync.dry_run", "sync.findings", "sync.retry"),
     *("sync.locked", "sync.lockfile", "sync.locking"),
 }

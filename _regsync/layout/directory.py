@@ -1,6 +1,6 @@
-"""Read and write an image layout on a disk: blobs, manifests and `index.json`.
+"""Read and write an image layout on a disk: its blobs and manifests, and when its index is replaced.
 
-Owns: which files are opened, the blobs that are being written, when they are renamed.
+Owns: which files of blobs are opened, the blobs that are being written, when they are renamed.
 May not know: registries, which images are copied.
 Invariants: a layout is read as a hostile directory: only regular files inside of it, of the expected
     size, never links. A file has the name of a blob only if it is complete and synced to the disk.
@@ -18,6 +18,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from io import FileIO
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,47 +27,30 @@ import anyio.to_thread
 
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import ContentError, SyncError, WrongBytes
-from _regsync.files import (
-    PARTIAL_SUFFIX,
-    DiskPace,
-    Stamp,
-    hash_rest,
-    open_safely,
-    remove_if_possible,
-    stamp_of,
-)
+from _regsync.files import PARTIAL_SUFFIX, DiskPace, hash_rest, open_safely, remove_if_possible
 from _regsync.layout.disk import (
     REMEDIES,
     DirectoryLock,
     LayoutError,
     Reservations,
     create_file,
+    disk_errors,
     lstat_or_none,
     make_folder,
-    replace_file,
-    supports_hard_links,
     sync_file,
     sync_folder,
     write_file,
 )
-from _regsync.layout.index import LARGEST_INDEX, Entry, Index, parse_index
-from _regsync.oci.manifest import Descriptor, load_json
+from _regsync.layout.index import Entry, Index
+from _regsync.layout.saved_index import SavedIndex
+from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
-from _regsync.text import printable, reason_of, size_text
+from _regsync.text import printable, size_text
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-_VERSION_FILE = "oci-layout"
-_INDEX_FILE = "index.json"
-_OLD_INDEX_FILE = "index.json.old"
-
-_VERSION = b'{"imageLayoutVersion":"1.0.0"}\n'
-_LARGEST_VERSION_FILE = 64 * 1024  # bytes
 _LARGEST_MANIFEST = 4 * 1024 * 1024  # bytes; the limit of registries is the same
-
-# The hint for a damaged layout.
-_COPY_AGAIN = "copy the layout again, or name another directory"
 
 # Entries that one warning names.
 _MOST_NAMED = 10
@@ -128,23 +112,13 @@ class Layout:
         self.display_path = printable(path)
         self._log = log
 
-        # The entries of `index.json`, with additions since. None until it has been read.
-        self._index: Index | None = None
-        # The stamp of `index.json` when it was read, which shows whether another process has
-        # replaced the file since. None if it has not been read or did not exist.
-        self._index_stamp: Stamp | None = None
-        # The bytes of `index.json` when it was last read or written. Empty if it did not exist or
-        # was damaged: then the next commit replaces it.
-        self._index_bytes = b""
-
+        self._saved_index = SavedIndex(path, log)
         # By algorithm, the path of the folder of its blobs. Only folders that are known not to be
         # links.
         self._blob_folders = dict[str, str]()
 
-        # The lock of the directory. None until `begin_writing`, which also sets the next two.
+        # The lock of the directory. None until `begin_writing`, which also sets the next field.
         self._lock: DirectoryLock | None = None
-        # Whether the file system replaces files atomically.
-        self._replaces_atomically = True
         # By digest of a blob, the path of the partial file that a killed run has left.
         self._abandoned_paths = dict[str, str]()
         # The paths of all partial files of blobs, of this run and of killed runs. `close` may
@@ -172,10 +146,7 @@ class Layout:
         The file is read by the first call. With `may_be_new` a directory without a layout counts as
         an empty layout. Raises LayoutError or ContentError if the layout cannot be read.
         """
-        if self._index is None:
-            self._index_stamp = self._stamp_of_index()
-            self._index, self._index_bytes = self._read_index(may_be_new=may_be_new)
-        return self._index
+        return self._saved_index.read(may_be_new=may_be_new)
 
     def size_of(self, digest: str) -> int | None:
         """Return the size of a blob or manifest. Returns None if the layout does not hold it.
@@ -287,58 +258,6 @@ class Layout:
         self._blob_folders[algorithm] = folder
         return folder
 
-    def _read_index(self, *, may_be_new: bool) -> tuple[Index, bytes]:
-        """Read `index.json`, or `index.json.old` if a commit was cut short. Also returns its bytes.
-
-        If the directory has neither file, returns an empty index with `may_be_new` and raises
-        LayoutError without. Also raises LayoutError if the directory has an index but is not marked
-        as a layout, and ContentError if its index is damaged or its version is not supported.
-        """
-        version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
-        body = self._read_file(_INDEX_FILE, LARGEST_INDEX)
-        has_old_index = os.path.lexists(os.path.join(self.path, _OLD_INDEX_FILE))
-        has_index = body is not None or has_old_index
-
-        if version is not None:
-            _check_version(version)
-        if may_be_new and not has_index:
-            # A new folder, or a layout whose first run was killed before its first commit.
-            return Index(), b""
-        if version is None:
-            raise LayoutError(
-                f"{self.display_path} is not an image layout: it has no file oci-layout",
-                hint="check the path, and whether the disk is mounted",
-            )
-        if not has_index:
-            raise LayoutError(
-                f"{self.display_path} is an incomplete image layout: it has no index.json",
-                hint=_COPY_AGAIN,
-            )
-
-        try:
-            return self._parse_index(body, has_old_index=has_old_index)
-        except ContentError as error:
-            error.hint = _COPY_AGAIN
-            raise
-
-    def _parse_index(self, body: bytes | None, *, has_old_index: bool) -> tuple[Index, bytes]:
-        """Parse `body`, the bytes of `index.json`.
-
-        If the disk was removed during a commit, `index.json` may be missing (`body` is None) or
-        damaged. Then `index.json.old` is parsed, with a warning, and b"" is returned for its bytes.
-        """
-        if body is not None:
-            try:
-                return parse_index(body), body
-            except ContentError:
-                if not has_old_index:
-                    raise
-
-        old_index = parse_index(self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX) or b"")
-        text = f"{self.display_path}: index.json cannot be read, index.json.old is used instead"
-        self._log("warning", "layout_index", text)
-        return old_index, b""
-
     def warn_of_unreadable(self, reasons: Mapping[str, str]) -> None:
         """Log a warning about entries without a name that cannot be read and may be artifacts.
 
@@ -354,40 +273,9 @@ class Layout:
         text = f"entries without a name cannot be read, and are not copied if they are artifacts: {entries}"
         self._log("warning", "layout_entries", f"{self.display_path}: {text}")
 
-    def _read_file(self, name: str, limit: int) -> bytes | None:
-        """Return the bytes of a file at the top of the layout. Returns None if it does not exist.
-
-        Raises LayoutError if it is not a regular file, and ContentError if it has more than `limit`
-        bytes.
-        """
-        path = os.path.join(self.path, name)
-        with self.disk_errors():
-            status = lstat_or_none(path)
-            if status is None:
-                return None
-            if not stat.S_ISREG(status.st_mode):
-                raise LayoutError(f"{printable(path)} is not a regular file")
-            with FileIO(path, opener=open_safely) as stream:
-                size = os.fstat(stream.fileno()).st_size
-                if size > limit:
-                    raise ContentError(f"{printable(path)} has {size} bytes, more than {limit}")
-                return stream.readall()
-
-    def _stamp_of_index(self) -> Stamp | None:
-        try:
-            return stamp_of(os.path.join(self.path, _INDEX_FILE))
-        except OSError:
-            return None
-
-    @contextlib.contextmanager
-    def disk_errors(self) -> Iterator[None]:
-        """Convert OSErrors that are raised in the block to LayoutErrors with a hint."""
-        try:
-            yield
-        except OSError as error:
-            place = printable(str(error.filename or self.path))
-            hint = REMEDIES.get(error.errno or 0)
-            raise LayoutError(f"{place}: {reason_of(error)}", hint=hint) from error
+    def disk_errors(self) -> AbstractContextManager[None]:
+        """Return a context that converts OSErrors to LayoutErrors with a hint."""
+        return disk_errors(self.path)
 
     # Writing.
 
@@ -418,21 +306,12 @@ class Layout:
     def _prepare(self, lock: DirectoryLock) -> None:
         """Create the folders and the version file of a layout, and read its index.
 
-        Also find out whether files are replaced atomically, and what killed runs have left.
+        Also find the partial files that killed runs have left.
         """
         for name in ("blobs", os.path.join("blobs", "sha256")):
             make_folder(os.path.join(self.path, name))
 
-        # Another process may have replaced `index.json` before this process locked the directory.
-        # Earlier look-ups are then out of date, but at worst an image is copied again.
-        if self._index is not None and self._index_stamp != self._stamp_of_index():
-            self._index = None  # the next line reads it again
-        self.index(may_be_new=True)
-
-        version_path = os.path.join(self.path, _VERSION_FILE)
-        if self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE) is None:
-            replace_file(version_path, _VERSION, lock.suffix)
-        self._replaces_atomically = supports_hard_links(version_path)
+        self._saved_index.prepare_to_write(lock.suffix)
 
         # Without a lock, a partial file may belong to another running process.
         written_before = math.inf if lock.is_held else time.time() - _ABANDONED_SECONDS
@@ -489,7 +368,7 @@ class Layout:
             size for digest, size in remaining_sizes.items() if digest not in self.reservations
         )
         # The next index.json is written while the present one still exists.
-        available = self._unreserved_bytes() - len(self._index_bytes)
+        available = self._unreserved_bytes() - self._saved_index.size
         if needed > available:
             raise self._out_of_space(f"the image needs {size_text(needed)}", available)
         self.reservations.add(remaining_sizes)
@@ -586,7 +465,7 @@ class Layout:
             self._pending_group = _Group()
             try:
                 lock = self.begin_writing()
-                index_bytes = self.index().dump() if group.changes_index else self._index_bytes
+                index_bytes = self.index().dump() if group.changes_index else None
                 # The shield lets the commit finish if a signal ends the run.
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(self._write_group, group, index_bytes, lock)
@@ -639,8 +518,8 @@ class Layout:
 
     # Runs in a worker thread.
 
-    def _write_group(self, group: _Group, index_bytes: bytes, lock: DirectoryLock) -> None:
-        """Write a group to the disk, then replace `index.json` if its bytes have changed.
+    def _write_group(self, group: _Group, index_bytes: bytes | None, lock: DirectoryLock) -> None:
+        """Write a group to the disk, then replace `index.json` unless `index_bytes` is None.
 
         The order keeps the layout intact if the power is cut: a file is synced before it is
         renamed, and renamed before `index.json` names it (I11).
@@ -661,16 +540,8 @@ class Layout:
                 os.replace(path, self._blob_path_for_writing(digest))
             for folder in {os.path.dirname(path) for _, path in partials}:
                 sync_folder(folder)
-            if index_bytes != self._index_bytes:
-                self._replace_index(index_bytes, lock.suffix)
-
-    def _replace_index(self, index_bytes: bytes, partial_suffix: str) -> None:
-        old_path = None
-        if not self._replaces_atomically:
-            old_path = os.path.join(self.path, _OLD_INDEX_FILE)
-        index_path = os.path.join(self.path, _INDEX_FILE)
-        replace_file(index_path, index_bytes, partial_suffix, old_path=old_path)
-        self._index_bytes = index_bytes
+            if index_bytes is not None:
+                self._saved_index.replace(index_bytes, lock.suffix)
 
 
 class _PartialFile(NamedTuple):
@@ -785,13 +656,6 @@ class BlobFile:
         self.pause()
         self._layout.partial_paths.discard(self._path)
         remove_if_possible(self._path)
-
-
-def _check_version(body: bytes) -> None:
-    version = load_json(body, "oci-layout").get("imageLayoutVersion")
-    if not isinstance(version, str) or version.partition(".")[0] != "1":
-        shown = printable(str(version), 40)
-        raise ContentError(f"the image layout has version {shown}, which is not supported")
 
 
 async def _open_abandoned(path: str, blob: Descriptor) -> _PartialFile | None:

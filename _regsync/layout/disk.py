@@ -1,4 +1,4 @@
-"""Files, folders, disk space and the directory lock of an image layout.
+"""Files, folders, disk errors, disk space and the directory lock of an image layout.
 
 Owns: how a file or folder is created and synced to the disk, how much disk space is reserved, the
     lock of a directory.
@@ -14,12 +14,12 @@ import contextlib
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
 
 from _regsync.errors import Side, SyncError
 from _regsync.files import PARTIAL_SUFFIX, WRITE_FLAGS, lock, remove_if_possible
-from _regsync.text import printable
+from _regsync.text import printable, reason_of
 
 # The modes of folders and files, whatever the umask is. Other users must be able to read a layout.
 _FOLDER_MODE = 0o755
@@ -41,6 +41,20 @@ class LayoutError(SyncError):
     @property
     def code(self) -> str:  # type: ignore[override]
         return "SOURCE_ERROR" if self.side is Side.SOURCE else "TARGET_ERROR"
+
+
+@contextlib.contextmanager
+def disk_errors(directory: str) -> Iterator[None]:
+    """Convert OSErrors that are raised in the block to LayoutErrors with a hint.
+
+    `directory` is named if an error has no path.
+    """
+    try:
+        yield
+    except OSError as error:
+        path = printable(str(error.filename or directory))
+        hint = REMEDIES.get(error.errno or 0)
+        raise LayoutError(f"{path}: {reason_of(error)}", hint=hint) from error
 
 
 class DirectoryLock:
