@@ -237,7 +237,7 @@ async def test_logins_that_have_been_replaced_are_not_kept(world, tmp_path, clea
     secrets.
     """
     users = {f"user{number}": "p" for number in range(6)}
-    kept, begin = list[int](), Transport.begin
+    kept, begin = list[int](), Transport.begin_run
 
     def counted(self: Transport, registries: Collection[Registry]) -> None:
         begin(self, registries)
@@ -250,7 +250,7 @@ async def test_logins_that_have_been_replaced_are_not_kept(world, tmp_path, clea
         }
         (clean_env / ".docker" / "config.json").write_text(json.dumps({"auths": logins}))
 
-    monkeypatch.setattr(Transport, "begin", counted)
+    monkeypatch.setattr(Transport, "begin_run", counted)
     auth = partial(TokenService, users, anonymous=False, now=anyio.current_time)
     stage = Scene(world, tmp_path, auth=auth)
     stage.load("v1")

@@ -348,7 +348,7 @@ class Watch:
         """Sync all mappings, and return the report. After a signal no more images are copied."""
         for warning in self._config.warnings:
             self._cycle_log.log("warning", "config", warning)
-        self.transport.begin(self._config.registries_in_use)
+        self.transport.begin_run(self._config.registries_in_use)
         if self._first_seen is not None:
             self._first_seen.refresh()  # another process may have written to its file
         report = Report()

@@ -49,8 +49,8 @@ class Permit:
 
     def pop_slot(self, demand: Demand) -> Slot:
         """Remove and return the reserved slot of a request that begins."""
-        places = [slot.demand.place for slot in self.slots]
-        return self.slots.pop(places.index(demand.place))
+        keys = [slot.demand.meters_key for slot in self.slots]
+        return self.slots.pop(keys.index(demand.meters_key))
 
 
 class Turn:
@@ -207,11 +207,11 @@ class Gate:
         the connection of `lease`, and waits for all of them together with the new places (I8). If
         one of its requests is in flight, the work keeps them and waits only for the new places.
         """
-        reserved_places = {slot.demand.place for slot in permit.slots}
+        reserved = {slot.demand.meters_key for slot in permit.slots}
         needed = tuple(
             demand._replace(has_permit=True)
             for demand in demands
-            if demand.place not in reserved_places
+            if demand.meters_key not in reserved
         )
         if not needed or self._try_to_take(permit, needed, anyio.current_time()):
             return
@@ -294,15 +294,10 @@ class Gate:
 
         A window that is named twice is entered only once: nothing would ever free a second place.
         """
-        permit_places = {demand.place for demand in permit.demands}
-        demands = list(permit.demands)
-        for slot in permit.slots:
-            if slot.demand.place not in permit_places:
-                demands.append(slot.demand._replace(has_permit=True))
-        for demand in needed:
-            if demand.place not in permit_places:
-                demands.append(demand)
-        return tuple(demands)
+        keys = {demand.meters_key for demand in permit.demands}
+        others = [slot.demand._replace(has_permit=True) for slot in permit.slots]
+        others.extend(needed)
+        return (*permit.demands, *(other for other in others if other.meters_key not in keys))
 
     def _try_to_take(self, permit: Permit, demands: tuple[Demand, ...], now: float) -> bool:
         """Take the limits that `demands` name for the permit, if all are free now. Returns False if

@@ -29,8 +29,8 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
     Returns the origin, and the path with the query. Raises ProtocolBroken if the location is not a
     valid http or https URL without a login.
     """
-    # As urlsplit() does: the URL of a login service may come from a variable that ends in a line
-    # break.
+    # The URL of a login service may come from a variable that ends in a line break. urlsplit()
+    # drops the same characters.
     location = _LINE_BREAKS.sub("", location).lstrip(" ")
     url = _ABSOLUTE_URL.match(location) or _ABSOLUTE_URL.match(_join(f"{base}{path}", location))
     if url is None:

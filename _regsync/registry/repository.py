@@ -211,7 +211,7 @@ class Repository(Protocol):
         """Return the upload of a blob. No request is sent yet."""
 
 
-def may_be_stale(error: RegistryError) -> bool:
+def may_lack_part(error: RegistryError) -> bool:
     """Report whether a manifest may have been refused because a blob or child of it has disappeared
     from the target (docs/design.md section 7, "Healing").
     """

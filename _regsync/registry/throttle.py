@@ -93,8 +93,8 @@ class Demand(NamedTuple):
     has_permit: bool = False  # whether its work holds the permit already, so that it takes none
 
     @property
-    def place(self) -> tuple[str, ...]:
-        """The identity of its window and buckets. Demands with equal places, of one piece of work,
+    def meters_key(self) -> tuple[str, ...]:
+        """The identity of its window and buckets. Demands of one piece of work with equal keys
         share one slot.
         """
         return (self.host, *self.meters)
@@ -347,12 +347,11 @@ class GrantedRate:
 
 
 def densest_stretch(times: Sequence[float], until: float) -> Stretch:
-    """Return the last requests, and the seconds they took, with the highest rate.
+    """Return the stretch with the highest rate: the last N of the requests, from the admission of
+    the first of these until `until`.
 
-    `times` are the admission times of the requests, in order. A stretch has the last N requests,
-    and lasts from the admission of the first of them until `until`. N is at least half of all
-    requests, because fewer show no rate. It may be less than all, because a run may have little to
-    request at its beginning.
+    `times` are the admission times of all requests, in order. N is at least half of them, because
+    fewer show no rate. N may be less than all, because a run may have little to request at first.
     """
     fewest = (len(times) + 1) // 2
     counts = range(fewest, len(times) + 1)
@@ -447,11 +446,12 @@ class Meter:
         is_full = window.is_full(self._registry.cap)
         if is_discovery:
             opens_at = max(opens_at, self.quota.paused_until)
-            is_full = is_full or not self.quota.covers(window.last_number + 1)
+            # If no request is in flight, one request is admitted even if the quota covers none,
+            # because only its answer can report a new quota.
+            is_covered = self.quota.covers(window.last_number + 1) or not window.occupants
+            is_full = is_full or not is_covered
 
-        # If no request is in flight, one request is admitted even if the quota covers none, because
-        # only its answer can report a new quota.
-        if not is_full or not window.occupants:
+        if not is_full:
             return opens_at
         if not window.presumed_success_at:
             return math.inf

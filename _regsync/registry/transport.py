@@ -98,7 +98,7 @@ class Call(NamedTuple):
     body: bytes = b""
 
     # Other repositories that the token must cover too: name and rights.
-    also: tuple[tuple[str, str], ...] = ()
+    other_rights: tuple[tuple[str, str], ...] = ()
 
     # The origin of an upload's Location. None: the request goes to the registry itself.
     origin: Origin | None = None
@@ -278,15 +278,12 @@ class Transport:
         """Count bytes of a blob that went to a target."""
         self.bytes_sent += count
 
-    def begin(self, registries: Collection[Registry]) -> None:
+    def begin_run(self, registries: Collection[Registry]) -> None:
         """Begin another run with new counts. `registries` are those of its configuration.
 
         A client is kept, with its tokens, if its registry's configuration is unchanged and the last
         run has used it.
         """
-        earlier_clients = self._clients
-        self._clients = {}
-        self._first_client_at = {}
         self.gate.youngest_rank = 0.0  # ranks begin at 0 in each run
         self.blob_bytes = 0
         self.bytes_sent = 0
@@ -294,6 +291,9 @@ class Transport:
         self.throttled.clear()
         self._clouds.reload()  # identities of clouds are searched for again
 
+        earlier_clients = self._clients
+        self._clients = {}
+        self._first_client_at = {}
         now = anyio.current_time()
         for key, client in earlier_clients.items():
             if client.registry not in registries:  # its configuration was changed or removed
@@ -303,7 +303,7 @@ class Transport:
             elif client.is_used:  # `host` no longer returns an unused client: its login has changed
                 client.begin_run(now)
                 self._add_client(key, client)
-        self.recovery.begin_run()
+        self.recovery.begin_run()  # after the clients, which ask whether their host was stopped
 
     def renew(self, registries: Collection[Registry]) -> None:
         """Read the files that the configuration names again. Raises ConfigError if a file cannot be
@@ -350,7 +350,7 @@ class Transport:
                 wall=self.machine.wall,
             )
             self._add_client(key, client)
-        client.is_used = True  # `begin` keeps it for the next run
+        client.is_used = True  # `begin_run` keeps it for the next run
         if failure is not None:
             client.stop(failure)
         self._limit_permits(registry)
@@ -719,7 +719,7 @@ class Transport:
             return None
         try:
             return await host.authenticator.authorization(
-                call.repository, call.rights, call.also, can_repeat
+                call.repository, call.rights, call.other_rights, can_repeat
             )
         except AuthError as error:
             if error.fatal:

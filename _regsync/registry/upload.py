@@ -143,7 +143,7 @@ class Upload:
             query += f"&from={mount_from}"
         call = self.repository.build_call("upload_start", "POST", f"blobs/uploads/{query}")
         if mount_from and mount_from != self.repository.api_name:
-            call = call._replace(also=((mount_from, "pull"),))  # the token must cover both
+            call = call._replace(other_rights=((mount_from, "pull"),))  # the token must cover both
         return await self._post(call, digest, ok=(201, 202))
 
     async def _post(self, call: Call, digest: str, ok: tuple[int, ...]) -> bool:

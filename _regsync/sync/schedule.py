@@ -27,7 +27,7 @@ import anyio
 
 from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor, Manifest
-from _regsync.registry.repository import Repository, is_immutable, may_be_stale
+from _regsync.registry.repository import Repository, is_immutable, may_lack_part
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey, Snapshot, key_of
 from _regsync.state.knowledge import Knowledge
@@ -675,7 +675,7 @@ class Scheduler:
         except RegistryError as refusal:
             if is_immutable(refusal) and await self._handle_immutable_tag(image, refusal):
                 return None
-            if may_be_stale(refusal) and self._may_start_again(image, refusal):
+            if may_lack_part(refusal) and self._may_start_again(image, refusal):
                 return refusal
             raise
         return None
