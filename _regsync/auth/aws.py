@@ -642,9 +642,8 @@ class _KeyChain:
     async def _from_profile(self, name: str, referrers: tuple[str, ...] = ()) -> Keys | None:
         """Return the keys in a profile, or the keys of the role that the profile names.
 
-        Returns None if the next source is to be tried, because there is no default profile, or
-        because the profile names no source of keys. Raises AuthError if the user or another profile
-        refers to a profile that is missing, or if the profile's source of keys is broken.
+        Raises AuthError if the user or another profile refers to a profile that is missing, or if
+        the profile's source of keys is broken.
 
         `referrers` are the names of the profiles whose `source_profile` led to this profile. The
         first is the profile that the search began with.

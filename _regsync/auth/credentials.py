@@ -319,15 +319,11 @@ def _read_entry(file_name: str, entry: object, registry: Registry) -> Credential
         raise broken
 
     auth, username, password, identity_token, registry_token = values
-    if auth:  # the base64 of USER:PASSWORD takes precedence over the separate fields
+    if auth:  # takes precedence over the separate fields
         try:
-            # Old versions of docker pad the text with NUL bytes.
-            pair = b64decode(auth, validate=True).decode().rstrip("\0")
-            username, password = pair.split(":", 1)
+            username, password = _decode_login(auth)
         except ValueError:
             raise broken from None
-        if not username:
-            raise broken
 
     # Docker uses this user name if the password is an identity token.
     if username == "<token>" and not identity_token:
@@ -344,3 +340,12 @@ def _read_entry(file_name: str, entry: object, registry: Registry) -> Credential
         registry_token=registry_token,
         found_at=file_name,
     )
+
+
+def _decode_login(auth: str) -> tuple[str, str]:
+    """Decode the base64 of USER:PASSWORD. Raises ValueError if it is malformed."""
+    # Old versions of docker pad the text with NUL bytes.
+    username, password = b64decode(auth, validate=True).decode().rstrip("\0").split(":", 1)
+    if not username:
+        raise ValueError("no user name")
+    return username, password
