@@ -721,7 +721,7 @@ def test_what_a_full_disk_did_not_take_is_remembered_for_the_next_cycle(
 ) -> None:
     made(tmp_path, 1)
     said = Said()
-    state = StateFile(str(tmp_path), said, keeps_unwritten=True)
+    state = StateFile(str(tmp_path), said, keeps_unsaved=True)
     connect = sqlite._connect
 
     def limited(path: str, mode: str, busy_seconds: float) -> sqlite3.Connection:
@@ -756,7 +756,7 @@ def test_what_a_full_disk_did_not_take_is_remembered_for_the_next_cycle(
 
 def test_what_another_process_had_locked_is_remembered_for_the_next_cycle(tmp_path: Path) -> None:
     said = Said()
-    state = StateFile(str(tmp_path), said, keeps_unwritten=True)
+    state = StateFile(str(tmp_path), said, keeps_unsaved=True)
     with opened(tmp_path):
         state.load()
         put_blobs(state, 2)
@@ -772,7 +772,7 @@ def test_what_another_process_had_locked_is_remembered_for_the_next_cycle(tmp_pa
 
 
 def test_without_a_directory_nothing_is_kept_but_looks_of_this_run() -> None:
-    state = StateFile(None, Said(), keeps_unwritten=True)
+    state = StateFile(None, Said(), keeps_unsaved=True)
     for _ in range(2):
         state.load()
         assert (state.is_writer, state.is_used) == (False, False)

@@ -379,6 +379,17 @@ class Nothing(MemoryArchive):
 ARCHIVES = pytest.mark.parametrize("archive", [MemoryArchive, Nothing])
 
 
+def test_a_run_that_saves_nothing_ends_where_manifests_name_each_other() -> None:
+    archive = Nothing()
+    for one, other in ((TOP, CHILD), (CHILD, TOP)):
+        entry = ManifestEntry(1, (), (key_of(other),))
+        MemoryArchive.put_manifest(archive, A, key_of(one), entry)
+    knowledge = known(archive)
+    knowledge.confirm_tagged_manifest(A, TOP)
+    knowledge.finish()
+    assert archive.manifest_times(A, [key_of(TOP)]) == {key_of(TOP): 1}
+
+
 def shown(archive: type[MemoryArchive]) -> Knowledge:
     """Return what is known after a tag of A answered with an index, and both manifests were read."""
     knowledge = known(archive())

@@ -377,7 +377,7 @@ class Watch:
     def _state_in(self, cache_dir: str | None) -> StateFile:
         if cache_dir not in self._states:
             log = self._cycle_log.log
-            self._states[cache_dir] = StateFile(cache_dir, log, keeps_unwritten=True)
+            self._states[cache_dir] = StateFile(cache_dir, log, keeps_unsaved=True)
         return self._states[cache_dir]
 
     def _publish_to_probes(self, cycle: dict[str, object]) -> None:

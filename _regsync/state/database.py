@@ -85,11 +85,11 @@ class StateFile:
         cache_dir: str | None,
         log: Callable[[str, str, str], object],
         *,
-        keeps_unwritten: bool = False,
+        keeps_unsaved: bool = False,
     ) -> None:
         """Keep the state in the directory `cache_dir`, or keep no state if it is None.
 
-        With `keeps_unwritten`, entries that could not be written stay in memory until the next
+        With `keeps_unsaved`, entries that could not be written stay in memory until the next
         `load` of this object.
         """
         self._directory = cache_dir
@@ -97,7 +97,7 @@ class StateFile:
         # The directory, for messages.
         self._shown_directory = printable(cache_dir or "")
         self._path = os.path.join(cache_dir or "", "state.db")
-        self._keeps_unwritten = keeps_unwritten and cache_dir is not None
+        self._keeps_unsaved = keeps_unsaved and cache_dir is not None
 
         self._connection: sqlite3.Connection | None = None
         # The file descriptor of `state.lock`. None unless this process holds the lock.
@@ -120,7 +120,7 @@ class StateFile:
     @property
     def is_used(self) -> bool:
         """Whether this run can use the entries of earlier runs."""
-        return self._is_used or (self._keeps_unwritten and bool(self._unsaved))
+        return self._is_used or (self._keeps_unsaved and bool(self._unsaved))
 
     # Opening and closing.
 
@@ -162,7 +162,7 @@ class StateFile:
                 # Another process has locked the file for too long.
                 self._warn(f"the state in {self._shown_directory} is not saved: it is locked")
         self._close_file()
-        if not self._keeps_unwritten:
+        if not self._keeps_unsaved:
             self._unsaved.clear()
 
     def _close_file(self) -> None:
@@ -452,7 +452,7 @@ class StateFile:
     @property
     def _can_save(self) -> bool:
         """Whether a new entry can be written to the file, now or after the next `load`."""
-        return self.is_writer or self._keeps_unwritten
+        return self.is_writer or self._keeps_unsaved
 
     def _on_put(self) -> None:
         """Wake `commit_regularly`, and commit at once if there are many new entries."""
