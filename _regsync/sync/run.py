@@ -322,21 +322,17 @@ class Run:
         self.scheduler.drain_deadline = deadline
         work.deadline = deadline
 
-        # How many requests the run had sent at the last check. None if a request was under way
-        # then.
-        requests_before: int | None = None
+        # How many requests had been sent at the last check, if none was under way then.
+        sent_before: int | None = None
         while True:
-            if self._is_request_under_way():
-                requests_before = None
-            else:
-                # Without a request under way, every remaining copy waits: for an unreachable
-                # registry, or, if no request was sent since the last check, for the end of a pause
-                # that a registry asked for.
-                requests = sum(counter.total() for counter in self._transport.requests.values())
-                is_registry_unreachable = self._transport.recovery.is_waiting()
-                if is_registry_unreachable or requests == requests_before:
+            sent: int | None = None
+            if not self._is_request_under_way():
+                sent = sum(counter.total() for counter in self._transport.requests.values())
+                # Every remaining copy waits: for an unreachable registry, or, if no request was
+                # sent since the last check, for the end of a pause that a registry asked for.
+                if self._transport.recovery.is_waiting() or sent == sent_before:
                     work.cancel()
-                requests_before = requests
+            sent_before = sent
             await anyio.sleep(_DRAIN_TICK)
 
     def _is_request_under_way(self) -> bool:
