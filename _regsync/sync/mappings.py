@@ -104,8 +104,7 @@ def assign(
                 elif owner.source_key != mapping.source_key:
                     wanted = WantedTag(mapping, tag, (target,))
                     conflicts.append(Conflict(wanted, owner))
-                else:
-                    pass  # the owner copies the same tag of the same source
+                # Otherwise the owner copies the same tag of the same source.
             if free_targets:
                 assigned.append(WantedTag(mapping, tag, tuple(free_targets)))
 

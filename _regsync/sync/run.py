@@ -127,15 +127,15 @@ class Run:
         self._report.is_dry_run = is_dry_run
         self._log = machine.log
         self._kind = kind
-        # Whether to search for the artifacts of all images, whatever the state says.
         self._recheck = recheck
+        self._retry = retry
+        self._first_seen = first_seen
         # Compiles each pattern of `immutable_tags` once.
         self._compiled_glob = cache(compile_glob)
 
         self._state = state or StateFile(config.cache_dir, machine.log)
         self._state.load(may_write=not is_dry_run)
-        knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
-        self._knowledge = knowledge
+        self._knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
 
         self._layouts = Layouts(transport, recheck=recheck)
         make_discovery: Callable[..., Discovery] = Discovery
@@ -147,29 +147,28 @@ class Run:
             make_referrers = LockedReferrers
         self._discovery = make_discovery(
             transport,
-            knowledge,
+            self._knowledge,
             layouts=self._layouts,
             reads_only=is_dry_run,
             wants_all_trees=kind == "analysis",
         )
         self._referrers = make_referrers(
             self._discovery,
-            knowledge,
+            self._knowledge,
             machine.wall,
             has_state=self._state.is_used,
             recheck=recheck,
             never_lists_tags=kind == "copy",
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
-        # None unless this is a plan or an analysis.
         self.dry_run: DryRun | None = None
         if is_dry_run:
             from _regsync.sync.dry_run import DryRun  # most runs do not need this module
 
-            self.dry_run = DryRun(transport, knowledge)
+            self.dry_run = DryRun(transport, self._knowledge)
         self.scheduler = Scheduler(
-            self.dry_run or BlobTransfer(transport, knowledge, self._staging),
-            knowledge,
+            self.dry_run or BlobTransfer(transport, self._knowledge, self._staging),
+            self._knowledge,
             self._discovery,
             transport=transport,
             slots=config.max_concurrent_transfers,
@@ -179,8 +178,6 @@ class Run:
             lists=None if is_dry_run else self._referrers.lists,
         )
 
-        # None if no digest is held back.
-        self._first_seen = first_seen
         # The source repositories for which some mapping has `min_age`. All mappings from these
         # repositories record when a digest is first seen, because several tags may name one digest.
         self._aged_repositories = {
@@ -191,9 +188,6 @@ class Run:
         # By mapping index, until when tags are held back at all their targets, in seconds since
         # 1970.
         self._held_until = defaultdict[int, list[int]](list)
-
-        # None unless only some images of an earlier run are copied again.
-        self._retry = retry
 
         # By source (host:port), the look-ups that have not started.
         self._lookups = defaultdict[str, deque[_Lookup]](deque)
