@@ -49,7 +49,7 @@ _MANIFEST_BUDGET = 32 * 1024 * 1024
 _LIGHTEST_MANIFEST = 8192
 
 # Seconds that a look-up waits for other look-ups, which may find repositories to mount blobs from.
-_ANSWER_PATIENCE = 5.0
+_LONGEST_WAIT = 5.0
 
 # Tags that one warning lists.
 _MOST_LISTED_TAGS = 10
@@ -105,7 +105,7 @@ class TargetTag:
         # Set when `digest` and `error` are final.
         self.answered_event = LazyEvent()
         # Set when everything that follows from the answer is in `Knowledge`, so that other look-ups
-        # need not wait any longer (`Discovery._wait_for_answers`).
+        # need not wait any longer (`Discovery._wait_for_other_look_ups`).
         self.settled_event = LazyEvent()
 
     def needs_copy(self, source_image: SourceImage) -> bool:
@@ -520,7 +520,7 @@ class Discovery:
 
         If the source fails, raises SyncError after the targets have answered.
         """
-        # Other look-ups at the same hosts may wait for these tags (`_wait_for_answers`).
+        # Other look-ups at the same hosts may wait for these tags (`_wait_for_other_look_ups`).
         for tag in tags:
             self._unsettled_tags[tag.target.host.key][tag] = None
         asked_tags = [tag for tag in tags if tag.target not in known_to_lack]
@@ -717,7 +717,9 @@ class Discovery:
             tag.target.store_key for tag in tags if tag.digest != root.digest and tag.error is None
         ]
         if lacking_repositories:
-            await self._wait_for_answers({repository.host for repository in lacking_repositories})
+            await self._wait_for_other_look_ups(
+                {repository.host for repository in lacking_repositories}
+            )
         tree = await self._fetch_tree_to_copy(
             source, top, root, filtered_indexes, lacking_repositories
         )
@@ -783,7 +785,7 @@ class Discovery:
         self._unsettled_tags[tag.target.host.key].pop(tag, None)
         tag.settled_event.set()
 
-    async def _wait_for_answers(self, hosts: Collection[str]) -> None:
+    async def _wait_for_other_look_ups(self, hosts: Collection[str]) -> None:
         """Wait until the look-ups under way at these hosts are settled, for 5 seconds at most.
 
         These look-ups may find other repositories that have the blobs, so that the blobs can be
@@ -795,7 +797,7 @@ class Discovery:
             host for host in hosts if self._knowledge.supports_mounts(host) is not False
         ]
         unsettled_tags = [tag for host in mounting_hosts for tag in self._unsettled_tags[host]]
-        with anyio.move_on_after(_ANSWER_PATIENCE):
+        with anyio.move_on_after(_LONGEST_WAIT):
             for tag in unsettled_tags:
                 await tag.settled_event.wait()
         for tag in unsettled_tags:

@@ -568,17 +568,24 @@ class Run:
     def _skip_immutable_tags(self, wanted: WantedTag, tags: Sequence[TargetTag]) -> list[TargetTag]:
         """Report the tags that are skipped without a request, and return all other tags."""
         mapping = wanted.mapping
+        source = self._discovery.source_of(mapping)
         tags_to_look_up = list[TargetTag]()
         for tag in tags:
-            if not self._is_immutable_at_target(mapping, tag):
-                tags_to_look_up.append(tag)
-                continue
-            self._renew_snapshot(mapping, tag)
-            if self._may_have_new_artifacts(mapping, tag):
+            is_skipped = self._is_immutable_at_target(mapping, tag)
+            entry = tag.snapshot_entry
+            # Without a snapshot the tag's digest is not known, and so neither are its artifacts.
+            if is_skipped and mapping.artifacts.enabled and entry is not None:
+                # Recorded again, because the snapshot would expire while the tag is skipped, or
+                # while its look-ups fail in run after run.
+                self._knowledge.record_snapshot(tag.snapshot_key, entry.snapshot, entry)
+                is_skipped = not self._referrers.may_have_new_artifacts(
+                    mapping, source, tag, entry.snapshot
+                )
+            if not is_skipped:
                 tags_to_look_up.append(tag)
                 continue
             outcome = Outcome(
-                self._discovery.source_of(mapping).name_of(wanted.tag),
+                source.name_of(wanted.tag),
                 tag.target.name_of(tag.reference),
                 "skipped",
                 reason="immutable_tag",
@@ -657,28 +664,6 @@ class Run:
             return False
         listing = self._discovery.known_listing(tag.target)
         return listing is not None and tag.reference in listing
-
-    def _may_have_new_artifacts(self, mapping: MappingRule, tag: TargetTag) -> bool:
-        """Report whether an immutable tag may have artifacts that the target lacks.
-
-        Returns False if the state has no snapshot of the tag, since its digest is not known then.
-        """
-        entry = tag.snapshot_entry
-        if not mapping.artifacts.enabled or entry is None:
-            return False
-        source = self._discovery.source_of(mapping)
-        return self._referrers.may_have_new_artifacts(mapping, source, tag, entry.snapshot)
-
-    def _renew_snapshot(self, mapping: MappingRule, tag: TargetTag) -> None:
-        """Record the snapshot of an immutable tag again, if the tag may have artifacts.
-
-        A tag that is skipped is not looked up, and a look-up for new artifacts may fail in run
-        after run. The snapshot would expire meanwhile, and without it later runs could not tell
-        that the tag has new artifacts.
-        """
-        entry = tag.snapshot_entry
-        if mapping.artifacts.enabled and entry is not None:
-            self._knowledge.record_snapshot(tag.snapshot_key, entry.snapshot, entry)
 
     async def _find_artifacts(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
