@@ -42,12 +42,12 @@ class Version(NamedTuple):
     """
 
     release: _Release
-    stage: int = 1  # 0: a pre-release, which comes before its release
+    is_release: bool = True  # False for a pre-release, which comes before its release
     identifiers: str = ""  # of a pre-release: the concatenated results of `_sort_key`
 
     @property
     def is_prerelease(self) -> bool:
-        return self.stage == 0
+        return not self.is_release
 
 
 def parse_version(tag: str) -> Version | None:
@@ -68,7 +68,7 @@ def _make_version(numbers: Sequence[int], prerelease: str | None = None) -> Vers
     if prerelease is None:
         return Version(release)
     identifiers = "".join(_sort_key(identifier) for identifier in prerelease.split("."))
-    return Version(release, 0, identifiers)
+    return Version(release, is_release=False, identifiers=identifiers)
 
 
 def _sort_key(identifier: str) -> str:
@@ -86,7 +86,7 @@ def _sort_key(identifier: str) -> str:
 
 
 # Below and above every version that a tag can represent.
-_LOWEST = Version((0, 0, 0), 0)
+_LOWEST = Version((0, 0, 0), is_release=False)
 _HIGHEST = Version((10**_MAX_LENGTH, 0, 0))
 
 

@@ -691,7 +691,7 @@ def _build_registry(section: Section, file: ConfigFile) -> Registry | None:
         return None
     address = section.values["url"]
     if address.scheme == LAYOUT_SCHEME:
-        return _build_layout(section, address.host, file)
+        return _build_layout(section, file, written_path=address.host)
 
     if "assume" in section.nodes:
         section.add_problem("assume", "is only valid with `url: oci-layout:PATH`")
@@ -729,7 +729,7 @@ def _check_login_fields(section: Section) -> None:
             section.add_problem("auth_type", f"{auth_type} needs `{field.name}`")
 
 
-def _build_layout(section: Section, written_path: str, file: ConfigFile) -> Registry | None:
+def _build_layout(section: Section, file: ConfigFile, *, written_path: str) -> Registry | None:
     """Return an image layout without its alias.
 
     Adds a problem for each field that does not apply to a layout. Returns None if a path begins
