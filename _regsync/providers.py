@@ -22,7 +22,7 @@ Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "u
 UploadStyle = Literal["put", "patch", "chunks"]
 
 
-class Pace(NamedTuple):
+class Limits(NamedTuple):
     """The limits of a group of actions: a window of concurrent requests and a token bucket.
 
     The window is described in docs/specification.md section 8.1. The sum of `rate` and `burst`
@@ -43,7 +43,7 @@ class Dialect(NamedTuple):
 
     hosts: str | None  # a pattern that matches whole host names; None: no host matches
     source: str  # where these facts are documented
-    paces: tuple[Pace, ...]  # every action is in exactly one of them
+    limits: tuple[Limits, ...]  # every action is in exactly one of them
 
     upload_style: UploadStyle = "put"
     fallback_style: UploadStyle | None = None  # used if the usual style is refused or reset
@@ -98,16 +98,16 @@ _ECR = Dialect(
     # Per second: PutImage 10, InitiateLayerUpload and CompleteLayerUpload 100, UploadLayerPart 500.
     # A burst of 18 leaves room for requests that arrive late because of a handshake.
     # https://docs.aws.amazon.com/AmazonECR/latest/userguide/service-quotas.html
-    paces=(
-        Pace("tag_list", 8),
-        Pace("manifest_head", 8),
-        Pace("blob_head", 8),
-        Pace("manifest_get"),
-        Pace("blob_get"),
-        Pace("manifest_put", rate=9),
-        Pace("upload_start", rate=80, burst=18),
-        Pace("upload_body", rate=400, burst=50),
-        Pace("upload_finish", rate=80, burst=18),
+    limits=(
+        Limits("tag_list", 8),
+        Limits("manifest_head", 8),
+        Limits("blob_head", 8),
+        Limits("manifest_get"),
+        Limits("blob_get"),
+        Limits("manifest_put", rate=9),
+        Limits("upload_start", rate=80, burst=18),
+        Limits("upload_body", rate=400, burst=50),
+        Limits("upload_finish", rate=80, burst=18),
     ),
 )
 
@@ -118,12 +118,12 @@ _ECR_PUBLIC = Dialect(
     # Per second: authenticated pulls, PutImage, InitiateLayerUpload and CompleteLayerUpload 10,
     # UploadLayerPart 260.
     # https://docs.aws.amazon.com/AmazonECR/latest/public/public-service-quotas.html
-    paces=(
-        Pace(_READS, rate=9),
-        Pace("upload_start", rate=9),
-        Pace("upload_finish", rate=9),
-        Pace("manifest_put", rate=9),
-        Pace("upload_body", rate=200, burst=30),
+    limits=(
+        Limits(_READS, rate=9),
+        Limits("upload_start", rate=9),
+        Limits("upload_finish", rate=9),
+        Limits("manifest_put", rate=9),
+        Limits("upload_body", rate=200, burst=30),
     ),
 )
 
@@ -142,7 +142,7 @@ _DOCKER_HUB = Dialect(
     # The pull quota counts GETs of manifests but not HEADs. Responses to both have its header.
     # https://github.com/docker/docs/blob/bb3cdd21c88e3ca4ac1bbf88d75238e7622d5997/content/manuals/docker-hub/usage/pulls.md
     quota_action="manifest_get",
-    paces=(Pace(_HEADS, 8), Pace("manifest_get", 1), Pace(f"tag_list blob_get {_WRITES}")),
+    limits=(Limits(_HEADS, 8), Limits("manifest_get", 1), Limits(f"tag_list blob_get {_WRITES}")),
 )
 
 
@@ -162,7 +162,7 @@ _ARTIFACT_REGISTRY = Dialect(
     # 18,000 writes per minute and project.
     # https://cloud.google.com/artifact-registry/quotas
     per_project=True,
-    paces=(Pace(f"{_READS} {_WRITES}", rate=240, burst=30),),
+    limits=(Limits(f"{_READS} {_WRITES}", rate=240, burst=30),),
 )
 
 # Artifact Registry serves these hosts, too, with the same limits.
@@ -180,7 +180,7 @@ _GHCR = Dialect(
     fallback_style="patch",
     # 2,000 requests per minute according to users. GitHub does not document the limit.
     # https://github.com/clowdhaus/ocync/blob/7d433c5caee1b1cf8e2420c62086c528bb111064/docs/src/content/registries/ghcr.md
-    paces=(Pace(f"{_READS} {_WRITES}", rate=20, burst=10),),
+    limits=(Limits(f"{_READS} {_WRITES}", rate=20, burst=10),),
 )
 
 
@@ -196,7 +196,7 @@ _ACR = Dialect(
     allows_foreign_uploads=False,
     # 10,000 reads and 2,000 writes per minute in the Premium tier.
     # https://learn.microsoft.com/en-ca/azure/container-registry/container-registry-skus
-    paces=(Pace(_READS, rate=130, burst=30), Pace(_WRITES, rate=26, burst=10)),
+    limits=(Limits(_READS, rate=130, burst=30), Limits(_WRITES, rate=26, burst=10)),
 )
 
 
@@ -206,12 +206,12 @@ _UNKNOWN = Dialect(
     None,
     "docs/protocol-facts.md sections 7.9 (upload), 1.8 (mounts)",
     fallback_style="patch",
-    paces=(
-        Pace(f"tag_list {_HEADS}", 8),
-        Pace("manifest_get"),
-        Pace("blob_get", 32),
-        Pace(_UPLOADS, 32),
-        Pace("manifest_put"),
+    limits=(
+        Limits(f"tag_list {_HEADS}", 8),
+        Limits("manifest_get"),
+        Limits("blob_get", 32),
+        Limits(_UPLOADS, 32),
+        Limits("manifest_put"),
     ),
 )
 

@@ -214,8 +214,8 @@ def narrow(random: Random) -> dict[Kind, Any]:
     start = random.choice([1, 2, 32])
     rows = {}
     for kind, dialect in DIALECTS.items():
-        paces = tuple(pace._replace(start=min(pace.start, start)) for pace in dialect.paces)
-        rows[kind] = dialect._replace(paces=paces, put_limit=dialect.put_limit and 1 << 20)
+        limits = tuple(group._replace(start=min(group.start, start)) for group in dialect.limits)
+        rows[kind] = dialect._replace(limits=limits, put_limit=dialect.put_limit and 1 << 20)
     return rows
 
 

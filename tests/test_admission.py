@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _regsync.providers import Pace
+from _regsync.providers import Limits
 from _regsync.registry import admission, throttle
 from _regsync.registry.admission import Gate, Permit, Turn
 from _regsync.registry.throttle import Demand, RegistryLimits
@@ -318,7 +318,7 @@ async def test_streams_and_short_requests_share_a_small_registry(cap: int) -> No
 # Places in windows.
 
 
-def windowed(cap: int, *paces: Pace) -> tuple[Gate, dict[str, Demand]]:
+def windowed(cap: int, *paces: Limits) -> tuple[Gate, dict[str, Demand]]:
     """Return a gate in front of one registry, and what a request of each action draws there."""
     gate = Gate()
     limit = gate.limits["a"] = RegistryLimits(cap, paces)
@@ -347,7 +347,7 @@ async def request(
 @pytest.mark.virtual_time
 async def test_work_whose_requests_share_a_window_leaves_every_place() -> None:
     """Inside one registry of one window, the GET and the PUT of what it gives draw on the same."""
-    gate, want = windowed(8, Pace("blob_get upload_body"))
+    gate, want = windowed(8, Limits("blob_get upload_body"))
     with anyio.fail_after(3600):
         for _ in range(20):
             async with gate.admitted((READ_A, WRITE_A)) as permit:
@@ -360,7 +360,7 @@ async def test_work_whose_requests_share_a_window_leaves_every_place() -> None:
 @pytest.mark.virtual_time
 async def test_a_request_without_an_answer_leaves_its_place_to_who_waits() -> None:
     """Its work goes on, and gives no permit back."""
-    gate, want = windowed(8, Pace("upload_body", start=1))
+    gate, want = windowed(8, Limits("upload_body", start=1))
     chunk = want["upload_body"]
     entered = list[float]()
 
@@ -383,7 +383,7 @@ async def test_a_request_without_an_answer_leaves_its_place_to_who_waits() -> No
 @pytest.mark.virtual_time
 async def test_work_that_gives_back_its_place_to_wait_takes_one_again() -> None:
     """The next chunk of an upload waits for a window that was halved meanwhile."""
-    gate, want = windowed(8, Pace("upload_body", start=1))
+    gate, want = windowed(8, Limits("upload_body", start=1))
     chunk = want["upload_body"]
 
     async def upload(status: int) -> None:
@@ -405,7 +405,7 @@ async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
     """
     gate = Gate()
     for host in "ab":
-        gate.limits[host] = RegistryLimits(8, (Pace("blob_get upload_body", start=2),))
+        gate.limits[host] = RegistryLimits(8, (Limits("blob_get upload_body", start=2),))
     window = {
         host: Demand(host, meters=gate.limits[host].meter_names("app", "blob_get")) for host in "ab"
     }
@@ -448,7 +448,7 @@ async def test_narrow_windows_never_deadlock(
     layout: str, start: int, works: list[tuple[tuple[str, ...], bool, list[tuple[str, bool]]]]
 ) -> None:
     """Whatever draws on which window, in which order, refused or not; a hang would be an hour."""
-    gate, want = windowed(4, *(Pace(actions, start) for actions in layout.split("|")))
+    gate, want = windowed(4, *(Limits(actions, start) for actions in layout.split("|")))
 
     async def work(ahead: tuple[str, ...], at_once: bool, steps: list[tuple[str, bool]]) -> None:
         drawn = [want[action] for action in ahead]
@@ -477,7 +477,7 @@ async def test_time_that_passes_between_two_looks_at_the_clock_loses_nobody(
     that did no more.
     """
     gate, now, looks, entered = Gate(), anyio.current_time, count(), list[int]()
-    limit = gate.limits["a"] = RegistryLimits(50, (Pace("upload_start", rate=9),))
+    limit = gate.limits["a"] = RegistryLimits(50, (Limits("upload_start", rate=9),))
     monkeypatch.setattr(anyio, "current_time", lambda: now() + next(looks) * step)
     want = Demand("a", meters=limit.meter_names("repository", "upload_start"))
     with anyio.fail_after(60):
@@ -496,7 +496,7 @@ async def test_who_waits_for_a_moment_goes_before_who_asks_when_it_has_come(
     gate = Gate()
     now = anyio.current_time()
     late = 0.0
-    limit = gate.limits["a"] = RegistryLimits(50, (Pace("upload_start", rate=1),))
+    limit = gate.limits["a"] = RegistryLimits(50, (Limits("upload_start", rate=1),))
     monkeypatch.setattr(anyio, "current_time", lambda: now + late)
     want = Demand("a", meters=limit.meter_names("repository", "upload_start"))
     async with anyio.create_task_group() as group:
@@ -556,7 +556,7 @@ async def test_who_begins_to_wait_is_the_only_one_looked_at(
 
 async def test_an_answer_lets_in_who_has_permits_and_waits_for_a_window() -> None:
     gate = Gate()
-    limit = gate.limits["a"] = RegistryLimits(50, (Pace("upload_start", start=1),))
+    limit = gate.limits["a"] = RegistryLimits(50, (Limits("upload_start", start=1),))
     want = Demand("a", meters=limit.meter_names("repository", "upload_start"))
     first = await gate.begin_request(want, None, None)
     entered: list[Turn] = []

@@ -7,7 +7,7 @@ import math
 import anyio
 import pytest
 
-from _regsync.providers import Pace
+from _regsync.providers import Limits
 from _regsync.registry.throttle import GrantedRate, RegistryLimits, Stretch, densest_stretch
 from conformance.content.fleets import Fleet
 from conformance.messages import Answer, Request, error
@@ -156,7 +156,7 @@ def test_a_limit_that_was_met_again_is_measured_again() -> None:
 
 
 def test_what_was_never_sent_counts_for_nothing() -> None:
-    limits = RegistryLimits(50, (Pace("x"),))
+    limits = RegistryLimits(50, (Limits("x"),))
     limits.meter_names("app", "x")
     meter = limits.meters["x"]
     for moment, status in ((0.0, 429), (1.0, 200), (1.0, 200), (1.0, 429), (3.0, 200)):

@@ -143,7 +143,7 @@ def test_rows_say_what_the_design_says() -> None:
     ],
 )
 def test_each_kind_has_the_windows_of_the_specification(kind: Kind, windows: int) -> None:
-    paces = DIALECTS[kind].paces
+    paces = DIALECTS[kind].limits
     assert len(paces) == windows
     named = [action for pace in paces for action in pace.actions.split()]
     assert sorted(named) == sorted(ACTIONS), "each action in one window"
@@ -167,7 +167,7 @@ PUBLISHED = {
 def test_rate_and_burst_are_never_more_than_a_registry_publishes(kind: Kind) -> None:
     rates = {
         action: pace
-        for pace in DIALECTS[kind].paces
+        for pace in DIALECTS[kind].limits
         for action in pace.actions.split()
         if pace.rate
     }
@@ -179,7 +179,7 @@ def test_rate_and_burst_are_never_more_than_a_registry_publishes(kind: Kind) -> 
 def test_windows_start_as_designed() -> None:
     def starts(kind: Kind) -> dict[str, int]:
         return {
-            action: pace.start for pace in DIALECTS[kind].paces for action in pace.actions.split()
+            action: pace.start for pace in DIALECTS[kind].limits for action in pace.actions.split()
         }
 
     assert starts("dockerhub")["manifest_get"] == 1

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from _regsync.providers import Pace
+from _regsync.providers import Limits
 from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import CongestionWindow, Demand, RegistryLimits
 from _regsync.registry.transport import Body, Call
@@ -301,7 +301,7 @@ async def test_discovery_slows_down_before_the_wall_and_resumes_by_itself(world,
 # Waiting in front of windows and buckets.
 
 
-def gate_of(**paces: Pace) -> Gate:
+def gate_of(**paces: Limits) -> Gate:
     gate = Gate()
     gate.limits.update({host: RegistryLimits(4, (pace,)) for host, pace in paces.items()})
     return gate
@@ -313,7 +313,7 @@ def drawing(gate: Gate, host: str) -> Demand:
 
 @pytest.mark.virtual_time
 async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age():
-    gate = gate_of(a=Pace("x", rate=1))
+    gate = gate_of(a=Limits("x", rate=1))
     order: list[tuple[int, float]] = []
 
     async def ask(number: int, rank: float) -> None:
@@ -335,7 +335,7 @@ async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age():
 
 @pytest.mark.virtual_time
 async def test_the_next_in_line_is_let_in_on_time_when_the_first_gives_up():
-    gate = gate_of(a=Pace("x", rate=1))
+    gate = gate_of(a=Limits("x", rate=1))
     entered: list[float] = []
 
     async def ask(patience: float) -> None:
@@ -355,7 +355,7 @@ async def test_the_next_in_line_is_let_in_on_time_when_the_first_gives_up():
 @pytest.mark.virtual_time
 async def test_no_action_starves_another_in_a_window_that_they_share():
     """Younger work keeps coming, of both sorts; who came before is served before."""
-    gate = gate_of(a=Pace("x y", 1, rate=10))
+    gate = gate_of(a=Limits("x y", 1, rate=10))
     waited: list[float] = []
 
     async def ask(rank: float | None) -> None:
@@ -374,7 +374,7 @@ async def test_no_action_starves_another_in_a_window_that_they_share():
 
 @pytest.mark.virtual_time
 async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_request():
-    gate = gate_of(a=Pace("x", rate=1), b=Pace("x"))
+    gate = gate_of(a=Limits("x", rate=1), b=Limits("x"))
     inside: list[str] = []
 
     async def transfer(name: str) -> None:
@@ -399,7 +399,7 @@ async def narrow(world_of: Any = None) -> AsyncIterator[Any]:
     transport = transport_of({})
     host = transport.host(plain_registry())
     transport.gate.limits[host.key] = RegistryLimits(
-        10, (Pace("upload_start upload_body upload_finish manifest_put", 1),)
+        10, (Limits("upload_start upload_body upload_finish manifest_put", 1),)
     )
     yield transport, host
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync.net.http1 import parse_retry_after
-from _regsync.providers import DIALECTS, Pace
+from _regsync.providers import DIALECTS, Limits
 from _regsync.registry.throttle import (
     LARGE_BODY,
     UNDER_WAY,
@@ -216,13 +216,13 @@ BUCKETS = sorted(
     {
         (pace.rate, pace.burst)
         for dialect in DIALECTS.values()
-        for pace in dialect.paces
+        for pace in dialect.limits
         if pace.rate
     }
 )
 
 
-def metered(pace: Pace, cap: int = 50) -> tuple[dict[str, RegistryLimits], Demand]:
+def metered(pace: Limits, cap: int = 50) -> tuple[dict[str, RegistryLimits], Demand]:
     held = {"a": RegistryLimits(cap, (pace,))}
     return held, Demand(
         "a", meters=held["a"].meter_names("app", pace.actions.split()[0]), has_permit=True
@@ -239,7 +239,7 @@ def test_no_second_has_more_than_rate_and_burst(
 ) -> None:
     """Whoever asks as often as they can, with pauses of any length, in whatever second one looks."""
     rate, burst = bucket
-    held, want = metered(Pace("x", 10_000, rate, burst), 10_000)
+    held, want = metered(Limits("x", 10_000, rate, burst), 10_000)
     now, taken = start, list[float]()
     for wait in waits:
         now += wait
@@ -255,7 +255,7 @@ def test_no_second_has_more_than_rate_and_burst(
 
 @pytest.mark.parametrize(("rate", "burst"), BUCKETS)
 def test_a_bucket_gives_its_burst_at_once_then_its_rate(rate: int, burst: int) -> None:
-    held, want = metered(Pace("x", 10_000, rate, burst), 10_000)
+    held, want = metered(Limits("x", 10_000, rate, burst), 10_000)
     now, taken = 100.0, list[float]()
     while len(taken) < burst + 3 * rate:
         if admit(held, (want,), now):
@@ -274,7 +274,7 @@ def test_handshakes_that_delay_requests_leave_ecrs_caps_alone(
     """A token is taken before a connection is made, which for TLS 1.3 takes two round trips: those
     who find a connection catch up with those who wait for one.
     """
-    pace = next(each for each in DIALECTS["ecr"].paces if each.actions == action)
+    pace = next(each for each in DIALECTS["ecr"].limits if each.actions == action)
     held, want = metered(pace)
     meter = held["a"].meters[want.meters[0]]
     now, idle, arrived = 0.0, 0, list[float]()
@@ -298,7 +298,7 @@ def test_handshakes_that_delay_requests_leave_ecrs_caps_alone(
 
 
 def test_a_request_draws_a_token_of_every_step_it_does() -> None:
-    held = {"a": RegistryLimits(50, DIALECTS["ecr"].paces)}
+    held = {"a": RegistryLimits(50, DIALECTS["ecr"].limits)}
     whole = Demand("a", meters=held["a"].meter_names("app", "upload_finish", "upload_body"))
     for meter in held["a"].meters.values():
         meter.window.width = 50.0
@@ -318,7 +318,7 @@ class Window:
     """A meter without a bucket, and what was let in."""
 
     def __init__(self, start: int, cap: int) -> None:
-        self.held, self.want = metered(Pace("x", start), cap)
+        self.held, self.want = metered(Limits("x", start), cap)
         self.meter = self.held["a"].meters["x"]
 
     def enter(self, now: float, *, is_discovery: bool = False) -> int | None:
@@ -455,7 +455,7 @@ def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
     """A GET and the PUT of what it gives, inside one registry of one window: the PUT follows the
     GET's answer.
     """
-    held = {"a": RegistryLimits(2, DIALECTS["gar"].paces, per_project=True)}
+    held = {"a": RegistryLimits(2, DIALECTS["gar"].limits, per_project=True)}
     meters = held["a"].meter_names("p/app", "blob_get")
     held["a"].meters[meters[0]].window.width = 1.0
     get, put = Demand("a", "read", meters=meters), Demand("a", "write", meters=meters)
@@ -463,13 +463,13 @@ def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
 
 
 def test_projects_of_a_google_host_have_windows_of_their_own() -> None:
-    held = RegistryLimits(50, DIALECTS["gar"].paces, per_project=True)
+    held = RegistryLimits(50, DIALECTS["gar"].limits, per_project=True)
     assert (
         held.meter_names("p/a", "blob_get")
         == held.meter_names("p/b", "manifest_put")
         != held.meter_names("q/a", "blob_get")
     )
-    other = RegistryLimits(50, DIALECTS["ghcr"].paces)
+    other = RegistryLimits(50, DIALECTS["ghcr"].limits)
     assert other.meter_names("p/a", "blob_get") == other.meter_names("q/a", "blob_get")
 
 
@@ -582,7 +582,7 @@ def test_a_window_of_one_request_is_not_narrowed_further() -> None:
 
 
 def test_a_request_with_two_meters_takes_a_token_of_each() -> None:
-    limit = RegistryLimits(50, (Pace("upload_finish", rate=100), Pace("upload_body", rate=1)))
+    limit = RegistryLimits(50, (Limits("upload_finish", rate=100), Limits("upload_body", rate=1)))
     want = Demand("a", meters=limit.meter_names("repository", "upload_finish", "upload_body"))
     assert admit({"a": limit}, (want,), 10.0)
     assert refresh_next_opening({"a": limit}, (want,), 10.0) == pytest.approx(11.0, abs=0.001)

@@ -46,7 +46,7 @@ _CONCURRENCY = 64
 _LAYOUT = Dialect(
     None,
     "docs/design.md section 13",
-    paces=(),
+    limits=(),
     fallback_style=None,
     probe=None,
     listing_has_digests=True,

@@ -20,7 +20,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from _regsync.providers import Pace
+from _regsync.providers import Limits
 
 # The default of `max_concurrent` (docs/specification.md section 2.2).
 DEFAULT_CONCURRENCY = 50
@@ -421,10 +421,10 @@ class Meter:
     a quota, a measured rate, and pauses that the registry asks for.
     """
 
-    def __init__(self, pace: Pace, registry: RegistryLimits) -> None:
-        self.window = CongestionWindow(pace.start)
+    def __init__(self, limits: Limits, registry: RegistryLimits) -> None:
+        self.window = CongestionWindow(limits.start)
         self.paused_until = -math.inf  # no request is admitted before this time
-        self._bucket = TokenBucket(pace.rate, pace.burst)
+        self._bucket = TokenBucket(limits.rate, limits.burst)
         self._granted_rate = GrantedRate()
         self.quota = Quota(self.window)
         self._registry = registry  # its `cap` bounds the window
@@ -525,7 +525,9 @@ class RegistryLimits:
     each group of actions.
     """
 
-    def __init__(self, cap: int, paces: Sequence[Pace] = (), *, per_project: bool = False) -> None:
+    def __init__(
+        self, cap: int, groups: Sequence[Limits] = (), *, per_project: bool = False
+    ) -> None:
         self.cap = cap  # permits
         self.in_use = 0  # permits that are taken
         self.bodies = 0  # permits that are taken for bodies
@@ -537,8 +539,8 @@ class RegistryLimits:
         # Whether each first segment of a repository's name ("project") has its own meters.
         self._has_meters_per_project = per_project
 
-        # The pace of each action that has one.
-        self._paces = {action: pace for pace in paces for action in pace.actions.split()}
+        # The limits of each action.
+        self._limits_of = {action: group for group in groups for action in group.actions.split()}
 
         # The results of `meter_names`, by project and actions.
         self._name_cache: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -554,10 +556,10 @@ class RegistryLimits:
 
         names: list[str] = []
         for action in actions:
-            pace = self._paces[action]
-            name = project + pace.actions  # `pace.actions` are all actions that share the meter
+            limits = self._limits_of[action]
+            name = project + limits.actions  # all actions that share the meter
             if name not in self.meters:
-                self.meters[name] = Meter(pace, self)
+                self.meters[name] = Meter(limits, self)
             if name not in names:
                 names.append(name)
         self._name_cache[key] = tuple(names)

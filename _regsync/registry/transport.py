@@ -370,7 +370,7 @@ class Transport:
         limits = self.gate.limits.get(registry.authority)
         if limits is None:
             dialect = DIALECTS[registry.kind]
-            limits = RegistryLimits(cap, dialect.paces, per_project=dialect.per_project)
+            limits = RegistryLimits(cap, dialect.limits, per_project=dialect.per_project)
             self.gate.limits[registry.authority] = limits
         elif registry.max_concurrent:  # the default does not reduce what another alias has set
             limits.cap = min(limits.cap, cap)
