@@ -303,9 +303,9 @@ class AccessCheck:
         is raised for each of its repositories.
         """
         check = self._credential_checks[repository.host]
-        return await ask_once(check, partial(self._send_credential, repository))
+        return await ask_once(check, partial(self._asks_for_login, repository))
 
-    async def _send_credential(self, repository: RemoteRepository) -> bool:
+    async def _asks_for_login(self, repository: RemoteRepository) -> bool:
         """Request `/v2/` with the credential. Returns whether the registry ever asks for a login.
 
         A registry that asks for logins in any repository asks for one here. Returns False too if
@@ -313,8 +313,8 @@ class AccessCheck:
         """
         host = repository.host
         login = host.authenticator
-        was_asked_before = login.was_accepted
-        if was_asked_before:
+        has_asked_before = login.was_accepted  # so far it was sent only if the registry asked
+        if has_asked_before:
             return True
         # A cloud login is anonymous until its first request.
         if login.is_anonymous and login.cloud_login is None:
