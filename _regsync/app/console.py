@@ -56,10 +56,10 @@ class Console:
         takes_escapes = is_terminal and not logs_json  # whether `err` may get escape sequences
         is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
         self.writes_json = writes_json
-        # Progress is shown either by a display of several lines that is redrawn at the bottom of
-        # the terminal, or by a log line every 30 seconds.
+        self.shows_progress = shows_progress
+        # Whether progress is a display of several lines that is redrawn at the bottom of the
+        # terminal. Otherwise it is a log line every 30 seconds.
         self.has_display = shows_progress and takes_escapes
-        self.has_heartbeat = shows_progress and not takes_escapes
         self.has_lost_output = False  # whether a write to either stream has failed
         self.shown_hints = set[str]()  # hints that are not to be shown again
         self._out = out

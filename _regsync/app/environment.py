@@ -163,7 +163,7 @@ async def carry_out(
                 tasks.cancel_scope.cancel()
 
         tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
-        if console.has_display or console.has_heartbeat:
+        if console.shows_progress:
             tasks.start_soon(show_progress, console, work)
         await act()
         tasks.cancel_scope.cancel()  # ends the two tasks

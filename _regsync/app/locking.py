@@ -174,7 +174,7 @@ async def resolve_lock(
             first_seen=first_seen,
         )
         async with anyio.create_task_group() as tasks:
-            if console.has_display or console.has_heartbeat:
+            if console.shows_progress:
                 tasks.start_soon(show_progress, console, locking)
             new = await locking.resolve()
             tasks.cancel_scope.cancel()  # ends `show_progress`
