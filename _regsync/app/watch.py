@@ -14,6 +14,7 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import anyio.lowlevel
@@ -112,30 +113,30 @@ def parts_by_name(config: Config) -> dict[str, object]:
     return {**registries, **mappings, **settings}
 
 
+@dataclass
+class Cycle:
+    """What happened in one cycle."""
+
+    # (event, message) of each line, shown or not.
+    lines: set[tuple[str, str]] = field(default_factory=set)
+    # The images that fail, as (source, target). The value identifies the error by (code, HTTP
+    # status), because its message may contain a time.
+    failures: dict[tuple[str, str], object] = field(default_factory=dict)
+    has_news: bool = False  # whether an image was shown
+
+
 class CycleLog:
     """Shows the messages and outcomes of a cycle, except those that repeat the previous cycle."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # (event, message) of each line of this cycle and of the previous one, shown or not.
-        self._current_lines = set[tuple[str, str]]()
-        self._previous_lines = set[tuple[str, str]]()
-
-        # The images that fail in this cycle and in the previous one. The key is (source, target).
-        # The value identifies the error by (code, HTTP status), because its message may contain a
-        # time.
-        self._current_failures = dict[tuple[str, str], object]()
-        self._previous_failures = dict[tuple[str, str], object]()
-
-        self._has_news = False  # whether an image was shown in this cycle
+        self._current = Cycle()
+        self._previous = Cycle()
         self._last_summary_at = anyio.current_time()  # when a cycle's summary was last logged
 
     def begin_cycle(self) -> None:
-        self._previous_lines = self._current_lines
-        self._current_lines = set()
-        self._previous_failures = self._current_failures
-        self._current_failures = {}
-        self._has_news = False
+        self._previous = self._current
+        self._current = Cycle()
         # The same failure may occur again after months. Its hint is then needed again.
         self._console.shown_hints.clear()
 
@@ -149,9 +150,9 @@ class CycleLog:
             return
 
         line = (event, message)
-        is_repeated = line in self._current_lines or line in self._previous_lines
+        is_repeated = line in self._current.lines or line in self._previous.lines
         # Record a repeated line too, so that the next cycle does not show it either.
-        self._current_lines.add(line)
+        self._current.lines.add(line)
         if not is_repeated:
             self._console.log(level, event, message, **fields)
 
@@ -165,26 +166,26 @@ class CycleLog:
         if outcome.error is not None:
             # Only errors that are responses of a registry have an HTTP status.
             status = getattr(outcome.error, "status", None)
-            self._current_failures[key] = (outcome.error.code, status)
+            self._current.failures[key] = (outcome.error.code, status)
         # An image that does not fail has no entry.
-        has_changed = self._previous_failures.get(key) != self._current_failures.get(key)
+        has_changed = self._previous.failures.get(key) != self._current.failures.get(key)
         if outcome.status == "synced" or has_changed:
-            self._has_news = True
+            self._current.has_news = True
             self._console.show_outcome(outcome)
 
     def end_cycle(self) -> None:
         """Log how many images no longer fail, with a line for each pair of repositories."""
         recovered = Counter[str]()  # the number of images by "SOURCE -> TARGET"
-        for (source, target), failure in sorted(self._previous_failures.items()):
-            if (source, target) in self._current_failures:
+        for (source, target), failure in sorted(self._previous.failures.items()):
+            if (source, target) in self._current.failures:
                 continue
             source_repository = without_tag(source)
             target_repository = without_tag(target)
             # A mapping whose tags could not be listed has failed with this key. None of its images
             # was tried, so their failures last.
             mapping_key = (f"{source_repository}:*", f"{target_repository}:*")
-            if mapping_key in self._current_failures:
-                self._current_failures[source, target] = failure
+            if mapping_key in self._current.failures:
+                self._current.failures[source, target] = failure
             else:
                 recovered[f"{source_repository} -> {target_repository}"] += 1
         for repositories, count in recovered.items():
@@ -197,12 +198,12 @@ class CycleLog:
         logged for QUIET_SECONDS.
         """
         now = anyio.current_time()
-        if self._has_news:
+        if self._current.has_news:
             self._last_summary_at = now
             self._console.log("info", "cycle", text, **cycle)
         elif now - self._last_summary_at >= QUIET_SECONDS:
             self._last_summary_at = now
-            state = "the same images fail" if self._current_failures else "all is well"
+            state = "the same images fail" if self._current.failures else "all is well"
             self._console.log("debug", "quiet", f"{state}; {text}")
 
 
