@@ -435,10 +435,7 @@ class Scheduler:
         if promoted.phase is Phase.ABANDONED:
             return  # it holds no slot, and stays in `_promoted` so that the run reports it
 
-        outcome = _Outcome.FAILED
-        if image.error is None:
-            outcome = await self._put_manifests(image, claims)
-
+        outcome = await self._put_manifests(image, claims)
         if outcome is _Outcome.COMMITTED:
             # Images that wait for this image may mount its blobs now.
             self._add_steps(self._claims.image_committed(claims))
@@ -620,7 +617,9 @@ class Scheduler:
     # Putting the manifests of an image.
 
     async def _put_manifests(self, image: Image, claims: ImageClaims) -> _Outcome:
-        """Put the children that this image has claimed, then its root."""
+        """Put the children that an image has claimed, then its root, unless a blob has failed."""
+        if image.error is not None:
+            return _Outcome.FAILED
         root = image.tree.root
         try:
             if not self._is_put_already(image):

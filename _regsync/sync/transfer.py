@@ -177,7 +177,7 @@ class _Job:
         # Whether a HEAD has shown that the target lacks the blob.
         self.is_known_absent = False
         # Whether the open session came from a POST that asked for another blob
-        # (`_ask_for_present`). The session accepts this blob, but a HEAD for this blob has to come
+        # (`_probe_present_blob`). The session accepts this blob, but a HEAD for this blob has to come
         # first.
         self.has_probe_session = False
         # Whether this job has switched between the usual and the fallback upload style of the
@@ -355,7 +355,7 @@ class BlobTransfer:
             async with self._admitted(short_request, job.rank):
                 await upload.resume()
             job.renew_attempts()
-        await self._learn_to_probe(job)
+        await self._test_probing(job)
 
         body = known_body(job.blob)
         if body is None and job.bytes_from is BytesFrom.SOURCE:
@@ -616,7 +616,7 @@ class BlobTransfer:
         await job.upload.start()
         return None
 
-    async def _learn_to_probe(self, job: _Job) -> None:
+    async def _test_probing(self, job: _Job) -> None:
         """Find out whether the target's registry answers a probing POST for a present blob by 201.
 
         If it does, such POSTs replace HEADs (docs/design.md section 6, rule 11). The test asks for
@@ -639,7 +639,7 @@ class BlobTransfer:
             return
         present_digest = self._choose_present_blob(job)
         if present_digest is not None:
-            ask = partial(self._ask_for_present, job, present_digest, target.probe_from)
+            ask = partial(self._probe_present_blob, job, present_digest, target.probe_from)
             await test.get(ask)
 
     def _choose_present_blob(self, job: _Job) -> str | None:
@@ -653,7 +653,7 @@ class BlobTransfer:
                 return digest
         return self._knowledge.choose_present_blob(where)
 
-    async def _ask_for_present(self, job: _Job, present_digest: str, probe_from: str) -> None:
+    async def _probe_present_blob(self, job: _Job, present_digest: str, probe_from: str) -> None:
         """Ask the target to mount a blob that it is known to have from itself, and record the answer.
 
         Any answer but 201 means that HEADs are needed to find present blobs. If the POST has opened
@@ -667,7 +667,7 @@ class BlobTransfer:
             if not error.retryable:
                 self._knowledge.record_probe_answer(where, is_201_if_present=False)
         except SyncError:
-            pass  # nothing is learnt, and `_learn_to_probe` does not ask again in this run
+            pass  # nothing is learnt, and `_test_probing` does not ask again in this run
         else:
             self._knowledge.record_probe_answer(where, is_201_if_present=is_present)
             job.has_probe_session = not is_present
@@ -768,7 +768,7 @@ class BlobTransfer:
     async def _send_chunk(
         self, job: _Job, chunk_from: Callable[[int], MemoryPieces | FilePieces]
     ) -> None:
-        """Send one chunk by PATCH. If the PATCH breaks, send the bytes that have not arrived again.
+        """Send one chunk by PATCH. After a failure, send again what has not arrived.
 
         `chunk_from(offset)` returns the bytes of the chunk from byte `offset` of the blob.
         """
