@@ -88,10 +88,8 @@ class Host(Protocol):
         """Return the text on one line and without secrets."""
 
     def stop(self, error: SyncError, until: float = -math.inf) -> None:
-        """Make all further requests of this run fail with an error.
-
-        A later run tries the host again, if it begins after `until` on the clock of
-        `anyio.current_time`.
+        """Make all further requests of this run fail with an error, and those of later runs that
+        begin before `until`.
         """
 
 

@@ -450,13 +450,14 @@ class Transport:
         demand = self.demand_of(host, call)
         rank = _FIRST if call.action == "manifest_put" else None
         refusals: list[Refusal] = []
+        can_repeat = body is None
         while True:
             # Fail before the login and the wait for a turn if the request cannot be sent. `_send`
             # checks this again after the wait.
             self._check_may_send(host, demand)
             if host.peer.outage.reach is not Reach.UP:
-                self._check_reach(host, host.peer, can_repeat=body is None)
-            authorization = await self.login(host, call, can_repeat=body is None)
+                self._check_reach(host, host.peer, can_repeat=can_repeat)
+            authorization = await self.login(host, call, can_repeat=can_repeat)
             turn = await self.gate.begin_request(demand, rank, lease)
             try:
                 if body is not None:
@@ -466,16 +467,17 @@ class Transport:
                 )
                 self._record_pace(host, call, turn, response)
 
-                is_refused = response.status in (401, 403)
+                status = response.status
+                is_refused = status in (401, 403)
                 # With 429 or 5xx the server may not have checked the login.
-                is_login_checked = response.status < 500 and response.status != 429
-                if authorization is not None and is_login_checked and not is_refused:
+                is_login_accepted = status < 500 and status != 429 and not is_refused
+                if authorization is not None and is_login_accepted:
                     host.authenticator.record_success(authorization, call.repository, call.method)
 
-                if response.is_early and body is None and response.status in (200, 201):
+                if response.is_early and can_repeat and status in (200, 201):
                     raise Disconnected("the registry answered before the request was sent")
-                may_log_in_again = is_refused and body is None and not hop.has_left_registry
-                if response.status in ok and not may_log_in_again:
+                may_log_in_again = is_refused and can_repeat and not hop.has_left_registry
+                if status in ok and not may_log_in_again:
                     turn.response = response
                     return turn
                 await response.read(ERROR_BODY)
@@ -534,6 +536,7 @@ class Transport:
         `turn.connection`.
         """
         call = hop.call
+        can_repeat = body is None
         self._check_may_send(host, demand, hop.authorization)
 
         is_at_registry = hop.origin == host.origin
@@ -544,7 +547,7 @@ class Transport:
 
         is_unreachable = hop.peer.outage.reach is not Reach.UP
         if is_unreachable:  # raise an error unless this request is the probe of the host
-            self._check_reach(host, hop.peer, can_repeat=body is None)
+            self._check_reach(host, hop.peer, can_repeat=can_repeat)
 
         if hop.number == 0:
             self.requests[host.key][call.action] += 1
@@ -562,16 +565,17 @@ class Transport:
                 answering = self.recovery.await_probe(hop.peer, answering)
             response = await answering
         except WireError as error:
-            is_disorderly = not isinstance(error, ConnectFailed | TimedOut)
-            if is_disorderly and not host.has_answered:  # the host may serve only https
+            # A host that disconnects or breaks the protocol may serve only https.
+            is_breach = not isinstance(error, ConnectFailed | TimedOut)
+            if is_breach and not host.has_answered:
                 error.hint = host.https_hint or error.hint
             if error.side is None:  # otherwise the source of the body has failed, not this host
-                self.recovery.record_failure(hop.peer, error, turn.began, is_counted=body is None)
+                self.recovery.record_failure(hop.peer, error, turn.began, is_counted=can_repeat)
             raise
 
         retry_after = response.headers.get("retry-after")
         self._record_reach(
-            hop.peer, response.status, retry_after, response.came_at, is_counted=body is None
+            hop.peer, response.status, retry_after, response.came_at, is_counted=can_repeat
         )
         if is_at_registry:
             host.has_answered = True
