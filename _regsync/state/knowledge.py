@@ -98,17 +98,17 @@ class HostFacts:
     # Keys: first path segments of repository names.
     has_referrers_api: dict[str, bool] = field(default_factory=dict)
 
-    def restore(self, fact: Fact) -> None:
-        """Set the field that `fact` was saved from. A fact of an unknown form is ignored.
+    def learn(self, fact: Fact) -> None:
+        """Set the field that a fact is about. A fact of an unknown form is ignored.
 
-        Some fields were renamed after their names in the file had been chosen.
+        The names of facts are those in the state file, and some differ from the fields'.
         """
         match fact.name, fact.value:
             case "mounts", bool(value):
                 self.supports_mounts = value
             case "is_lenient", bool(value):
                 self.accepts_absent_blobs = value
-            case "smallest_patch", int(value) if not isinstance(value, bool):
+            case "smallest_patch", int() | None as value if not isinstance(value, bool):
                 self.fallback_size = value
             case "login", value:
                 self.login = value
@@ -342,10 +342,9 @@ class Knowledge:
         If a tagged manifest names the blob, the host has accepted a manifest without its blobs.
         Archived entries of the host are then believed for 30 minutes only.
         """
-        facts = self.facts_of(where.host)
-        if not facts.accepts_absent_blobs and key_of(digest) in self._reachable_keys(where):
-            facts.accepts_absent_blobs = True
-            self._put_fact(where.host, "is_lenient", True)
+        is_known = self.facts_of(where.host).accepts_absent_blobs
+        if not is_known and key_of(digest) in self._reachable_keys(where):
+            self._record_fact(where.host, "is_lenient", True)
 
     def confirm_tagged_manifest(self, where: RepositoryKey, digest: str) -> None:
         """Record that a tag of a repository names a manifest."""
@@ -538,15 +537,12 @@ class Knowledge:
         """
         self._repositories[where].refused_sources.add(source)
         if self.supports_mounts(where.host) is None:
-            self.facts_of(where.host).supports_mounts = False
-            self._put_fact(where.host, "mounts", False)
+            self._record_fact(where.host, "mounts", False)
 
     def record_mount(self, host: str) -> None:
         """Record that a host has mounted a blob."""
-        facts = self.facts_of(host)
-        if facts.supports_mounts is not True:
-            facts.supports_mounts = True
-            self._put_fact(host, "mounts", True)
+        if self.supports_mounts(host) is not True:
+            self._record_fact(host, "mounts", True)
 
     def needs_head(self, where: RepositoryKey, digest: str) -> bool:
         """Report whether a HEAD must check for a blob before a probing POST starts its upload.
@@ -580,9 +576,7 @@ class Knowledge:
             old.is_201_if_present if is_201_if_present is None else is_201_if_present,
         )
         if answers != old:
-            segment = where.first_segment
-            self.facts_of(where.host).probes[segment] = answers
-            self._put_fact(where.host, "probe_answers", list(answers), segment)
+            self._record_fact(where.host, "probe_answers", list(answers), where.first_segment)
 
     def probe_answers(self, where: RepositoryKey) -> ProbeAnswers:
         """Return whether a repository's registry answers probing POSTs correctly."""
@@ -617,25 +611,21 @@ class Knowledge:
             facts = self._hosts[host] = HostFacts()
             for fact in self._repositories.archive_of(host).facts_of(host):
                 if self._is_young(fact.learnt_at, _FACT_SECONDS):
-                    facts.restore(fact)
+                    facts.learn(fact)
         return self._hosts[host]
 
     def record_login(self, host: str, login: object) -> None:
         """Record the challenge of a host, in the form of `Authenticator.login_facts`."""
-        facts = self.facts_of(host)
-        if facts.login != login:
-            facts.login = login
-            self._put_fact(host, "login", login)
+        if self.facts_of(host).login != login:
+            self._record_fact(host, "login", login)
 
     def record_fallback_size(self, host: str, size: int | None) -> None:
         """Record the size in bytes from which on blobs are sent in the kind's fallback style.
 
         None means that no blob is.
         """
-        facts = self.facts_of(host)
-        if facts.fallback_size != size:
-            facts.fallback_size = size
-            self._put_fact(host, "smallest_patch", size)
+        if self.facts_of(host).fallback_size != size:
+            self._record_fact(host, "smallest_patch", size)
 
     def has_referrers_api(self, where: RepositoryKey) -> bool | None:
         """Report whether a repository's registry has the referrers API. Returns None if unknown."""
@@ -644,14 +634,15 @@ class Knowledge:
     def record_referrers_api(self, where: RepositoryKey, has_api: bool) -> None:
         """Record whether a repository's registry has the referrers API."""
         if self.has_referrers_api(where) is not has_api:
-            segment = where.first_segment
-            self.facts_of(where.host).has_referrers_api[segment] = has_api
-            self._put_fact(where.host, "has_referrers_api", has_api, segment)
+            self._record_fact(where.host, "has_referrers_api", has_api, where.first_segment)
 
-    def _put_fact(self, host: str, name: str, value: object, segment: str = "") -> None:
-        """Write a fact to the archive. `segment` is empty if the fact holds for the whole host."""
-        archive = self._repositories.archive_of(host)
-        archive.put_fact(host, Fact(name, segment, value, int(self._now())))
+    def _record_fact(self, host: str, name: str, value: object, segment: str = "") -> None:
+        """Learn a fact, and write it to the archive. `segment` is empty if it holds for the whole
+        host.
+        """
+        fact = Fact(name, segment, value, int(self._now()))
+        self.facts_of(host).learn(fact)
+        self._repositories.archive_of(host).put_fact(host, fact)
 
     # Tags, and artifacts of images.
 
