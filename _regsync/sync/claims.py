@@ -410,11 +410,10 @@ class Claims:
         return True
 
     def _wait_for_leader(self, claim: Claim) -> bool:
-        """Make a claim wait for an older image that copies its blob to another repository of the host.
+        """Make a claim wait for an older image that copies its blob to the host, to mount it then.
 
-        When that image, the leader, is committed, the blob can be mounted from there. If there is
-        no leader, the claim's image becomes the leader. Returns whether the claim has to wait. If
-        it need not wait, the blob is uploaded.
+        Such an image is the leader. If there is none, the claim's image becomes the leader. Returns
+        whether the claim has to wait. If it need not wait, the blob is uploaded.
         """
         host_and_digest = (claim.host, claim.key.digest)
         leader = self._leaders.setdefault(host_and_digest, Leader(claim.owner, []))

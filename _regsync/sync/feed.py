@@ -156,7 +156,6 @@ class Feed:
         self._relay = relay
         # The offset in the blob at which the next piece begins.
         self._position = offset
-        # The size of the blob.
         self._size = size
         # The bodies of the requests that are under way.
         self._bodies = list[FeedBody]()

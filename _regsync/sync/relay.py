@@ -98,9 +98,9 @@ class Relay(Pieces):
         self._position = 0
         self._target_offset = 0
         self._read_limit = 0
-        # If the blob fits into the buffer, its bytes from `_buffered_from` to `_position` are there.
-        self._buffer = memoryview(b"")
+        # If the blob fits into the buffer, the buffer has its bytes from here up to `_position`.
         self._buffered_from = 0
+        self._buffer = memoryview(b"")
         # Whether the last read has filled the buffer, so that more bytes have probably arrived.
         self._has_more_arrived = False
 

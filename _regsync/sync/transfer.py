@@ -176,9 +176,8 @@ class _Job:
 
         # Whether a HEAD has shown that the target lacks the blob.
         self.is_known_absent = False
-        # Whether the open session came from a POST that asked for another blob
-        # (`_probe_present_blob`). The session accepts this blob, but a HEAD for this blob has to come
-        # first.
+        # Whether the open session came from a POST that asked for another blob. The session accepts
+        # this blob, but a HEAD for this blob has to come first (`_probe_present_blob`).
         self.has_probe_session = False
         # Whether this job has switched between the usual and the fallback upload style of the
         # registry. A job switches once.
@@ -654,7 +653,7 @@ class BlobTransfer:
         return self._knowledge.choose_present_blob(where)
 
     async def _probe_present_blob(self, job: _Job, present_digest: str, probe_from: str) -> None:
-        """Ask the target to mount a blob that it is known to have from itself, and record the answer.
+        """Ask the target to mount a present blob from itself, and record whether it answers 201.
 
         Any answer but 201 means that HEADs are needed to find present blobs. If the POST has opened
         a session, the job uses that session for its own blob.
