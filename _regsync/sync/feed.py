@@ -263,8 +263,8 @@ class Part:
     # Sends the body to the target.
     send: Callable[[FeedBody], Awaitable[BlobResult]]
 
-    # Set when the subscriber has to begin a reading, or when a reading begins that includes it.
-    called: anyio.Event = field(default_factory=anyio.Event)
+    # Set when the subscriber has to begin a reading, or when another one includes it in a reading.
+    woken: anyio.Event = field(default_factory=anyio.Event)
     # None until then.
     body: FeedBody | None = None
     # Set when the request has ended. Then `result` or `error` is set. Both are None if the whole
@@ -316,7 +316,7 @@ class Feeds:
         if not self._subscribers[subscriber.blob]:
             del self._subscribers[subscriber.blob]
         else:
-            self._call_first(subscriber.blob)
+            self._wake_first(subscriber.blob)
 
     async def send(self, subscriber: Subscriber, part: Part) -> BlobResult:
         """Send a blob to one target from a reading that it may share with other targets.
@@ -330,10 +330,10 @@ class Feeds:
             self._subscribers[subscriber.blob].append(subscriber)
         subscriber.part = part
         subscriber.state = _State.WAITING
-        self._call_first(subscriber.blob)
+        self._wake_first(subscriber.blob)
         try:
             with anyio.move_on_after(PATIENCE):
-                await part.called.wait()
+                await part.woken.wait()
             if subscriber.state is _State.WAITING:  # no reading of another subscriber includes it
                 sharing = self._choose_sharing(subscriber)
                 await self._read_for([each.part for each in sharing], subscriber.size)
@@ -348,7 +348,7 @@ class Feeds:
             raise part.error or LeftBehind("the reading was given up")
         return part.result
 
-    def _call_first(self, blob: tuple[RepositoryKey, str]) -> None:
+    def _wake_first(self, blob: tuple[RepositoryKey, str]) -> None:
         """Let the first waiting subscriber of a blob begin a reading.
 
         Does nothing if no subscriber waits, or if another one is still expected to wait and to
@@ -358,10 +358,10 @@ class Feeds:
         waiting = [each for each in subscribers if each.state is _State.WAITING]
         is_one_expected = any(each.state is _State.EXPECTED for each in subscribers)
         if waiting and not is_one_expected:
-            waiting[0].part.called.set()
+            waiting[0].part.woken.set()
 
     def _choose_sharing(self, first: Subscriber) -> list[Subscriber]:
-        """Choose the waiting subscribers that share a reading with `first`, and call all of them.
+        """Choose the waiting subscribers that share a reading with `first`, and wake all of them.
 
         `first` is the first of the returned subscribers. At most one is chosen for each target
         host, because a small `max_concurrent` may never admit two at the same time. The chunks of
@@ -382,8 +382,8 @@ class Feeds:
 
         for subscriber in chosen.values():
             subscriber.state = _State.IN_READING
-            subscriber.part.called.set()
-        self._call_first(first.blob)  # those that were not chosen
+            subscriber.part.woken.set()
+        self._wake_first(first.blob)  # those that were not chosen
         return list(chosen.values())
 
     def _is_paused(self, part: Part) -> bool:
