@@ -51,7 +51,7 @@ async def check_access(config: Config, console: Console) -> int:
         # Read the certificate files of all registries first, so that an unusable file ends the
         # command before the first request.
         for registry, _ in sides:
-            transport.prepare(registry)
+            transport.dialer.prepare(registry)
         discovery = Discovery(transport, Knowledge())
         repositories = [
             discovery.open_remote(registry, name, side) for (registry, name), side in sides.items()

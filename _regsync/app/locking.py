@@ -147,7 +147,7 @@ async def resolve_lock(
     # Read the certificate files of all registries first, so that an unusable file ends the command
     # before the first request.
     for registry in dict.fromkeys(rule.source for rule in options.mappings):
-        transport.prepare(registry)
+        transport.dialer.prepare(registry)
 
     # The state has facts about the sources, from their logins to their referrers, which save
     # requests.

@@ -148,7 +148,7 @@ async def list_tags(
     Every other tag is logged with the reason why the first rule drops it.
     """
     with closing(connect(console)) as transport:
-        transport.prepare(registry)
+        transport.dialer.prepare(registry)
         discovery = Discovery(transport, Knowledge())
         source = discovery.repository(registry, repository, Side.SOURCE)
         # The listing is requested only once: `discovery` keeps it for the next rule.

@@ -59,7 +59,7 @@ _SMALL_PAGE = 100
 # (docs/protocol-facts.md section 2.1).
 _HARBOR_SERVICE = "harbor-registry"
 
-_ACCEPT_MANIFESTS: Header = ("Accept", ACCEPT_MANIFESTS)
+_ACCEPT: Header = ("Accept", ACCEPT_MANIFESTS)
 
 # The media type of an OCI index, and so of a list of referrers.
 _INDEX = ACCEPT_MANIFESTS.partition(",")[0]
@@ -324,7 +324,7 @@ class RemoteRepository:
         exist.
         """
         path = f"manifests/{reference}"
-        call = self.build_call("manifest_head", "HEAD", path, _ACCEPT_MANIFESTS)
+        call = self.build_call("manifest_head", "HEAD", path, _ACCEPT)
         with self.adding_context("look up", self.name_of(reference)):
             answer = await self._transport.request(self.host, call, ok=(200, 404))
             if answer.status == 404:
@@ -343,7 +343,7 @@ class RemoteRepository:
         Raises ContentError if the bytes still do not match, or contradict `expected`. Raises
         RegistryError with status 404 if the manifest does not exist.
         """
-        accept = _ACCEPT_MANIFESTS  # ACCEPT_MANIFESTS is the value of the header
+        accept = _ACCEPT
         if expected is not None and expected.media_type not in ACCEPT_MANIFESTS:
             accept = ("Accept", f"{ACCEPT_MANIFESTS}, {expected.media_type}")
         call = self.build_call("manifest_get", "GET", f"manifests/{reference}", accept)
@@ -489,8 +489,8 @@ class RemoteRepository:
                 if with_retries:
                     answer = await self._transport.request(self.host, call, ok=(200, 404))
                 else:
-                    exchange = await self._transport.exchange(self.host, call, (200, 404))
-                    async with exchange as answer:
+                    turn = await self._transport.exchange(self.host, call, (200, 404))
+                    async with turn as answer:
                         pass  # a HEAD has no body to read
             except RegistryError as error:
                 if error.status not in (401, 403):

@@ -249,7 +249,7 @@ class Transport:
         # that equal requests get, and the time until which they get it.
         self._refused_discovery: dict[Demand, tuple[SyncError, float]] = {}
 
-        self._dialer = Dialer(machine)
+        self.dialer = Dialer(machine)
         self.pool = Pool(self._dial, machine.timeouts)
 
         # Connections to other hosts that a registry redirects to. They never get its credentials
@@ -305,18 +305,6 @@ class Transport:
                 self._add_client(key, client)
         self.recovery.begin_run()  # after the clients, which ask whether their host was stopped
 
-    def renew(self, registries: Collection[Registry]) -> None:
-        """Read the files that the configuration names again. Raises ConfigError if a file cannot be
-        used. In that case the earlier contents stay in use.
-        """
-        self._dialer.renew(registries)
-
-    def prepare(self, registry: Registry) -> None:
-        """Read the files that the configuration names for a registry. Raises ConfigError if a file
-        cannot be used.
-        """
-        self._dialer.prepare(registry)
-
     def host(self, registry: Registry, repository: str | None = None) -> RegistryClient:
         """Return the client of a registry that logs in with the credential of a repository. Creates
         the client on first use.
@@ -327,7 +315,7 @@ class Transport:
         credential: Credential | CloudLogin | None = None
         failure: AuthError | None = None
         try:
-            credential = self._clouds.find(registry, repository, self._dialer.read)
+            credential = self._clouds.find(registry, repository, self.dialer.read)
         except AuthError as error:
             failure = error
 
@@ -378,7 +366,7 @@ class Transport:
     async def _dial(self, origin: Origin, *, is_foreign: bool = False) -> Stream:
         client = self._first_client_at.get(origin.address)
         registry = client.registry if client else None
-        return await self._dialer.dial(origin, registry, is_foreign=is_foreign)
+        return await self.dialer.dial(origin, registry, is_foreign=is_foreign)
 
     # The way of a request.
 

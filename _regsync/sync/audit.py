@@ -252,7 +252,7 @@ class Audit:
         """Check all images, and add findings and failures to the report."""
         for registry in self._config.registries_in_use:
             # Raises ConfigError for an unreadable file before any request is sent.
-            self.transport.prepare(registry)
+            self.transport.dialer.prepare(registry)
         try:
             images = await self._select_images()
             await self._check_images(images)

@@ -239,7 +239,7 @@ class Run:
         self._run_began = anyio.current_time()
         for registry in self._config.registries_in_use:
             # An unusable file must raise its error before the first request.
-            self._transport.prepare(registry)
+            self._transport.dialer.prepare(registry)
             self._layouts.prepare(registry)
 
         # The look-ups and copies. A drain cancels them when its time is over.
