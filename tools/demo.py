@@ -300,15 +300,15 @@ def least(images: Mapping[Tag, Shown]) -> dict[str, Least]:
     """Return the fewest requests by side and kind."""
     tags = len(images)
     repositories = len(REPOSITORIES)
-    manifests: dict[str, set[str]] = {repository: set() for repository in REPOSITORIES}
-    blobs: dict[str, dict[str, int]] = {repository: {} for repository in REPOSITORIES}
-    for (repository, _), shown in images.items():
-        manifests[repository].update(shown.image.manifests)
-        for digest, body in shown.image.blobs.items():
-            blobs[repository][digest] = len(body)
     tops = {shown.image.top for shown in images.values()}
-    children = sum(len(digests - tops) for digests in manifests.values())
-    moved = sum(map(len, blobs.values()))
+    child_manifests = set[tuple[str, str]]()  # by repository and digest
+    blobs = set[tuple[str, str]]()
+    for (repository, _), shown in images.items():
+        digests = shown.image.manifests.keys() - tops
+        child_manifests.update((repository, digest) for digest in digests)
+        blobs.update((repository, digest) for digest in shown.image.blobs)
+    children = len(child_manifests)
+    moved = len(blobs)
     return {
         "source tag_list": Least(repositories, repositories),
         "source manifest_get": Least(tags + children, 0),

@@ -1,4 +1,4 @@
-"""Read and write an image layout on a disk: its blobs and manifests, and when its index is replaced.
+"""Read and write an image layout on a disk: blobs, manifests, and when its index is replaced.
 
 Owns: which files of blobs are opened, the blobs that are being written, when they are renamed.
 May not know: registries, which images are copied.

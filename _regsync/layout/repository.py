@@ -301,7 +301,7 @@ class LayoutRepository:
             missing = [blob for blob in absent_blobs if not self._is_assumed(blob)]
             missing += [child for child in manifest.children if not self._holds(child)]
             if missing:
-                # The error with which a registry would answer. The copy then writes the parts again.
+                # A registry answers with this error too. The copy then writes the parts again.
                 text = f"{missing[0].digest}, which it names, is not there"
                 error = RegistryError(text, status=404, codes=("MANIFEST_BLOB_UNKNOWN",))
                 error.digests = frozenset(part.digest for part in missing)
@@ -414,7 +414,7 @@ class LayoutRepository:
         return None
 
     def _check_present(self, blob: Descriptor) -> None:
-        """Raise an error unless the layout holds a blob. It is reported if the target lacks it too."""
+        """Raise an error unless the layout holds a blob. The target does not hold it either."""
         size = self._layout.size_of(blob.digest)
         if size == blob.size:
             return

@@ -2,8 +2,8 @@
 
 Owns: the files `oci-layout`, `index.json` and `index.json.old`.
 May not know: blobs, registries, which images are copied.
-Invariants: only regular files of a limited size are read, never links. At any moment `index.json` or
-    `index.json.old` is complete.
+Invariants: only regular files of a limited size are read, never links. At any moment one of
+    `index.json` and `index.json.old` is complete.
 Follows: OCI image-spec 1.1 image-layout.md, docs/design.md section 13.
 """
 

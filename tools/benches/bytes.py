@@ -196,7 +196,7 @@ class Change(NamedTuple):
 
 
 def least(scene: Scene, before: Images, now: Images, *, stateful: bool) -> Both:
-    """Return what the source and all targets must be asked when the targets hold `before`."""
+    """Return the fewest requests and bytes of a sync from `before` at the targets to `now`."""
     bound = Both(Tally(), Tally())
     blobs_before = {name: blob_sizes(tagged.values()) for name, tagged in before.items()}
     on_host = {digest for sizes in blobs_before.values() for digest in sizes}
@@ -221,7 +221,7 @@ def least(scene: Scene, before: Images, now: Images, *, stateful: bool) -> Both:
 
 
 def count_look_ups(bound: Both, change: Change, scene: Scene, *, stateful: bool) -> None:
-    """Count listings, and the questions of what each tag names."""
+    """Add listings to `bound`, and the requests that ask what each tag names."""
     source, target = bound
     fresh = change.fresh()
     asked = [] if scene.is_immutable else change.held()
@@ -242,7 +242,7 @@ def count_look_ups(bound: Both, change: Change, scene: Scene, *, stateful: bool)
 
 
 def count_manifests(bound: Both, change: Change) -> None:
-    """Count the children that are fetched, and all manifests that are put."""
+    """Add to `bound` the children that are fetched, and all manifests that are put."""
     source, target = bound
     new = change.new_images()
     known = {digest for image in change.before.values() for digest in image.manifests}
@@ -444,7 +444,7 @@ class Measured(NamedTuple):
 def run_once(config: Path, registries: Sequence[Registry]) -> tuple[Both, Spent]:
     """Run once.
 
-    BenchError unless every image is well and the program counted what the registries saw.
+    Raises BenchError if an image failed, or if the program counted other requests than a registry.
     """
     for registry in registries:
         registry.exchanges()

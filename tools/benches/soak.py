@@ -100,7 +100,7 @@ def end_under_load(program: Program) -> Iterator[Figure]:
 
 
 def idle_cycles(program: Program, cycles: int, tags: int) -> Iterator[Figure]:
-    """Show what cycles without news take."""
+    """Measure the memory and CPU of a watch in cycles in which no tag has changed."""
     nothing_new = {"synced": 0, "skipped": tags, "failed": 0}
     shown = {2, 10, 100, cycles // 2, cycles}
     with started_place(program) as place:
