@@ -16,7 +16,7 @@ from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, Platform
 from _regsync.sync.election import Election, Pending
 from _regsync.sync.image import Image, Tree, build_tree
-from _regsync.sync.mappings import assign, group_mappings
+from _regsync.sync.mappings import assign_tags, group_mappings
 from _regsync.tags import TagRule
 
 
@@ -306,7 +306,7 @@ def test_the_groups_are_those_of_a_search_over_all_pairs():
 
 
 def assigned(*selected: tuple[MappingRule, str]) -> tuple[list[str], list[str]]:
-    wanted, lost = assign([(each, tags.split()) for each, tags in selected])
+    wanted, lost = assign_tags([(each, tags.split()) for each, tags in selected])
     return [
         f"{each.mapping.index} {each.tag} {' '.join(target.alias for target in each.targets)}"
         for each in wanted

@@ -40,7 +40,7 @@ from _regsync.sync.findings import AuditReport, Finding, Flaw
 from _regsync.sync.image import Traffic
 from _regsync.sync.locked import LockedDiscovery, LockedReferrers
 from _regsync.sync.lockfile import Lock
-from _regsync.sync.mappings import WantedTag, assign, group_mappings
+from _regsync.sync.mappings import WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import Once, gather
 from _regsync.sync.referrers import (
     MOST_ARTIFACTS,
@@ -272,7 +272,7 @@ class Audit:
     async def _select_group(self, group: list[MappingRule]) -> list[_AuditedImage]:
         """Select the images of mappings that write to the same target repositories (I10)."""
         selected = await gather(partial(self._select_tags, mapping) for mapping in group)
-        tags, conflicts = assign(zip(group, selected, strict=True))
+        tags, conflicts = assign_tags(zip(group, selected, strict=True))
 
         for conflict in conflicts:
             text = f"mappings[{conflict.owner.index}] writes this tag too, from another source"

@@ -299,7 +299,7 @@ class Discovery:
         self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
         # By target and cosign tag, the request for the digest at the target, which is None if the
         # tag is absent. Several source images may have the same cosign tag, while any other target
-        # tag has one source (`mappings.assign`).
+        # tag has one source (`mappings.assign_tags`).
         self._cosign_tag_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
         self.target_workers = TargetWorkers(self._look_up_at_target)

@@ -200,7 +200,7 @@ class Locking:
         """Resolve the mappings of one source registry. Returns their results in the same order."""
         # All listings are made before the first tag is resolved, because a listing for one mapping
         # may contain cosign tags of another mapping's images.
-        selections = await gather(partial(self._select, rule) for rule in group)
+        selections = await gather(partial(self._select_tags, rule) for rule in group)
         # One `gather` for the tags of all mappings, because it bounds the concurrent requests.
         tag_results = await gather(
             partial(self._resolve_tag, selection.rule, tag)
@@ -213,7 +213,7 @@ class Locking:
             for selection in selections
         ]
 
-    async def _select(self, rule: MappingRule) -> _Selection:
+    async def _select_tags(self, rule: MappingRule) -> _Selection:
         try:
             selection = await self._discovery.select_tags(rule)
         except SyncError as error:
@@ -331,7 +331,7 @@ class Locking:
         artifacts = dict[str, LockedArtifact]()
         for mapping in self._mappings_by_artifacts[source_key(rule)].values():
             if mapping.artifacts.enabled:
-                for artifact in await self._referrers.list_all(mapping, lookup):
+                for artifact in await self._referrers.find_at_source(mapping, lookup):
                     artifacts.setdefault(artifact.reference, _locked_artifact(artifact))
         pushed = lookup.digest if lookup.is_trimmed else None
         return _Content(lookup.source_digest, pushed, tuple(artifacts.values()))

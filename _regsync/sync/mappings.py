@@ -78,7 +78,7 @@ class Conflict(NamedTuple):
     owner: MappingRule
 
 
-def assign(
+def assign_tags(
     selections: Iterable[tuple[MappingRule, Iterable[str]]],
 ) -> tuple[list[WantedTag], list[Conflict]]:
     """Assign each target tag to the first mapping that selects it (docs/design.md section 3).

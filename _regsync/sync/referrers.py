@@ -163,7 +163,7 @@ class Search(NamedTuple):
         return types.isdisjoint(rule.exclude)
 
 
-def _check_key(
+def _search_key(
     mapping: MappingRule,
     source: Repository,
     target: Repository,
@@ -251,7 +251,7 @@ class Referrers:
         It has the record of the last search, and the tags with artifacts that the source's listing
         shows now. The hash of the referrers list is not known yet.
         """
-        key = _check_key(
+        key = _search_key(
             mapping,
             copy.source,
             copy.target,
@@ -318,7 +318,7 @@ class Referrers:
         self, mapping: MappingRule, source: Repository, target: Repository, snapshot: Snapshot
     ) -> ArtifactCheck:
         """Return the record of the last search for the artifacts of an image."""
-        key = _check_key(
+        key = _search_key(
             mapping,
             source,
             target,
@@ -402,7 +402,7 @@ class Referrers:
         source = self._discovery.source_of(mapping)
         return await source.head_manifest(artifact.digest) is not None
 
-    async def list_all(self, mapping: MappingRule, lookup: TagLookup) -> list[Artifact]:
+    async def find_at_source(self, mapping: MappingRule, lookup: TagLookup) -> list[Artifact]:
         """Find all artifacts of an image that a mapping selects. No target is asked.
 
         Each artifact follows its subject in the list. Raises SyncError if a request fails.

@@ -32,7 +32,7 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import SearchDepth, flags_after
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
-from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign, group_mappings
+from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, no_artifact_error
 from _regsync.sync.report import LayoutSpace, MappingSelection, Outcome, Report, Undone
@@ -172,7 +172,7 @@ class Run:
             self._discovery,
             transport=transport,
             slots=config.max_concurrent_transfers,
-            start=self._start,
+            start=self._start_task,
             queue_lookup=self._queue_lookup,
             on_end=self._end_copy,
             lists=None if is_dry_run else self._referrers.lists,
@@ -404,7 +404,7 @@ class Run:
 
     # Look-ups and tasks.
 
-    def _start(
+    def _start_task(
         self, task: Callable[..., Coroutine[object, object, None]], *arguments: object
     ) -> None:
         assert self._tasks is not None
@@ -426,7 +426,7 @@ class Run:
             # Register the worker before its task runs, so that it counts and a drain can cancel it.
             scope = anyio.CancelScope()
             workers.add(scope)
-            self._start(self._run_lookups, source, scope)
+            self._start_task(self._run_lookups, source, scope)
 
     async def _run_lookups(self, source: str, scope: anyio.CancelScope) -> None:
         """Run queued look-ups of a source until the queue is empty or a drain begins."""
@@ -442,8 +442,8 @@ class Run:
 
     async def _list_mappings(self, group: list[MappingRule]) -> None:
         """Select the tags of mappings with a common target repository, and queue their look-ups."""
-        selections = await gather(partial(self._select, mapping) for mapping in group)
-        assigned, conflicts = assign(zip(group, selections, strict=True))
+        selections = await gather(partial(self._select_tags, mapping) for mapping in group)
+        assigned, conflicts = assign_tags(zip(group, selections, strict=True))
         all_wanted = self._filter_by_retry(assigned)
 
         for conflict in conflicts:
@@ -465,7 +465,7 @@ class Run:
             source = wanted.mapping.source.authority
             self._queue_lookup(source, partial(self._look_up, wanted, target_tags))
 
-    async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
+    async def _select_tags(self, mapping: MappingRule) -> tuple[str, ...]:
         """Return the tags that a mapping selects.
 
         If the source cannot be listed, returns no tags and reports one failed image for each
