@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -175,7 +175,7 @@ class Index:
         # Artifacts, by the digest of their subject.
         self._artifacts_by_subject = defaultdict[str, list[Entry]](list)
         # Whether `_artifacts_by_subject` includes the artifacts of other tools. Their entries do
-        # not have the subject, so their manifests must be read (`add_subject`).
+        # not have the subject, so their manifests must be read (`add_subjects`).
         self.knows_all_subjects = False
         # Referrers lists, by their fallback tag, of all repositories.
         self._referrers_lists = defaultdict[str, list[Entry]](list)
@@ -227,9 +227,11 @@ class Index:
         """Return the entries without a name and a subject. They may be artifacts of other tools."""
         return [entry for entry in self if not (entry.has_name or entry.subject)]
 
-    def add_subject(self, entry: Entry, digest: str) -> None:
-        """Record the subject of an artifact of another tool."""
-        self._artifacts_by_subject[digest].append(entry)
+    def add_subjects(self, subjects: Iterable[tuple[Entry, str]]) -> None:
+        """Record the artifacts of other tools, with the digests of their subjects."""
+        for entry, digest in subjects:
+            self._artifacts_by_subject[digest].append(entry)
+        self.knows_all_subjects = True
 
     def fallback_lists(self, digest: str) -> list[Entry]:
         """Return the entries under the fallback tag of a digest, in all repositories."""

@@ -223,7 +223,7 @@ class LayoutRepository:
                 return False
             manifest = self._read_manifest(descriptor.digest, descriptor)
             for blob in manifest.blobs:
-                if not self._is_assumed(blob) and not self._holds(blob):
+                if not self._may_leave_out(blob) and not self._holds(blob):
                     return False
             manifests += [child for child in manifest.children if child.digest not in seen]
             seen.update(child.digest for child in manifest.children)
@@ -297,8 +297,8 @@ class LayoutRepository:
         """
         with self.adding_context("write manifest", self.name_of(reference)):
             absent_blobs = [blob for blob in manifest.blobs if not self._holds(blob)]
-            left_out = [blob for blob in absent_blobs if self._is_assumed(blob)]
-            missing = [blob for blob in absent_blobs if not self._is_assumed(blob)]
+            left_out = [blob for blob in absent_blobs if self._may_leave_out(blob)]
+            missing = [blob for blob in absent_blobs if not self._may_leave_out(blob)]
             missing += [child for child in manifest.children if not self._holds(child)]
             if missing:
                 # A registry answers with this error too. The copy then writes the parts again.
@@ -350,6 +350,7 @@ class LayoutRepository:
         """
         # By digest, because a hostile index may have many entries for one manifest.
         entries = {entry.descriptor.digest: entry for entry in index.unnamed_entries()}
+        subjects = list[tuple[Entry, str]]()
         unreadable = dict[str, str]()  # by digest, the message of the error
         for digest, entry in entries.items():
             try:
@@ -358,9 +359,9 @@ class LayoutRepository:
                 unreadable[digest] = error.message
                 continue
             if manifest.subject is not None:
-                index.add_subject(entry, manifest.subject.digest)
+                subjects.append((entry, manifest.subject.digest))
         self._layout.warn_of_unreadable(unreadable)
-        index.knows_all_subjects = True
+        index.add_subjects(subjects)
 
     def has_unsaved(self) -> bool:
         """Report whether there are additions that are not on the disk yet."""
@@ -381,7 +382,7 @@ class LayoutRepository:
         with self.adding_context("look up blob", self.name_of(blob.digest)):
             if self._holds(blob):
                 return True
-            if self._is_assumed(blob):
+            if self._may_leave_out(blob):
                 self.host.left_out_sizes[blob.digest] = blob.size
                 return True
             return False
@@ -394,8 +395,8 @@ class LayoutRepository:
                 raise RegistryError("no such blob", status=404)
             return size
 
-    def _is_assumed(self, blob: Descriptor) -> bool:
-        """Report whether a blob is left out of a target because `assume` names it."""
+    def _may_leave_out(self, blob: Descriptor) -> bool:
+        """Report whether a target may lack a blob, because `assume` names it."""
         # Configs are always written. They are recognized by their JSON type, which few layers have.
         if self.side is Side.SOURCE or blob.media_type.endswith("json"):
             return False
@@ -454,7 +455,7 @@ class LayoutRepository:
 
         Blobs that are left out need no space. Raises LayoutError if the disk has too little space.
         """
-        sizes = {blob.digest: blob.size for blob in blobs if not self._is_assumed(blob)}
+        sizes = {blob.digest: blob.size for blob in blobs if not self._may_leave_out(blob)}
         sizes.update((manifest.digest, manifest.size) for manifest in manifests)
         with self.adding_context("write", self.name_of(reference)):
             reserved = self._layout.reserve(sizes)
