@@ -607,10 +607,18 @@ class BlobTransfer:
             return None
         if answers.is_202_if_absent and not needs_head:
             return BlobResult.BELIEVED
-        if await target.has_blob(job.blob):
+        return await self._check_201(job)
+
+    async def _check_201(self, job: _Job) -> BlobResult | None:
+        """Ask by HEAD whether the 201 to a probing POST was right, and record the answer.
+
+        If it was wrong, open a session: the registry answers 201 for absent blobs too, and such a
+        201 opens no session.
+        """
+        where = job.target.store_key
+        if await job.target.has_blob(job.blob):
             self._knowledge.record_probe_answer(where, is_201_if_present=True)
             return BlobResult.PRESENT
-        # The registry answers 201 for absent blobs too. Such a 201 opens no session.
         self._knowledge.record_probe_answer(where, is_202_if_absent=False)
         await job.upload.start()
         return None
@@ -790,10 +798,10 @@ class BlobTransfer:
         job.retries = RetryBudget(ATTEMPTS)  # each part has all attempts
 
     async def _pause_before_chunk(self, job: _Job, error: SyncError) -> None:
-        """Wait before a chunk is sent again.
+        """Wait before a chunk is sent again, or raise `error` to leave it to the next attempt.
 
-        Raises `error` if the chunk cannot be sent again, or if the pause would be long: the job
-        holds the permits of both ends meanwhile.
+        That is done if the session is gone, if a host is in an outage, or if the pause would be
+        long: the job holds the permits of both ends meanwhile.
         """
         upload = job.upload
         if _is_session_gone(error):
