@@ -112,6 +112,16 @@ def test_what_is_printed_loads_to_the_same() -> None:
     assert expand(expand(WHOLE)) == expand(WHOLE)
 
 
+def test_the_name_of_a_registry_may_have_a_dollar() -> None:
+    text = """\
+    registries: {"a${X}": {url: a.example}, "b$": {url: b.example}}
+    target_groups: {all: ["b$$"]}
+    mappings: [{from: x, source: "a$${X}", targets: all}]
+    """
+    text = textwrap.dedent(text)
+    assert load(expand(text, {}), {}) == load(text, {})
+
+
 def test_standard_input_has_no_directory() -> None:
     found = yaml.safe_load(expand("mappings: []", base_dir=None))
     assert found["global"] == {"max_concurrent_transfers": 50, "cache_ttl": "12h"}

@@ -76,10 +76,10 @@ class _Expansion:
                 return [self.to_plain(item, MAPPING) for item in node.items]
             # `convert` returns the registries that it found when the document was read.
             case "alias":
-                return self.reader.convert(node, field, path="").alias
+                return _escape(self.reader.convert(node, field, path="").alias)
             case "targets":
                 registries = self.reader.convert(node, field, path="")
-                return [registry.alias for registry in registries]
+                return [_escape(registry.alias) for registry in registries]
             case _ if node.tag == "seq":  # a list of scalars, all of the type of the field
                 return [self.to_plain(item, field) for item in node.items]
             case _:
@@ -136,8 +136,12 @@ class _Expansion:
                 return drop_defaults(node.text)  # the default of a variable may be a secret too
 
         value = self.reader.parse_text(text, field) if field.type in _PARSED_TYPES else text
-        # When the expanded configuration is loaded, `$$` is read as `$`.
-        return value.replace("$", "$$") if isinstance(value, str) else value
+        return _escape(value) if isinstance(value, str) else value
+
+
+def _escape(text: str) -> str:
+    """Return a text as a configuration has to write it: there `$$` is a `$`."""
+    return text.replace("$", "$$")
 
 
 def _mask_login(url: str) -> str:
