@@ -49,8 +49,6 @@ SHORT_DIGEST = len("sha256:") + 12  # characters of a digest in the table
 # The permissions of a new lock file. The file is meant to be committed, so everybody may read it.
 MODE = 0o644
 
-Requests = Mapping[str, Counter[str]]  # the number of requests by host and action
-
 
 class LockOptions(NamedTuple):
     """The options of `regsync lock`."""
@@ -232,7 +230,7 @@ def print_changes(old: Lock, new: Lock, console: Console) -> None:
 
 
 def lock_document(
-    file: LockFile, new: NewLock, requests: Requests, *, is_written: bool
+    file: LockFile, new: NewLock, requests: Mapping[str, Counter[str]], *, is_written: bool
 ) -> dict[str, object]:
     """Return the JSON document of `--json`."""
     return {
