@@ -372,11 +372,8 @@ class Scheduler:
         if not self.pending.is_full():
             self._room_event.set()
 
-        where = image.target.store_key
         try:
-            missing = image.tree.missing_at(
-                lambda digest: self._knowledge.is_manifest_believed(where, digest)
-            )
+            claims = self._build_claims(image)
         except ChildNotFetched:  # the target seemed to have the child when the image was looked up
             self._start_again(image)
             return
@@ -386,19 +383,26 @@ class Scheduler:
             self._finish_failed(image)
             return
 
-        claims = ImageClaims(
-            where,
-            blobs={blob.digest: blob for blob in missing.blobs},
-            children=tuple(child.digest for child in missing.children),
-            root=image.tree.root.digest,
-            requires_recent_evidence=not image.tree.is_image,
-        )
         promoted = _Promoted(image, claims, self.manifests_by_blob)
         self._promoted[claims] = promoted
         self._add_steps(self._claims.promote(claims))
         if claims.is_ready():  # there is no blob to copy, only manifests to put
             self._request_slot(promoted)
         self._start_task(self._copy_image, promoted)
+
+    def _build_claims(self, image: Image) -> ImageClaims:
+        """Find the parts that the target lacks. Raises the errors of `Tree.missing_at`."""
+        where = image.target.store_key
+        missing = image.tree.missing_at(
+            lambda digest: self._knowledge.is_manifest_believed(where, digest)
+        )
+        return ImageClaims(
+            where,
+            blobs={blob.digest: blob for blob in missing.blobs},
+            children=tuple(child.digest for child in missing.children),
+            root=image.tree.root.digest,
+            requires_recent_evidence=not image.tree.is_image,
+        )
 
     def _add_steps(self, steps: Iterable[Step]) -> None:
         """Add each step to its image, and queue the image for a slot.
