@@ -358,7 +358,7 @@ async def test_a_refused_token_that_is_given_again_serves() -> None:
     used = await at.authorization("team/app", "pull")
     assert used == "Bearer same"
     at.record_success(used, "team/app", "GET")
-    assert await at.on_unauthorized([BEARER], used, "team/app", "pull") is Refusal.TOKEN_ENDED
+    assert await at.on_unauthorized([BEARER], used, "team/app", "pull") is Refusal.REVOKED
     assert [*at.refused_logins] == [used]
     assert await at.authorization("team/app", "pull") == used
     assert not at.refused_logins
@@ -880,7 +880,7 @@ async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_worth_a_repetitio
 def test_a_login_is_renewed_five_times_for_one_request() -> None:
     refusals: list[Refusal] = []
     for _ in range(5):
-        refusals.append(Refusal.TOKEN_ENDED)
+        refusals.append(Refusal.REVOKED)
         assert may_repeat_after(refusals)
-    refusals.append(Refusal.TOKEN_ENDED)
+    refusals.append(Refusal.REVOKED)
     assert not may_repeat_after(refusals)

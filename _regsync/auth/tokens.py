@@ -75,19 +75,19 @@ class Refusal(Enum):
     INSUFFICIENT = auto()
 
     # The request's token was sufficient before. It was revoked, or its number of uses is limited.
-    TOKEN_ENDED = auto()
+    REVOKED = auto()
 
-    # Like TOKEN_ENDED, but another request's 401 has already removed the token from the cache.
-    TOKEN_REPLACED = auto()
+    # Like REVOKED, but another request's 401 has already removed the token from the cache.
+    REPLACED = auto()
 
 
 def may_repeat_after(refusals: list[Refusal]) -> bool:
     """Report whether a request may be sent again after all these refusals of its login.
 
-    TOKEN_REPLACED needs no limit. Each replaced token was accepted for other requests, so these
+    REPLACED needs no limit. Each replaced token was accepted for other requests, so these
     requests make progress, and will end.
     """
-    renewals = refusals.count(Refusal.TOKEN_ENDED)
+    renewals = refusals.count(Refusal.REVOKED)
     return refusals.count(Refusal.INSUFFICIENT) <= 1 and renewals <= _MOST_RENEWALS
 
 
@@ -399,7 +399,7 @@ class Authenticator:
                 self._token_cache.needs_exact_scopes = True
         if may_lack_right or not token.accepted_for:
             return Refusal.INSUFFICIENT
-        return Refusal.TOKEN_REPLACED if was_dropped else Refusal.TOKEN_ENDED
+        return Refusal.REPLACED if was_dropped else Refusal.REVOKED
 
     def _drop_refused_token(self, token: Token, needed: Scopes) -> None:
         """Drop a token that was refused for a request that needs these scopes, and similar tokens."""
