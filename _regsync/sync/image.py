@@ -138,10 +138,7 @@ class Tree(NamedTuple):
         return True
 
     def levels(self, digests: frozenset[str]) -> list[list[Manifest]]:
-        """Group the children with these digests into levels, the lowest level first (I2).
-
-        The children of a manifest are in an earlier level than the manifest.
-        """
+        """Group the children with these digests into levels: children before their parents (I2)."""
         # The children that are in no level yet, by digest.
         remaining = {child.digest: child for child in self.children if child.digest in digests}
         levels = list[list[Manifest]]()

@@ -76,10 +76,7 @@ class Relay(Pieces):
         *,
         uses_fresh_connections: bool = False,
     ) -> None:
-        """Prepare to read a blob.
-
-        With `uses_fresh_connections` no connection is used that has served another request.
-        """
+        """With `uses_fresh_connections` no connection is used that has served another request."""
         self.source = source
         self.uses_fresh_connections = uses_fresh_connections
         self.complete = False

@@ -48,10 +48,7 @@ class Retry:
                 self._outside_mappings.append((source, target))
 
     def tags_of(self, mapping: MappingRule) -> list[str]:
-        """Return the tags of a mapping to retry at any target, sorted.
-
-        ALL_TAGS may be among them.
-        """
+        """Return the tags of a mapping to retry at any target, sorted, perhaps with ALL_TAGS."""
         tags = set[str]()
         for target in mapping.targets:
             tags |= self._tags_at(mapping, target)

@@ -486,10 +486,9 @@ class Scheduler:
     async def _prepare(self, promoted: _Promoted, reserved_space: ExitStack) -> None:
         """Find the blobs that the source of an image lacks, and reserve space at its target.
 
-        This happens before the first upload of the image. The space is released when
-        `reserved_space` is closed. If a blob is found nowhere, or if there is too little space, the
-        error is set in the image. For registries this does nothing: only a layout can lack blobs or
-        have limited space.
+        The space is released when `reserved_space` is closed. If a blob is found nowhere, or if
+        there is too little space, the error is set in the image. For registries this does nothing:
+        only a layout can lack blobs or have limited space.
         """
         image = promoted.image
         claims = promoted.claims

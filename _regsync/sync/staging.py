@@ -101,13 +101,11 @@ def _staging_failed(error: OSError) -> StagingFailed:
 
 
 class MemoryPieces(Pieces):
-    """The body of a request that is in memory: the bytes of `body` from `offset`.
-
-    `complete` is set when the last piece has been returned.
-    """
+    """The body of a request that is in memory: the bytes of `body` from `offset`."""
 
     def __init__(self, body: bytes | memoryview, offset: int = 0) -> None:
         self.length = len(body) - offset
+        # Whether the last piece has been returned.
         self.complete = False
         # Whether a piece has been returned.
         self._has_begun = False
@@ -264,10 +262,7 @@ class FilePieces(Pieces):
         return count
 
     def part(self, start: int, end: int) -> FilePieces:
-        """Return the bytes from `start` to `end` as a body of their own.
-
-        May be called repeatedly.
-        """
+        """Return the bytes from `start` to `end` as a body of their own."""
         return FilePieces(self._file, self._digest, end, start, is_verified=True)
 
 

@@ -128,8 +128,7 @@ class _FirstStart:
     """
 
     def __init__(self) -> None:
-        # Set when the repository has accepted the start of that upload, or when the attempt has
-        # failed. All other uploads to the repository wait for this event.
+        # Set when the repository has accepted the start of that upload, or the attempt has failed.
         self.decided = anyio.Event()
         # Whether the repository has accepted the start of any upload in this run.
         self.is_accepted = False
@@ -436,12 +435,8 @@ class BlobTransfer:
                     return await self._send_body(job, body)
 
     def _admitted_to_write(self, job: _Job) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that holds a permit to write to the target.
-
-        It is for a body that needs no permit of the source, because it is in memory or on disk.
-        """
-        put = job.target.demand_of_writing()
-        writing = job.writing._replace(meters=put.meters)
+        """Return a context manager that holds a permit to write a body in memory or on disk."""
+        writing = job.writing._replace(meters=job.target.demand_of_writing().meters)
         return self._admitted((writing,), job.rank, job.upload.lease)
 
     async def _read_into_staging(self, job: _Job, sink: Sink) -> None:
@@ -465,13 +460,11 @@ class BlobTransfer:
         """Send a blob that is not staged from a reading that it shares with other targets."""
         assert job.subscriber is not None
         self._replace_relay_after_wrong_bytes(job)
-        get = job.relay.source.demand_of_reading()
-        put = job.target.demand_of_writing()
         part = Part(
             relay=job.relay,
             offset=job.upload.offset,
-            reading=job.reading._replace(meters=get.meters),
-            writing=job.writing._replace(meters=put.meters),
+            reading=job.reading._replace(meters=job.relay.source.demand_of_reading().meters),
+            writing=job.writing._replace(meters=job.target.demand_of_writing().meters),
             chunk_size=job.chunk_size,
             rank=job.rank,
             lease=job.upload.lease,
@@ -566,9 +559,7 @@ class BlobTransfer:
         # Only an earlier run believed that `holder` has the blob, perhaps wrongly. The state of the
         # target may be wrong as well, so ask the target by HEAD (docs/specification.md section 7).
         self._knowledge.forget(holder, digest)
-        if await job.target.has_blob(job.blob):
-            return BlobResult.PRESENT
-        return None
+        return BlobResult.PRESENT if await job.target.has_blob(job.blob) else None
 
     async def _check_and_start(self, job: _Job) -> BlobResult | None:
         """Find the blob at the target, or open a session for it.
