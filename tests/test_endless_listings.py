@@ -107,7 +107,7 @@ class Listed:
             return Told(200, links, body_of(names, what))
 
         patch.setattr(transport, "request", page)
-        host = transport.host(plain_registry())
+        host = transport.client(plain_registry())
         self._what = what
         self._repository = RemoteRepository(transport, host, "app", side)
 

@@ -181,7 +181,7 @@ class World:
             else {"auth_type": "anonymous"}
         )
         registry = Registry("r", scheme, "registry.test", port, kind, **who)  # type: ignore[arg-type]
-        self.host = self.transport.host(registry)
+        self.host = self.transport.client(registry)
         self.repository = RemoteRepository(self.transport, self.host, "app", Side.TARGET)
 
     async def dial(self, origin: Origin) -> Stream:

@@ -157,7 +157,7 @@ async def test_the_long_names_of_pages_are_not_kept(what, monkeypatch):
         return Told(200, [("link", f"<{target}>; rel=next")] if asked < 500 else [], body)
 
     monkeypatch.setattr(through, "request", page)
-    listed = remote.RemoteRepository(through, through.host(plain_registry()), "app", Side.SOURCE)
+    listed = remote.RemoteRepository(through, through.client(plain_registry()), "app", Side.SOURCE)
     tracemalloc.start()
     try:
         await (
@@ -190,7 +190,7 @@ async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(monkey
         return Told(200, link, json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
 
     monkeypatch.setattr(through, "request", page)
-    listed = remote.RemoteRepository(through, through.host(plain_registry()), "app", Side.SOURCE)
+    listed = remote.RemoteRepository(through, through.client(plain_registry()), "app", Side.SOURCE)
     with pytest.raises(ProtocolBroken, match="or more than that many KiB"):
         await listed.list_referrers(f"sha256:{'a' * 64}")
     assert asked == 10
@@ -468,6 +468,6 @@ async def test_a_thank_you_for_half_a_manifest_is_none():
     again = Wire(answers=((answer(b"", status=201),),))
     through = transport_of({Origin("http", "registry.test", 80): [wire, again]})
     call = Call("manifest_put", "PUT", "/v2/app/manifests/v1", "app", body=bytes(5000))
-    told = await through.request(through.host(plain_registry()), call, ok=(201,))
+    told = await through.request(through.client(plain_registry()), call, ok=(201,))
     assert told.status == 201
     assert only(again.requests).body == bytes(5000)

@@ -397,7 +397,7 @@ async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_
 @asynccontextmanager
 async def narrow(world_of: Any = None) -> AsyncIterator[Any]:
     transport = transport_of({})
-    host = transport.host(plain_registry())
+    host = transport.client(plain_registry())
     transport.gate.limits[host.key] = RegistryLimits(
         10, (Limits("upload_start upload_body upload_finish manifest_put", 1),)
     )

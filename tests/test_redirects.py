@@ -20,7 +20,7 @@ async def test_registrys_connection_serves_others_while_storage_sends_the_blob()
     first = Wire(answers=((MOVED + b"5\r\n\r\nmoved",), (answer(b"other"),)))
     storage = Wire(answers=((answer(b"blob"),),))
     transport = transport_of({REGISTRY: [first], STORAGE: [storage]})
-    host = transport.host(plain_registry())
+    host = transport.client(plain_registry())
     async with await transport.exchange(host, GET, (200,)) as response:
         assert transport.gate.limits[host.key].in_use == 1
         async with await transport.exchange(host, GET, (200,)) as other:
@@ -44,7 +44,9 @@ async def test_body_of_a_redirect_says_nothing(rest):
     assert isinstance(head, bytes)
     wire = Wire(answers=((MOVED + head, *others),))
     transport = transport_of({REGISTRY: [wire], STORAGE: [Wire(answers=((answer(b"blob"),),))]})
-    async with await transport.exchange(transport.host(plain_registry()), GET, (200,)) as response:
+    async with await transport.exchange(
+        transport.client(plain_registry()), GET, (200,)
+    ) as response:
         assert await response.read(10) == b"blob"
     assert wire.closed
 
@@ -55,7 +57,7 @@ async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open():
     wire = Wire(answers=((here,),) * 20)
     transport = transport_of({REGISTRY: [wire]})
     with pytest.raises(ProtocolBroken, match="10 redirects"):
-        async with await transport.exchange(transport.host(plain_registry()), GET, (200,)):
+        async with await transport.exchange(transport.client(plain_registry()), GET, (200,)):
             pass
     assert (len(wire.requests), wire.dialled) == (11, "at home")
 
@@ -85,7 +87,7 @@ async def test_each_hop_is_judged_by_the_one_before_it(host, end, words):
         {Origin("http", host, 80): [first], Origin("https", "storage.test", 443): [storage]}
     )
     with pytest.raises(ProtocolBroken, match=words):
-        async with await transport.exchange(transport.host(plain_registry(host)), GET, (200,)):
+        async with await transport.exchange(transport.client(plain_registry(host)), GET, (200,)):
             pass
     assert (len(first.requests), len(storage.requests)) == (1, 1)
 
@@ -94,19 +96,19 @@ async def test_permits_are_no_more_than_the_files_that_may_be_open():
     transport = transport_of({})
     transport.machine = transport.machine._replace(open_files=64)
     generous = plain_registry()._replace(max_concurrent=50)
-    transport.host(generous)
+    transport.client(generous)
     assert transport.gate.limits["registry.test"].cap == 10
 
 
 async def test_of_two_aliases_of_a_registry_the_smaller_bound_holds():
     transport = transport_of({})
     for alias, most in (("one", 7), ("two", 3), ("three", 5)):
-        transport.host(plain_registry()._replace(alias=alias, max_concurrent=most))
+        transport.client(plain_registry()._replace(alias=alias, max_concurrent=most))
     assert transport.gate.limits["registry.test"].cap == 3
 
 
 async def test_a_later_failure_does_not_shorten_the_wait_that_a_registry_has_asked_for():
-    client = transport_of({}).host(plain_registry())
+    client = transport_of({}).client(plain_registry())
     client.stop(RegistryError("the quota is used up", status=429), until=100.0)
     client.stop(AuthError("refused", fatal=True))
     client.begin_run(99.0)

@@ -662,7 +662,7 @@ class RetryBudget:
     def __init__(self, attempts: int) -> None:
         self.retries = 0  # so far, for errors and 429s
         self._left = attempts
-        self._throttled_since: float | None = None  # the time of the first 429
+        self._throttled_since = math.inf  # the time of the first 429
 
     def take_attempt(self, now: float, chance: float, *, is_throttled: bool) -> float | None:
         """Use up one attempt, and return the pause in seconds before the next one.
@@ -673,8 +673,7 @@ class RetryBudget:
         429 for more than THROTTLED_FOR seconds.
         """
         if is_throttled:
-            if self._throttled_since is None:
-                self._throttled_since = now
+            self._throttled_since = min(self._throttled_since, now)
             if now - self._throttled_since > THROTTLED_FOR:
                 return None
         else:

@@ -300,12 +300,12 @@ class Transport:
                 # Registries at the same address lose their idle connections too, and make new ones.
                 self.gate.limits.pop(client.key, None)
                 self.pool.close(origin=client.origin)
-            elif client.is_used:  # `host` no longer returns an unused client: its login has changed
+            elif client.is_used:  # an unused one is not looked up again: its login has changed
                 client.begin_run(now)
                 self._add_client(key, client)
         self.recovery.begin_run()  # after the clients, which ask whether their host was stopped
 
-    def host(self, registry: Registry, repository: str | None = None) -> RegistryClient:
+    def client(self, registry: Registry, repository: str | None = None) -> RegistryClient:
         """Return the client of a registry that logs in with the credential of a repository. Creates
         the client on first use.
 
@@ -371,7 +371,7 @@ class Transport:
     # The way of a request.
 
     async def request(
-        self, host: RegistryClient, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY
+        self, client: RegistryClient, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY
     ) -> Response:
         """Send a short request, with the retries of docs/design.md section 9. Returns the response
         with its body, which may have at most `limit` bytes. Raises SyncError for a status not in
@@ -380,45 +380,45 @@ class Transport:
         budget = RetryBudget(ATTEMPTS)
         while True:
             try:
-                if host.is_first_contact_done:
-                    return await self._request_once(host, call, ok, limit)
-                return await self._request_as_first(host, call, ok, limit)
+                if client.is_first_contact_done:
+                    return await self._request_once(client, call, ok, limit)
+                return await self._request_as_first(client, call, ok, limit)
             except SyncError as error:
                 failure = error
             finally:
                 # If this attempt was to probe the host and has not, another task probes it.
                 self.recovery.end_attempt()
-            pause = self.pause_after(failure, budget, host, call=call)
-            text = f"{call.method} {host.key}{call.shown_path}: {failure}"
+            pause = self.pause_after(failure, budget, client, call=call)
+            text = f"{call.method} {client.key}{call.shown_path}: {failure}"
             self.machine.log("debug", "retry", text)
             await self.wait_to_retry(failure, pause)
 
     async def _request_as_first(
-        self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
+        self, client: RegistryClient, call: Call, ok: Collection[int], limit: int
     ) -> Response:
         """Send a request once. Until a first request to the host is complete, only one is sent at a
         time (rule 1).
         """
-        async with host.first_contact:  # a lock
+        async with client.first_contact:  # a lock
             # Another request may have been the first while this request waited for the lock.
-            if not host.is_first_contact_done:
+            if not client.is_first_contact_done:
                 try:
-                    return await self._request_once(host, call, ok, limit)
+                    return await self._request_once(client, call, ok, limit)
                 finally:
                     # If the host has not answered, another request is the first.
-                    host.is_first_contact_done = host.has_answered
-        return await self._request_once(host, call, ok, limit)
+                    client.is_first_contact_done = client.has_answered
+        return await self._request_once(client, call, ok, limit)
 
     async def _request_once(
-        self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
+        self, client: RegistryClient, call: Call, ok: Collection[int], limit: int
     ) -> Response:
-        async with await self.exchange(host, call, ok) as response:
+        async with await self.exchange(client, call, ok) as response:
             await response.read(limit)
             return response
 
     async def exchange(
         self,
-        host: RegistryClient,
+        client: RegistryClient,
         call: Call,
         ok: Collection[int],
         *,
@@ -435,32 +435,32 @@ class Transport:
         caller has to handle a refused login, and a success that arrives before the last byte was
         sent.
         """
-        demand = self.demand_of(host, call)
+        demand = self.demand_of(client, call)
         rank = _FIRST if call.action == "manifest_put" else None
         refusals: list[Refusal] = []
         can_repeat = body is None
         while True:
             # Fail before the login and the wait for a turn if the request cannot be sent. `_send`
             # checks this again after the wait.
-            self._check_may_send(host, demand)
-            if host.peer.outage.reach is not Reach.UP:
-                self._check_reach(host, host.peer, can_repeat=can_repeat)
-            authorization = await self.login(host, call, can_repeat=can_repeat)
+            self._check_may_send(client, demand)
+            if client.peer.outage.reach is not Reach.UP:
+                self._check_reach(client, client.peer, can_repeat=can_repeat)
+            authorization = await self.login(client, call, can_repeat=can_repeat)
             turn = await self.gate.begin_request(demand, rank, lease)
             try:
                 if body is not None:
                     self._watch_body(call, turn, body, authorization)
                 hop, response = await self._send_and_follow(
-                    host, call, demand, authorization, turn, lease, body
+                    client, call, demand, authorization, turn, lease, body
                 )
-                self._record_pace(host, call, turn, response)
+                self._record_pace(client, call, turn, response)
 
                 status = response.status
                 is_refused = status in (401, 403)
                 # With 429 or 5xx the server may not have checked the login.
                 is_login_accepted = status < 500 and status != 429 and not is_refused
                 if authorization is not None and is_login_accepted:
-                    host.authenticator.record_success(authorization, call.repository, call.method)
+                    client.authenticator.record_success(authorization, call.repository, call.method)
 
                 if response.is_early and can_repeat and status in (200, 201):
                     raise Disconnected("the registry answered before the request was sent")
@@ -470,7 +470,7 @@ class Transport:
                     return turn
                 await response.read(ERROR_BODY)
                 if not may_log_in_again:
-                    raise self.error_from(host, response, hop.peer)
+                    raise self.error_from(client, response, hop.peer)
             except LoginExpired:
                 # `_check_may_send` has found that the login was refused to another request. Unless
                 # the body has begun, log in again and repeat the request.
@@ -482,11 +482,11 @@ class Transport:
                 # permit may be held during another login (I8).
                 if turn.response is None:
                     await turn.end()
-            await self.refresh_login(host, call, authorization, response, refusals)
+            await self.refresh_login(client, call, authorization, response, refusals)
 
     async def _send_and_follow(
         self,
-        host: RegistryClient,
+        client: RegistryClient,
         call: Call,
         demand: Demand,
         authorization: str | None,
@@ -494,16 +494,16 @@ class Transport:
         lease: Lease | None,
         body: Body | None,
     ) -> tuple[_Hop, Response]:
-        """Send a request and follow its redirects. Returns the last hop, and its response unread."""
-        origin = call.origin or host.origin
-        peer = host.peer if origin == host.origin else self.recovery.peer(origin)
-        hop = _Hop(call, origin, peer, authorization, has_left_registry=origin != host.origin)
-        response = await self._send(host, demand, hop, turn, lease, body)
+        """Send a request and follow its redirects. Returns the last hop and its unread response."""
+        origin = call.origin or client.origin
+        peer = client.peer if origin == client.origin else self.recovery.peer(origin)
+        hop = _Hop(call, origin, peer, authorization, has_left_registry=origin != client.origin)
+        response = await self._send(client, demand, hop, turn, lease, body)
         while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
             await turn.return_connection()  # other requests may use it from now on
-            hop = self._next_hop(host, hop, response)
+            hop = self._next_hop(client, hop, response)
             turn.began = anyio.current_time()
-            response = await self._send(host, demand, hop, turn, lease, body)
+            response = await self._send(client, demand, hop, turn, lease, body)
         if response.status == 401 and hop.has_left_registry and body is None:
             raise ProtocolBroken(
                 f"{hop.origin.authority}, to which the registry redirects, asks for a login"
@@ -512,7 +512,7 @@ class Transport:
 
     async def _send(
         self,
-        host: RegistryClient,
+        client: RegistryClient,
         demand: Demand,
         hop: _Hop,
         turn: Turn,
@@ -525,9 +525,9 @@ class Transport:
         """
         call = hop.call
         can_repeat = body is None
-        self._check_may_send(host, demand, hop.authorization)
+        self._check_may_send(client, demand, hop.authorization)
 
-        is_at_registry = hop.origin == host.origin
+        is_at_registry = hop.origin == client.origin
         if lease is None or lease.origin != hop.origin:
             pool = self.pool if is_at_registry else self.foreign_pool
             lease = pool.lease(hop.origin, is_fresh=call.is_fresh)
@@ -535,10 +535,10 @@ class Transport:
 
         is_unreachable = hop.peer.outage.reach is not Reach.UP
         if is_unreachable:  # raise an error unless this request is the probe of the host
-            self._check_reach(host, hop.peer, can_repeat=can_repeat)
+            self._check_reach(client, hop.peer, can_repeat=can_repeat)
 
         if hop.number == 0:
-            self.requests[host.key][call.action] += 1
+            self.requests[client.key][call.action] += 1
         else:  # after a redirect; the origin need not be a registry
             self._count(hop.origin, call.action)
         try:
@@ -546,7 +546,7 @@ class Transport:
                 call.request(hop.authorization),
                 call.seconds,
                 body,
-                check_may_send=partial(self._check_may_send, host, demand, hop.authorization),
+                check_may_send=partial(self._check_may_send, client, demand, hop.authorization),
                 now=turn.began,
             )
             if is_unreachable:
@@ -555,8 +555,8 @@ class Transport:
         except WireError as error:
             # A host that disconnects or breaks the protocol may serve only https.
             is_breach = not isinstance(error, ConnectFailed | TimedOut)
-            if is_breach and not host.has_answered:
-                error.hint = host.https_hint or error.hint
+            if is_breach and not client.has_answered:
+                error.hint = client.https_hint or error.hint
             if error.side is None:  # otherwise the source of the body has failed, not this host
                 self.recovery.record_failure(hop.peer, error, turn.began, is_counted=can_repeat)
             raise
@@ -566,13 +566,13 @@ class Transport:
             hop.peer, response.status, retry_after, response.came_at, is_counted=can_repeat
         )
         if is_at_registry:
-            host.has_answered = True
+            client.has_answered = True
         if self.machine.traces:
             trace = f"{call.method} {hop.peer.url}{call.shown_path} -> {response.status}"
             self.machine.log("trace", "request", trace)
         return response
 
-    def _next_hop(self, host: RegistryClient, hop: _Hop, response: Response) -> _Hop:
+    def _next_hop(self, client: RegistryClient, hop: _Hop, response: Response) -> _Hop:
         """Return the next request of a chain of redirects (R1, R4). Raises ProtocolBroken if the
         redirect must not be followed.
         """
@@ -583,11 +583,11 @@ class Transport:
             raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
         origin, path = resolve_location(hop.origin, hop.call.path, location)
         check_foreign(hop.origin, origin)  # each origin is as safe as the one before it
-        host.authenticator.mask_query_values(path)  # the query of a signed URL is a secret
+        client.authenticator.mask_query_values(path)  # the query of a signed URL is a secret
 
         # After a redirect to another origin no credential is sent, not even to the registry again.
         call = hop.call._replace(path=path)
-        has_left_registry = hop.has_left_registry or origin != host.origin
+        has_left_registry = hop.has_left_registry or origin != client.origin
         authorization = None if has_left_registry else hop.authorization
         return _Hop(
             call,
@@ -600,7 +600,7 @@ class Transport:
 
     # Unreachable hosts.
 
-    def _check_reach(self, host: RegistryClient, peer: Peer, *, can_repeat: bool) -> None:
+    def _check_reach(self, client: RegistryClient, peer: Peer, *, can_repeat: bool) -> None:
         """Raise an error if `peer` is unreachable, unless this request is its probe. `can_repeat`
         says that the request can be sent twice, so that it may be the probe.
 
@@ -611,8 +611,8 @@ class Transport:
         if error is None:
             return
         is_given_up = not error.retryable
-        if is_given_up and host.stop_error is None:
-            host.stop(error)
+        if is_given_up and client.stop_error is None:
+            client.stop(error)
         raise error
 
     def _record_reach(
@@ -700,34 +700,34 @@ class Transport:
     # Logins.
 
     async def login(
-        self, host: RegistryClient, call: Call, *, can_repeat: bool = True
+        self, client: RegistryClient, call: Call, *, can_repeat: bool = True
     ) -> str | None:
         """Return the Authorization header for a call, after a request for a token if it needs one.
         Returns None if the call goes to another origin than the registry's (I6), or needs no login.
 
         Stops the registry if another attempt to log in could lock the account.
         """
-        if call.origin is not None and call.origin != host.origin:
+        if call.origin is not None and call.origin != client.origin:
             return None
         try:
-            return await host.authenticator.authorization(
+            return await client.authenticator.authorization(
                 call.repository, call.rights, call.other_rights, can_repeat
             )
         except AuthError as error:
             if error.fatal:
-                host.stop(error)  # another attempt could lock the account
+                client.stop(error)  # another attempt could lock the account
             raise
         except RegistryError as error:
             # The response of a gateway may belong to an outage of the token service. The caller
             # then waits for the token service, and not for the registry.
-            token_service = host.token_peer
+            token_service = client.token_peer
             if token_service is not None and is_gateway_failure(error.status, error.retry_after):
                 error.unreachable_peer = token_service if token_service.outage.is_on else None
             raise
 
     async def refresh_login(
         self,
-        host: RegistryClient,
+        client: RegistryClient,
         call: Call,
         used_authorization: str | None,
         refused: Response,
@@ -741,7 +741,7 @@ class Transport:
         response, whose body has been read, and `refusals` are the earlier refusals of the call. The
         new refusal is added to them.
         """
-        authenticator = host.authenticator
+        authenticator = client.authenticator
         # For an expired password ECR answers 403 instead of 401. Only the text of the body
         # distinguishes that from a missing right.
         is_unauthorized = refused.status == 401 or b"token has expired" in refused.body
@@ -755,17 +755,17 @@ class Transport:
                 refusal = authenticator.on_forbidden(used_authorization)
         except AuthError as error:
             if error.fatal:
-                host.stop(error)  # another attempt could lock the account
+                client.stop(error)  # another attempt could lock the account
             raise
         if refusal is None:  # no other login would help
-            raise self.error_from(host, refused)
+            raise self.error_from(client, refused)
         refusals.append(refusal)
         if not may_repeat_after(refusals):
-            raise self.error_from(host, refused)
+            raise self.error_from(client, refused)
 
     async def fetch(
         self,
-        host: RegistryClient | None,
+        client: RegistryClient | None,
         method: str,
         url: str,
         headers: list[Pair],
@@ -776,35 +776,35 @@ class Transport:
         """Send a request to a login service, without a permit (I8) and without following redirects
         (R2).
 
-        `host` is the registry that names the service, None for a cloud's own service. The response
-        has to arrive within `seconds`. `check_may_send` is passed to Lease.exchange. Raises
-        WireError if no response arrives.
+        `client` is that of the registry which names the service, None for a cloud's own service.
+        The response has to arrive within `seconds`. `check_may_send` is passed to Lease.exchange.
+        Raises WireError if no response arrives.
         """
         # `url` is absolute. It is resolved only to check it and to split it.
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         # The connection uses the proxy and the authorities of this registry.
-        client = host or self._first_client_at.get(origin.address)
-        if client is not None:
-            origin = origin._replace(via=client.registry)
+        known = client or self._first_client_at.get(origin.address)
+        if known is not None:
+            origin = origin._replace(via=known.registry)
         self._count(origin, "token")
         own_headers = (_USER_AGENT, ("Accept", "application/json"))
         request = Request(method, target, (*own_headers, *headers), body)
-        is_foreign = host is not None and origin != host.origin
+        is_foreign = client is not None and origin != client.origin
         pool = self.foreign_pool if is_foreign else self.pool
         ask = partial(self._fetch_once, pool.lease(origin), request, seconds, check_may_send)
-        if host is None:
+        if client is None:
             return await ask()  # the modules of the clouds retry by themselves
-        return await self._ask_token_service(host, origin, ask)
+        return await self._ask_token_service(client, origin, ask)
 
     async def _ask_token_service(
-        self, host: RegistryClient, origin: Origin, ask: Callable[[], Awaitable[Answer]]
+        self, client: RegistryClient, origin: Origin, ask: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         """Send the request `ask` to the token service of a registry, which may have an outage like
         the registry itself.
         """
         peer = self.recovery.peer(origin)
-        host.token_peer = peer
-        self._check_reach(host, peer, can_repeat=True)
+        client.token_peer = peer
+        self._check_reach(client, peer, can_repeat=True)
         began = anyio.current_time()
         try:
             if self.recovery.is_probing(peer):
@@ -855,7 +855,7 @@ class Transport:
             self.gate.on_window_change()
 
     def _record_pace(
-        self, host: RegistryClient, call: Call, turn: Turn, response: Response
+        self, client: RegistryClient, call: Call, turn: Turn, response: Response
     ) -> None:
         """Apply a response to the window, pauses and quotas, and then admit waiting requests.
 
@@ -873,36 +873,41 @@ class Transport:
         chance = 0.0
         if status == 429:
             chance = self.machine.chance()
-            self.throttled_meters[host.key] = turn.meter  # for the report
+            self.throttled_meters[client.key] = turn.meter  # for the report
         turn.meter.record_answer(turn.number, status, now, retry_after, chance)
         # `refused_since` is infinite after a success.
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
             refused = RegistryError("status 429 to every request for 10 minutes", status=429)
-            demand = self.demand_of(host, call)
-            self._stop_requests(host, demand, refused, seconds=LONGEST_WAIT)
+            demand = self.demand_of(client, call)
+            self._stop_requests(client, demand, refused, seconds=LONGEST_WAIT)
 
         remaining = parse_quota(header, wall)
         if remaining is not None:
-            self._record_quota(host, call, turn, response, remaining)
+            self._record_quota(client, call, turn, response, remaining)
         self.gate.on_window_change()
 
     def _record_quota(
-        self, host: RegistryClient, call: Call, turn: Turn, response: Response, remaining: Remaining
+        self,
+        client: RegistryClient,
+        call: Call,
+        turn: Turn,
+        response: Response,
+        remaining: Remaining,
     ) -> None:
         """Apply a quota that a response reports. If the quota is used up for longer than a run
         waits, stop the requests that it limits.
         """
         # Quotas limit requests of discovery. At some registries they limit only one action, but the
         # responses to all actions report them.
-        action = DIALECTS[host.registry.kind].quota_action or call.action
-        demand = self.demand_of(host, call._replace(action=action))._replace(is_discovery=True)
-        meter = self.gate.limits[host.key].meters[demand.meters[0]]
+        action = DIALECTS[client.registry.kind].quota_action or call.action
+        demand = self.demand_of(client, call._replace(action=action))._replace(is_discovery=True)
+        meter = self.gate.limits[client.key].meters[demand.meters[0]]
         # The number of the request means nothing to another meter than its own.
         number = turn.number if meter is turn.meter else 0
         can_wait = meter.quota.update(response.came_at, number, remaining)
         if not can_wait:
             used_up = RegistryError("the quota is used up", status=429)
-            self._stop_requests(host, demand, used_up, seconds=remaining.seconds)
+            self._stop_requests(client, demand, used_up, seconds=remaining.seconds)
 
     # Errors, and what is done about them.
 
@@ -966,7 +971,7 @@ class Transport:
             host.stop(error, until)
 
     def _check_may_send(
-        self, host: RegistryClient, demand: Demand, authorization: str | None = None
+        self, client: RegistryClient, demand: Demand, authorization: str | None = None
     ) -> None:
         """Raise an error if `_stop_requests` or `RegistryClient.stop` has stopped such requests.
         Raises LoginExpired if the login was refused to another request in the meantime.
@@ -975,13 +980,13 @@ class Transport:
             error, until = self._refused_discovery[demand]
             if anyio.current_time() < until:
                 raise error.copy_without_context()
-        if host.stop_error is not None:
-            raise host.stop_error.copy_without_context()
-        if authorization is not None and authorization in host.authenticator.refused_logins:
+        if client.stop_error is not None:
+            raise client.stop_error.copy_without_context()
+        if authorization is not None and authorization in client.authenticator.refused_logins:
             raise LoginExpired("the login was refused to another request")
 
     def error_from(
-        self, host: RegistryClient, answer: Response, peer: Peer | None = None
+        self, client: RegistryClient, answer: Response, peer: Peer | None = None
     ) -> RegistryError:
         """Return the error for a response, whose body has been read. Counts a response with status
         429. `peer` is the host that sent the response, if that is not the registry itself.
@@ -990,9 +995,9 @@ class Transport:
         the caller waits for the end of the outage.
         """
         if answer.status == 429:
-            self.throttled[host.key] += 1
-        error = host.error_of(answer, self.machine.wall())
-        sender = peer or host.peer
+            self.throttled[client.key] += 1
+        error = client.error_of(answer, self.machine.wall())
+        sender = peer or client.peer
         if sender.outage.is_on and is_gateway_failure(error.status, error.retry_after):
             error.unreachable_peer = sender
         return error

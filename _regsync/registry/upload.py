@@ -228,10 +228,11 @@ class Upload:
         is_part = self.offset > 0 or (self.style == "chunks" and not is_last)
         if is_part and length:
             headers.append(("Content-Range", f"{self.offset}-{self.offset + length - 1}"))
-        action = "upload_body" if length or not is_last else "upload_finish"
+        action = "upload_body"
         method = "PATCH"
         path = self.session
         if is_last:
+            action = "upload_body" if length else "upload_finish"
             method = "PUT"
             separator = "&" if "?" in path else "?"
             path += f"{separator}digest={self.blob.digest}"

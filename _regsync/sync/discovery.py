@@ -323,7 +323,7 @@ class Discovery:
 
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
         """Create a repository of a registry, and plan its authentication, without making a request."""
-        host = self._transport.host(registry, name)
+        host = self._transport.client(registry, name)
         repository = RemoteRepository(
             self._transport, host, name, side, reads_only=self._reads_only
         )
