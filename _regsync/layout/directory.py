@@ -381,10 +381,7 @@ class Layout:
             return 0
 
     def _unreserved_bytes(self) -> int:
-        """Return the free bytes on the disk that are not reserved.
-
-        Negative if too many are reserved.
-        """
+        """Return the free bytes that are not reserved. Negative if too many are reserved."""
         return self.free_bytes() - self.reservations.total
 
     def _out_of_space(self, need: str, available: int) -> LayoutError:
@@ -427,9 +424,7 @@ class Layout:
         self._on_put()
 
     def add_left_out(self, digest: str, repository: str) -> None:
-        """Record in `index.json` that a blob is left out, because `repository` at the far side has
-        it.
-        """
+        """Record that a blob is left out, and the repository that holds it at the far side."""
         left_out = self.index().left_out
         if digest not in left_out:
             left_out[digest] = repository
@@ -612,10 +607,7 @@ class BlobFile:
         self._layout.reservations.set_remaining(self._blob.digest, self._blob.size - self.offset)
 
     def append(self, piece: memoryview) -> None:
-        """Append the next piece of the blob.
-
-        Blocks until it is written, for use in worker threads.
-        """
+        """Append the next piece of the blob. Blocks until it is written, for worker threads."""
         with self._layout.disk_errors():
             while piece:
                 written = self._stream.write(piece)

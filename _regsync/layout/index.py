@@ -62,10 +62,7 @@ class Entry:
 
     @cached_property
     def text(self) -> str:
-        """The entry as JSON.
-
-        Non-ASCII characters are escaped, so a lone surrogate can be encoded.
-        """
+        """The entry as JSON. All but ASCII is escaped, because a lone surrogate has no encoding."""
         return json.dumps(self.document, separators=(",", ":"))
 
     @property
@@ -90,10 +87,7 @@ class Entry:
 
     @property
     def has_name(self) -> bool:
-        """Whether the entry is an image with a name of this program or another tool.
-
-        Artifacts have no names.
-        """
+        """Whether the entry is an image with a name of any tool. Artifacts have no names."""
         annotations = self.descriptor.annotations
         return any(key in annotations for key in (_NAME, _FULL_NAME, _REPOSITORY))
 

@@ -185,10 +185,7 @@ class LayoutRepository:
         return self._layout.index(may_be_new=self.side is Side.TARGET)
 
     def _find(self, reference: str) -> Entry | None:
-        """Return the entry of a tag or digest in `index.json`.
-
-        Returns None if there is no entry.
-        """
+        """Return the entry of a tag or digest in `index.json`. Returns None if there is none."""
         index = self._index()
         if not is_digest(reference):
             return index.find(self.name, reference)
@@ -232,10 +229,7 @@ class LayoutRepository:
     # Manifests.
 
     async def head_manifest(self, reference: str) -> str | None:
-        """Return the digest of the manifest of a tag or digest.
-
-        Returns None if it is not present.
-        """
+        """Return the digest of a manifest. Returns None if the manifest is not present."""
         with self.adding_context("look up", self.name_of(reference)):
             entry = self._find_present(reference)
             if entry is not None:
@@ -269,10 +263,7 @@ class LayoutRepository:
         return parse_manifest(body, content_type=None, digest=digest, expected=expected)
 
     async def put_child(self, manifest: Manifest) -> None:
-        """Write a manifest without an entry in `index.json`.
-
-        The index that names it is put later.
-        """
+        """Write a manifest without an entry in `index.json`. An index that names it follows."""
         await self._put(manifest.digest, manifest, None)
 
     async def put_manifest(
@@ -403,10 +394,7 @@ class LayoutRepository:
         return blob.digest in self.host.assumed
 
     def known_read_error(self, blob: Descriptor) -> SyncError | None:
-        """Return the error with which reading a blob would fail.
-
-        Returns None if the blob is present and has the right size.
-        """
+        """Return the error with which reading a blob would fail, or None if it would succeed."""
         try:
             with self.adding_context("read blob", self.name_of(blob.digest)):
                 self._check_present(blob)
@@ -485,10 +473,7 @@ class _FileBody:
         self._stream.close()
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Read bytes into `buffer`.
-
-        Returns how many bytes were read, or 0 at the end of the blob.
-        """
+        """Read bytes into `buffer`. Returns how many were read, or 0 at the end of the blob."""
         # A read without a worker thread never waits, so other tasks would not run without this
         # line.
         await anyio.lowlevel.checkpoint()
@@ -555,10 +540,7 @@ class _BlobWriter:
         return False
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
-        """Not supported.
-
-        Only registries are asked for blobs by the start of an upload (rule 11).
-        """
+        """Raise an error: only registries are asked for blobs by the start of an upload (rule 11)."""
         raise ContentError("a layout is asked for a blob by its name alone")
 
     async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool:

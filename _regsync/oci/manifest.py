@@ -331,10 +331,7 @@ def _has_fields_of(media_type: str, document: Mapping[str, object]) -> bool:
 def _read_manifest(
     document: Mapping[str, object], media_type: str, digest: str, body: bytes
 ) -> Manifest:
-    """Build the Manifest for a document.
-
-    Raises ContentError if one of its descriptors is invalid.
-    """
+    """Build the Manifest for a document. Raises ContentError if a descriptor in it is invalid."""
     _check_count(document)
     config = _read_optional_descriptor(document, "config")
     subject = _read_optional_descriptor(document, "subject")
@@ -528,8 +525,7 @@ def _containers_in(outer: Any) -> list[Any]:
 
 
 def _build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build a dict from the keys and values of a JSON object. Raises ContentError for a repeated
-    key.
+    """Build a dict from the pairs of a JSON object. Raises ContentError for a repeated key.
 
     If a key is repeated, two readers could use different values and see different images (as in
     CVE-2021-41190).

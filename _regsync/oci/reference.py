@@ -94,10 +94,7 @@ def full_name(host: str, repository: str) -> str:
 
 
 def begins_with_host(name: str) -> bool:
-    """Report whether the first part of `HOST/REPO` or `REPO` is a host.
-
-    It is a host if it contains a dot or a port or is `localhost`.
-    """
+    """Report whether a name begins with a host: a part with a dot or a port, or `localhost`."""
     first, slash, _ = name.partition("/")
     return bool(slash) and ("." in first or ":" in first or first == "localhost")
 
