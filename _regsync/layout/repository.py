@@ -540,7 +540,7 @@ class _BlobWriter:
         return False
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
-        """Raise an error: only registries are asked for blobs by the start of an upload (rule 11)."""
+        """Raise an error: only registries are asked for blobs by starting an upload (rule 11)."""
         raise ContentError("a layout is asked for a blob by its name alone")
 
     async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool:
