@@ -267,14 +267,10 @@ class RemoteRepository:
         call = self.build_call("tag_list", "GET", f"tags/list?n={page_size}")
         while len(pages) < _MOST_PAGES:
             pages.add(call.path)
-            try:
-                answer = await self._transport.request(
-                    self.host, call, ok=(200,), limit=_TAGS_LIMIT
-                )
-            except RegistryError as error:
-                if error.status == 404 and len(pages) == 1:
-                    return None  # the repository does not exist
-                raise
+            ok = (200, 404) if len(pages) == 1 else (200,)
+            answer = await self._transport.request(self.host, call, ok=ok, limit=_TAGS_LIMIT)
+            if answer.status == 404:
+                return None  # the repository does not exist
             page = _tags_of(answer.body, self.dialect.listing_has_digests)
             new_tags = [tag for tag in page if tag not in tags]
             tags.update(page)

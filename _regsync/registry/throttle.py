@@ -308,8 +308,8 @@ class GrantedRate:
     def record_grant(self, number: int) -> None:
         """Record an answer other than a 429 or a server error.
 
-        The answer to the probe, or to a later request, sets the limit. An answer that does not
-        follow a refusal counts towards the growth of the limit.
+        The answer to the probe (the first request that was admitted after a refusal), or to a later
+        request, sets the limit. After that, each answer counts towards the growth of the limit.
         """
         if self._phase is _Phase.PROBED and number >= self._probe.number:
             self._phase = _Phase.GRANTED
