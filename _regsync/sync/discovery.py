@@ -381,13 +381,14 @@ class Discovery:
         return selection
 
     async def list_target_tags(self, target: Repository) -> Mapping[str, str | None] | None:
-        """List a target repository like `list_tags`, but with other results if that fails.
+        """List a target repository, once a run (docs/design.md section 6, rule 6).
 
-        Returns an empty listing if the repository does not exist. Returns None if the registry
-        answers 401 or 403, because the repository may exist or not.
+        Returns the digest of each tag, as `list_tags` does. The listing is empty if the repository
+        does not exist. Returns None if the registry answers 401 or 403, because the repository may
+        exist or not.
         """
-        tags = self._target_listings.setdefault(target.key, Once())
-        return await tags.get(partial(self._list_target, target))
+        listing = self._target_listings.setdefault(target.key, Once())
+        return await listing.get(partial(self._list_target, target))
 
     async def _list_target(self, target: Repository) -> Mapping[str, str | None] | None:
         try:
@@ -662,13 +663,12 @@ class Discovery:
     def _learn_absence(self, tag: TargetTag) -> None:
         """Correct what the state says about the repository of a tag that is absent."""
         where = tag.target.store_key
+        reference = tag.reference
         if tag.was_copied:
             # The state may be wrong about everything in this repository.
             self._knowledge.record_contradiction(where)
-        elif is_digest(tag.reference) and self._knowledge.is_manifest_believed(
-            where, tag.reference
-        ):
-            self._knowledge.forget(where, tag.reference)
+        elif is_digest(reference) and self._knowledge.is_manifest_believed(where, reference):
+            self._knowledge.forget(where, reference)
 
     async def _resolve_at_target(self, target: Repository, reference: str) -> str | None:
         """Resolve a reference at a target, from the target's listing or by a HEAD.
