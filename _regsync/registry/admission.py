@@ -181,11 +181,11 @@ class Gate:
         If the task holds a permit at the request's registry, the request is a part of that work and
         needs only a place in its window. `lease` and the default of `rank` are those of `admitted`.
         """
-        work = self.current_permit.get()
-        if work is not None and any(held.host == demand.host for held in work.demands):
-            await self.reserve(work, demand, lease=lease)
-            slot = work.pop_slot(demand)
-            return Turn(self, work, slot, anyio.current_time(), owns_permit=False)
+        current = self.current_permit.get()
+        if current is not None and any(held.host == demand.host for held in current.demands):
+            await self.reserve(current, demand, lease=lease)
+            slot = current.pop_slot(demand)
+            return Turn(self, current, slot, anyio.current_time(), owns_permit=False)
 
         permit = Permit((demand,), self._note_rank(rank))
         now = anyio.current_time()
