@@ -538,6 +538,30 @@ def test_a_registry_that_says_201_to_anything_is_asked_by_head(source, target, t
     target.journal.matching("HEAD", "blob").exactly(5)
 
 
+@pytest.mark.parametrize("status", [400, 403, 404, 405])
+def test_a_registry_that_refuses_mounts_is_not_asked_for_one_with_each_blob(
+    source, target, tmp_path, status
+):
+    def intercept(request: Request) -> Answer | None:
+        if request.method != "POST" or "mount" not in dict(request.query):
+            return None
+        return error(status, "UNSUPPORTED", "no mounts here")
+
+    target.app.intercept = intercept
+    images = {f"v{number}": Seed(70 + number).image(sizes=(900,) * 5) for number in range(2)}
+    load_all(source, {"app": images})
+    ends = {"source": source, "target": target}
+    ran = sync_file(tmp_path, ends, {"from": "app", "tags": tags("*")})
+    assert ran.statuses() == ["synced", "synced"], ran.err
+    target.journal.matching("POST", "upload_start", status=status).exactly(1)
+    target.journal.matching("POST", "upload_start", status=202).exactly(12)
+    target.journal.matching("HEAD", "blob").none()
+    # The next run knows.
+    image, ran = changed(tmp_path, target, source, 3)
+    assert held(target, "app", image)
+    target.journal.matching("POST", "upload_start", status=status).none()
+
+
 @pytest.mark.provokes("manifest_names_absent")
 def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(
     source, target, tmp_path, sync_pair

@@ -504,6 +504,7 @@ class _BlobWriter:
         self.hash: _Hash | None = None  # of these bytes, if a killed run wrote some of them
         self.style: UploadStyle = "put"
         self.is_start_refused = False
+        self.is_mount_refused = False
         self.has_begun = False
 
         self._repository = repository

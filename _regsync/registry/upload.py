@@ -99,6 +99,10 @@ class Upload:
         # upload of any other blob would be refused too.
         self.is_start_refused = False
 
+        # Whether the registry has answered the request to mount by a permanent error. It then took
+        # another POST to open the session.
+        self.is_mount_refused = False
+
         self.has_begun = False  # whether the blob's first byte was sent
         self._throttled_session = ""  # the session whose last body was refused with 429
         self._login_refusals: list[Refusal] = []  # of the requests with a body
@@ -117,6 +121,7 @@ class Upload:
         202, which opens a session (section 1.8). A mount that fails permanently is followed by a
         plain POST, because we may lack access to the other repository only.
         """
+        self.is_mount_refused = False
         if mount_from is not None:
             try:
                 return await self.try_mount(self.blob.digest, mount_from)
@@ -127,6 +132,7 @@ class Upload:
                 may_be_temporary = error.retryable and error.status != 500
                 if may_be_temporary:
                     raise
+            self.is_mount_refused = True
         call = self.repository.build_call("upload_start", "POST", "blobs/uploads/")
         try:
             return await self._post(call, self.blob.digest, ok=(202,))

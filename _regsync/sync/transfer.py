@@ -591,6 +591,10 @@ class BlobTransfer:
             return BlobResult.PRESENT if is_present else None
 
         is_201 = await job.upload.start(probe_from)
+        if job.upload.is_mount_refused:
+            # Another probe would be refused too, and cost one more POST for each blob.
+            self._knowledge.record_probe_answer(where, is_201_if_present=False)
+            return None
         if not is_201:
             is_surely_absent = needs_head or answers.is_201_if_present
             if is_surely_absent:
