@@ -539,6 +539,10 @@ FAILURES: dict[str, tuple[Source, str]] = {
     ),
     "program": (broken(nothing, "[default]\ncredential_process = /bin/keys --secret s3cret\n"), "credential_process"),
     "login": (broken(nothing, "[default]\nlogin_session = arn:aws:iam::1:user/x\n"), "has login_session"),
+    "program and login": (
+        broken(nothing, "[default]\nlogin_session = arn:aws:iam::1:user/x\ncredential_process = /bin/keys\n"),
+        "has credential_process",
+    ),
     "mfa": (broken(nothing, f"[default]\n{ROLE}source_profile = a\nmfa_serial = x\n"), "mfa_serial"),
     "no source": (broken(nothing, f"[default]\n{ROLE}"), "needs either source_profile or credential_source"),
     "two sources": (
@@ -609,17 +613,16 @@ async def test_what_may_help_is_said(world: World) -> None:
     assert "sts:GetServiceBearerToken, or use auth_type: anonymous" in str(public.hint)
 
 
-async def test_a_host_of_another_name_needs_a_region(world: World) -> None:
+@pytest.mark.parametrize("host", ["registry.corp.test", "10.0.0.1"])
+async def test_a_host_of_another_name_needs_a_region(world: World, host: str) -> None:
     environment(world)
-    error = await refused(world, "registry.corp.test", auth_type="ecr")
+    error = await refused(world, host, auth_type="ecr")
     assert error.hint == "set AWS_REGION"
     world.environ["AWS_REGION"] = "eu-north-1"
-    assert await world.who("registry.corp.test", auth_type="ecr") == "user"
+    assert await world.who(host, auth_type="ecr") == "user"
     assert world.aws.journal.entries[-1].headers["host"] == "api.ecr.eu-north-1.amazonaws.com"
     world.environ["AWS_REGION"] = "evil.test/"
-    assert "'evil.test/' is not an AWS region" in str(
-        await refused(world, "registry.corp.test", auth_type="ecr")
-    )
+    assert "'evil.test/' is not an AWS region" in str(await refused(world, host, auth_type="ecr"))
 
 
 # Guessing, and whether there is anything to guess from: docs/design.md section 3.

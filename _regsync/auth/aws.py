@@ -679,7 +679,7 @@ class _KeyChain:
         program_fields = _PROGRAM_FIELDS & profile.keys()
         if program_fields:
             raise _error(
-                f"{label} has {program_fields.pop()}, which needs another program, and regsync starts none",
+                f"{label} has {min(program_fields)}, which needs another program, and regsync starts none",
                 "set the variables that `aws configure export-credentials` prints",
             )
         if is_source or settings.uses_only_profile:
