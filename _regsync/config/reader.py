@@ -246,7 +246,7 @@ class Section(NamedTuple):
 
     def lint(self, check: Callable[[_T], Iterable[LintWarning]], subject: _T) -> None:
         """Add the warnings of one of the checks of `lint`, if these warnings are wanted."""
-        if self.diagnostics.should_lint:
+        if self.is_valid and self.diagnostics.should_lint:
             for warning in check(subject):
                 self.add_warning(warning.field, warning.message)
 
