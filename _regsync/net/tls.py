@@ -333,7 +333,8 @@ def explain(error: OSError, host: str) -> tuple[str, str | None]:
     """Return one line that says why TLS with `host` failed, and a hint, or None if no hint is
     known.
     """
-    # `reason` is OpenSSL's name of the error. A verification error has a number in `verify_code`.
+    # An error of verification is known by the number in `verify_code`, another one by OpenSSL's name
+    # in `reason`, and one without such a name by its class, such as SSLEOFError.
     reason = getattr(error, "reason", None) or type(error).__name__
     code = str(getattr(error, "verify_code", reason))
     for failure in _FAILURES:

@@ -588,8 +588,8 @@ class RegistryLimits:
             return False
         return all(self.large_bodies[way] < _LARGE_STREAMS for way in need.large_bodies)
 
-    def count_permit(self, demand: Demand, step: int) -> None:
-        """Take a permit if `step` is 1, or return it if `step` is -1."""
+    def add_permit_in_use(self, demand: Demand, step: int = 1) -> None:
+        """Take the permit of a demand. With a `step` of -1, return the permit."""
         self.in_use += step
         if demand.body is not None:
             self.bodies += step
@@ -611,20 +611,22 @@ def has_permits(limits: Mapping[str, RegistryLimits], demands: tuple[Demand, ...
 
 
 def take(limits: Mapping[str, RegistryLimits], demands: Sequence[Demand], now: float) -> list[Slot]:
-    """Take the permits, places in windows and tokens that `demands` name. Returns the places.
+    """Take the permits of all demands, and what each demand needs of its meters: a place in the
+    window of the first meter, and a token from the bucket of each meter. Returns the places.
 
-    A demand takes a place in the window of its first meter, and a token of each of its meters.
-    Call it only if `has_permits` is true and `refresh_next_opening` returns a time that has passed.
+    All of these must be free: `has_permits` has returned True, and the time that
+    `refresh_next_opening` has returned is over.
     """
     slots: list[Slot] = []
     for demand in demands:
+        registry = limits[demand.host]
         if not demand.has_permit:
-            limits[demand.host].count_permit(demand, step=1)
+            registry.add_permit_in_use(demand)
         if demand.meters:
-            meters = [limits[demand.host].meters[name] for name in demand.meters]
-            number = meters[0].enter(now)
-            slots.append(Slot(demand, meters[0], number))
-            for meter in meters[1:]:
+            first, *others = [registry.meters[name] for name in demand.meters]
+            number = first.enter(now)  # takes the place, and a token
+            slots.append(Slot(demand, first, number))
+            for meter in others:
                 meter.take_token(now)
     return slots
 
@@ -651,7 +653,7 @@ def refresh_next_opening(
 def release(limits: Mapping[str, RegistryLimits], demands: Sequence[Demand]) -> None:
     """Return the permits that `take` took for `demands`. The windows keep their requests."""
     for demand in demands:
-        limits[demand.host].count_permit(demand, step=-1)
+        limits[demand.host].add_permit_in_use(demand, step=-1)
 
 
 class RetryBudget:

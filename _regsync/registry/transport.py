@@ -989,10 +989,11 @@ class Transport:
         self, client: RegistryClient, answer: Response, peer: Peer | None = None
     ) -> RegistryError:
         """Return the error for a response, whose body has been read. Counts a response with status
-        429. `peer` is the host that sent the response, if that is not the registry itself.
+        429 for the report on this registry. `peer` is the host that sent the response, if that is
+        not the registry itself, but for example a storage that it redirects to.
 
-        If the response belongs to an outage of that host, `error.unreachable_peer` is set, so that
-        the caller waits for the end of the outage.
+        If the sender is in an outage, and the response only says that a proxy could not reach the
+        sender, `error.unreachable_peer` is set. The caller then waits for the end of the outage.
         """
         if answer.status == 429:
             self.throttled[client.key] += 1

@@ -126,6 +126,11 @@ class ArtifactCheck(NamedTuple):
     listing_hash: bytes  # hash of the digests that the source listed, 8 bytes
 
     @property
+    def listed_tag_bits(self) -> int:
+        """Which tags with artifacts the source's listing had: the flags 1, 2, 4 and 8."""
+        return self.flags & ~(COMPLETE | COPIED)
+
+    @property
     def is_complete(self) -> bool:
         return bool(self.flags & COMPLETE)
 

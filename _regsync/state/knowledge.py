@@ -80,6 +80,11 @@ class ProbeAnswers(NamedTuple):
     is_202_if_absent: bool | None
     is_201_if_present: bool | None
 
+    @property
+    def are_useful(self) -> bool:
+        """Report whether no answer is known to be wrong."""
+        return self.is_202_if_absent is not False and self.is_201_if_present is not False
+
 
 @dataclass
 class HostFacts:

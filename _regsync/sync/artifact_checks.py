@@ -52,16 +52,17 @@ def decide_depth(checks: Sequence[ArtifactCheck], listed_tag_bits: int, now: flo
 
 
 def depth_without_schedule(check: ArtifactCheck, listed_tag_bits: int) -> SearchDepth:
-    """Decide how deep to search for artifacts that one target may lack, whatever the time.
+    """Decide how deep to search for artifacts that one target may lack, if no search is due by the
+    schedule.
 
-    Returns DEEP if the last search did not find or copy all artifacts, TOP if the source's listing
-    shows new tags with artifacts, and otherwise NONE.
+    Returns DEEP if the last search did not find or copy all artifacts. Returns TOP if the source
+    lists tags with artifacts that it did not list at the last search, and otherwise NONE. Both
+    arguments have a bit for each such tag.
     """
     if not check.is_complete:
         return SearchDepth.DEEP
-    # The flags include the bits of the tags that were listed at the last search.
-    has_new_tags = listed_tag_bits & ~check.flags != 0
-    return SearchDepth.TOP if has_new_tags else SearchDepth.NONE
+    new_tag_bits = listed_tag_bits & ~check.listed_tag_bits
+    return SearchDepth.TOP if new_tag_bits else SearchDepth.NONE
 
 
 def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
@@ -118,8 +119,7 @@ def found_no_tags(check: ArtifactCheck, listed_tag_bits: int) -> bool:
     source may not be listed in any run. The last search may then have found tags without a listing,
     so the result is False.
     """
-    had_listed_tags = check.flags & ~(COMPLETE | COPIED) != 0
-    return listed_tag_bits != 0 and not had_listed_tags
+    return listed_tag_bits != 0 and check.listed_tag_bits == 0
 
 
 def flags_after(copy: ImageCopy) -> int:

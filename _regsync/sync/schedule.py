@@ -628,7 +628,7 @@ class Scheduler:
             if not self._is_put_already(image):
                 refusal = await self._try_to_put(image, claims)
                 if refusal is not None:
-                    await self._forget_lost(image, refusal)
+                    await self._prepare_restart(image, refusal)
                     return _Outcome.STALE
         except SyncError as error:
             image.error = error
@@ -719,22 +719,26 @@ class Scheduler:
             return named_digests
         return unconfirmed_digests
 
-    async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
-        """Remove the digests that the target may lack from the state, and the manifests that name
-        them.
+    async def _prepare_restart(self, image: Image, refusal: RegistryError) -> None:
+        """Forget all parts of a refused image that the target may lack, so that the image can start
+        again: its next attempt asks the target for these parts, and sends those that are absent.
 
-        If this run has confirmed all parts of the image, the target is asked for each part. Raises
-        the refusal if the target has all parts.
+        The target may lack a part if no answer of this run has confirmed it. If all are confirmed,
+        and the refusal reports that one is missing, the target is asked for each part. Raises the
+        refusal if there is no part to forget.
         """
-        lost_digests = self._unconfirmed_digests(image, refusal)
-        if not lost_digests and _reports_missing_part(refusal):
+        doubtful_digests = self._unconfirmed_digests(image, refusal)
+        if not doubtful_digests and _reports_missing_part(refusal):
             # The target has lost a part that this run has confirmed, or its answer was wrong.
-            lost_digests = await image.target.missing_parts_of(image.tree.root, image.tree.children)
-        if not lost_digests:
+            doubtful_digests = await image.target.missing_parts_of(
+                image.tree.root, image.tree.children
+            )
+        if not doubtful_digests:
             raise refusal
         text = f"{refusal}; the blobs and manifests it names are checked again"
         self._discovery.log_once("debug", "healing", text)
-        for digest in image.tree.with_ancestors(lost_digests):
+        # The manifests above a doubtful part go too, because they are evidence of this part.
+        for digest in image.tree.with_ancestors(doubtful_digests):
             self._knowledge.forget(image.target.store_key, digest)
         image.restarts += 1
 

@@ -562,60 +562,60 @@ class BlobTransfer:
         return BlobResult.PRESENT if await job.target.has_blob(job.blob) else None
 
     async def _check_and_start(self, job: _Job) -> BlobResult | None:
-        """Find the blob at the target, or open a session for it.
+        """Find the blob at the target, or open a session for it. Returns PRESENT if the target has
+        the blob, BELIEVED if only the answer to a probe says so, and None if a session is open.
 
-        A HEAD and a plain POST do this, or one probing POST, which asks to mount the blob from the
-        target repository itself: a 201 means that the blob is present, a 202 opens a session. The
-        HEAD comes first as long as the registry may answer otherwise (docs/design.md section 6,
-        rule 11).
-
-        Returns PRESENT if the target has the blob, BELIEVED if only a 201 says so, and None if a
-        session is open for the absent blob.
+        A probe is a POST that asks the target to mount the blob from the repository that it is
+        uploaded to. It is answered by 201 if the blob is present. If the blob is absent, the answer
+        is 202 and opens a session. Where these answers can be relied on, a probe takes the place of
+        a HEAD and a POST (docs/design.md section 6, rule 11).
         """
         target = job.target
         where = target.store_key
-        probe_from = target.probe_from  # None: only a HEAD can find the blob
-        needs_head = probe_from is None or self._knowledge.needs_head(where, job.blob.digest)
+        can_probe = target.probe_from is not None
+        needs_head = not can_probe or self._knowledge.needs_head(where, job.blob.digest)
         if needs_head:
             self._searched_areas.add(where.area)
             if await self._head_blob(job):
                 return BlobResult.PRESENT
         if job.has_probe_session:
-            job.has_probe_session = False  # the blob is absent, so it is sent to this session
+            # `_test_probing` has opened this session. The blob is absent, so it is sent there.
+            job.has_probe_session = False
             return None
+        if can_probe and self._knowledge.probe_answers(where).are_useful:
+            return await self._start_by_probe(job, is_absent=needs_head)
 
+        # A registry opens a session. A layout may have got the blob from another task meanwhile.
+        is_present = await job.upload.start()
+        return BlobResult.PRESENT if is_present else None
+
+    async def _start_by_probe(self, job: _Job, *, is_absent: bool) -> BlobResult | None:
+        """Find the blob or open a session by a probe, and record how the registry answers probes.
+
+        `is_absent` means that a HEAD has just found the blob absent. Returns a result like
+        `_check_and_start`.
+        """
+        target = job.target
+        where = target.store_key
         answers = self._knowledge.probe_answers(where)
-        is_probe_useless = answers.is_201_if_present is False or answers.is_202_if_absent is False
-        if probe_from is None or is_probe_useless:
-            is_present = await job.upload.start()  # True only if a layout has the blob meanwhile
-            return BlobResult.PRESENT if is_present else None
-
-        is_201 = await job.upload.start(probe_from)
+        is_201 = await job.upload.start(target.probe_from)
         if job.upload.is_mount_refused:
-            # Another probe would be refused too, and cost one more POST for each blob.
+            # A plain POST has opened the session. Any other probe would be refused as well.
             self._knowledge.record_probe_answer(where, is_201_if_present=False)
             return None
         if not is_201:
-            is_surely_absent = needs_head or answers.is_201_if_present
-            if is_surely_absent:
+            if is_absent or answers.is_201_if_present:
                 self._knowledge.record_probe_answer(where, is_202_if_absent=True)
             return None
-        if answers.is_202_if_absent and not needs_head:
+        if answers.is_202_if_absent and not is_absent:
             return BlobResult.BELIEVED
-        return await self._check_201(job)
 
-    async def _check_201(self, job: _Job) -> BlobResult | None:
-        """Ask by HEAD whether the 201 to a probing POST was right, and record the answer.
-
-        If it was wrong, open a session: the registry answers 201 for absent blobs too, and such a
-        201 opens no session.
-        """
-        where = job.target.store_key
-        if await job.target.has_blob(job.blob):
+        # The registry may answer 201 whether the blob is present or not.
+        if await target.has_blob(job.blob):
             self._knowledge.record_probe_answer(where, is_201_if_present=True)
             return BlobResult.PRESENT
         self._knowledge.record_probe_answer(where, is_202_if_absent=False)
-        await job.upload.start()
+        await job.upload.start()  # the 201 has opened no session
         return None
 
     async def _test_probing(self, job: _Job) -> None:
