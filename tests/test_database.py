@@ -523,6 +523,7 @@ def harmed(path: Path, harm: str) -> None:
         "short": b"x",
         "zeros": bytes(len(whole)),
         "schema": whole[:100] + bytes(3996) + whole[4096:],
+        "name": whole.replace(b"tablefact", b"tablef\x87ct"),
     }
     path.write_bytes(broken[harm])
 
@@ -530,7 +531,7 @@ def harmed(path: Path, harm: str) -> None:
 @pytest.mark.parametrize(
     "harm",
     [
-        *("cut in the header", "cut", "magic", "short", "zeros", "schema"),
+        *("cut in the header", "cut", "magic", "short", "zeros", "schema", "name"),
         *("columns", "trigger", "wal", "version"),
     ],
 )

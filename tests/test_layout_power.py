@@ -120,6 +120,26 @@ def _lost(moment: Moment) -> After:
     return next(after_a_cut(dataclasses.replace(moment, pending=[], written={})))
 
 
+def test_names_that_an_earlier_run_has_not_synced_are_synced_before_the_index_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier run has renamed its files and could not sync their folder."""
+    scene = Scene(tmp_path, "empty")
+
+    def fail(folder: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
+
+    with recording(scene.usb) as record:
+        with monkeypatch.context() as patch:
+            patch.setattr("_regsync.layout.directory.sync_folder", fail)
+            assert scene.sync().status != 0
+        assert files_of(scene.disk) - {"index.json", "oci-layout"}, "nothing was renamed"
+        assert scene.sync().status == 0
+    write_out(_lost(record.moments[-1]), scene.usb)
+    check_layout(scene.disk)
+    assert names_of(scene.disk).keys() == scene.tops.keys()
+
+
 class Share(NamedTuple):
     """Which cuts are tried: each `every`-th from `first` on. Of those, each `continued`-th is followed
     by another run.

@@ -533,7 +533,9 @@ class Layout:
                 sync_file(path)
             for digest, path in partials:
                 os.replace(path, self._blob_path_for_writing(digest))
-            for folder in {os.path.dirname(path) for _, path in partials}:
+            # All folders, because an earlier run may have been killed after it had renamed files there,
+            # which this run has found in their places.
+            for folder in self._blob_folders.values():
                 sync_folder(folder)
             if index_bytes is not None:
                 self._saved_index.replace(index_bytes, lock.suffix)

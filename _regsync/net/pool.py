@@ -180,6 +180,7 @@ class Lease:
         # used one. Thus a PUT uses the connection of its POST.
         if self._connection is not None:
             await self.release()
+            now = None  # reading the rest of the last answer may have taken time
         if pieces is not None and check_may_send is not None:
             check_may_send()
         idle = None if self._is_fresh else self._pool.reuse(self.origin, now)

@@ -297,7 +297,8 @@ def _raising_damage() -> Iterator[None]:
     """Convert an error of the block that shows damage into Damaged."""
     try:
         yield
-    except sqlite3.Error as error:
+    # UnicodeDecodeError: the module cannot decode a message that quotes a damaged name.
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         if is_damage(error):
             raise Damaged(reason_of(error)) from error
         raise
