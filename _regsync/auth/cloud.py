@@ -308,8 +308,9 @@ class Clouds:
 def _cloud_for(registry: Registry) -> str | None:
     """Return the cloud ("aws", "google" or "azure") whose login a registry accepts.
 
-    Returns None if it is not a cloud's registry, or if it is reached over plain HTTP. Raises
-    AuthError if the configuration requires a cloud login over plain HTTP.
+    Returns None if it is not a cloud's registry. Returns None as well if it is reached over plain
+    HTTP, unless it is on this machine: a login would be readable on the way. Raises AuthError if the
+    configuration requires a cloud login there.
     """
     cloud = _CLOUD_OF_KIND.get(registry.auth_type or registry.kind)
     is_safe = registry.scheme == "https" or is_loopback(registry.host)

@@ -280,9 +280,10 @@ class Reader:
         self.converted: dict[tuple[int, int], object] = {}
 
     def read_document(self) -> Section:
-        """Read the whole document, and return it as the section "config".
+        """Read the whole document, and return its outermost section, "config".
 
-        Fills the fields of the reader. Raises ConfigError with all problems if there are any.
+        Afterwards the reader's fields have the registries, groups and defaults of the document.
+        Raises ConfigError with all problems if there are any.
         """
         document: Section | None = None
         try:

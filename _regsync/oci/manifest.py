@@ -599,7 +599,12 @@ def trim_index(
 def _trim(
     index: Manifest, wanted: Sequence[Platform], trimmed: Mapping[str, TrimmedIndex]
 ) -> TrimmedIndex:
-    """Trim an index. `trimmed` holds the results for the indexes that it names."""
+    """Trim an index to its children for the wanted platforms, the attestations of these children,
+    and the trimmed results of its nested indexes. Other children are dropped. If no platform
+    matches, the index stays as it is.
+
+    `trimmed` holds the results for the nested indexes, by digest.
+    """
     available = dict[Platform, None]()  # without duplicates, in the order of the index
     kept = list[Descriptor | None]()  # for each child, its new descriptor; None if it is dropped
     for child in index.children:
@@ -615,7 +620,8 @@ def _trim(
                 entry = child
         kept.append(entry)
 
-    # An attestation is kept with its image, which may come after it.
+    # An attestation is kept with its image, which may come after it. It names the digest that the
+    # image has in `index`.
     pairs = zip(index.children, kept, strict=True)
     kept_digests = {child.digest for child, entry in pairs if entry}
     for number, child in enumerate(index.children):

@@ -291,15 +291,19 @@ class Upload:
             self.broken_session = ""
 
     def _received_bytes(self, response: Response) -> int:
-        """Return how many bytes a session has received, by the Range of its answer: at least the
-        acknowledged chunks, or 0 in other styles. A Range of more bytes than were sent is ignored.
+        """Return how many bytes a session has received, by the Range header of its answer.
+
+        If the Range is missing or cannot be right, these are the chunks that were acknowledged, or
+        no byte if the body is not sent in chunks.
         """
-        received = self.offset if self.style == "chunks" else 0
+        acknowledged = self.offset if self.style == "chunks" else 0
         range_match = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
+        if range_match is None:
+            return acknowledged
+        received = int(range_match[1]) + 1  # the Range names the last byte
         # `0-0` is ambiguous: distribution reports it for no byte and for one byte.
-        if range_match and 0 < int(range_match[1]) < self._end:
-            received = max(received, int(range_match[1]) + 1)
-        return received
+        is_plausible = 1 < received <= self._end
+        return max(acknowledged, received) if is_plausible else acknowledged
 
     async def cancel_upload(self) -> None:
         """Delete an open session that gets no body (section 1.9), with one request. Errors are

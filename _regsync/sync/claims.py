@@ -262,7 +262,7 @@ class Claims:
             if claim.waiting_since <= latest_begin
         ]
         for claim in overdue:
-            self._stop_waiting(claim)
+            self._leave_queues(claim)
         return [Step(claim.owner, claim.blob, mount_from=None) for claim in overdue]
 
     def image_committed(self, image: ImageClaims) -> list[Step]:
@@ -280,7 +280,7 @@ class Claims:
         inherited = list[Claim]()
         ready = list[ImageClaims]()
         for claim in image.owned.values():
-            self._stop_waiting(claim)
+            self._leave_queues(claim)
             new_owner = self._pass_on(claim)
             if new_owner is None:
                 continue
@@ -360,25 +360,26 @@ class Claims:
         return freed
 
     def _next_steps(self, claims: Iterable[Claim]) -> list[Step]:
-        """Return the steps that may start now for claims that are new or whose wait is over.
+        """Decide anew about claims that are new or whose wait is over, and return the steps of
+        those that may start now.
 
-        Any other of these claims waits again, for the first mount on its host or for another
-        leader.
+        Each other claim is queued: behind the first mount on its host, or behind a leader, which is
+        an older image that copies the blob to another repository of the host.
         """
-        # In promotion order, so that the oldest image leads (rule 9).
+        # In promotion order, so that the oldest image becomes the leader of the others (rule 9).
         ordered = sorted(claims, key=lambda claim: claim.owner.order)
         for claim in ordered:
-            self._stop_waiting(claim)
+            self._leave_queues(claim)
         self._choose_first_mounts(ordered)
 
         steps = list[Step]()
         for claim in ordered:
             mount_from = self.knowledge.mount_source(claim.key.where, claim.key.digest)
             if mount_from is None:
-                has_to_wait = self._wait_for_leader(claim)
+                is_queued = self._queue_behind_leader(claim)
             else:
-                has_to_wait = self._wait_for_first_mount(claim)
-            if not has_to_wait:
+                is_queued = self._queue_behind_first_mount(claim)
+            if not is_queued:
                 steps.append(Step(claim.owner, claim.blob, mount_from))
         return steps
 
@@ -395,11 +396,9 @@ class Claims:
             if is_host_unknown and self.knowledge.mount_source(claim.key.where, claim.key.digest):
                 self._first_mounts[claim.host] = FirstMount(claim, [])
 
-    def _wait_for_first_mount(self, claim: Claim) -> bool:
-        """Make a claim wait for the first mount on its host, unless it makes that mount itself.
-
-        It need not wait either if it is known whether the host supports mounts. Returns whether it
-        has to wait.
+    def _queue_behind_first_mount(self, claim: Claim) -> bool:
+        """Let a claim wait for the first mount on its host. Returns False, and does not queue it, if
+        it makes that mount itself, or if it is known whether the host supports mounts.
         """
         if self.knowledge.supports_mounts(claim.host) is not None:
             return False
@@ -409,11 +408,11 @@ class Claims:
         first.waiting.append(claim)
         return True
 
-    def _wait_for_leader(self, claim: Claim) -> bool:
-        """Make a claim wait for an older image that copies its blob to the host, to mount it then.
+    def _queue_behind_leader(self, claim: Claim) -> bool:
+        """Let a claim wait for an older image that copies its blob to the host, to mount it then.
 
         Such an image is the leader. If there is none, the claim's image becomes the leader. Returns
-        whether the claim has to wait. If it need not wait, the blob is uploaded.
+        False, and does not queue the claim, if the blob is to be uploaded now.
         """
         host_and_digest = (claim.host, claim.key.digest)
         leader = self._leaders.setdefault(host_and_digest, Leader(claim.owner, []))
@@ -427,7 +426,7 @@ class Claims:
         claim.waiting_since = self._now()
         return True
 
-    def _stop_waiting(self, claim: Claim) -> None:
+    def _leave_queues(self, claim: Claim) -> None:
         """End the wait of a claim for a leader or for the first mount, if it waits."""
         if claim.leader is not None:
             claim.leader.followers.remove(claim)

@@ -519,7 +519,9 @@ class Discovery:
     ) -> SourceImage:
         """Resolve a reference at its source and, at the same time, each tag at its target.
 
-        If the source fails, raises SyncError after the targets have answered.
+        The results of the targets are in the tags afterwards. A target of `known_to_lack` is not
+        asked, because it lacks its tag. If the source fails, raises SyncError after the targets
+        have answered.
         """
         # Other look-ups at the same hosts may wait for these tags (`_wait_for_other_look_ups`).
         for tag in tags:

@@ -344,24 +344,25 @@ class BlobTransfer:
     async def _attempt(self, job: _Job) -> BlobResult:
         """Find the blob in its repository, mount it, or upload it. Nothing is repeated.
 
-        An upload continues the session of a broken body if the target has kept that session. Raises
-        _AnswerLost if a HEAD has to find out whether the blob has arrived.
+        If the body of an earlier attempt broke off, the upload continues there, provided that the
+        target has kept the session. Raises _AnswerLost if a HEAD has to find out whether the blob
+        has arrived.
         """
         upload = job.upload
         short_request = (Demand(job.target.host.key),)
         if upload.broken_session:
             async with self._admitted(short_request, job.rank):
-                await upload.resume()
+                await upload.resume()  # sets `upload.session` and `upload.offset`
             job.renew_attempts()
-        await self._test_probing(job)
+        await self._test_probing(job)  # may open a session that the blob can use
 
         body = known_body(job.blob)
         if body is None and job.bytes_from is BytesFrom.SOURCE:
             # One permit at each side covers the POST, the GET and the PUT.
             return await self._stream_from_source(job)
 
-        # In the other cases the job waits between the POST and the PUT. It must not hold a permit
-        # during that wait (I8), so each of the two requests is admitted by itself.
+        # Otherwise the POST is admitted by itself, and the PUT too. Between them the job may wait for
+        # the staging of the blob or for other targets, and must not hold a permit meanwhile (I8).
         async with self._admitted(short_request, job.rank, upload.lease):
             result = await self._find_or_start(job)
         if result is not None:
