@@ -15,9 +15,11 @@ from _regsync.errors import RegsyncError
 from _regsync.sync.lockfile import Lock
 from _regsync.text import parse_time
 from conformance.client.attachments import referrers_tag
+from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response
-from conformance.registry.tokens import TokenService
-from tests.ends import Virtual, tags
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from tests.ends import Virtual, document, tags
 from tests.mirrors import SBOM, SIGNATURE, LockedMirror, asked
 from tests.published import check
 from tools.benches.place import app_of
@@ -142,6 +144,40 @@ async def test_artifacts_that_one_mapping_excludes_are_the_other_ones(mirror):
     assert {sbom.top, of_sbom.top}.isdisjoint(held["signed"].manifests)
     assert held["bare"].manifests.keys() == {image.top}
     await mirror.skip_all(3)
+
+
+async def test_the_artifacts_of_a_tag_are_read_with_the_login_of_its_own_mapping(world, tmp_path):
+    """Another mapping names the same repository by another registry, whose password is refused."""
+    seed = Seed(1)
+    source = world.listen(App(auth=BasicAuth({"a": "right"})), "source.test")
+    world.registry("target.test")
+    image = seed.image().load_into(source.app, "app", "v1")
+    seed.artifact(image, None).load_into(source.app, "app")
+
+    def registry(password: str) -> dict[str, object]:
+        credentials = {"username": "a", "password": password}
+        return {"url": "http://source.test", "auth_type": "basic", "credentials": credentials}
+
+    ends = {
+        "source": registry("right"),
+        "again": registry("wrong"),
+        "target": {"url": "http://target.test"},
+    }
+    mappings = (
+        {"from": "app", "source": "source", "tags": tags("v1"), "artifacts": {}},
+        {
+            "from": "app",
+            "to": "b",
+            "source": "again",
+            "tags": tags("v2"),
+            "artifacts": {"include": [SBOM]},
+        },
+    )
+    file = tmp_path / "mirror.yaml"
+    file.write_text(document(ends, *mappings, defaults={"targets": ["target"]}))
+    ran = await world.run("lock", "--json", "-c", str(file))
+    assert ran.status == 1
+    assert ran.report["locked"] == 1
 
 
 async def test_without_artifacts_and_platforms_a_head_a_tag_is_enough(mirror):

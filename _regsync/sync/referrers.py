@@ -381,7 +381,8 @@ class Referrers:
 
         `tag` is used only by `LockedReferrers`, because a lock lists artifacts by tag.
         """
-        return await self._direct_artifacts(self._search_without_targets(mapping), subject)
+        source = self._discovery.source_of(mapping)
+        return await self._direct_artifacts(_search_without_targets(mapping, source), subject)
 
     def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
         """Report whether artifacts of an artifact should be searched for.
@@ -409,7 +410,8 @@ class Referrers:
         """
         subjects = await self._copied_subjects(mapping, lookup)
         self.lists.expect_subjects(lookup.source, len(subjects))
-        search = self._search_without_targets(mapping)
+        # Of several mappings with equal sources, this may be the client of another one's registry.
+        search = _search_without_targets(mapping, lookup.source)
         return await self._find_transitively(search, subjects, is_deep=True)
 
     async def find_left_behind(
@@ -438,12 +440,12 @@ class Referrers:
         without_filters = mapping._replace(artifacts=rule._replace(include=(), exclude=()))
         self.lists.expect_subjects(source, len(subjects))
         artifacts = await self._find_transitively(
-            self._search_without_targets(without_filters), subjects, is_deep=True
+            _search_without_targets(without_filters, source), subjects, is_deep=True
         )
         if takes_all_types:
             return tuple(artifacts)
         copied_artifacts = await self._find_transitively(
-            self._search_without_targets(mapping), copied_subjects, is_deep=True
+            _search_without_targets(mapping, source), copied_subjects, is_deep=True
         )
         copied_references = {artifact.reference for artifact in copied_artifacts}
         return tuple(
@@ -475,10 +477,6 @@ class Referrers:
                         await self._discovery.fetch_manifest(source, entry.digest, entry)
                     )
         return list(digests)
-
-    def _search_without_targets(self, mapping: MappingRule) -> Search:
-        """Build a search at a mapping's source that asks no target."""
-        return Search(mapping._replace(platforms=None), self._discovery.source_of(mapping))
 
     def search_for(
         self,
@@ -768,6 +766,11 @@ class Referrers:
         if not search.wants(types):
             return None
         return Artifact(subject, digest, tag, None, lookup, types)
+
+
+def _search_without_targets(mapping: MappingRule, source: Repository) -> Search:
+    """Build a search for the artifacts that a mapping selects at a source, which asks no target."""
+    return Search(mapping._replace(platforms=None), source)
 
 
 def _cosign_tags(digest: str) -> list[str]:
