@@ -562,6 +562,18 @@ def test_a_registry_that_refuses_mounts_is_not_asked_for_one_with_each_blob(
     target.journal.matching("POST", "upload_start", status=status).none()
 
 
+def test_a_registry_that_fails_at_one_mount_is_asked_for_others(source, target, tmp_path):
+    failure = target.app.faults.on("POST", "upload_start", query={"mount": "*"}).first()
+    failure.status(500)
+    load_all(source, {"app": {"v1": Seed(70).image(sizes=(900,) * 5)}})
+    ends = {"source": source, "target": target}
+    assert sync_file(tmp_path, ends, {"from": "app", "tags": tags("v1")}).statuses() == ["synced"]
+    itself = {"mount": "*", "from": "app"}
+    target.journal.matching("POST", "upload_start", status=500, query=itself).exactly(1)
+    target.journal.matching("POST", "upload_start", status=202, query=itself).exactly(5)
+    target.journal.matching("POST", "upload_start").exactly(7)
+
+
 @pytest.mark.provokes("manifest_names_absent")
 def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(
     source, target, tmp_path, sync_pair

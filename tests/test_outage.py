@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -114,6 +115,17 @@ def test_a_probe_that_was_not_sent_makes_room_for_another_at_once():
     assert host.begin_probe(1)
     host.cancel_probe()
     assert host.begin_probe(1)
+
+
+def test_a_probe_that_fails_after_another_answer_is_an_ordinary_failure():
+    host = outage(answered=True)
+    for now in range(3):
+        fail(host, now)
+    assert host.begin_probe(5)
+    host.record_answer(6)
+    assert [fail(host, now, is_probe=True) for now in (7, 8)] == [Reach.UP, Reach.UP]
+    assert fail(host, 9) is Reach.DOWN
+    assert host.gives_up_at < math.inf
 
 
 def test_a_host_is_given_up_when_the_patience_ends():
@@ -653,6 +665,45 @@ async def test_what_was_sent_in_an_outage_and_fails_behind_it_begins_no_other():
             assert late.unreachable_peer is peer
             await waiting.wait(late)
         assert (anyio.current_time(), peer.outage.reach) == (back, Reach.UP)
+
+
+@pytest.mark.virtual_time
+async def test_a_probe_without_an_answer_is_repeated_if_another_request_was_answered():
+    async with recovery(answers_at=0.0) as (waiting, peer, _):
+        error = failure_at(waiting, peer)
+        errors: list[SyncError] = []
+
+        async def probe() -> None:
+            with waiting.attempt():
+                await waiting.wait(error)
+                assert waiting.is_probing(peer)
+                try:
+                    await waiting.await_probe(peer, anyio.sleep_forever())
+                except SyncError as unanswered:
+                    errors.append(unanswered)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(probe)
+            await anyio.sleep(10.0)
+            waiting.record_answer(peer, anyio.current_time())
+        (unanswered,) = errors
+        assert peer.outage.reach is Reach.UP
+        assert (unanswered.retryable, unanswered.unreachable_peer) == (True, peer)
+        await waiting.wait(unanswered)
+
+
+@pytest.mark.virtual_time
+async def test_what_no_waiting_mends_does_not_end_the_waiting_of_others():
+    """A proxy may show another certificate while the host behind it is away."""
+    async with recovery(answers_at=0.0) as (waiting, peer, _):
+        failure_at(waiting, peer)
+        waiting.record_failure(peer, UNTRUSTED.copy_without_context(), anyio.current_time())
+        assert peer.outage.reach is Reach.DOWN
+        error = waiting.error_of(peer, can_repeat=False)
+        assert error is not None
+        assert error.retryable
+        await waiting.wait(error, can_repeat=False)
+        assert peer.outage.reach is Reach.UP
 
 
 @pytest.mark.virtual_time

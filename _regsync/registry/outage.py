@@ -127,7 +127,7 @@ class Outage:
 
         if self._was_stopped or self._permanent_failures >= _FAILURES_IN_A_ROW:
             self.reach = Reach.STOPPED
-        elif is_probe:
+        elif is_probe and self.reach is Reach.PROBED:  # not if another answer has ended the outage
             self._schedule_probe(now, chance)
             self.stop_if_due(now)
         elif self.reach is Reach.UP and not is_permanent:

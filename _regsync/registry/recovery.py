@@ -135,12 +135,7 @@ class Recovery:
         outage = peer.outage
         if outage.reach is Reach.UP or (can_repeat and self.is_probing(peer)):
             return None
-        assert outage.error is not None
-        error = outage.error.copy_without_context()
-        error.unreachable_peer = peer
-        if outage.is_stopped:
-            _mark_given_up(error, peer)
-        return error
+        return _error_of_outage(peer)
 
     def record_answer(self, peer: Peer, now: float) -> None:
         """Record that a peer has answered a request. If that ends an outage, call `on_back` and
@@ -201,7 +196,8 @@ class Recovery:
 
     async def await_probe(self, peer: Peer, answer: Awaitable[_Answer]) -> _Answer:
         """Return the answer to a probe. If it does not arrive before the host is given up, the host
-        is stopped and the error of the outage is raised.
+        is stopped and the error of the outage is raised. The error is retryable if another request
+        has been answered meanwhile.
         """
         with anyio.CancelScope(deadline=peer.outage.gives_up_at):
             return await answer
@@ -210,10 +206,7 @@ class Recovery:
         self._probe_target.set(None)
         peer.outage.stop_if_due(anyio.current_time())
         peer.notify()
-        assert peer.outage.error is not None
-        error = peer.outage.error.copy_without_context()
-        _mark_given_up(error, peer)
-        raise error
+        raise _error_of_outage(peer)
 
     # Waiting.
 
@@ -305,6 +298,20 @@ def _describe_wait(peer: Peer) -> str:
     if isinstance(error, WireError) and error.address == (peer.origin.host, peer.origin.port):
         cause = error.brief
     return f"waiting for {peer.origin.authority} ({cause})"
+
+
+def _error_of_outage(peer: Peer) -> SyncError:
+    """Return the error of a request that was not sent or not answered because of an outage. If the
+    host was given up, the error is final. Otherwise it is retryable, whatever the last failure was.
+    """
+    assert peer.outage.error is not None
+    error = peer.outage.error.copy_without_context()
+    error.unreachable_peer = peer
+    if peer.outage.is_stopped:
+        _mark_given_up(error, peer)
+    elif not isinstance(error, RegistryError):  # that of a gateway is retryable anyway
+        error.retryable = True
+    return error
 
 
 def _mark_given_up(error: SyncError, peer: Peer) -> None:

@@ -128,11 +128,12 @@ class Upload:
             except AuthError as error:
                 if error.fatal:
                     raise
+                self.is_mount_refused = True
             except RegistryError as error:
                 may_be_temporary = error.retryable and error.status != 500
                 if may_be_temporary:
                     raise
-            self.is_mount_refused = True
+                self.is_mount_refused = not error.retryable  # the next mount may not get a 500
         call = self.repository.build_call("upload_start", "POST", "blobs/uploads/")
         try:
             return await self._post(call, self.blob.digest, ok=(202,))
