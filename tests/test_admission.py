@@ -341,6 +341,7 @@ async def request(
         await anyio.sleep(seconds)
     finally:
         turn.meter.record_answer(turn.number, status, anyio.current_time(), 0.0, 1.0)
+        gate.on_window_change()
         await turn.end()
 
 
@@ -425,6 +426,52 @@ async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
             await anyio.sleep(1.5)
             for host in "ab":
                 gate.limits[host].meters[window[host].meters[0]].window.width = 1.0
+    assert is_idle(gate)
+
+
+@pytest.mark.virtual_time
+@settings(max_examples=60)
+@given(
+    cap=st.integers(1, 3),
+    requests=st.lists(
+        st.lists(
+            st.tuples(st.sampled_from([0.0, 0.1, 0.2]), st.sampled_from([200, 429])),
+            min_size=1,
+            max_size=4,
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    is_crowded=st.booleans(),
+    cancelled=st.one_of(st.none(), st.floats(0.0, 3.0)),
+)
+async def test_tasks_of_one_work_that_wait_at_once_get_its_permits_again_once(
+    cap: int, requests: list[list[tuple[float, int]]], is_crowded: bool, cancelled: float | None
+) -> None:
+    """One reading that feeds several targets in chunks: each target's next chunk may have to wait."""
+    gate = Gate()
+    wants = []
+    for number in range(len(requests)):
+        limits = gate.limits[f"t{number}"] = RegistryLimits(cap, (Limits("upload_body", start=1),))
+        names = limits.meter_names("app", "upload_body")
+        wants.append(Demand(f"t{number}", "write", meters=names))
+
+    async def serve(permit: Permit, want: Demand, chunks: list[tuple[float, int]]) -> None:
+        for seconds, status in chunks:
+            await request(gate, permit, want, seconds, status)
+
+    async def work() -> None:
+        async with gate.admitted(tuple(wants)) as permit, anyio.create_task_group() as tasks:
+            for want, chunks in zip(wants, requests, strict=True):
+                tasks.start_soon(serve, permit, want, chunks)
+
+    with anyio.fail_after(3600):
+        async with anyio.create_task_group() as works:
+            for _ in range(3 if is_crowded else 1):
+                works.start_soon(work)
+            if cancelled is not None:
+                await anyio.sleep(cancelled)
+                works.cancel_scope.cancel()
     assert is_idle(gate)
 
 

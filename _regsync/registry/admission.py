@@ -47,6 +47,13 @@ class Permit:
 
         self.requests_in_flight = 0
 
+        # How many tasks of this work wait for places in windows, while it keeps its permits.
+        self.waiting_tasks = 0
+
+        # Not None while a task of this work waits for permits that the work has given back. Set when
+        # that wait ends.
+        self.readmission: anyio.Event | None = None
+
     def pop_slot(self, demand: Demand) -> Slot:
         """Remove and return the reserved slot of a request that begins."""
         keys = [slot.demand.meters_key for slot in self.slots]
@@ -206,21 +213,46 @@ class Gate:
         If the places are not free at once, the work gives back its permits, its reserved places and
         the connection of `lease`, and waits for all of them together with the new places (I8). If
         one of its requests is in flight, the work keeps them and waits only for the new places.
+
+        Several tasks may reserve places for the same work, for example one for each target of a
+        shared reading. Only one of them waits for what the work has given back. The others wait for
+        this task, because the permits must not be taken twice.
         """
-        reserved = {slot.demand.meters_key for slot in permit.slots}
-        needed = tuple(
-            demand._replace(has_permit=True)
-            for demand in demands
-            if demand.meters_key not in reserved
-        )
-        if not needed or self._try_to_take(permit, needed, anyio.current_time()):
-            return
-        if permit.requests_in_flight == 0:
-            if lease is not None:
-                await lease.release()
-            needed = self._with_held_demands(permit, needed)  # before they are given back
-            self.give_back(permit)
-        await self._wait(permit, needed)
+        while True:
+            if permit.readmission is not None:
+                await permit.readmission.wait()
+                continue
+            reserved = {slot.demand.meters_key for slot in permit.slots}
+            needed = tuple(
+                demand._replace(has_permit=True)
+                for demand in demands
+                if demand.meters_key not in reserved
+            )
+            if not needed:
+                return
+            if permit.is_held and self._try_to_take(permit, needed, anyio.current_time()):
+                return
+            if permit.requests_in_flight > 0 or permit.waiting_tasks > 0:
+                permit.waiting_tasks += 1
+                try:
+                    await self._wait(permit, needed)
+                finally:
+                    permit.waiting_tasks -= 1
+                return
+            if lease is None:
+                break
+            # Other tasks of this work may run meanwhile, so look again.
+            await lease.release()
+            lease = None
+
+        needed = self._with_held_demands(permit, needed)  # before they are given back
+        self.give_back(permit)
+        permit.readmission = anyio.Event()
+        try:
+            await self._wait(permit, needed)
+        finally:
+            permit.readmission.set()
+            permit.readmission = None
 
     def give_back(self, permit: Permit) -> None:
         """Give back the permits, and the slots whose requests have not begun."""
