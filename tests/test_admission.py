@@ -435,7 +435,11 @@ async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
     cap=st.integers(1, 3),
     requests=st.lists(
         st.lists(
-            st.tuples(st.sampled_from([0.0, 0.1, 0.2]), st.sampled_from([200, 429])),
+            st.tuples(
+                st.sampled_from([0.0, 0.05, 0.3]),
+                st.sampled_from([0.0, 0.1, 0.2]),
+                st.sampled_from([200, 429]),
+            ),
             min_size=1,
             max_size=4,
         ),
@@ -446,7 +450,10 @@ async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
     cancelled=st.one_of(st.none(), st.floats(0.0, 3.0)),
 )
 async def test_tasks_of_one_work_that_wait_at_once_get_its_permits_again_once(
-    cap: int, requests: list[list[tuple[float, int]]], is_crowded: bool, cancelled: float | None
+    cap: int,
+    requests: list[list[tuple[float, float, int]]],
+    is_crowded: bool,
+    cancelled: float | None,
 ) -> None:
     """One reading that feeds several targets in chunks: each target's next chunk may have to wait."""
     gate = Gate()
@@ -456,8 +463,9 @@ async def test_tasks_of_one_work_that_wait_at_once_get_its_permits_again_once(
         names = limits.meter_names("app", "upload_body")
         wants.append(Demand(f"t{number}", "write", meters=names))
 
-    async def serve(permit: Permit, want: Demand, chunks: list[tuple[float, int]]) -> None:
-        for seconds, status in chunks:
+    async def serve(permit: Permit, want: Demand, chunks: list[tuple[float, float, int]]) -> None:
+        for pause, seconds, status in chunks:
+            await anyio.sleep(pause)  # for the bytes of the source
             await request(gate, permit, want, seconds, status)
 
     async def work() -> None:
