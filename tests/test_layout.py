@@ -9,17 +9,20 @@ import shutil
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from _regsync.errors import ContentError, SyncError
+from _regsync.config.model import registry_for
+from _regsync.errors import ContentError, Side, SyncError
 from _regsync.layout.assumed import read_receipt
 from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import Index, image_entry, parse_index, read_lines, unnamed_entry
+from _regsync.layout.repository import LayoutHost
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
@@ -268,6 +271,23 @@ def test_a_blob_is_a_regular_file(seed, tmp_path, change):
     change(blob_path(layout, image.top))
     with pytest.raises(LayoutError, match="not a regular file"):
         open_layout(layout).read_manifest(image.top)
+
+
+async def test_an_upload_of_a_blob_whose_place_is_taken_says_which_blob(seed, tmp_path):
+    image = seed.image()
+    layout = make_layout(tmp_path / "disk", {"app:v1": image})
+    blob = manifest_of(image).blobs[0]
+    a_folder(blob_path(layout, blob.digest))
+    transport = SimpleNamespace(
+        machine=SimpleNamespace(log=print), count_sent=None, gate=SimpleNamespace(limits={})
+    )
+    registry = registry_for(f"oci-layout:{layout}", None)
+    host = LayoutHost(registry, transport, lambda: None, requires_all_parts=False)
+    repository = host.repository("app", Side.TARGET)
+    with pytest.raises(LayoutError, match="not a regular file") as caught:
+        await repository.begin_upload(blob, lease=None).start()
+    assert caught.value.code == "TARGET_ERROR"
+    assert caught.value.reference == f"oci-layout:{layout}//app@{blob.digest}"
 
 
 @pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])

@@ -524,9 +524,9 @@ class _BlobWriter:
         run has written all of it. Otherwise `offset` is the number of bytes that the file already
         has.
         """
-        if self._repository._holds(self._blob):
-            return True
         with self._adding_context():
+            if self._repository._holds(self._blob):
+                return True
             self._remove_file()
             file = await self._layout.begin_blob(self._blob)
             if file.is_complete:
