@@ -118,6 +118,7 @@ HUB = "https://index.docker.io/v1/"
         pytest.param("example", "registry.example", 443, False, id="parent-domain"),
         pytest.param("evil-registry.example", "registry.example", 443, False, id="name-ends-alike"),
         pytest.param("https://registry.example.evil/", "registry.example", 443, False, id="name-begins-alike"),
+        pytest.param("registry.examplehttp://", "registry.example", 443, False, id="scheme-at-the-end"),
         pytest.param(HUB, "docker.io", 443, True, id="hub-key"),
         pytest.param("docker.io", "docker.io", 443, True, id="hub-name"),
         pytest.param("index.docker.io", "docker.io", 443, True, id="hub-index"),

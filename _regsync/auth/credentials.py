@@ -270,9 +270,9 @@ def _matching_keys(file: _CredentialFile, names: list[str], repository: str | No
 
     # Older keys are URLs, of which only the host is compared. In the legacy file the scheme is
     # optional. In other files, a key without a scheme may be a repository.
-    url = r"(?:https?://)?([^/]*).*" if file.is_legacy else r"https?://([^/]*).*"
+    url = r"^(?:https?://)?([^/]*).*" if file.is_legacy else r"^https?://([^/]*).*"
     for key in file.auths:
-        host = re.sub(url, r"\1", key.lower(), count=1)
+        host = re.sub(url, r"\1", key.lower())
         if key not in keys and host in names:
             keys.append(key)
     return keys
