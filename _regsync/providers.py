@@ -232,11 +232,11 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
     """Return the kind whose pattern matches a host name, without port and brackets.
 
     If no pattern matches, it is the kind that has the same name as the `auth_type`, for example of
-    a proxy in front of ECR. Returns "unknown" if there is none, or if the host is an IPv4 address.
+    a proxy in front of ECR. Returns "unknown" if there is none, or if the host is an IP address.
     """
     name = host.lower()
-    has_letters = any(letter.isalpha() for letter in name)
-    if not has_letters:  # an IPv4 address
+    is_ip_address = ":" in name or not any(letter.isalpha() for letter in name)
+    if is_ip_address:
         return "unknown"
     for kind, dialect in DIALECTS.items():
         if dialect.hosts is not None and re.fullmatch(dialect.hosts, name):

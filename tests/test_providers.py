@@ -69,6 +69,7 @@ def test_kind_follows_the_whole_host_name(host: str, kind: str) -> None:
 
 def test_an_address_belongs_to_no_product_whatever_its_login() -> None:
     assert kind_of("10.0.0.1", "ecr") == "unknown"
+    assert kind_of("fe80::1", "ecr") == "unknown"
     assert kind_of("registry.internal", "ecr") == "ecr"
 
 
