@@ -152,6 +152,16 @@ def test_a_home_that_nobody_knows_is_no_folder_of_that_name(written: str, home: 
         load(ConfigFile(text, name="c.yaml", environ={}, base_dir="/etc/rs", home=home))
 
 
+def test_each_path_of_a_layout_that_begins_with_an_unknown_home_is_named() -> None:
+    text = b"mappings: []\nregistries:\n  disk:\n    assume: ~/far.txt\n    url: oci-layout:~/disk"
+    with pytest.raises(ConfigError) as caught:
+        load(ConfigFile(text, name="c.yaml", environ={}, base_dir="/etc/rs", home=None))
+    assert [(problem.line, problem.path) for problem in caught.value.problems] == [
+        (4, "registries.disk.assume"),
+        (5, "registries.disk.url"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("written", "kept"),
     [

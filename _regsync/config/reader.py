@@ -733,15 +733,19 @@ def _check_login_fields(section: Section) -> None:
 def _build_layout(section: Section, file: ConfigFile, *, written_path: str) -> Registry | None:
     """Return an image layout without its alias.
 
-    Adds a problem for each field that does not apply to a layout. Returns None if a path begins
-    with `~` but the home directory is unknown.
+    Adds a problem for each field that does not apply to a layout, and for each path that begins
+    with `~` if the home directory is unknown. Returns None if that is the path of the layout.
     """
     for name in section.nodes:
         if name not in ("url", "assume"):
             section.add_problem(name, "means nothing for an image layout: remove it")
+    assume: tuple[str, ...] = ()
+    try:
+        assume = tuple(map(file.absolute_path, section.values.get("assume", ())))
+    except ValueError as error:
+        section.add_problem("assume", str(error))
     try:
         path = posixpath.normpath(file.absolute_path(written_path))
-        assume = tuple(map(file.absolute_path, section.values.get("assume", ())))
     except ValueError as error:
         section.add_problem("url", str(error))
         return None
