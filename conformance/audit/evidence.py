@@ -224,8 +224,7 @@ class Run:
 
     `sites` has them by origin, as in `http://127.0.0.1:5000`. Exchanges that began at or before
     `since` belong to an earlier run. `readonly` holds origins of registries that are only sources.
-    With `remembered`, the client knows the challenges of earlier runs. `realms` holds origins of
-    token services that any registry may name.
+    With `remembered`, the client knows the challenges of earlier runs.
     """
 
     def __init__(
@@ -235,11 +234,9 @@ class Run:
         *,
         readonly: Collection[str] = (),
         remembered: bool = False,
-        realms: Collection[str] = (),
     ) -> None:
         self.sites = sites
         self.readonly = readonly
-        self.realms = realms
 
         # Exchanges in the order in which they began.
         all_acts = sorted(

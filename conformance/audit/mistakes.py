@@ -51,7 +51,6 @@ def audit(
     excused: Collection[str] = (),
     readonly: Collection[str] = (),
     remembered: bool = False,
-    realms: Collection[str] = (),
 ) -> list[Finding]:
     """Return the mistakes of one run.
 
@@ -59,7 +58,7 @@ def audit(
     excludes earlier runs (see `latest`). `Run` describes the other arguments. A violation in a
     registry's journal that no rule explains is the mistake `refused_as_wrong`.
     """
-    run = Run(sites, since, readonly=readonly, remembered=remembered, realms=realms)
+    run = Run(sites, since, readonly=readonly, remembered=remembered)
     findings = [
         Finding(rule.name, rule.kind, rule.text, acts)
         for rule in RULES.values()

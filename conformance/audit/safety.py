@@ -53,12 +53,12 @@ def _registries_naming(run: Run, act: Act) -> list[str]:
     ]
 
 
-def _may_name(run: Run, registry: str, realm: str) -> bool:
-    """Whether a registry may name a realm: on its own host, or in `run.realms` (section 2.7)."""
+def _may_name(registry: str, realm: str) -> bool:
+    """Whether a registry may name a realm: only on its own host (section 2.7)."""
     realms_host = urlsplit(realm).hostname or ""
     host = urlsplit(registry).hostname or ""
     are_both_loopback = _is_loopback(realms_host) and _is_loopback(host)
-    return realms_host == host or are_both_loopback or realm in run.realms
+    return realms_host == host or are_both_loopback
 
 
 def _redirects_to(run: Run, act: Act) -> list[Act]:
@@ -108,7 +108,7 @@ def credential_to_location(run: Run) -> Iterator[tuple[Act, ...]]:
 def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
         registries = _registries_naming(run, act) if _has_credential(act) else []
-        if registries and not any(_may_name(run, registry, act.origin) for registry in registries):
+        if registries and not any(_may_name(registry, act.origin) for registry in registries):
             yield (act,)
 
 

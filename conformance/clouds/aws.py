@@ -43,6 +43,8 @@ _HOST = re.compile(
     rf"(?:api\.)?(ecr-public|ecr|sts|portal\.sso|oidc)(?:-fips)?\.([a-z0-9-]+)\.(?:{_SUFFIXES})\Z"
 )
 _SKEW = 300.0  # maximum difference of a client's clock in seconds
+_PASSWORD_LIFE = 43200.0  # seconds for which a password of ECR or a token of ECR Public is valid
+_KEYS_LIFE = 3600.0  # seconds for which temporary keys are valid
 _STS = "https://sts.amazonaws.com/doc/2011-06-15/"
 _FIELDS_OF_ASSUMING = {
     "Action",
@@ -101,25 +103,20 @@ class _Refusal(NamedTuple):
 class Aws(Site):
     """All services of one account. The host name of a request determines the service.
 
-    `now` returns the time in seconds since 1970. `password_life` and `keys_life` are the seconds
-    for which ECR's passwords and temporary keys are valid. `instance_role` is the role of the
-    machine, or None if it has no role. `container` has the path of a container's credentials and
-    the token that is required there, or None if there are none.
+    `now` returns the time in seconds since 1970. `instance_role` is the role of the machine, or
+    None if it has no role. `container` has the path of a container's credentials and the token that
+    is required there, or None if there are none.
     """
 
     def __init__(
         self,
         *,
         now: Callable[[], float] = time.time,
-        password_life: float = 43200.0,
-        keys_life: float = 3600.0,
         instance_role: str | None = None,
         container: tuple[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.now = now
-        self.password_life = password_life
-        self.keys_life = keys_life
         self.instance_role = instance_role
         self.container = container
         self.identities: dict[str, Identity] = {}  # by access key
@@ -154,7 +151,7 @@ class Aws(Site):
         identity = Identity(name, f"{kind}{number:016d}", secret, may=frozenset(may))
         if not lasting:
             identity.session = base64.b64encode(f"session {number} {name} ".encode() * 8).decode()
-            identity.expires = self.now() + self.keys_life
+            identity.expires = self.now() + _KEYS_LIFE
         self.identities[identity.access] = identity
         self.secrets |= {identity.secret, identity.session} - {""}
         return identity
@@ -341,7 +338,7 @@ class Aws(Site):
             f"password {next(self._numbers)} for {signer.name} ".encode() * 12
         ).decode()
         token = base64.b64encode(f"AWS:{password}".encode()).decode()
-        expires = self.now() + self.password_life
+        expires = self.now() + _PASSWORD_LIFE
         self.passwords[service][password] = expires
         self.secrets |= {password, token}
         data: dict[str, Any] = {"authorizationToken": token, "expiresAt": expires}
@@ -624,9 +621,8 @@ class Public:
     pulls only.
     """
 
-    def __init__(self, aws: Aws, *, token_life: float = 43200.0) -> None:
+    def __init__(self, aws: Aws) -> None:
         self._aws = aws
-        self._life = token_life
         self._tokens: dict[str, _PublicToken] = {}  # by text of the token
         self.issued: list[bool] = []  # for each token, whether it was issued for a login
 
@@ -644,7 +640,7 @@ class Public:
             return error(401, "UNAUTHORIZED", "Not Authorized")
         token = f"public-token-{len(self.issued)}"
         self.issued.append(bool(login))
-        self._tokens[token] = _PublicToken(bool(login), self._aws.now() + self._life)
+        self._tokens[token] = _PublicToken(bool(login), self._aws.now() + _PASSWORD_LIFE)
         return _json(200, {"token": token})
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:

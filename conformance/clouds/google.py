@@ -53,8 +53,7 @@ _OAUTH = "oauth2.googleapis.com"
 _STS = "sts.googleapis.com"
 _IAM_CREDENTIALS = "iamcredentials.googleapis.com"
 HOSTS = (_OAUTH, _STS, _IAM_CREDENTIALS)
-_METADATA_ADDRESS = "169.254.169.254"
-METADATA = ("metadata.google.internal", _METADATA_ADDRESS)
+METADATA = ("metadata.google.internal", "169.254.169.254")  # hosts of the metadata server
 
 # Scopes.
 _CLOUD = "https://www.googleapis.com/auth/cloud-platform"
@@ -140,9 +139,9 @@ class Google(Site):
     wall: Callable[[], float] = time.time  # the clock for the claims of JWTs
     lifetime: int = 3600  # of access tokens, in seconds
     has_account: bool = True  # whether the machine has a service account
-    metadata: str = _METADATA_ADDRESS  # address of the metadata server
-    issued: list[str] = field(default_factory=list)  # access tokens, in order
-    asked: list[str] = field(default_factory=list)  # the service of each request, in order
+    issued: list[str] = field(default_factory=list, init=False)  # access tokens, in order
+    # The service of each request, in order.
+    asked: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         super().__init__()

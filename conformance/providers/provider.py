@@ -21,7 +21,7 @@ from ..messages import Answer, Content, Request, Response
 from ..registry.app import App, Auth
 from ..registry.tokens import TokenService
 from ..server.exchange import Reception, Site
-from .rates import Cap, Metered, Rates, RetryAfter
+from .rates import Cap, Metered, Rates
 
 __all__ = [
     "CLOUD_OPTIONS",
@@ -50,6 +50,7 @@ Before: TypeAlias = "Callable[[Provider, Request], Response | None]"
 Judge: TypeAlias = "Callable[[Provider, Request, bytes], Response | None]"
 After: TypeAlias = "Callable[[Provider, Request, Response], Response]"
 
+_VALID = 300  # seconds for which a URL of the storage is valid
 
 # No cloud documents a POST with the whole blob. They lose the bytes of a body that breaks off.
 CLOUD_OPTIONS: Mapping[str, Any] = {"single_post": False, "resumable": False}
@@ -71,12 +72,8 @@ class Persona:
     mount: Mount = "any"
     # Makes the caps. The argument is the provider, which can tell the user of a request.
     caps: Callable[[Provider], Sequence[Cap]] = lambda provider: ()
-    retry_after: RetryAfter = "seconds"
+    has_retry_after: bool = True  # whether a 429 says when the request would be admitted
     throttled: str = "too many requests"  # the message of a 429
-    # The methods on blobs that are redirected to the storage, if there is one.
-    redirects: frozenset[str] = frozenset({"GET"})
-    # How long a URL of the storage is valid, in seconds.
-    signed_for: float = 300.0
     # Puts content into a new registry.
     seed: Callable[[Provider], None] = lambda provider: None
     rewrites: Sequence[Rewrite] = ()
@@ -110,7 +107,7 @@ class Provider(App):
 
         caps = row.caps(self)
         self.rates = Rates(
-            *caps, now=now, wall=wall, retry_after=row.retry_after, message=row.throttled
+            *caps, now=now, has_retry_after=row.has_retry_after, message=row.throttled
         )
         login = Metered(self.rates, auth or self.tokens)
         super().__init__(auth=login, mounts=row.mount != "never", **{**row.options, **options})
@@ -120,7 +117,7 @@ class Provider(App):
 
         self.storage: Storage | None = None
         if "storage" in row.hosts:
-            self.storage = self.sites["storage"] = Storage(self, row.signed_for, wall)
+            self.storage = self.sites["storage"] = Storage(self, wall)
 
         self.sites.update(row.parts(self))
         # State that the row's functions keep between requests. They choose the keys.
@@ -184,9 +181,9 @@ class Provider(App):
 
     def _after(self, request: Request, answer: Response) -> Response:
         """Return the answer to send, which may be a redirect to the storage."""
-        is_served = request.kind == "blob" and answer.status in (200, 206)
-        if self.storage is not None and is_served and request.method in self.row.redirects:
-            where = self.storage.sign(request.method, request.repository, request.reference)
+        is_pull = (request.method, request.kind) == ("GET", "blob") and answer.status in (200, 206)
+        if self.storage is not None and is_pull:
+            where = self.storage.sign(request.repository, request.reference)
             # The usual status is 307 (section 1.13).
             answer = Response(307, [("Location", where)])
         for last in self.row.after:
@@ -223,22 +220,21 @@ class Storage(Site):
     violation (section 9.2, R1).
     """
 
-    def __init__(self, registry: App, seconds: float, wall: Callable[[], float]) -> None:
+    def __init__(self, registry: App, wall: Callable[[], float]) -> None:
         super().__init__()
         self.origin = ""
-        self._seconds = seconds
         self._wall = wall
         self._secret = b"nobody signs for us"
         # Serves the registry's content without its logins, caps and quirks.
         self._vault = App()
         self._vault.repositories = registry.repositories
 
-    def sign(self, method: str, repository: str, digest: str) -> str:
-        """Return a URL for one method on one blob. It is valid for the configured seconds."""
-        expires = str(int(self._wall() + self._seconds))
+    def sign(self, repository: str, digest: str) -> str:
+        """Return a URL with which a blob can be pulled. It is valid for _VALID seconds."""
+        expires = str(int(self._wall() + _VALID))
         path = f"/{quote(repository)}/{quote(digest)}"
         return f"{self.origin}{path}?" + urlencode(
-            {"X-Expires": expires, "X-Signature": self._mark(method, path, expires)}
+            {"X-Expires": expires, "X-Signature": self._mark("GET", path, expires)}
         )
 
     def _mark(self, method: str, path: str, expires: str) -> str:

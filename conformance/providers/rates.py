@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from email.utils import formatdate
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from ..messages import Access, Answer, Request, Response, error
 
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
     from ..registry.app import Auth
     from ..server.exchange import Reception
 
-__all__ = ["ACTIONS", "READS", "WRITES", "Cap", "Metered", "Rates", "RetryAfter", "actions_of"]
-
-# The form of Retry-After. None: no such header.
-RetryAfter: TypeAlias = "Literal['seconds', 'date'] | None"
+__all__ = ["ACTIONS", "READS", "WRITES", "Cap", "Metered", "Rates", "actions_of"]
 
 READS = frozenset({"tag_list", "manifest_head", "manifest_get", "blob_head", "blob_get"})
 WRITES = frozenset({"manifest_put", "upload_start", "upload_body", "upload_finish"})
@@ -59,43 +55,44 @@ def actions_of(request: Request) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Cap:
-    """A limit of `requests` requests with one of `actions` in any `seconds`."""
+    """A limit of `requests` requests with one of `actions` in any `seconds`.
+
+    A request with several of these actions counts once.
+    """
 
     requests: int
     seconds: float = 1.0
     actions: frozenset[str] = ACTIONS
-    # Whether each action is counted separately, as AWS does by API.
-    apart: bool = False
     # Returns the key of the count for a request, such as its user or repository. None: the cap does
     # not apply to the request.
     per: Callable[[Request], str | None] = lambda request: ""
 
 
 class Rates:
-    """The counts of some caps. `refused` has the number of refused requests by action."""
+    """The counts of some caps. `refused` has the number of refused requests by action.
+
+    A 429 has the `message`, and with `has_retry_after` the seconds until the request is admitted.
+    """
 
     def __init__(
         self,
         *caps: Cap,
         now: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        retry_after: RetryAfter = "seconds",
+        has_retry_after: bool = True,
         message: str = "too many requests",
     ) -> None:
         self.caps = caps
         self.now = now
-        self.wall = wall
-        self.retry_after = retry_after
+        self.has_retry_after = has_retry_after
         self.message = message
         self.refused: Counter[str] = Counter()
-        # Times of the admitted requests. Keys: the cap, the action if counted apart, the result of
-        # `per`.
-        self._times: defaultdict[tuple[Cap, str, str], deque[float]] = defaultdict(deque)
+        # Times of the admitted requests. Keys: the cap, the result of `per`.
+        self._times: defaultdict[tuple[Cap, str], deque[float]] = defaultdict(deque)
 
     def refuse(self, request: Request) -> Response | None:
         """Count a request if it is admitted. Returns the 429 otherwise."""
         now = self.now()
-        counts = list(self._counts(request))
+        counts = list(self._counts(request, self.caps))
         waits = [
             times[0] + cap.seconds - now for cap, times in counts if len(times) >= cap.requests
         ]
@@ -109,33 +106,25 @@ class Rates:
     def remaining(self, cap: Cap, request: Request) -> int:
         """Return how many more requests like `request` the cap admits now."""
         return min(
-            (cap.requests - len(times) for _, times in self._counts(request, cap)),
+            (cap.requests - len(times) for _, times in self._counts(request, (cap,))),
             default=cap.requests,
         )
 
-    def _counts(self, request: Request, *only: Cap) -> Iterable[tuple[Cap, deque[float]]]:
+    def _counts(self, request: Request, caps: Iterable[Cap]) -> Iterator[tuple[Cap, deque[float]]]:
         """Yield each cap that applies to a request, with the times of the admitted requests."""
         now = self.now()
-        for cap in only or self.caps:
+        actions = actions_of(request)
+        for cap in caps:
             key = cap.per(request)
-            if key is None:
+            if key is None or cap.actions.isdisjoint(actions):
                 continue
-            for action in actions_of(request):
-                if action not in cap.actions:
-                    continue
-                times = self._times[cap, action if cap.apart else "", key]
-                while times and times[0] <= now - cap.seconds:
-                    times.popleft()
-                yield cap, times
-                if not cap.apart:
-                    break  # a request with several actions counts once
+            times = self._times[cap, key]
+            while times and times[0] <= now - cap.seconds:
+                times.popleft()
+            yield cap, times
 
     def _too_many(self, wait: float) -> Response:
-        headers = []
-        if self.retry_after == "seconds":
-            headers.append(("Retry-After", str(math.ceil(wait))))
-        elif self.retry_after == "date":
-            headers.append(("Retry-After", formatdate(math.ceil(self.wall() + wait), usegmt=True)))
+        headers = [("Retry-After", str(math.ceil(wait)))] if self.has_retry_after else []
         return error(429, "TOOMANYREQUESTS", self.message, headers=headers)
 
 

@@ -132,11 +132,8 @@ def _permissions_of(kind: str, name: str, actions: str) -> set[Access]:
 class BasicAuth:
     """Basic authentication on every request, as at a registry with an htpasswd file."""
 
-    def __init__(
-        self, users: Mapping[str, str], *, realm: str = "registry", anonymous_pull: bool = False
-    ) -> None:
+    def __init__(self, users: Mapping[str, str], *, anonymous_pull: bool = False) -> None:
         self.users = dict(users)
-        self.realm = realm
         self.anonymous_pull = anonymous_pull
 
     def answer(self, request: Request) -> Answer | Reception | None:
@@ -152,7 +149,7 @@ class BasicAuth:
         is_pull = bool(needs) and all(need.action == "pull" for need in needs)
         if not header and self.anonymous_pull and is_pull:
             return None
-        challenge = [("WWW-Authenticate", f'Basic realm="{self.realm}"')]
+        challenge = [("WWW-Authenticate", 'Basic realm="registry"')]
         return error(401, "UNAUTHORIZED", "authentication required", headers=challenge)
 
 
@@ -178,7 +175,6 @@ class TokenService(Site):
       seconds. `uses`: number of requests for which a token is valid;
     - `one_scope`: only the first scope parameter counts, as at some registries. `exact_scope`: a
       token for more repositories than the request needs is refused with 403, as at cgr.dev;
-    - `post`: whether POST is accepted too, with a refresh token or a password;
     - `protects_ping`: whether `/v2/` needs a token;
     - `now`: the clock for the validity of tokens. `wall`: the clock for `exp` of a JWT.
     """
@@ -200,7 +196,6 @@ class TokenService(Site):
         jwt: bool = False,
         one_scope: bool = False,
         exact_scope: bool = False,
-        post: bool = True,
         protects_ping: bool = True,
         refresh_tokens: Collection[str] = (),
         now: Callable[[], float] = time.monotonic,
@@ -223,7 +218,6 @@ class TokenService(Site):
         self.jwt = jwt
         self.one_scope = one_scope
         self.exact_scope = exact_scope
-        self.post = post
         self.protects_ping = protects_ping
         # Users, by refresh token. A token in the argument is also the name of its user.
         self.refresh_tokens: dict[str, str] = {token: token for token in refresh_tokens}
@@ -302,7 +296,7 @@ class TokenService(Site):
         self.requests += 1
         if request.method == "GET":
             return self._get(request)
-        if request.method == "POST" and self.post:
+        if request.method == "POST":
             content = Content()
             return Reception(content, lambda _: self._post(request, bytes(content)), limit=1 << 16)
         return error(405, "UNSUPPORTED", "method not allowed")

@@ -58,8 +58,7 @@ class Names:
     def __init__(self, directory: Path) -> None:
         # Absolute, so that `environ` is right in every working directory.
         self.directory = directory.absolute()
-        # Local ports, by host and port of CONNECT.
-        self._ports: dict[tuple[str, int], int] = {}
+        self._ports: dict[str, int] = {}  # local ports, by host of a CONNECT to port 443
         self.proxy = ""  # URL; set when the proxy listens
         self.refused: list[str] = []  # method and target of requests that were refused
         self.tunnels: list[str] = []  # HOST:PORT of each tunnel
@@ -102,13 +101,13 @@ class Names:
         return context
 
     @contextlib.contextmanager
-    def known(self, host: str, port: int, *, as_port: int = 443) -> Iterator[None]:
-        """Register a local port for a name and `as_port` while the block runs."""
-        self._ports[host, as_port] = port
+    def known(self, host: str, port: int) -> Iterator[None]:
+        """Register a local port for port 443 of a name while the block runs."""
+        self._ports[host] = port
         try:
             yield
         finally:
-            del self._ports[host, as_port]
+            del self._ports[host]
 
     async def _serve(self, client: anyio.abc.ByteStream) -> None:
         """Answer one connection to the proxy: open the tunnel, or refuse the request."""
@@ -123,7 +122,7 @@ class Names:
                 method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
                 target = rest.partition(" ")[0]
                 host, _, port = target.rpartition(":")
-                local_port = self._ports.get((host.lower(), int(port) if port.isdecimal() else 0))
+                local_port = self._ports.get(host.lower()) if port == "443" else None
                 if method != "CONNECT" or local_port is None:
                     self.refused.append(f"{method} {target}")
                     status = "403 Forbidden" if method == "CONNECT" else "405 Method Not Allowed"

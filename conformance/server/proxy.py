@@ -129,16 +129,15 @@ class _Upstream:
 class Proxy(Site):
     """A Site that forwards requests to another registry.
 
-    `upstream` is its origin, as in https://registry.test:5000. Without `rewrite`, the upstream's
-    origin in answers is not replaced. `token_path` is the path of the upstream's token service.
-    `context` is for TLS to the upstream. `connect` replaces the system's sockets.
+    `upstream` is its origin, as in https://registry.test:5000. `token_path` is the path of the
+    upstream's token service. `context` is for TLS to the upstream. `connect` replaces the system's
+    sockets.
     """
 
     def __init__(
         self,
         upstream: str,
         *,
-        rewrite: bool = True,
         token_path: str = "/token",
         context: ssl.SSLContext | None = None,
         connect: Connect | None = None,
@@ -153,7 +152,6 @@ class Proxy(Site):
             ssl.create_default_context() if parts.scheme == "https" else None
         )
         self._connect = connect or self._open_socket
-        self.rewrite = rewrite
         self.token_path = token_path
         self.start_later = self._start_later
 
@@ -233,7 +231,7 @@ class Proxy(Site):
 
     def _with_own_origin(self, name: str, value: str, request: Request) -> str:
         """Return the value of a header with this proxy's origin in place of the upstream's."""
-        if not self.rewrite or name not in _REWRITTEN:
+        if name not in _REWRITTEN:
             return value
         for end in ("/", '"', ">", "?"):
             value = value.replace(self.upstream + end, request.origin + end)

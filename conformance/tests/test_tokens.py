@@ -232,9 +232,8 @@ def test_malformed_grants_are_refused_and_noted(
     assert tokens.journal.violations
 
 
-def test_post_can_be_switched_off(guarded: App, tokens: TokenService) -> None:
-    tokens.post = False
-    refused(guarded.request("POST", "/token", FORM, GRANT.encode()), 405, "UNSUPPORTED")
+def test_tokens_are_given_to_get_and_post_only(guarded: App) -> None:
+    refused(guarded.request("PUT", "/token", FORM, GRANT.encode()), 405, "UNSUPPORTED")
 
 
 def test_every_form_of_challenge_has_its_marks() -> None:
