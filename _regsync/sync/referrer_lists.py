@@ -11,7 +11,7 @@ Follows: docs/design.md section 6, rule 15; docs/protocol-facts.md section 1.10.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -231,31 +231,25 @@ class ReferrerLists:
         tag = referrers_tag(subject)
         # The digests that were missing in any attempt.
         added_digests = set[str]()
-        # The error of a put that was refused because the tag is immutable.
-        immutable_error: RegistryError | None = None
         for _ in range(_MOST_ATTEMPTS):
-            present = await self._get_target_list(target, subject)
-            present_entries = present.children if present is not None else ()
-            listed_digests = {entry.digest for entry in present_entries}
-            self._listed_digests[target.key, tag] = listed_digests
-            missing = [entry for entry in entries if entry.digest not in listed_digests]
+            present, missing = await self._read_target_list(target, subject, entries)
             if not missing:
                 return added_digests
-            if immutable_error is not None:
-                raise immutable_error
 
             new_entries = [await self._full_entry(source, entry) for entry in missing]
             added_digests |= {entry.digest for entry in new_entries}
             merged = self._merged_list(source, subject, present, new_entries)
             try:
                 await target.put_manifest(tag, merged)
-            except RegistryError as error:
-                if not is_immutable(error):
+            except RegistryError as refusal:
+                if not is_immutable(refusal):
                     raise
                 # The list may be complete although the put was refused: another client has put it,
-                # or the answer to an earlier put of this run was lost. So it is read once more.
-                immutable_error = error
-                continue
+                # or the answer to an earlier put of this run was lost.
+                _, missing = await self._read_target_list(target, subject, entries)
+                if missing:
+                    raise
+                return added_digests
             # Another client may have replaced the list since.
             if await target.head_manifest(tag) == merged.digest:
                 self._listed_digests[target.key, tag] = {entry.digest for entry in merged.children}
@@ -271,18 +265,24 @@ class ReferrerLists:
             return entry
         return referrer_entry(await self._discovery.fetch_manifest(source, entry.digest))
 
-    async def _get_target_list(self, target: Repository, subject: str) -> Manifest | None:
-        """Return the fallback list of a target for a subject. Returns None if there is no list.
+    async def _read_target_list(
+        self, target: Repository, subject: str, entries: Iterable[Descriptor]
+    ) -> tuple[Manifest | None, list[Descriptor]]:
+        """Return the fallback list of a target for a subject, and those of `entries` it lacks.
 
-        Raises ContentError if the fallback tag names an image.
+        In place of the list, returns None if there is none. Raises ContentError if the fallback tag
+        names an image.
         """
+        tag = referrers_tag(subject)
         present = await self._get_fallback(target, subject, self._discovery.known_listing(target))
         if present is not None and not present.is_index:
             text = "this fallback tag does not hold a list of referrers, and is left as it is"
             error = ContentError(text)
-            reference = target.name_of(referrers_tag(subject))
-            raise error.add_context(target.side, "list referrers in", reference)
-        return present
+            raise error.add_context(target.side, "list referrers in", target.name_of(tag))
+        present_entries = present.children if present is not None else ()
+        listed_digests = {entry.digest for entry in present_entries}
+        self._listed_digests[target.key, tag] = listed_digests
+        return present, [entry for entry in entries if entry.digest not in listed_digests]
 
     def _merged_list(
         self,
