@@ -367,7 +367,7 @@ def everywhere(scene: Scene) -> None:
         name = re.sub("[^a-z]+", "-", place.lower())
         secret = make(place, ".")
         auth: Any = Tokens(
-            name, scene.canaries, users={USER: secret}, refresh_tokens=[secret], rotates=True
+            name, scene.canaries, users={USER: secret}, refresh_tokens={secret: USER}, rotates=True
         )
         scene.registry(name, Bearer(secret) if kind == "registrytoken" else auth)
         told = {"auth": basic(USER, secret)} if kind == "auth" else {kind: secret}
@@ -423,7 +423,7 @@ def clouds(scene: Scene, aws: str, azure: str, google: str) -> None:
     refresh = scene.canaries.make("given: refresh token of ACR", ".")
     acr = scene.registry(
         "acr",
-        Tokens("acr", scene.canaries, refresh_tokens=[refresh], rotates=True),
+        Tokens("acr", scene.canaries, refresh_tokens={refresh: USER}, rotates=True),
         ACR,
         auth_type="acr",
     )

@@ -627,7 +627,10 @@ async def test_a_refresh_token_that_ended_early_is_got_anew_once(cloud: Cloud) -
     cloud.given = [refresh(1), refresh(2)]
     async with virtual() as world:
         tokens = TokenService(
-            refresh_tokens=["refresh1"], anonymous=False, expires_in=60, now=anyio.current_time
+            refresh_tokens={"refresh1": "refresh1"},
+            anonymous=False,
+            expires_in=60,
+            now=anyio.current_time,
         )
 
         def turn() -> None:

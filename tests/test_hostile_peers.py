@@ -277,7 +277,7 @@ async def test_a_next_page_elsewhere_is_not_asked_for(place):
 @pytest.mark.parametrize("identity", [False, True])
 async def test_a_login_is_not_sent_on_by_a_token_service(status, identity):
     async with world_of(
-        TokenService({USER: SECRET}, refresh_tokens=[IDENTITY], anonymous=False)
+        TokenService({USER: SECRET}, refresh_tokens={IDENTITY: USER}, anonymous=False)
     ) as world:
         home = {
             "auths": {

@@ -24,8 +24,8 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from ..messages import Access, Answer, Content, Request, Response, error
-from ..server.exchange import Reception, Site
+from ..messages import Access, Answer, Request, Response, error
+from ..server.exchange import Reception, Site, receive_whole
 from .sigv4 import canonical_request, read_claim, signature_of
 
 __all__ = ["ACCOUNT", "Aws", "Identity", "Private", "Public"]
@@ -212,11 +212,8 @@ class Aws(Site):
         """Receive the body, which must be short, then answer as the service of the host."""
         request.kind = "login"
         service = self._service(request)
-        content = Content()
         self.requests.append(service)
-        return Reception(
-            content, lambda _: self._answer(service, request, bytes(content)), limit=1 << 16
-        )
+        return receive_whole(lambda body: self._answer(service, request, body))
 
     def _answer(self, service: str, request: Request, body: bytes) -> Response:
         match service:

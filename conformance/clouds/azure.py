@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ..messages import Answer, Content, Request, Response
+from ..messages import Answer, Request, Response
 from ..registry.tokens import TokenService
-from ..server.exchange import Reception, Site
+from ..server.exchange import Reception, Site, receive_whole
 
 __all__ = [
     "CLOUDS",
@@ -43,6 +43,7 @@ _ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _TENANT = re.compile(r"/([0-9a-f-]{36})/oauth2/v2\.0/token\Z")
 _METADATA = "/metadata/identity/oauth2/token"  # the metadata service of virtual machines
 _SERVICE = "/msi/token"  # the metadata service of App Service
+_REFRESH_LIFE = 10_800  # seconds for which a registry's refresh token is valid (section 6.1)
 _JSON = [("Content-Type", "application/json; charset=utf-8")]
 
 
@@ -192,10 +193,7 @@ class Directory(Site):
         tenant = _TENANT.match(request.path)
         if tenant is None or request.method != "POST":
             return self._refuse_mistake(request, 404, "not_found", "no such path or method")
-        content = Content()
-        return Reception(
-            content, lambda _: self._authority(request, tenant[1], bytes(content)), limit=1 << 16
-        )
+        return receive_whole(lambda body: self._authority(request, tenant[1], body))
 
     def _refuse_mistake(self, request: Request, status: int, code: str, text: str) -> Response:
         """Refuse a request that no correct client sends, and record the violation."""
@@ -393,33 +391,29 @@ class Directory(Site):
         return self._answer_machine(request, "2019-08-01")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Exchange(TokenService):
     """The token endpoints of a registry.
 
     They exchange a token of the directory for a refresh token, and that for an access token.
-    `directory` verifies the first. `tenants` has the tenants that may log in; if empty, all may.
-    Refresh tokens are valid for `refresh_life` seconds (section 6.1). `refusal` is the status for
-    an invalid refresh token: both 401 and 400 have been reported (section 2.4).
     """
 
-    def __init__(self, users: Mapping[str, str] | None = None, **options: Any) -> None:
-        self.directory: Directory | None = options.pop("directory", None)
-        self.tenants: tuple[str, ...] = options.pop("tenants", ())
-        self.refresh_life: float = options.pop("refresh_life", 10_800)
-        self.refusal = 401
+    path: str = "/oauth2/token"
+    field: str = "access_token"
+    jwt: bool = True
+    expires_in: int | None = None  # the JWT has an expiry time
+    lifetime: float = 4500
+    directory: Directory | None = None  # verifies tokens of the directory
+    tenants: tuple[str, ...] = ()  # the tenants that may log in; if empty, all may
+    # The status for an invalid refresh token: both 401 and 400 have been reported (section 2.4).
+    refusal: int = 401
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.revoked: set[str] = set()  # refresh tokens
-        self._written: list[str] = []  # access tokens that were issued
-        # Answers have no expires_in, because the JWT has an expiry time.
-        fixed = {
-            "path": "/oauth2/token",
-            "field": "access_token",
-            "jwt": True,
-            "expires_in": None,
-            "lifetime": 4500,
-        }
-        super().__init__(users, **{**fixed, **options})
-        self._signer = _Signer(b"the registry's own key", self.wall)
         self.exchanges = 0  # number of requests to exchange a token
+        self._written: list[str] = []  # access tokens that were issued
+        self._signer = _Signer(b"the registry's own key", self.wall)
 
     @property
     def issued_tokens(self) -> list[str]:
@@ -444,8 +438,7 @@ class Exchange(TokenService):
         request.kind = "login"
         if request.method != "POST":
             return self._refuse_mistake(request, "only POST")
-        content = Content()
-        return Reception(content, lambda _: self._exchange(request, bytes(content)), limit=1 << 16)
+        return receive_whole(lambda body: self._exchange(request, body))
 
     def _exchange(self, request: Request, body: bytes) -> Response:
         form = dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True))
@@ -466,7 +459,7 @@ class Exchange(TokenService):
             return self._refuse_login()
 
         token = self._signer.make(
-            self.refresh_life, grant_type="refresh_token", aud=self.service, appid=claims["appid"]
+            _REFRESH_LIFE, grant_type="refresh_token", aud=self.service, appid=claims["appid"]
         )
         return Response(
             200,

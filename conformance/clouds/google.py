@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote
 
-from ..messages import Answer, Content, Request, Response
+from ..messages import Answer, Request, Response
 from ..programs import find_program
 from ..registry.tokens import TokenService
-from ..server.exchange import Reception, Site
+from ..server.exchange import Reception, Site, receive_whole
 from ..server.names import Names
 from ..server.sockets import run_in_thread
 
@@ -288,8 +288,7 @@ class Google(Site):
             )
 
         self.asked.append(host.partition(".")[0])
-        content = Content()
-        return Reception(content, lambda _: service(request, bytes(content)), limit=1 << 16)
+        return receive_whole(lambda body: service(request, body))
 
     def _refuse_mistake(self, request: Request, status: int, code: str, text: str) -> Response:
         """Refuse a request that no correct client sends, and record the violation."""

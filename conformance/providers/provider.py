@@ -103,7 +103,7 @@ class Provider(App):
         self.now = now
         self.tokens: TokenService | None = None
         if row.tokens is not None:
-            self.tokens = row.service(users, now=now, wall=wall, **row.tokens)
+            self.tokens = row.service(dict(users or {}), now=now, wall=wall, **row.tokens)
 
         caps = row.caps(self)
         self.rates = Rates(

@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
 from ..messages import (
@@ -32,7 +33,7 @@ from ..messages import (
     is_name,
     is_tag,
 )
-from ..server.exchange import Reception, Site
+from ..server.exchange import Reception, Site, receive_whole
 from .storage import (
     DOCKER_LIST,
     MANIFEST_LIMIT,
@@ -85,56 +86,25 @@ class _Page(NamedTuple):
     headers: Headers = ()  # a Link if there is a next page
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class App(Uploads):
     """A registry.
 
     Its options, which conformance/README.md describes, are differences among registries.
     """
 
-    def __init__(
-        self,
-        *,
-        # Who may do what.
-        auth: Auth | None = None,
-        # Uploads.
-        mounts: bool = True,
-        automatic_mounts: bool = False,
-        single_post: bool = True,
-        resumable: bool = True,
-        chunk_min_length: int | None = None,
-        locations: Literal["absolute", "relative"] = "absolute",
-        # Manifests and tags.
-        require_blobs: bool = True,
-        any_manifest_type: bool = False,
-        sha512: bool = True,
-        immutable_tags: bool = False,
-        deletes: bool = True,
-        tag_deletes: bool = True,
-        # Lists.
-        page_size: int | None = None,
-        referrers_api: bool = True,
-        referrers_filter: bool = True,
-        referrers_page: int | None = None,
-    ) -> None:
-        super().__init__(
-            mounts=mounts,
-            automatic_mounts=automatic_mounts,
-            single_post=single_post,
-            resumable=resumable,
-            sha512=sha512,
-            chunk_min_length=chunk_min_length,
-            locations=locations,
-        )
-        self.referrers_api = referrers_api
-        self.referrers_filter = referrers_filter
-        self.referrers_page = referrers_page
-        self.page_size = page_size
-        self.require_blobs = require_blobs
-        self.immutable_tags = immutable_tags
-        self.deletes = deletes
-        self.tag_deletes = tag_deletes
-        self.any_manifest_type = any_manifest_type
-        self.auth = auth
+    auth: Auth | None = None
+    # Manifests and tags.
+    require_blobs: bool = True
+    any_manifest_type: bool = False
+    immutable_tags: bool = False
+    deletes: bool = True
+    tag_deletes: bool = True
+    # Lists.
+    page_size: int | None = None
+    referrers_api: bool = True
+    referrers_filter: bool = True
+    referrers_page: int | None = None
 
     # Methods with which tests store and inspect content without a request.
 
@@ -439,20 +409,15 @@ class App(Uploads):
             return self._refuse_mistake(request, 400, "MANIFEST_INVALID", "no Content-Type")
         if (request.length() or 0) > MANIFEST_LIMIT:
             return self._refuse_mistake(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
-        content = Content()
-        return Reception(
-            content,
-            lambda received: self._put_manifest_body(request, media_type, content, received),
+        return receive_whole(
+            lambda body: self._put_manifest_body(request, media_type, body),
             limit=MANIFEST_LIMIT + 1,
         )
 
-    def _put_manifest_body(
-        self, request: Request, media_type: str, content: Content, received: int
-    ) -> Response:
-        if received > MANIFEST_LIMIT:
+    def _put_manifest_body(self, request: Request, media_type: str, body: bytes) -> Response:
+        if len(body) > MANIFEST_LIMIT:
             return self._refuse_mistake(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
 
-        body = bytes(content)
         by_digest = ":" in request.reference
         digest = digest_of(body, request.reference.partition(":")[0] if by_digest else "sha256")
         if by_digest and digest != request.reference:

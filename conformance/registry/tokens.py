@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import itertools
 import json
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
-from ..messages import Access, Answer, Content, Request, Response, error
-from ..server.exchange import Reception, Site
+from ..messages import Access, Answer, Request, Response, error
+from ..server.exchange import Reception, Site, receive_whole
 
 __all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService"]
 
@@ -38,7 +38,7 @@ _SERVICES = itertools.count(1)
 _SCOPE = re.compile(r"([a-z]+)(?:\([a-z]+\))?:([^ ]+):([a-z*,]+)\Z")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Challenge:
     """The parameters of a challenge."""
 
@@ -153,7 +153,7 @@ class BasicAuth:
         return error(401, "UNAUTHORIZED", "authentication required", headers=challenge)
 
 
-@dataclass
+@dataclasses.dataclass
 class _Token:
     user: str | None  # None if anonymous
     access: frozenset[Access]
@@ -161,72 +161,45 @@ class _Token:
     uses: float  # number of requests for which it is still valid
 
 
+def _usual_grants(user: str | None, access: Access) -> bool:
+    """Report whether a user has a permission: users have all, and anonymous clients may pull."""
+    return user is not None or access.action == "pull"
+
+
+@dataclasses.dataclass(eq=False, repr=False)
 class TokenService(Site):
-    """A bearer token service, and the check of its tokens at the registry.
+    """A bearer token service, and the check of its tokens at the registry."""
 
-    `requests` counts token requests. `issued` holds the scopes of each token in order. Arguments:
+    users: dict[str, str] = dataclasses.field(default_factory=dict)  # passwords by user name
+    _: dataclasses.KW_ONLY
+    anonymous: bool = True  # whether clients without a login get tokens
+    grants: Grants = _usual_grants
+    realm: str | None = None  # the URL of the service; None if it is at `path` of the registry
+    path: str = "/token"
+    service: str = "registry.test"
+    form: Form | str = "plain"  # of challenges: a function, or one of FORMS by name
+    # The seconds for which a token is valid, which answers tell. None: they do not, and `lifetime`
+    # has the seconds.
+    expires_in: int | None = 300
+    lifetime: float = 300
+    uses: float = math.inf  # number of requests for which a token is valid
+    field: str = "token"  # name of the field of answers that has the token
+    jwt: bool = False  # whether the token is a JWT
+    one_scope: bool = False  # whether only the first scope parameter counts
+    # Whether a token for more repositories than the request needs is refused with 403, as at
+    # cgr.dev.
+    exact_scope: bool = False
+    protects_ping: bool = True  # whether `/v2/` needs a token
+    refresh_tokens: dict[str, str] = dataclasses.field(default_factory=dict)  # users, by token
+    now: Callable[[], float] = time.monotonic  # the clock for the validity of tokens
+    wall: Callable[[], float] = time.time  # the clock for `exp` of a JWT
 
-    - `users`: passwords by user name. `anonymous`: whether clients without a login get tokens.
-      `grants`: who has which permission; by default users have all, and anonymous clients may pull;
-    - `realm`, `path`, `service`: contents of challenges. `form`: their form, one of FORMS by name
-      or a function. Without `realm`, the service is at `path` of the registry;
-    - `field`: name of the field that holds the token. `jwt`: whether the token is a JWT.
-      `expires_in`: seconds, or None to leave that field out; tokens are then valid for `lifetime`
-      seconds. `uses`: number of requests for which a token is valid;
-    - `one_scope`: only the first scope parameter counts, as at some registries. `exact_scope`: a
-      token for more repositories than the request needs is refused with 403, as at cgr.dev;
-    - `protects_ping`: whether `/v2/` needs a token;
-    - `now`: the clock for the validity of tokens. `wall`: the clock for `exp` of a JWT.
-    """
-
-    def __init__(
-        self,
-        users: Mapping[str, str] | None = None,
-        *,
-        anonymous: bool = True,
-        grants: Grants | None = None,
-        realm: str | None = None,
-        path: str = "/token",
-        service: str = "registry.test",
-        form: Form | str = "plain",
-        expires_in: int | None = 300,
-        lifetime: float = 300,
-        uses: float = math.inf,
-        field: str = "token",
-        jwt: bool = False,
-        one_scope: bool = False,
-        exact_scope: bool = False,
-        protects_ping: bool = True,
-        refresh_tokens: Collection[str] = (),
-        now: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        self.users = dict(users or {})
-        self.anonymous = anonymous
-        self.grants: Grants = grants or (
-            lambda user, access: user is not None or access.action == "pull"
-        )
-        self.realm = realm
-        self.path = path
-        self.service = service
-        self.form: Form = FORMS[form] if isinstance(form, str) else form
-        self.expires_in = expires_in
-        self.lifetime = lifetime
-        self.uses = uses
-        self.field = field
-        self.jwt = jwt
-        self.one_scope = one_scope
-        self.exact_scope = exact_scope
-        self.protects_ping = protects_ping
-        # Users, by refresh token. A token in the argument is also the name of its user.
-        self.refresh_tokens: dict[str, str] = {token: token for token in refresh_tokens}
-        self.now = now
-        self.wall = wall
-        self.requests = 0
-        self.issued: list[str] = []
-        # By the text of the token.
-        self._tokens: dict[str, _Token] = {}
+        self.users = dict(self.users)
+        self.requests = 0  # number of token requests
+        self.issued: list[str] = []  # the scopes of each token, in order
+        self._tokens: dict[str, _Token] = {}  # by text of the token
         # Part of each token, so that two services never issue the same token. The number is
         # repeated, so that one damaged byte does not turn the token into another service's token
         # either.
@@ -275,9 +248,14 @@ class TokenService(Site):
     ) -> Response:
         realm = self.realm or request.origin + self.path
         challenge = Challenge(realm, self.service, _scopes_of(needs), problem)
-        headers = [("WWW-Authenticate", line) for line in self.form(challenge)]
+        headers = [("WWW-Authenticate", line) for line in self._format(challenge)]
         detail = [need._asdict() for need in needs] or None
         return error(401, "UNAUTHORIZED", "authentication required", detail, headers)
+
+    def _format(self, challenge: Challenge) -> list[str]:
+        """Return the values of the WWW-Authenticate headers."""
+        form = FORMS[self.form] if isinstance(self.form, str) else self.form
+        return form(challenge)
 
     # The token service.
 
@@ -297,8 +275,7 @@ class TokenService(Site):
         if request.method == "GET":
             return self._get(request)
         if request.method == "POST":
-            content = Content()
-            return Reception(content, lambda _: self._post(request, bytes(content)), limit=1 << 16)
+            return receive_whole(lambda body: self._post(request, body))
         return error(405, "UNSUPPORTED", "method not allowed")
 
     def _get(self, request: Request) -> Response:
@@ -366,7 +343,7 @@ class TokenService(Site):
         offline: bool,
     ) -> Response:
         """Return an answer with a new token. With `offline`, a user gets a refresh token too."""
-        challenge_line = self.form(Challenge("realm", self.service, "", None))[-1]
+        challenge_line = self._format(Challenge("realm", self.service, "", None))[-1]
         if service != self.service and "service=" in challenge_line.lower():
             return self._refuse_mistake(request, f"service {service!r} is not the challenge's")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Literal
 
 from ..messages import Content, Request, Response, error, is_digest, is_name
@@ -25,28 +26,20 @@ _CONTENT_RANGE = re.compile(r"([0-9]+)-([0-9]+)\Z")
 OCTETS = "application/octet-stream"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Uploads(Site):
     """The repositories of a registry, and its answers to requests under /blobs/uploads/."""
 
-    def __init__(
-        self,
-        *,
-        mounts: bool,
-        automatic_mounts: bool,
-        single_post: bool,
-        resumable: bool,
-        sha512: bool,
-        chunk_min_length: int | None,
-        locations: Literal["absolute", "relative"],
-    ) -> None:
+    mounts: bool = True
+    automatic_mounts: bool = False
+    single_post: bool = True
+    resumable: bool = True
+    sha512: bool = True
+    chunk_min_length: int | None = None
+    locations: Literal["absolute", "relative"] = "absolute"
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.mounts = mounts
-        self.automatic_mounts = automatic_mounts
-        self.single_post = single_post
-        self.resumable = resumable
-        self.sha512 = sha512
-        self.chunk_min_length = chunk_min_length
-        self.locations = locations
         self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
         self._sessions = 0  # number of sessions opened so far
 

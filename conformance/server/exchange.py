@@ -24,7 +24,17 @@ from ..faults.wire import Dropped, Streamed, Wire, as_wire
 from ..journal import Entry, Journal
 from ..messages import Answer, Content, Headers, Intercept, Request, Response
 
-__all__ = ["DRAINED", "Body", "Dropped", "Exchange", "Reception", "Site", "Streamed", "Wire"]
+__all__ = [
+    "DRAINED",
+    "Body",
+    "Dropped",
+    "Exchange",
+    "Reception",
+    "Site",
+    "Streamed",
+    "Wire",
+    "receive_whole",
+]
 
 # Maximum number of bytes of a refused body that are read before the answer, as in Go's net/http
 # (docs/protocol-facts.md section 1.12).
@@ -71,6 +81,15 @@ class Reception:
     limit: int | None = None  # bytes after this number are counted and dropped
     # Awaited whenever bytes have arrived, so that a slower destination can take them.
     flush: Callable[[], Awaitable[None]] | None = None
+
+
+def receive_whole(answer: Callable[[bytes], Response], limit: int = 1 << 16) -> Reception:
+    """Return a decision to receive a body as one object, and to call `answer` with it.
+
+    `answer` gets at least `limit` bytes of a body that is longer. Others are dropped.
+    """
+    content = Content()
+    return Reception(content, lambda _: answer(bytes(content)), limit=limit)
 
 
 class Exchange:

@@ -317,10 +317,8 @@ class MountsNothing(App):
 class Rewriting(App):
     """Stores manifests in another spelling, which has the same meaning."""
 
-    def _put_manifest_body(
-        self, request: Request, media_type: str, content: Content, received: int
-    ) -> Response:
-        answer = super()._put_manifest_body(request, media_type, content, received)
+    def _put_manifest_body(self, request: Request, media_type: str, body: bytes) -> Response:
+        answer = super()._put_manifest_body(request, media_type, body)
         if answer.status == 201:
             held = self.repositories[request.repository].manifests
             digest = answer.header("Docker-Content-Digest")
@@ -332,11 +330,9 @@ class Rewriting(App):
 class StuckTags(App):
     """Never moves a tag."""
 
-    def _put_manifest_body(
-        self, request: Request, media_type: str, content: Content, received: int
-    ) -> Response:
+    def _put_manifest_body(self, request: Request, media_type: str, body: bytes) -> Response:
         before = self.tags(request.repository).get(request.reference)
-        answer = super()._put_manifest_body(request, media_type, content, received)
+        answer = super()._put_manifest_body(request, media_type, body)
         if before is not None:
             self.repositories[request.repository].tags[request.reference] = before
         return answer
@@ -345,10 +341,7 @@ class StuckTags(App):
 class Trusting(App):
     """Looks at no manifest: neither at its form nor at its digest."""
 
-    def _put_manifest_body(
-        self, request: Request, media_type: str, content: Content, received: int
-    ) -> Response:
-        body = bytes(content)
+    def _put_manifest_body(self, request: Request, media_type: str, body: bytes) -> Response:
         named = request.reference if ":" in request.reference else digest_of(body)
         self.add_manifest(
             request.repository,
@@ -379,12 +372,10 @@ class Picky(App):
         self._refuses = refuses
         self._code = code
 
-    def _put_manifest_body(
-        self, request: Request, media_type: str, content: Content, received: int
-    ) -> Response:
-        if self._refuses(request, json.loads(bytes(content))):
+    def _put_manifest_body(self, request: Request, media_type: str, body: bytes) -> Response:
+        if self._refuses(request, json.loads(body)):
             return error(409, self._code, "not that one")
-        return super()._put_manifest_body(request, media_type, content, received)
+        return super()._put_manifest_body(request, media_type, body)
 
 
 class LateReferrers(App):

@@ -216,7 +216,7 @@ def test_what_a_secret_is(app: App, headers: list[tuple[str, str]], secrets: set
 
 
 def test_secrets_in_queries_and_forms_are_seen() -> None:
-    service = TokenService({"u": "form password"}, refresh_tokens=["a refresh token"])
+    service = TokenService({"u": "form password"}, refresh_tokens={"a refresh token": "u"})
     form = [("Content-Type", "application/x-www-form-urlencoded")]
     plain = {"service": "registry.test", "client_id": "x"}
     password = {**plain, "grant_type": "password", "username": "u", "password": "form password"}
