@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, TypeVar, cast
@@ -41,13 +41,15 @@ __all__ = [
     "check",
     "codes",
     "expect",
+    "expect_blob",
     "expect_body",
     "expect_code",
-    "expect_digest_header",
-    "expect_length_header",
+    "expect_header",
     "expect_manifest",
     "expect_no_repository",
+    "expect_optional_header",
     "location_of",
+    "set_up",
     "skip_if",
 ]
 
@@ -106,7 +108,7 @@ class Check:
     data: str  # the kind of data, column in the table; empty if it does not matter
     cites: str  # the sentence of the specification
     act: Callable[[Run], None]
-    needs: tuple[str, ...] = ()  # names of checks that must pass first
+    needs: Sequence[Callable[[Run], None]] = ()  # functions of the checks that must pass first
 
     @property
     def name(self) -> str:
@@ -131,22 +133,22 @@ def check(
     what: str,
     cites: str,
     data: str | Sequence[str] = "",
-    needs: str | Sequence[str] = (),
+    needs: Sequence[Callable[..., None]] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add a function to the table.
 
     If `data` is a sequence of kinds, the function is added once for each kind. It is then called
-    with the run and the kind, otherwise with the run alone.
+    with the run and the kind, otherwise with the run alone. `needs` has functions of the latter
+    form.
     """
 
     def add(act: Callable[..., None]) -> Callable[..., None]:
-        required = (needs,) if isinstance(needs, str) else tuple(needs)
         if isinstance(data, str):
-            CHECKS.append(Check(workflow, api, what, data, cites, act, required))
+            CHECKS.append(Check(workflow, api, what, data, cites, act, needs))
         else:
             for kind in data:
                 of_kind = partial(act, kind=kind)
-                CHECKS.append(Check(workflow, api, what, kind, cites, of_kind, required))
+                CHECKS.append(Check(workflow, api, what, kind, cites, of_kind, needs))
         return act
 
     return add
@@ -182,6 +184,15 @@ MANIFESTS: Mapping[str, Callable[[Seed], Image]] = {
 
 # Blobs that are never deleted, because images of other users may use them too.
 _SHARED_BLOBS = frozenset(digest_of(data) for data in (b"", EMPTY_CONFIG))
+
+
+@contextmanager
+def set_up() -> Iterator[None]:
+    """Skip the check if the block fails, which only prepares it."""
+    try:
+        yield
+    except (Failed, Skipped, NoAnswer) as problem:
+        raise Skipped(f"cannot be set up: {problem}") from None
 
 
 @dataclass
@@ -275,12 +286,14 @@ class Run:
         """
         if name not in self._set_up:
             try:
-                self._set_up[name] = make()
-            except (Failed, Skipped, NoAnswer) as problem:
-                self._set_up[name] = Skipped(f"cannot be set up: {problem}")
+                with set_up():
+                    self._set_up[name] = make()
+            except Skipped as reason:
+                self._set_up[name] = reason
+
         result = self._set_up[name]
         if isinstance(result, Skipped):
-            raise Skipped(str(result))
+            raise result
         return cast(Made, result)
 
     def push_blob(self, digest: str, data: bytes, repository: str | None = None) -> None:
@@ -392,22 +405,17 @@ def expect_body(reply: Reply, data: bytes) -> None:
         raise Failed(f"{reply} with other bytes: {len(reply.body)} of them, not {len(data)}")
 
 
-def expect_digest_header(reply: Reply, digest: str) -> None:
-    """Fail if Docker-Content-Digest is not `digest`. Skip if the header is absent."""
-    header = reply.header("Docker-Content-Digest")
-    if not header:
-        raise Skipped(f"optional and not here: {reply} without Docker-Content-Digest")
-    if header != digest:
-        raise Failed(f"{reply} with Docker-Content-Digest {header}, not {digest}")
+def expect_header(reply: Reply, name: str, value: str) -> None:
+    """Fail unless a header has this value."""
+    if reply.header(name) != value:
+        raise Failed(f"{reply} with {name} {reply.header(name)!r}, not {value!r}")
 
 
-def expect_length_header(reply: Reply, size: int) -> None:
-    """Fail if Content-Length is not `size`. Skip if the header is absent."""
-    header = reply.header("Content-Length")
-    if not header:
-        raise Skipped(f"optional and not here: {reply} without Content-Length")
-    if header != str(size):
-        raise Failed(f"{reply} with Content-Length {header}, not {size}")
+def expect_optional_header(reply: Reply, name: str, value: str) -> None:
+    """Fail if a header has another value. Skip if it is absent."""
+    if not reply.header(name):
+        raise Skipped(f"optional and not here: {reply} without {name}")
+    expect_header(reply, name, value)
 
 
 def expect_code(reply: Reply, *expected: str) -> None:
@@ -415,6 +423,11 @@ def expect_code(reply: Reply, *expected: str) -> None:
     body_codes = codes(reply)
     if body_codes and not set(body_codes) & set(expected):
         raise Failed(f"{reply} with code {', '.join(body_codes)}, not {' or '.join(expected)}")
+
+
+def expect_blob(run: Run, digest: str, data: bytes, repository: str | None = None) -> None:
+    """Fail unless the blob with this digest is `data`."""
+    expect_body(expect(run.ask("GET", f"blobs/{digest}", repository=repository), 200), data)
 
 
 def expect_manifest(run: Run, reference: str, body: bytes) -> None:

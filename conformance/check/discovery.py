@@ -9,7 +9,8 @@ Follows: section "Content Discovery" of the OCI distribution specification 1.1.1
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -25,13 +26,12 @@ from .checks import (
     check,
     expect,
     expect_code,
+    expect_header,
     expect_no_repository,
 )
 
 _TAGS = "Listing Tags"
 _REFERRERS = "Listing Referrers"
-# The name of the check that shows whether there is a referrers API.
-REFERRERS = "GET referrers: an empty list (absent)"
 
 # Tags that sort differently by bytes and without case. Both orders are accepted.
 _NAMES = ("a", "B", "c", "0", "_x", "Z")
@@ -80,6 +80,18 @@ def _push_tags(run: Run) -> set[str]:
     return set(tags)
 
 
+def _push_and_list_tags(run: Run) -> list[str]:
+    """Return the tags of all pages, after pushing those that these checks need.
+
+    Fail if there are none.
+    """
+    _push_tags(run)
+    tags = tags_of(run)
+    if not tags:
+        raise Failed("no tags are listed")
+    return tags
+
+
 @check("discovery", "GET tags/list", "every tag once", f"{_TAGS}: MUST be 200 OK (end-8a)", "tags")
 def list_tags(run: Run) -> None:
     pushed = _push_tags(run)
@@ -94,8 +106,7 @@ def list_tags(run: Run) -> None:
     "discovery", "GET tags/list", "in lexical order", f"{_TAGS}: MUST be in lexical order", "tags"
 )
 def order_of_tags(run: Run) -> None:
-    _push_tags(run)
-    tags = tags_of(run)
+    tags = _push_and_list_tags(run)
     if tags not in (sorted(tags), sorted(tags, key=str.lower)):
         raise Failed(f"neither in lexical nor in byte order: {_some(tags, run)}")
 
@@ -125,13 +136,16 @@ def no_tags(run: Run) -> None:
 
 
 def _expect_page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
-    """Fail unless a page has the first `most` tags of `rest`. With a Link it may have fewer."""
+    """Fail unless a page has the first `most` tags of `rest`.
+
+    With a Link it may have fewer, but not none.
+    """
     reply = run.ask("GET", f"tags/list?{query}")
     tags = _tags_on_page(reply, run)
     expected = list(rest[:most])
-    if next_page(reply) is not None:
+    if tags and next_page(reply) is not None:
         expected = expected[: len(tags)]
-    if tags != expected or (not tags and expected):
+    if tags != expected:
         raise Failed(f"{reply} with {_some(tags, run)}, not {_some(expected, run)}")
 
 
@@ -143,8 +157,7 @@ def _expect_page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
     "tags",
 )
 def half_of_tags(run: Run) -> None:
-    _push_tags(run)
-    tags = tags_of(run)
+    tags = _push_and_list_tags(run)
     _expect_page(run, f"n={len(tags) // 2}", tags, len(tags) // 2)
 
 
@@ -156,8 +169,7 @@ def half_of_tags(run: Run) -> None:
     "tags",
 )
 def more_than_tags(run: Run) -> None:
-    _push_tags(run)
-    tags = tags_of(run)
+    tags = _push_and_list_tags(run)
     _expect_page(run, f"n={len(tags) + 10}", tags, len(tags))
 
 
@@ -169,8 +181,7 @@ def more_than_tags(run: Run) -> None:
     "tags",
 )
 def linked_pages(run: Run) -> None:
-    _push_tags(run)
-    all_tags = tags_of(run)
+    all_tags = _push_and_list_tags(run)
     pages = list(run.client.pages(f"/v2/{run.repository}/tags/list?n=2"))
     if len(pages) == 1 and len(all_tags) > 2:
         raise Skipped("optional and not here: no Link to the next page")
@@ -189,16 +200,14 @@ def linked_pages(run: Run) -> None:
     "tags",
 )
 def after_last(run: Run) -> None:
-    _push_tags(run)
-    tags = tags_of(run)
+    tags = _push_and_list_tags(run)
     for position in (0, len(tags) // 2, len(tags) - 2):
         _expect_page(run, f"n=3&last={quote(tags[position], safe='')}", tags[position + 1 :], 3)
 
 
 @check("discovery", "GET tags/list last", "what follows it", f"{_TAGS}: n is OPTIONAL", "tags")
 def after_last_without_n(run: Run) -> None:
-    _push_tags(run)
-    tags = tags_of(run)
+    tags = _push_and_list_tags(run)
     rest = tags[len(tags) // 2 :]
     _expect_page(run, f"last={quote(rest[0], safe='')}", rest[1:], len(rest))
 
@@ -211,20 +220,16 @@ def after_last_without_n(run: Run) -> None:
     "tags",
 )
 def after_the_end(run: Run) -> None:
-    _push_tags(run)
-    _expect_page(run, f"n=5&last={quote(tags_of(run)[-1], safe='')}", [], 5)
+    tags = _push_and_list_tags(run)
+    _expect_page(run, f"n=5&last={quote(tags[-1], safe='')}", [], 5)
 
 
 # Referrers.
 
 
-def _referrers_on_page(reply: Reply, run: Run) -> list[Mapping[str, Any]]:
+def _referrers_on_page(reply: Reply) -> list[Mapping[str, Any]]:
     """Return the descriptors of one page. Fail if its form is wrong."""
-    expect(reply, 200)
-    if reply.header("Content-Type") != OCI_INDEX:
-        raise Failed(
-            f"{reply} with Content-Type {reply.header('Content-Type')!r}, not {OCI_INDEX!r}"
-        )
+    expect_header(expect(reply, 200), "Content-Type", OCI_INDEX)
     document = _read_json(reply)
     if not isinstance(document, dict) or document.get("schemaVersion") != 2:
         raise Failed(f"{reply} with a body that is not an image index")
@@ -234,10 +239,27 @@ def _referrers_on_page(reply: Reply, run: Run) -> list[Mapping[str, Any]]:
     return entries
 
 
-def referrers(run: Run, digest: str, query: str = "") -> list[Mapping[str, Any]]:
-    """Return the referrers of a digest from all pages."""
-    pages = run.client.pages(f"/v2/{run.repository}/referrers/{digest}{query}")
-    return [entry for page in pages for entry in _referrers_on_page(page, run)]
+def referrers(run: Run, digest: str) -> list[str]:
+    """Return the digests of the referrers of a digest from all pages."""
+    return [str(entry.get("digest")) for entry in _entries(run, digest)]
+
+
+def _entries(run: Run, digest: str) -> list[Mapping[str, Any]]:
+    """Return the descriptors of the referrers of a digest from all pages."""
+    pages = run.client.pages(f"/v2/{run.repository}/referrers/{digest}")
+    return [entry for page in pages for entry in _referrers_on_page(page)]
+
+
+def expect_listed(digests: Sequence[str], expected: Iterable[Image]) -> None:
+    """Fail unless each of the expected referrers is listed once, and nothing else."""
+    listed = Counter(digests)
+    required = Counter(image.top for image in expected)
+    missing = (required - listed).total()
+    surplus = (listed - required).total()
+    if missing or surplus:
+        raise Failed(
+            f"{missing} of {required.total()} referrers not listed, {surplus} entries too many"
+        )
 
 
 _SBOM = "application/vnd.example.sbom.v1+json"
@@ -256,7 +278,7 @@ class _Family:
         self.by_config = run.push_image(
             seed.artifact(self.subject, None, config_type=_OLD, annotations=note)
         )
-        self.before = {entry["digest"] for entry in referrers(run, self.subject.top)}
+        self.before = referrers(run, self.subject.top)  # digests, while the subject is absent
         run.push_image(self.subject)
         children = [seed.image(sizes=())]
         self.second = run.push_image(seed.artifact(self.subject, _SBOM))
@@ -264,10 +286,11 @@ class _Family:
             seed.index(children, subject=self.subject, artifact_type=_SIGNED, annotations=note)
         )
         self.bare_index = run.push_image(seed.index(children, subject=self.subject))
-        self.stranger = run.push_image(seed.artifact(self.by_type, _SBOM))
+        self.of_referrer = run.push_image(seed.artifact(self.by_type, _SBOM))
 
     @property
     def members(self) -> list[Image]:
+        """All referrers of the subject."""
         return [self.by_type, self.by_config, self.second, self.typed_index, self.bare_index]
 
 
@@ -277,7 +300,7 @@ def _family(run: Run) -> _Family:
 
 def _entry_of(run: Run, member: Image) -> Mapping[str, Any]:
     """Return the entry of a referrer in the list. Fail unless it is listed exactly once."""
-    entries = referrers(run, _family(run).subject.top)
+    entries = _entries(run, _family(run).subject.top)
     matching = [entry for entry in entries if entry.get("digest") == member.top]
     if len(matching) != 1:
         raise Failed(f"{member.top} is listed {len(matching)} times")
@@ -296,7 +319,7 @@ def no_referrers(run: Run) -> None:
     reply = run.ask("GET", f"referrers/{NOWHERE}")
     if reply.status == 404:
         raise Skipped(f"optional and not here: the referrers API ({reply})")
-    if _referrers_on_page(reply, run):
+    if _referrers_on_page(reply):
         raise Failed(f"{reply} with referrers of a digest that nobody has")
 
 
@@ -306,7 +329,7 @@ def no_referrers(run: Run) -> None:
     "400",
     f"{_REFERRERS}: invalid syntax MUST be 400",
     "malformed",
-    REFERRERS,
+    [no_referrers],
 )
 def malformed_referrers(run: Run) -> None:
     expect(run.ask("GET", "referrers/sha256:totallywrong"), 400)
@@ -318,16 +341,11 @@ def malformed_referrers(run: Run) -> None:
     "each once, no other",
     f"{_REFERRERS} (end-12a)",
     "referrers",
-    REFERRERS,
+    [no_referrers],
 )
 def all_referrers(run: Run) -> None:
     family = _family(run)
-    digests = [entry.get("digest") for entry in referrers(run, family.subject.top)]
-    expected = [member.top for member in family.members]
-    if sorted(map(str, digests)) != sorted(expected):
-        missing = set(expected) - set(digests)
-        surplus = len(digests) - len(set(digests) & set(expected))
-        raise Failed(f"{len(missing)} are not listed, {surplus} are too many")
+    expect_listed(referrers(run, family.subject.top), family.members)
 
 
 @check(
@@ -336,23 +354,24 @@ def all_referrers(run: Run) -> None:
     "before the subject is there",
     "Push: MUST initially accept a subject that does not exist; Listing Referrers",
     "referrers",
-    REFERRERS,
+    [no_referrers],
 )
 def referrers_before(run: Run) -> None:
     family = _family(run)
-    if family.before != {family.by_type.top, family.by_config.top}:
-        raise Failed(f"{len(family.before)} were listed of 2")
+    expect_listed(family.before, [family.by_type, family.by_config])
 
 
 @check(
-    "discovery", "GET referrers", "of a referrer", f"{_REFERRERS} (end-12a)", "referrers", REFERRERS
+    "discovery",
+    "GET referrers",
+    "of a referrer",
+    f"{_REFERRERS} (end-12a)",
+    "referrers",
+    [no_referrers],
 )
 def referrers_of_referrer(run: Run) -> None:
     family = _family(run)
-    if [entry.get("digest") for entry in referrers(run, family.by_type.top)] != [
-        family.stranger.top
-    ]:
-        raise Failed("what refers to a referrer is not listed")
+    expect_listed(referrers(run, family.by_type.top), [family.of_referrer])
 
 
 _ENTRIES = {
@@ -365,7 +384,12 @@ _KINDS = tuple(_ENTRIES)
 
 
 @check(
-    "discovery", "GET referrers", "digest, size and mediaType", f"{_REFERRERS}", _KINDS, REFERRERS
+    "discovery",
+    "GET referrers",
+    "digest, size and mediaType",
+    f"{_REFERRERS}",
+    _KINDS,
+    [no_referrers],
 )
 def described(run: Run, kind: str) -> None:
     member = _ENTRIES[kind](_family(run))
@@ -381,7 +405,7 @@ def described(run: Run, kind: str) -> None:
     "artifactType",
     f"{_REFERRERS}: MUST, as to artifactType",
     _KINDS,
-    REFERRERS,
+    [no_referrers],
 )
 def typed(run: Run, kind: str) -> None:
     expected = {"artifact": _SBOM, "config type": _OLD, "index": _SIGNED, "bare index": None}[kind]
@@ -396,7 +420,7 @@ def typed(run: Run, kind: str) -> None:
     "annotations",
     f"{_REFERRERS}: MUST include annotations",
     _KINDS,
-    REFERRERS,
+    [no_referrers],
 )
 def annotated(run: Run, kind: str) -> None:
     member = _ENTRIES[kind](_family(run))
@@ -406,19 +430,24 @@ def annotated(run: Run, kind: str) -> None:
         raise Failed(f"annotations are {entry.get('annotations')!r}, not {expected!r}")
 
 
-def _filtered(run: Run, kind: str) -> list[str]:
-    query = f"?artifactType={quote(kind, safe='')}"
+def _referrers_of_type(run: Run, artifact_type: str) -> list[str]:
+    """Return the digests of the subject's referrers with a type, as the registry filters them.
+
+    Fail if it filters without saying so. Skip if it does not filter.
+    """
     family = _family(run)
-    entries: list[str] = []
+    query = f"?artifactType={quote(artifact_type, safe='')}"
+    digests: list[str] = []
     for page in run.client.pages(f"/v2/{run.repository}/referrers/{family.subject.top}{query}"):
-        entries += [str(entry.get("digest")) for entry in _referrers_on_page(page, run)]
+        digests += [str(entry.get("digest")) for entry in _referrers_on_page(page)]
         applied = {part.strip() for part in page.header("OCI-Filters-Applied").split(",")}
-        if "artifactType" not in applied:
-            everything = {member.top for member in family.members}
-            if set(entries) < everything and next_page(page) is None:
-                raise Failed(f"{page} with a part of the list and without OCI-Filters-Applied")
-            raise Skipped("optional and not here: no filter is applied")
-    return entries
+        if "artifactType" in applied:
+            continue
+        if next_page(page) is None and set(digests) < {member.top for member in family.members}:
+            raise Failed(f"{page} with a part of the list and without OCI-Filters-Applied")
+        raise Skipped("optional and not here: no filter is applied")
+
+    return digests
 
 
 @check(
@@ -427,7 +456,7 @@ def _filtered(run: Run, kind: str) -> list[str]:
     "what has that type, and the header",
     f"{_REFERRERS}: SHOULD filter; if applied MUST say so (end-12b)",
     ("artifact", "config type", "index"),
-    REFERRERS,
+    [no_referrers],
 )
 def filtered(run: Run, kind: str) -> None:
     family = _family(run)
@@ -436,11 +465,7 @@ def filtered(run: Run, kind: str) -> None:
         "config type": (_OLD, [family.by_config]),
         "index": (_SIGNED, [family.typed_index]),
     }[kind]
-    digests = _filtered(run, artifact_type)
-    if sorted(digests) != sorted(member.top for member in members):
-        raise Failed(
-            f"{len(digests)} are listed for {artifact_type}, not {len(members)}, or others"
-        )
+    expect_listed(_referrers_of_type(run, artifact_type), members)
 
 
 @check(
@@ -449,11 +474,10 @@ def filtered(run: Run, kind: str) -> None:
     "an empty list",
     f"{_REFERRERS}: MUST",
     "absent",
-    REFERRERS,
+    [no_referrers],
 )
 def filtered_away(run: Run) -> None:
-    if _filtered(run, "application/vnd.example.none"):
-        raise Failed("referrers of a type that none has")
+    expect_listed(_referrers_of_type(run, "application/vnd.example.none"), [])
 
 
 @check(
@@ -462,16 +486,13 @@ def filtered_away(run: Run) -> None:
     "OCI-Subject says that the subject was seen",
     "Pushing Manifests with Subject: MUST respond with OCI-Subject",
     ("artifact", "index"),
-    REFERRERS,
+    [no_referrers],
 )
 def subject_seen(run: Run, kind: str) -> None:
     family = _family(run)
     member = family.by_type if kind == "artifact" else family.bare_index
     reply = expect(run.put_image(member), 201)
-    if reply.header("OCI-Subject") != family.subject.top:
-        raise Failed(
-            f"{reply} with OCI-Subject {reply.header('OCI-Subject')!r}, not {family.subject.top!r}"
-        )
+    expect_header(reply, "OCI-Subject", family.subject.top)
 
 
 @check(
@@ -480,7 +501,7 @@ def subject_seen(run: Run, kind: str) -> None:
     "a list that was kept under a tag is no referrer",
     "Referrers Tag Schema: an index under <alg>-<ref>; Listing Referrers: those with that subject",
     "index",
-    REFERRERS,
+    [no_referrers],
 )
 def fallback_tag(run: Run) -> None:
     family = _family(run)
@@ -488,7 +509,7 @@ def fallback_tag(run: Run) -> None:
     tag = family.subject.top.replace(":", "-")
     expect(run.put_image(index, tag), 201)
     expect(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
-    if any(entry.get("digest") == index.top for entry in referrers(run, family.subject.top)):
+    if index.top in referrers(run, family.subject.top):
         raise Failed("the index under the fallback tag is listed as a referrer")
 
 
@@ -514,7 +535,7 @@ def announced_in_vain(run: Run) -> None:
     media_type = reply.header("Content-Type")
     if reply.status != 200 or media_type != OCI_INDEX:
         raise Failed(
-            f"OCI-Subject {announced} was said, and {reply} with {media_type or 'no type'}"
+            f"OCI-Subject {announced} was sent, but {reply} with Content-Type {media_type!r}"
         )
 
 

@@ -8,6 +8,8 @@ Follows: section "Content Management" of the OCI distribution specification 1.1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..content.images import Image
 from ..messages import digest_of
 from .checks import (
@@ -17,35 +19,46 @@ from .checks import (
     Run,
     check,
     expect,
-    expect_body,
+    expect_blob,
     expect_code,
     expect_manifest,
     expect_no_repository,
+    set_up,
     skip_if,
 )
-from .discovery import referrers, tags_of
+from .discovery import expect_listed, no_referrers, referrers, tags_of
 
 _TAGS = "Deleting tags"
 _MANIFESTS = "Deleting Manifests"
 _BLOBS = "Deleting Blobs"
 
-# Names of the checks that show whether deletion is enabled.
-DELETES_TAG = "DELETE tag: it is gone, its manifest and other tags stay (tag)"
-DELETES_MANIFEST = "DELETE manifest: it is gone, and so are its tags (image)"
-DELETES_BLOB = "DELETE blob: it is gone (blob)"
+
+def _push_fresh(run: Run, name: str) -> tuple[Image, str, str]:
+    """Push a new image for one check. Returns the image and its two tags."""
+    first = f"{run.identity}-{name}-1"
+    second = f"{run.identity}-{name}-2"
+    with set_up():
+        image = run.push_image(run.seed.image(sizes=(300,)), first, second)
+    return image, first, second
 
 
-def _push_fresh(run: Run, name: str) -> Image:
-    """Push an image under two tags for one check, once. Returns the image."""
-    tags = (f"{run.identity}-{name}-1", f"{run.identity}-{name}-2")
-    return run.set_up_once(
-        f"fresh {name}", lambda: run.push_image(run.seed.image(sizes=(300,)), *tags)
-    )
+def _push_fresh_blob(run: Run) -> tuple[str, bytes]:
+    """Push a new blob for one check. Returns its digest and bytes."""
+    data = run.seed.blob(100)
+    digest = digest_of(data)
+    with set_up():
+        run.push_blob(digest, data)
+    return digest, data
 
 
 def _delete(run: Run, target: str) -> None:
     """Delete content. Skip the check if the registry answers 400 or 405: deletion is disabled."""
     expect(skip_if(run.ask("DELETE", target), 400, 405), 202)
+
+
+def _expect_gone(run: Run, target: str, headers: Mapping[str, str] | None = None) -> None:
+    expect(run.ask("GET", target, headers), 404)
+    expect(run.ask("HEAD", target, headers), 404)
 
 
 @check(
@@ -56,13 +69,10 @@ def _delete(run: Run, target: str) -> None:
     "tag",
 )
 def delete_tag(run: Run) -> None:
-    image = _push_fresh(run, "tag")
-    first = f"manifests/{run.identity}-tag-1"
-    second = f"manifests/{run.identity}-tag-2"
-    _delete(run, first)
-    expect(run.ask("GET", first, ACCEPT), 404)
-    expect(run.ask("HEAD", first, ACCEPT), 404)
-    expect_body(expect(run.ask("GET", second, ACCEPT), 200), image.body)
+    image, first, second = _push_fresh(run, "tag")
+    _delete(run, f"manifests/{first}")
+    _expect_gone(run, f"manifests/{first}", ACCEPT)
+    expect_manifest(run, second, image.body)
     expect_manifest(run, image.top, image.body)
 
 
@@ -72,20 +82,21 @@ def delete_tag(run: Run) -> None:
     "the list has it no more",
     f"{_TAGS}; Listing Tags",
     "tags",
-    DELETES_TAG,
+    [delete_tag],
 )
 def delete_tag_listed(run: Run) -> None:
-    _push_fresh(run, "listed")
+    _, deleted, _ = _push_fresh(run, "listed")
     before = set(tags_of(run))
-    _delete(run, f"manifests/{run.identity}-listed-1")
+    _delete(run, f"manifests/{deleted}")
     after = set(tags_of(run))
-    if before - after != {f"{run.identity}-listed-1"} or after - before:
+    if before - after != {deleted} or after - before:
         raise Failed(
-            f"of the tags there went {sorted(before - after)}, there came {sorted(after - before)}"
+            f"{deleted} was deleted, but {sorted(before - after)} are listed no more,"
+            f" and {sorted(after - before)} are new"
         )
 
 
-@check("management", "DELETE tag", "404", "Endpoints: 404 (end-9)", "absent", DELETES_TAG)
+@check("management", "DELETE tag", "404", "Endpoints: 404 (end-9)", "absent", [delete_tag])
 def delete_absent_tag(run: Run) -> None:
     expect_code(
         expect(run.ask("DELETE", f"manifests/{run.identity}-none"), 404),
@@ -102,11 +113,10 @@ def delete_absent_tag(run: Run) -> None:
     "image",
 )
 def delete_manifest(run: Run) -> None:
-    image = _push_fresh(run, "manifest")
+    image, *tags = _push_fresh(run, "manifest")
     _delete(run, f"manifests/{image.top}")
-    for reference in (image.top, f"{run.identity}-manifest-1", f"{run.identity}-manifest-2"):
-        expect(run.ask("GET", f"manifests/{reference}", ACCEPT), 404)
-        expect(run.ask("HEAD", f"manifests/{reference}", ACCEPT), 404)
+    for reference in (image.top, *tags):
+        _expect_gone(run, f"manifests/{reference}", ACCEPT)
 
 
 @check(
@@ -115,13 +125,13 @@ def delete_manifest(run: Run) -> None:
     "the list of tags has its tags no more",
     f"{_MANIFESTS}; Listing Tags",
     "tags",
-    DELETES_MANIFEST,
+    [delete_manifest],
 )
 def delete_manifest_listed(run: Run) -> None:
-    image = _push_fresh(run, "gone")
+    image, *tags = _push_fresh(run, "gone")
     before = set(tags_of(run))
     _delete(run, f"manifests/{image.top}")
-    still_listed = before & set(tags_of(run)) & {f"{run.identity}-gone-1", f"{run.identity}-gone-2"}
+    still_listed = before & set(tags_of(run)) & set(tags)
     if still_listed:
         raise Failed(f"still listed: {sorted(still_listed)}")
 
@@ -132,10 +142,10 @@ def delete_manifest_listed(run: Run) -> None:
     "its children stay",
     f"{_MANIFESTS} (end-9)",
     "index",
-    DELETES_MANIFEST,
+    [delete_manifest],
 )
 def delete_index(run: Run) -> None:
-    child = _push_fresh(run, "child")
+    child, *_ = _push_fresh(run, "child")
     index = run.push_image(run.seed.index([child]))
     _delete(run, f"manifests/{index.top}")
     expect(run.ask("GET", f"manifests/{index.top}", ACCEPT), 404)
@@ -148,21 +158,24 @@ def delete_index(run: Run) -> None:
     "it is listed as a referrer no more",
     f"{_MANIFESTS}; Listing Referrers",
     "referrers",
-    (DELETES_MANIFEST, "GET referrers: an empty list (absent)"),
+    [delete_manifest, no_referrers],
 )
 def delete_referrer(run: Run) -> None:
-    subject = _push_fresh(run, "subject")
+    subject, *_ = _push_fresh(run, "subject")
     remaining = run.push_image(run.seed.artifact(subject))
     deleted = run.push_image(run.seed.artifact(subject))
-    if {entry["digest"] for entry in referrers(run, subject.top)} != {remaining.top, deleted.top}:
-        raise Failed("the referrers are not listed before one is deleted")
+    expect_listed(referrers(run, subject.top), [remaining, deleted])
     _delete(run, f"manifests/{deleted.top}")
-    if [entry["digest"] for entry in referrers(run, subject.top)] != [remaining.top]:
-        raise Failed("after one of two referrers was deleted, the other one is not what is listed")
+    expect_listed(referrers(run, subject.top), [remaining])
 
 
 @check(
-    "management", "DELETE manifest", "404", f"{_MANIFESTS}: 404 (end-9)", "absent", DELETES_MANIFEST
+    "management",
+    "DELETE manifest",
+    "404",
+    f"{_MANIFESTS}: 404 (end-9)",
+    "absent",
+    [delete_manifest],
 )
 def delete_absent_manifest(run: Run) -> None:
     expect_code(
@@ -176,7 +189,7 @@ def delete_absent_manifest(run: Run) -> None:
     "404 where the repository is not",
     f"{_MANIFESTS}: if the repository does not exist, MUST return 404",
     "absent",
-    DELETES_MANIFEST,
+    [delete_manifest],
 )
 def delete_manifest_nowhere(run: Run) -> None:
     expect_no_repository(
@@ -190,15 +203,13 @@ def delete_manifest_nowhere(run: Run) -> None:
     "it can be pushed again",
     "Pushing Manifests: MUST return 201",
     "image",
-    DELETES_MANIFEST,
+    [delete_manifest],
 )
 def push_again(run: Run) -> None:
-    image = _push_fresh(run, "again")
+    image, tag, _ = _push_fresh(run, "again")
     _delete(run, f"manifests/{image.top}")
-    run.push_image(image, f"{run.identity}-again-1")
-    expect_body(
-        expect(run.ask("GET", f"manifests/{run.identity}-again-1", ACCEPT), 200), image.body
-    )
+    run.push_image(image, tag)
+    expect_manifest(run, tag, image.body)
 
 
 @check(
@@ -209,16 +220,13 @@ def push_again(run: Run) -> None:
     "blob",
 )
 def delete_blob(run: Run) -> None:
-    data = run.seed.blob(100)
-    digest = digest_of(data)
-    run.set_up_once("blob to delete", lambda: run.push_blob(digest, data))
+    digest, _ = _push_fresh_blob(run)
     _delete(run, f"blobs/{digest}")
-    expect(run.ask("GET", f"blobs/{digest}"), 404)
-    expect(run.ask("HEAD", f"blobs/{digest}"), 404)
+    _expect_gone(run, f"blobs/{digest}")
 
 
 @check(
-    "management", "DELETE blob", "404", f"{_BLOBS}: MUST be 404 (end-10)", "absent", DELETES_BLOB
+    "management", "DELETE blob", "404", f"{_BLOBS}: MUST be 404 (end-10)", "absent", [delete_blob]
 )
 def delete_absent_blob(run: Run) -> None:
     expect_code(expect(run.ask("DELETE", f"blobs/{NOWHERE}"), 404), "BLOB_UNKNOWN", "NAME_UNKNOWN")
@@ -230,12 +238,10 @@ def delete_absent_blob(run: Run) -> None:
     "it can be pushed again",
     "Pushing blobs: MUST be 201",
     "blob",
-    DELETES_BLOB,
+    [delete_blob],
 )
 def upload_again(run: Run) -> None:
-    data = run.seed.blob(100)
-    digest = digest_of(data)
-    run.set_up_once("blob to push again", lambda: run.push_blob(digest, data))
+    digest, data = _push_fresh_blob(run)
     _delete(run, f"blobs/{digest}")
     run.push_blob(digest, data)
-    expect_body(expect(run.ask("GET", f"blobs/{digest}"), 200), data)
+    expect_blob(run, digest, data)

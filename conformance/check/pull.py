@@ -23,11 +23,13 @@ from .checks import (
     check,
     codes,
     expect,
+    expect_blob,
     expect_body,
     expect_code,
-    expect_digest_header,
-    expect_length_header,
+    expect_header,
+    expect_manifest,
     expect_no_repository,
+    expect_optional_header,
 )
 
 _PULLING_BLOBS = "Pulling blobs"
@@ -47,8 +49,7 @@ def ping(run: Run) -> None:
 
 @check("pull", "GET blob", "its bytes", f"{_PULLING_BLOBS}: MUST be 200 OK (end-2)", tuple(BLOBS))
 def get_blob(run: Run, kind: str) -> None:
-    digest, data = run.stored_blob(kind)
-    expect_body(expect(run.ask("GET", f"blobs/{digest}"), 200), data)
+    expect_blob(run, *run.stored_blob(kind))
 
 
 @check(
@@ -61,10 +62,10 @@ def get_blob(run: Run, kind: str) -> None:
 def get_blob_digest(run: Run, kind: str) -> None:
     digest, data = run.stored_blob(kind)
     reply = expect(run.ask("GET", f"blobs/{digest}"), 200)
-    header = reply.header("Docker-Content-Digest")
-    expect_digest_header(
-        reply, digest if header.startswith(digest.partition(":")[0]) else digest_of(data)
-    )
+    algorithm = digest.partition(":")[0]
+    if not reply.header("Docker-Content-Digest").startswith(algorithm):
+        digest = digest_of(data)  # a registry may name a sha512 blob by its sha256
+    expect_optional_header(reply, "Docker-Content-Digest", digest)
 
 
 @check("pull", "HEAD blob", "is there", f"{_EXISTS}: MUST be 200 OK (end-2)", tuple(BLOBS))
@@ -76,13 +77,15 @@ def head_blob(run: Run, kind: str) -> None:
 @check("pull", "HEAD blob", "its size", f"{_EXISTS}: SHOULD contain Content-Length", tuple(BLOBS))
 def head_blob_size(run: Run, kind: str) -> None:
     digest, data = run.stored_blob(kind)
-    expect_length_header(expect(run.ask("HEAD", f"blobs/{digest}"), 200), len(data))
+    reply = expect(run.ask("HEAD", f"blobs/{digest}"), 200)
+    expect_optional_header(reply, "Content-Length", str(len(data)))
 
 
 @check("pull", "HEAD blob", "its digest in a header", f"{_EXISTS}: SHOULD, if present MUST", "blob")
 def head_blob_digest(run: Run) -> None:
     digest, _ = run.stored_blob("blob")
-    expect_digest_header(expect(run.ask("HEAD", f"blobs/{digest}"), 200), digest)
+    reply = expect(run.ask("HEAD", f"blobs/{digest}"), 200)
+    expect_optional_header(reply, "Docker-Content-Digest", digest)
 
 
 def _get_range(run: Run, range_header: str, *statuses: int) -> Reply:
@@ -112,11 +115,7 @@ def _add_range_check(asked: str, start: int, stop: int) -> None:
         reply = _get_range(run, asked, 206)
         _, data = run.blob("blob")
         expect_body(reply, data[start:stop])
-        expected = f"bytes {start}-{stop - 1}/1000"
-        if reply.header("Content-Range") != expected:
-            raise Failed(
-                f"{reply} with Content-Range {reply.header('Content-Range')!r}, not {expected!r}"
-            )
+        expect_header(reply, "Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
 
 
 for _asked, (_start, _stop) in _RANGES.items():
@@ -192,8 +191,7 @@ def _add_manifest_checks(by: str) -> None:
 
     @check("pull", "GET manifest", f"by {by}, its bytes", must, kinds)
     def get_manifest(run: Run, kind: str) -> None:
-        reply = expect(run.ask("GET", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
-        expect_body(reply, run.image(kind).body)
+        expect_manifest(run, _reference(run, kind, by), run.image(kind).body)
 
     @check(
         "pull", "HEAD manifest", f"by {by}, is there", f"{_EXISTS}: MUST be 200 OK (end-3)", kinds
@@ -206,12 +204,12 @@ def _add_manifest_checks(by: str) -> None:
     @check("pull", "GET manifest", f"by {by}, its digest in a header", cites, kinds)
     def get_manifest_digest(run: Run, kind: str) -> None:
         reply = expect(run.ask("GET", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
-        expect_digest_header(reply, run.image(kind).top)
+        expect_optional_header(reply, "Docker-Content-Digest", run.image(kind).top)
 
     @check("pull", "HEAD manifest", f"by {by}, its digest in a header", f"{_EXISTS}: SHOULD", kinds)
     def head_manifest_digest(run: Run, kind: str) -> None:
         reply = expect(run.ask("HEAD", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
-        expect_digest_header(reply, run.image(kind).top)
+        expect_optional_header(reply, "Docker-Content-Digest", run.image(kind).top)
 
 
 _add_manifest_checks("tag")
@@ -228,10 +226,7 @@ _add_manifest_checks("digest")
 def get_manifest_type(run: Run, kind: str) -> None:
     image = run.stored_image(kind)
     reply = expect(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200)
-    if reply.header("Content-Type") != image.media_type:
-        raise Failed(
-            f"{reply} with Content-Type {reply.header('Content-Type')!r}, not {image.media_type!r}"
-        )
+    expect_header(reply, "Content-Type", image.media_type)
 
 
 @check(
@@ -256,9 +251,8 @@ def get_manifest_alone(run: Run, kind: str) -> None:
 )
 def head_manifest_size(run: Run, kind: str) -> None:
     image = run.stored_image(kind)
-    expect_length_header(
-        expect(run.ask("HEAD", f"manifests/{image.top}", ACCEPT), 200), len(image.body)
-    )
+    reply = expect(run.ask("HEAD", f"manifests/{image.top}", ACCEPT), 200)
+    expect_optional_header(reply, "Content-Length", str(len(image.body)))
 
 
 # References that name no manifest.

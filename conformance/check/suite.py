@@ -12,6 +12,7 @@ import secrets
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from urllib.parse import urlsplit
 
 from ..client.http import Client, Connections, NoAnswer, Send
@@ -45,21 +46,19 @@ def run_checks(
     run: Run, checks: Iterable[Check], progress: Callable[[Row], None] | None = None
 ) -> list[Row]:
     """Run checks in order. `progress` is called with each outcome."""
-    rows: list[Row] = []
-    by_name: dict[str, Row] = {}
+    rows: dict[Callable[[Run], None], Row] = {}
     for entry in checks:
-        needed = [by_name[name] for name in entry.needs if name in by_name]
+        needed = [rows[act] for act in entry.needs if act in rows]
         lacking = [row for row in needed if row.outcome != "pass"]
         if lacking:
             row = Row(entry, "skip", f"rests on {lacking[0].check.name!r} ({lacking[0].outcome})")
         else:
             row = _carry_out(run, entry)
-        by_name[entry.name] = row
-        rows.append(row)
+        rows[entry.act] = row
         if progress is not None:
             progress(row)
 
-    return rows
+    return list(rows.values())
 
 
 def _carry_out(run: Run, entry: Check) -> Row:
@@ -114,25 +113,10 @@ def begin_run(
     return Run(client, repository, mounting or f"{repository}-mount", Seed(number), identity)
 
 
-def choose_checks(workflows: Sequence[str] = (), names: Sequence[str] = ()) -> list[Check]:
-    """Return the checks of `workflows` in order, or those of all workflows if it is empty.
-
-    If `names` is not empty, only these checks and the checks that they need are returned.
-    """
+def choose_checks(workflows: Sequence[str] = ()) -> list[Check]:
+    """Return the checks of `workflows` in order, or those of all workflows if it is empty."""
     ordered = [entry for workflow in WORKFLOWS for entry in CHECKS if entry.workflow == workflow]
-    selected = [entry for entry in ordered if not workflows or entry.workflow in workflows]
-    if not names:
-        return selected
-
-    by_name = {entry.name: entry for entry in ordered}
-    required: set[str] = set()
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in required:
-            required.add(name)
-            waiting += by_name[name].needs
-    return [entry for entry in selected if entry.name in required]
+    return [entry for entry in ordered if not workflows or entry.workflow in workflows]
 
 
 def check_registry(
@@ -149,16 +133,13 @@ def check_registry(
 
     With `keep`, the pushed content is not deleted at the end.
     """
-    connections = Connections(context)
-    try:
+    with closing(Connections(context)) as connections:
         run = begin_run(url, connections, credentials=credentials, mounting=mounting)
         try:
             return run_checks(run, choose_checks(workflows), progress)
         finally:
             if not keep:
                 run.delete_pushed()
-    finally:
-        connections.close()
 
 
 # Formatting.
@@ -185,7 +166,8 @@ def as_summary(rows: Sequence[Row]) -> str:
 def as_tables(rows: Sequence[Row]) -> str:
     """Format a table for each workflow, with a row for each API and a column for each kind of data.
 
-    A cell has the worst outcome of its checks, and their number.
+    A cell has the worst outcome of its checks. For "fail" and "skip", it also has the number of the
+    checks with this outcome and the number of all.
     """
     tables = [
         _table(workflow, [row for row in rows if row.check.workflow == workflow])
@@ -203,15 +185,14 @@ def _table(workflow: str, rows: Sequence[Row]) -> str:
     for api in dict.fromkeys(row.check.api for row in rows):
         cells = [api]
         for kind in kinds:
-            outcomes = [
+            counts = Counter[str](
                 row.outcome for row in rows if (row.check.api, row.check.data) == (api, kind)
-            ]
-            counts = Counter[str](outcomes)
+            )
             worst = next((outcome for outcome in ("fail", "skip", "pass") if counts[outcome]), "-")
             if worst in ("pass", "-"):
                 cells.append(worst)
             else:
-                cells.append(f"{worst} {counts[worst]}/{len(outcomes)}")
+                cells.append(f"{worst} {counts[worst]}/{counts.total()}")
         table.append(cells)
 
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
