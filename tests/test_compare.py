@@ -81,7 +81,7 @@ def test_every_program_is_told_all_of_a_job(tmp_path: Path) -> None:
 
 
 SMALL = Fleet(repositories=2, tags=2, shared=1, own=1, size=500)
-SCENE = Scene("a few", lambda: fleet(SMALL), phases=("cold", "unchanged"), bound=SMALL)
+SCENE = Scene("a few", lambda: fleet(SMALL), phases=("cold", "unchanged"), has_least=True)
 
 
 def test_our_own_run_is_counted_and_right(tmp_path: Path) -> None:

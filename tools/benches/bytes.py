@@ -1,9 +1,9 @@
 """Count what runs cost, beside the least that they could cost: requests by class, bytes by side.
 
 Each scene is run cold, then unchanged with the state of the first run, then unchanged without it;
-scenes whose source changes are run cold, changed, and changed without state. Registries are the
-harness's, which count in their journals, and Debian's docker-registry, whose log is counted. Bytes
-are those of manifests and blobs, not of listings and error bodies.
+scenes whose source changes are run cold, changed, and changed without state. Registries are
+Debian's docker-registry, whose log is counted. Bytes are those of manifests and blobs, not of
+listings and error bodies.
 
 The least is computed here from the images, for a program that knows everything about blobs: each
 repository is listed once at each side where tags are chosen by a pattern, each selected tag costs
@@ -11,7 +11,7 @@ one question at each side that the listing does not answer, each manifest that a
 fetched once, each blob that a host lacks is fetched once and uploaded once to each host (a POST and
 a PUT), each other repository of the host mounts it, each manifest is put once.
 
-Owns: the scenes, their bounds, the tables.
+Owns: the scenes, their bounds, how a run is shown.
 May not know: anything of the program but its command line.
 Invariants: the program's own count of requests agrees with what the registries saw, else the run
 fails.
@@ -20,36 +20,28 @@ fails.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import re
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlsplit
 
 from conformance.content.fleets import PLATFORMS, Fleet
 from conformance.content.images import Image
-from conformance.messages import Request
-from conformance.programs import docker_registry
-from conformance.registry.app import App
-from conformance.server.sockets import Server, run_in_thread
-from tools.benches.place import app_of
+from tools.benches.registries import Debian, Exchange, Images, empty_registry
 from tools.benches.runner import (
-    MIB,
-    REGSYNC,
     BenchError,
     Spent,
     choose,
+    folder_in_memory,
     sync_measured,
-    write_config,
+    write_mirror,
 )
 
-__all__ = ["add_options", "run"]
+__all__ = ["Tally", "add_options", "least", "run", "tally_of"]
 
 PAGE = 1000  # tags of a listing
 CLASSES = (
@@ -63,29 +55,6 @@ CLASSES = (
     "PUT upload",
     "PUT manifest",
 )
-Images = Mapping[str, Mapping[str, Image]]  # repository -> tag -> image
-
-
-class Exchange(NamedTuple):
-    """One request as a registry saw it; `pulled` and `pushed` are bytes of manifests and blobs."""
-
-    method: str
-    kind: str
-    repository: str
-    query: Mapping[str, str]
-    status: int
-    pulled: int = 0
-    pushed: int = 0
-
-    @property
-    def name(self) -> str:
-        """Which of CLASSES it is."""
-        if self.kind == "tag_list":
-            return "list"
-        if self.kind == "upload_start":
-            mounts = self.query.get("mount") and self.query.get("from") != self.repository
-            return "mount" if mounts and self.status == 201 else "POST upload"
-        return f"{self.method} {self.kind}"
 
 
 @dataclass
@@ -119,7 +88,7 @@ def tally_of(exchanges: Iterable[Exchange]) -> Tally:
     tally = Tally()
     for exchange in exchanges:
         tally.requests[exchange.name] += 1
-        tally.bytes += exchange.pulled + exchange.pushed
+        tally.bytes += exchange.bytes
     return tally
 
 
@@ -195,14 +164,16 @@ class Change(NamedTuple):
         return [self.now[tag] for tag in (*self.fresh(), *self.moved())]
 
 
-def least(scene: Scene, before: Images, now: Images, *, stateful: bool) -> Both:
+def least(
+    before: Images, now: Images, *, targets: int, is_immutable: bool, is_stateful: bool
+) -> Both:
     """Return the fewest requests and bytes of a sync from `before` at the targets to `now`."""
     bound = Both(Tally(), Tally())
     blobs_before = {name: blob_sizes(tagged.values()) for name, tagged in before.items()}
     on_host = {digest for sizes in blobs_before.values() for digest in sizes}
     for name, tagged in now.items():
         change = Change(before.get(name, {}), tagged)
-        count_look_ups(bound, change, scene, stateful=stateful)
+        count_look_ups(bound, change, is_immutable=is_immutable, is_stateful=is_stateful)
         count_manifests(bound, change)
 
         for digest, size in blob_sizes(change.new_images()).items():
@@ -217,16 +188,16 @@ def least(scene: Scene, before: Images, now: Images, *, stateful: bool) -> Both:
             bound.target.requests["POST upload"] += 1
             bound.target.bytes += size
             bound.target.requests["PUT upload"] += 1
-    return Both(bound.source, bound.target.times(scene.targets))
+    return Both(bound.source, bound.target.times(targets))
 
 
-def count_look_ups(bound: Both, change: Change, scene: Scene, *, stateful: bool) -> None:
+def count_look_ups(bound: Both, change: Change, *, is_immutable: bool, is_stateful: bool) -> None:
     """Add listings to `bound`, and the requests that ask what each tag names."""
     source, target = bound
     fresh = change.fresh()
-    asked = [] if scene.is_immutable else change.held()
+    asked = [] if is_immutable else change.held()
     source.requests["list"] += pages(change.now)
-    if stateful:
+    if is_stateful:
         # The state turns the source's GET into a HEAD, and a moved tag costs its GET besides.
         source.requests["HEAD manifest"] += len(asked)
         gets = [*fresh, *change.moved()]
@@ -236,7 +207,7 @@ def count_look_ups(bound: Both, change: Change, scene: Scene, *, stateful: bool)
     source.bytes += sum(len(change.now[tag].body) for tag in gets)
 
     # A target is listed where that tells of two tags or more; the state tells of those it knows.
-    if scene.is_immutable or not stateful or len(fresh) > 1:
+    if is_immutable or not is_stateful or len(fresh) > 1:
         target.requests["list"] += pages(change.before)
     target.requests["HEAD manifest"] += len(asked)
 
@@ -271,150 +242,6 @@ def blob_sizes(images: Iterable[Image]) -> dict[str, int]:
     return {digest: len(data) for image in images for digest, data in image.blobs.items()}
 
 
-# ---------------------------------------------------------------- registries
-
-
-class Harness:
-    """A registry of the harness, in a thread."""
-
-    def __init__(self, server: Server) -> None:
-        self.address = server.address
-        self.server = server
-
-    def announce(self, images: Images) -> None:
-        """Learn nothing: the journal tells how much came."""
-
-    def load(self, images: Images) -> None:
-        """Hold images."""
-        for repository, tagged in images.items():
-            for tag, image in tagged.items():
-                image.load_into(app_of(self.server), repository, tag)
-
-    def exchanges(self, *, is_strict: bool = True) -> list[Exchange]:
-        """Return what was asked since the last time.
-
-        AssertionError when `is_strict` and something came that no correct client sends.
-        """
-        journal = self.server.journal
-        entries = list(journal.entries)
-        if is_strict:
-            journal.check()
-        journal.clear()
-        exchanges = []
-        for entry in entries:
-            pulls = entry.method == "GET" and entry.kind in ("manifest", "blob")
-            exchanges.append(
-                Exchange(
-                    entry.method,
-                    entry.kind,
-                    entry.repository,
-                    entry.query,
-                    entry.status or 0,
-                    entry.response_bytes if pulls and entry.status in (200, 206) else 0,
-                    entry.request_bytes,
-                )
-            )
-        return exchanges
-
-
-class Debian:
-    """A docker-registry: its storage is written as it would write it, its log is read."""
-
-    def __init__(self, address: str, home: Path) -> None:
-        self.address = address
-        self._storage = home / "data" / "docker" / "registry" / "v2"
-        self._log = home / "registry.log"
-        self._read = len(self._log.read_text())
-        self._sizes: dict[str, int] = {}
-
-    def load(self, images: Images) -> None:
-        """Hold images, in the files of distribution's storage.
-
-        https://github.com/distribution/distribution/blob/v2.8.2/registry/storage/paths.go
-        """
-        for repository, tagged in images.items():
-            place = self._storage / "repositories" / repository
-            for tag, image in tagged.items():
-                for digest, body in image.contents().items():
-                    algorithm, _, hexed = digest.partition(":")
-                    blob = self._storage / "blobs" / algorithm / hexed[:2] / hexed / "data"
-                    write_file(blob, body)
-                    kind = "_manifests/revisions" if digest in image.manifests else "_layers"
-                    write_file(place / kind / algorithm / hexed / "link", digest.encode())
-                algorithm, _, hexed = image.top.partition(":")
-                named = place / "_manifests" / "tags" / tag
-                write_file(named / "index" / algorithm / hexed / "link", image.top.encode())
-                write_file(named / "current" / "link", image.top.encode())
-
-    def announce(self, images: Images) -> None:
-        """Learn how large things are: a log tells what was sent, not what came."""
-        for repository, tagged in images.items():
-            for tag, image in tagged.items():
-                self._sizes[f"{repository}:{tag}"] = len(image.body)
-                for digest, body in image.contents().items():
-                    self._sizes[digest] = len(body)
-
-    def exchanges(self, *, is_strict: bool = True) -> list[Exchange]:
-        """Return what was asked since the last time; a log does not tell of mistakes."""
-        text = self._log.read_text()[self._read :]
-        self._read += len(text)
-        lines = [line for line in text.splitlines() if 'msg="response completed' in line]
-        return [self._exchange_of(line) for line in lines]
-
-    def _exchange_of(self, line: str) -> Exchange:
-        fields = {
-            name: plain or quoted
-            for name, quoted, plain in re.findall(r'([\w.]+)=(?:"([^"]*)"|(\S+))', line)
-        }
-        uri = fields["http.request.uri"]
-        method = fields["http.request.method"]
-        status = int(fields["http.response.status"])
-        request = Request(method, uri, [])
-        query = dict(parse_qsl(urlsplit(uri).query))
-        pulls = method == "GET" and request.kind in ("manifest", "blob")
-        return Exchange(
-            method,
-            request.kind,
-            request.repository,
-            query,
-            status,
-            int(fields["http.response.written"]) if pulls and status in (200, 206) else 0,
-            self._pushed(method, request, query),
-        )
-
-    def _pushed(self, method: str, request: Request, query: Mapping[str, str]) -> int:
-        if method == "PUT" and request.kind == "manifest":
-            if ":" in request.reference:
-                return self._sizes[request.reference]
-            return self._sizes[f"{request.repository}:{request.reference}"]
-        if method in ("PUT", "POST") and "digest" in query:
-            return self._sizes[query["digest"]]
-        return 0
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file and the folders above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-
-
-Registry = Harness | Debian
-
-
-@contextlib.contextmanager
-def started_registries(kind: str, count: int, work: Path) -> Iterator[list[Registry]]:
-    """Start so many empty registries."""
-    with contextlib.ExitStack() as stack:
-        registries: list[Registry] = []
-        for number in range(count):
-            if kind == "harness":
-                registries.append(Harness(stack.enter_context(run_in_thread(App()))))
-            else:
-                home = Path(tempfile.mkdtemp(prefix=f"registry-{number}-", dir=work))
-                registries.append(Debian(stack.enter_context(docker_registry(home)), home))
-        yield registries
-
-
 # ---------------------------------------------------------------- runs
 
 
@@ -422,7 +249,6 @@ class Measured(NamedTuple):
     """One run: what was asked, beside the least."""
 
     scene: str
-    kind: str
     phase: str
     asked: Both
     least: Both
@@ -441,14 +267,14 @@ class Measured(NamedTuple):
         return self.asked.bytes - self.least.bytes
 
 
-def run_once(config: Path, registries: Sequence[Registry]) -> tuple[Both, Spent]:
+def run_once(config: Path, registries: Sequence[Debian]) -> tuple[Both, Spent]:
     """Run once.
 
     Raises BenchError if an image failed, or if the program counted other requests than a registry.
     """
     for registry in registries:
         registry.exchanges()
-    spent, report = sync_measured(REGSYNC, config)
+    spent, report = sync_measured(config)
     if report["totals"]["images"]["failed"]:
         failed = [image for image in report["images"] if image["error"]]
         raise BenchError(f"images failed: {failed[:3]}")
@@ -468,64 +294,70 @@ class World(NamedTuple):
     """One scene between registries that were just started."""
 
     name: str
-    kind: str
-    registries: Sequence[Registry]
+    registries: Sequence[Debian]
     config: Path
 
-    def measure(self, phase: str, before: Images, now: Images, *, stateful: bool) -> Measured:
+    def measure(self, phase: str, before: Images, now: Images, *, is_stateful: bool) -> Measured:
         """Run once and hold it against the least."""
-        bound = least(SCENES[self.name], before, now, stateful=stateful)
+        scene = SCENES[self.name]
+        bound = least(
+            before,
+            now,
+            targets=scene.targets,
+            is_immutable=scene.is_immutable,
+            is_stateful=is_stateful,
+        )
         asked, spent = run_once(self.config, self.registries)
-        return Measured(self.name, self.kind, phase, asked, bound, spent)
+        return Measured(self.name, phase, asked, bound, spent)
 
     def forget(self) -> None:
         """Remove the state."""
         shutil.rmtree(self.config.parent / ".regsync")
 
 
-@contextlib.contextmanager
-def started_world(name: str, kind: str, work: Path, *images: Images) -> Iterator[World]:
+@contextmanager
+def started_world(name: str, work: Path, *images: Images) -> Iterator[World]:
     """Start the registries of a scene, whose source holds the first of `images`, and later others."""
     scene = SCENES[name]
-    with started_registries(kind, 1 + scene.targets, work) as registries:
+    with ExitStack() as stack:
+        registries = [stack.enter_context(empty_registry(work)) for _ in range(1 + scene.targets)]
         for registry in registries:
             for known in images:
                 registry.announce(known)
         registries[0].load(images[0])
-        rule = {"glob": "*", "immutable_tags": "*"} if scene.is_immutable else {"glob": "*"}
-        targets = [f"target-{number}" for number in range(1, len(registries))]
-        urls = [f"http://{registry.address}" for registry in registries]
-        config = write_config(
+        source, *targets = [f"http://{registry.address}" for registry in registries]
+        config = write_mirror(
             Path(tempfile.mkdtemp(dir=work)) / "mirror.yaml",
-            dict(zip(["source", *targets], urls, strict=True)),
-            [{"from": repository, "tags": rule} for repository in scene.fleet.images()],
-            {"source": "source", "targets": targets, "artifacts": {"enabled": False}},
+            source,
+            targets,
+            scene.fleet.images(),
+            is_immutable=scene.is_immutable,
         )
-        yield World(name, kind, registries, config)
+        yield World(name, registries, config)
 
 
-def measure_scene(name: str, kind: str, work: Path) -> Iterator[Measured]:
+def measure_scene(name: str, work: Path) -> Iterator[Measured]:
     """Run one scene in all its phases."""
     scene = SCENES[name]
     now = scene.fleet.images()
     nothing: Images = {repository: {} for repository in now}
     before = now if scene.before is None else scene.before.images()
-    with started_world(name, kind, work, before, now) as world:
-        yield world.measure("cold", nothing, before, stateful=False)
-        world.registries[0].load(now)
+    with started_world(name, work, before, now) as world:
+        yield world.measure("cold", nothing, before, is_stateful=False)
         if scene.before is not None:
-            yield world.measure("changed", before, now, stateful=True)
-        yield world.measure("warm", now, now, stateful=True)
+            world.registries[0].load(now)
+            yield world.measure("changed", before, now, is_stateful=True)
+        yield world.measure("warm", now, now, is_stateful=True)
         world.forget()
-        yield world.measure("warm, no state", now, now, stateful=False)
+        yield world.measure("warm, no state", now, now, is_stateful=False)
 
     if scene.before is None:
         return
-    with started_world(name, kind, work, before, now) as world:
+    with started_world(name, work, before, now) as world:
         run_once(world.config, world.registries)
         world.registries[0].load(now)
         world.forget()
-        yield world.measure("changed, no state", before, now, stateful=False)
+        yield world.measure("changed, no state", before, now, is_stateful=False)
 
 
 # ---------------------------------------------------------------- the command
@@ -538,7 +370,7 @@ def as_text(found: Measured) -> str:
         f"{asked.request_count} requests, {found.excess:+.1f} % of {found.least.request_count}"
     )
     size = f"{asked.bytes} bytes, {found.more_bytes:+d} of the least"
-    lines = [f"{found.scene} on {found.kind}, {found.phase}: {requests}; {size}"]
+    lines = [f"{found.scene}, {found.phase}: {requests}; {size}"]
     for side in ("source", "target"):
         tally: Tally = getattr(asked, side)
         bound: Tally = getattr(found.least, side)
@@ -550,55 +382,18 @@ def as_text(found: Measured) -> str:
     return "\n".join(lines)
 
 
-def as_document(found: Measured) -> dict[str, object]:
-    """Write one run for machines."""
-
-    def tally_document(tally: Tally) -> dict[str, object]:
-        return {"requests": dict(+tally.requests), "bytes": tally.bytes}
-
-    return {
-        "scene": found.scene,
-        "registry": found.kind,
-        "phase": found.phase,
-        "source": tally_document(found.asked.source),
-        "target": tally_document(found.asked.target),
-        "least": {
-            "source": tally_document(found.least.source),
-            "target": tally_document(found.least.target),
-        },
-        "cpu_s": found.spent.cpu,
-        "rss_mb": found.spent.peak / MIB,
-    }
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Say which options there are."""
     texts = [f"  {name}  {scene.text}" for name, scene in SCENES.items()]
     parser.epilog = "\n".join(["scenes:", *texts])
     parser.add_argument("scenes", nargs="*", metavar="SCENE", help="default: all")
-    parser.add_argument(
-        "--on",
-        choices=("harness", "debian", "both"),
-        default="both",
-        help="which registries (%(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure the chosen scenes."""
-    scenes = choose(options.scenes, SCENES)
-    kinds = ["harness", "debian"] if options.on == "both" else [options.on]
-    documents: list[dict[str, object]] = []
-    for kind in kinds:
-        for name, scene in scenes.items():
-            if not options.json:
-                print(f"({name}) {scene.text}")
-            with tempfile.TemporaryDirectory() as work:
-                for found in measure_scene(name, kind, Path(work)):
-                    documents.append(as_document(found))
-                    if not options.json:
-                        print(as_text(found), flush=True)
-    if options.json:
-        print(json.dumps(documents, indent=1))
+    for name, scene in choose(options.scenes, SCENES).items():
+        print(f"({name}) {scene.text}")
+        with folder_in_memory() as work:
+            for found in measure_scene(name, work):
+                print(as_text(found), flush=True)
     return 0

@@ -23,15 +23,9 @@ May not know: how a program is told what to do (peers.py), how tables are writte
 from __future__ import annotations
 
 import argparse
-import datetime
 import http.client
 import json
-import os
-import platform
 import re
-import shutil
-import subprocess
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -43,17 +37,16 @@ from conformance.content.fleets import PLATFORMS, Fleet
 from conformance.content.images import Image, Seed
 from conformance.faults.rules import Rule
 from conformance.messages import Answer, Request
-from conformance.programs import docker_registry, find_program
 from conformance.registry.app import App
 from conformance.server.exchange import Reception
 from conformance.server.sockets import run_in_thread
-from tools.benches import bytes as least_of
-from tools.benches.bytes import Debian, Harness, Images, Registry, Tally, tally_of
+from tools.benches.bytes import Tally, least, tally_of
 from tools.benches.cost import joining, small_group
 from tools.benches.peers import Job, Ours, Peer, add_peer_option, find_peers, run_job
 from tools.benches.place import app_of
-from tools.benches.props import started_prop
-from tools.benches.runner import MB, MIB, BenchError, choose
+from tools.benches.props import started_line
+from tools.benches.registries import Harness, Images, Registry, empty_registry
+from tools.benches.runner import MB, MIB, BenchError, choose, conditions, folder_in_memory
 from tools.benches.tables import Measured, Outcome, Side, print_outcome, tables
 
 __all__ = ["SCENES", "add_options", "run"]
@@ -63,7 +56,6 @@ FLEET = Fleet(size=70_000)
 FEW = Fleet(size=70_000, repositories=5, tags=4)
 MANY = Fleet(size=70_000, repositories=1, tags=300, own=1)
 SEEN = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json"
-WORK = "/dev/shm"
 LOGGED = re.compile(r'time="?\S+ level=\S+ msg="')  # what a log puts in front of a message
 FIRST_MARK = "<!-- measured: begin -->"
 LAST_MARK = "<!-- measured: end -->"
@@ -163,7 +155,7 @@ class Scene:
     delay: float = 0.0  # seconds each way, at both sides
     outage: tuple[float, int] | None = None  # seconds, and the bytes after which it begins
     faults: Callable[[App, App], None] | None = None  # set at the source and the first target
-    bound: Fleet | None = None  # the least that it needs is computed for these images
+    has_least: bool = False  # the least that it needs can be computed
 
 
 SCENES: Mapping[str, Scene] = {
@@ -171,21 +163,21 @@ SCENES: Mapping[str, Scene] = {
         "100 tags of 8 layers in 10 repositories",
         lambda: fleet(FLEET),
         phases=("cold", "unchanged", "lost"),
-        bound=FLEET,
+        has_least=True,
     ),
     "changed": Scene(
         "100 tags, 5 of them moved",
         lambda: fleet(replace(FLEET, moved=5)),
         lambda: fleet(FLEET),
         phases=("changed",),
-        bound=replace(FLEET, moved=5),
+        has_least=True,
     ),
     "new": Scene(
         "300 tags, 5 of them new",
         lambda: fleet(MANY),
         lambda: fleet(replace(MANY, left_out=5)),
         phases=("changed",),
-        bound=MANY,
+        has_least=True,
     ),
     "immutable": Scene(
         "300 tags that never move, 5 of them new",
@@ -193,20 +185,20 @@ SCENES: Mapping[str, Scene] = {
         lambda: fleet(replace(MANY, left_out=5)),
         phases=("changed",),
         is_immutable=True,
-        bound=MANY,
+        has_least=True,
     ),
     "three": Scene(
         "100 tags to three targets",
         lambda: fleet(FLEET),
         phases=("cold", "unchanged"),
         targets=3,
-        bound=FLEET,
+        has_least=True,
     ),
     "indexes": Scene(
         "100 indexes of 4 platforms",
         lambda: fleet(replace(FLEET, platforms=PLATFORMS)),
         phases=("cold", "unchanged"),
-        bound=replace(FLEET, platforms=PLATFORMS),
+        has_least=True,
     ),
     "platform": Scene(
         "100 indexes of 4 platforms, one of them wanted",
@@ -238,13 +230,13 @@ SCENES: Mapping[str, Scene] = {
         "100 tags, 1 % of requests answered with 503",
         lambda: fleet(FLEET),
         faults=errors_now_and_then,
-        bound=FLEET,
+        has_least=True,
     ),
     "throttled": Scene(
         "20 tags to a target that takes 40 requests a second",
         lambda: fleet(FEW),
         faults=lambda source, target: throttle(target),
-        bound=FEW,
+        has_least=True,
     ),
     "broken read": Scene(
         "a layer of 40 MB, the source breaks off once, after 24 MiB",
@@ -261,7 +253,7 @@ SCENES: Mapping[str, Scene] = {
         lambda: fleet(FLEET),
         phases=("cold", "unchanged", "lost"),
         is_timed=True,
-        bound=FLEET,
+        has_least=True,
     ),
     "time three": Scene(
         "100 tags to three targets",
@@ -270,7 +262,7 @@ SCENES: Mapping[str, Scene] = {
         targets=3,
         is_timed=True,
         rounds=1,
-        bound=FLEET,
+        has_least=True,
     ),
     "big": Scene("one image of 8 layers of 64 MiB", big, is_timed=True, limit=120),
     "10 ms": Scene(
@@ -280,7 +272,7 @@ SCENES: Mapping[str, Scene] = {
         is_timed=True,
         rounds=1,
         delay=0.01,
-        bound=FEW,
+        has_least=True,
     ),
     "40 ms": Scene(
         "20 tags, both registries 40 ms away each way",
@@ -290,7 +282,7 @@ SCENES: Mapping[str, Scene] = {
         rounds=1,
         limit=120,
         delay=0.04,
-        bound=FEW,
+        has_least=True,
     ),
     "away": Scene(
         "100 tags, the target refuses connections for 1 s in the middle",
@@ -308,7 +300,7 @@ SCENES: Mapping[str, Scene] = {
         rounds=1,
         limit=120,
         has_small_cpu=True,
-        bound=FLEET,
+        has_least=True,
     ),
 }
 
@@ -343,13 +335,13 @@ class Stage:
 
     def take_requests(self) -> tuple[Side, Side]:
         """Return what the source and all targets were asked since the last time."""
-        source = self.source.exchanges(is_strict=False)
+        source = self.source.exchanges()
         if self.scene.is_one_host:
             names = self.job.repositories
             target = [each for each in source if each.repository not in names]
             source = [each for each in source if each.repository in names]
         else:
-            target = [one for each in self.targets for one in each.exchanges(is_strict=False)]
+            target = [one for each in self.targets for one in each.exchanges()]
         return self._side(tally_of(source)), self._side(tally_of(target))
 
     def mistakes(self) -> int:
@@ -474,16 +466,12 @@ class Theatre:
     @contextmanager
     def registry(self, scene: Scene) -> Iterator[Registry]:
         """Start an empty registry."""
-        if not scene.is_timed:
+        if scene.is_timed:
+            with empty_registry(self.work) as debian:
+                yield debian
+        else:
             with run_in_thread(Tolerant()) as server:
                 yield Harness(server)
-            return
-        home = Path(tempfile.mkdtemp(prefix="registry-", dir=self.work))
-        try:
-            with docker_registry(home) as address:
-                yield Debian(address, home)
-        finally:
-            shutil.rmtree(home, ignore_errors=True)
 
     @contextmanager
     def stage(
@@ -577,9 +565,8 @@ def reached(scene: Scene, address: str, *, is_target: bool = False) -> Iterator[
     if not arguments:
         yield address
         return
-    with started_prop(*arguments, address) as running:
-        assert running.stdout is not None
-        yield running.stdout.readline().strip()
+    with started_line(*arguments, address) as near:
+        yield near
 
 
 def last_complaint(text: str) -> str:
@@ -597,22 +584,20 @@ def last_complaint(text: str) -> str:
 
 def least_requests_and_bytes(scene: Scene) -> Iterator[tuple[str, int, int]]:
     """Return phase, requests and bytes of a program that knows all but what the tags name today."""
-    if scene.bound is None:
+    if not scene.has_least:
         return
     now = scene.now().tagged
     before = scene.before().tagged if scene.before else now
     nothing: Images = {repository: {} for repository in now}
-    planned = least_of.Scene(
-        "", scene.bound, targets=scene.targets, is_immutable=scene.is_immutable
-    )
+    held = {"cold": nothing, "changed": before, "unchanged": now, "lost": now}
     for phase in scene.phases:
-        held, wanted, is_stateful = {
-            "cold": (nothing, now, False),
-            "changed": (before, now, True),
-            "unchanged": (now, now, True),
-            "lost": (now, now, True),
-        }[phase]
-        bound = least_of.least(planned, held, wanted, stateful=is_stateful)
+        bound = least(
+            held[phase],
+            now,
+            targets=scene.targets,
+            is_immutable=scene.is_immutable,
+            is_stateful=phase != "cold",
+        )
         yield phase, bound.request_count, bound.bytes
 
 
@@ -660,8 +645,8 @@ def run(options: argparse.Namespace) -> int:
         measured.take_over(kept, but=scenes)
 
     begun_kinds = set[str]()
-    with tempfile.TemporaryDirectory(prefix="compare-", dir=WORK) as work:
-        theatre = Theatre(Path(work), peers, options.rounds)
+    with folder_in_memory() as work:
+        theatre = Theatre(work, peers, options.rounds)
         for name, scene in scenes.items():
             kind = "times" if scene.is_timed else "counts"
             if kind not in begun_kinds:
@@ -709,18 +694,3 @@ def write_between_marks(file: Path, text: str) -> None:
     if not (first and last):
         raise BenchError(f"{file} has no {FIRST_MARK} with {LAST_MARK} behind it")
     file.write_text(f"{before}{first}\n{text}\n{last}{behind}", encoding="utf-8")
-
-
-def conditions() -> str:
-    """Say what else has a part in the figures."""
-    registry = find_program("docker-registry", "docker-registry")
-    version = subprocess.run(
-        [registry, "--version"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    processor = model[1] if model else platform.machine()
-    load, _, _ = os.getloadavg()
-    return (
-        f"{datetime.date.today()}, {os.cpu_count()} x {processor}, load {load:.1f} before; "
-        f"CPython {platform.python_version()}, docker-registry {version[-1]}"
-    )

@@ -22,19 +22,19 @@ import json
 import os
 import resource
 import socket
+import statistics
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
-from conformance.programs import docker_registry
 from tools.benches.peers import Job, Peer, add_peer_option, find_peers, run_job
+from tools.benches.registries import empty_registry
 from tools.benches.runner import (
     CPU,
     MB,
@@ -46,12 +46,13 @@ from tools.benches.runner import (
     Figure,
     Spent,
     choose,
+    folder_in_memory,
     median,
     print_figures,
     run_measured,
     spread,
     sync_measured,
-    write_config,
+    write_mirror,
 )
 
 __all__ = ["add_options", "joining", "run", "small_group"]
@@ -59,7 +60,6 @@ __all__ = ["add_options", "joining", "run", "small_group"]
 SMALL_IMAGES = 1000
 REPOSITORY = "bench/cost"
 PEER_LIMIT = 300  # seconds for one run of another tool
-MEMORY = "/dev/shm"
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 # Sends COUNT questions over 16 connections with nothing around h11 and anyio; prints the seconds of
@@ -145,10 +145,13 @@ class Bench(NamedTuple):
 
     @contextmanager
     def registry(self) -> Iterator[str]:
-        """Run an empty docker-registry; its data are gone afterwards."""
-        directory = tempfile.TemporaryDirectory(dir=self.work)
-        with directory as name, docker_registry(name) as address:
-            yield address
+        """Run an empty docker-registry and yield its address."""
+        with empty_registry(self.work) as registry:
+            yield registry.address
+
+    def median_of(self, measure: Callable[[], float]) -> float:
+        """Measure once in each round; return the median."""
+        return statistics.median(measure() for _ in range(self.rounds))
 
 
 def peer_figures(
@@ -188,21 +191,15 @@ class Measured(NamedTuple):
     requests: int
 
 
-def write_mapping(directory: Path, source: str, targets: Sequence[str], tags: str = "*") -> Path:
-    """Write a configuration that copies the images of one repository."""
-    names = [f"target{number}" for number in range(len(targets))]
-    addresses = dict(zip(["source", *names], [source, *targets], strict=True))
-    return write_config(
-        directory / "mirror.yaml",
-        {name: f"http://{address}" for name, address in addresses.items()},
-        [{"from": REPOSITORY, "tags": {"glob": tags}}],
-        {"source": "source", "targets": names, "artifacts": {"enabled": False}},
-    )
+def configure(directory: Path, source: str, targets: Sequence[str], tags: str = "*") -> Path:
+    """Write a configuration that copies the images of the one repository."""
+    source_url, *target_urls = [f"http://{address}" for address in (source, *targets)]
+    return write_mirror(directory / "mirror.yaml", source_url, target_urls, [REPOSITORY], tags=tags)
 
 
 def sync(config: Path) -> Measured:
     """Run the program once."""
-    spent, report = sync_measured(REGSYNC, config)
+    spent, report = sync_measured(config)
     return Measured(spent, count_requests(report))
 
 
@@ -287,7 +284,7 @@ def sync_small(bench: Bench, source: str, targets: int, is_again: bool) -> Small
     """Sync all small images to empty registries; measure the first run, or the one after it."""
     with prepared(bench, source, targets, is_again) as (config, addresses):
         measured = sync(config)
-        one = write_mapping(config.parent, source, addresses, tags="v1")
+        one = configure(config.parent, source, addresses, tags="v1")
         return SmallSync(measured, sync(one))
 
 
@@ -305,7 +302,7 @@ def prepared(
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         addresses = [stack.enter_context(bench.registry()) for _ in range(targets)]
-        config = write_mapping(directory, source, addresses)
+        config = configure(directory, source, addresses)
         if is_again:
             sync(config)
         yield config, addresses
@@ -315,11 +312,11 @@ def measure_bare_loop(bench: Bench, address: str) -> tuple[float, float]:
     """Return milliseconds of CPU and function calls of a request of the bare loop."""
     count = 3200
     path = f"/v2/{REPOSITORY}/manifests/v1"
-    seconds = sorted(
-        run_alone(BARE_LOOP, json.dumps([address, path, count, False])) for _ in range(bench.rounds)
+    seconds = bench.median_of(
+        lambda: run_alone(BARE_LOOP, json.dumps([address, path, count, False]))
     )
     calls = run_alone(BARE_LOOP, json.dumps([address, path, count, True]))
-    return 1000 * seconds[len(seconds) // 2] / count, calls / count
+    return 1000 * seconds / count, calls / count
 
 
 # ---------------------------------------------------------------- bytes
@@ -338,17 +335,16 @@ def targets(bench: Bench) -> Iterator[Figure]:
             *peer_figures(bench, "three", source, 3),
         ]
 
-    two_sends = sorted(send_alone(2 * size) for _ in range(bench.rounds))[bench.rounds // 2]
+    two_sends = bench.median_of(lambda: send_alone(2 * size))
     yield Figure("one target, CPU", median(one, CPU), "s", detail=show(one))
     goal = 1.6 * median(one, CPU) + two_sends
     detail = f"{show(three)}; two sends alone {two_sends:.2f} s"
     yield Figure("three targets, CPU", median(three, CPU), "s", goal, detail=detail)
-    wall = sorted(spent.wall for spent in three)[len(three) // 2]
-    wall_of_one = sorted(spent.wall for spent in one)[len(one) // 2]
     # Where registries and client share few processors, the registries' own work decides this ratio.
     detail = f"target registries alone took {registry_of_one:.1f} and {registries_of_three:.1f} s"
     detail += f" of CPU on {os.cpu_count()} processors"
-    yield Figure("three targets, wall", wall / wall_of_one, "x one target", 2.2, detail=detail)
+    times = median(three, WALL) / median(one, WALL)
+    yield Figure("three targets, wall", times, "x one target", 2.2, detail=detail)
     yield from others
 
 
@@ -362,7 +358,7 @@ def sync_counting_registries(bench: Bench, source: str, targets: int) -> tuple[l
         before = cpu_of_ended_children()
         runs.append(sync_fresh(bench, source, targets))
         registries.append(cpu_of_ended_children() - before - runs[-1].cpu)
-    return runs, sorted(registries)[bench.rounds // 2]
+    return runs, statistics.median(registries)
 
 
 def cpu_of_ended_children() -> float:
@@ -410,7 +406,7 @@ def bytes_(bench: Bench) -> Iterator[Figure]:
         runs = [sync_fresh(bench, source, 1) for _ in range(bench.rounds)]
         others = list(peer_figures(bench, "2 GiB", source))
 
-    hashing = sorted(run_alone(HASH_ALONE) for _ in range(bench.rounds))[bench.rounds // 2]
+    hashing = bench.median_of(lambda: run_alone(HASH_ALONE))
     per_gb = median(runs, CPU) * 1e9 / size
     detail = f"{show(runs)}; SHA-256 alone {hashing * 1e9 / (1 << 30):.2f} s/GB"
     yield Figure("2 GiB", per_gb, "CPU s/GB", 1.25, detail=detail)
@@ -502,14 +498,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("-n", type=int, default=3, metavar="N", help="rounds (%(default)s)")
     add_peer_option(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure the chosen cases."""
     cases = choose(options.cases, CASES).values()
-    with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as work:
-        bench = Bench(Path(work), options.n, find_peers(options.peer))
-        figures = chain.from_iterable(case(bench) for case in cases)
-        print_figures(figures, as_json=options.json)
+    with folder_in_memory() as work:
+        bench = Bench(work, options.n, find_peers(options.peer))
+        for case in cases:
+            print_figures(case(bench))
     return 0

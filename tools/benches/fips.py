@@ -6,8 +6,7 @@ measured apart: a Python that imports its digests only, with a configuration tha
 and with none. Their difference is the module's; the rest is the gate's. CPU seconds change little
 on a busy machine, wall times much.
 
-Needs what the subject `skopeo` needs, except skopeo, and a provider: that of
-tools/fips_provider.py, or of --modules.
+Needs what the subject `skopeo` needs, except skopeo, and the provider of tools/fips_provider.py.
 
 Owns: these two comparisons.
 May not know: anything of the program but its command line.
@@ -16,12 +15,8 @@ May not know: anything of the program but its command line.
 from __future__ import annotations
 
 import argparse
-import os
 import ssl
-import tempfile
 from collections.abc import Iterator
-from itertools import chain
-from pathlib import Path
 
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
@@ -32,23 +27,15 @@ from tools.benches.runner import (
     MIB,
     WALL,
     Figure,
-    Program,
     Ran,
     Spent,
-    find_program,
+    folder_in_memory,
     median,
     print_figures,
     spread,
-    write_config,
+    write_mirror,
 )
-from tools.benches.skopeo import (
-    Machine,
-    add_program_options,
-    build_program,
-    find_interpreter,
-    make_certificate,
-    write_tls_config,
-)
+from tools.benches.skopeo import Machine, build_program, make_certificate, write_tls_config
 
 __all__ = ["add_options", "run"]
 
@@ -80,23 +67,25 @@ class Builds:
         self._open = machine.program.file
         self._gated = self._open.replace("-nofips", "")
 
-    def regsync(self, *arguments: str, gated: bool, trust: str | None = None) -> Ran:
+    def regsync(self, *arguments: str, gated: bool, **environ: str) -> Ran:
         """Run the build with the gate or the one without."""
-        return self.python(self._gated if gated else self._open, *arguments, trust=trust)
+        return self.python(self._gated if gated else self._open, *arguments, **environ)
 
-    def python(self, *arguments: str, setup: str = "", trust: str | None = None) -> Ran:
+    def python(self, *arguments: str, setup: str = "", **environ: str) -> Ran:
         """Run the interpreter where OpenSSL would find the module."""
-        variables = [f"OPENSSL_MODULES={self.modules}", f"OPENSSL_CONF={setup}"]
-        command = [find_program("env"), *variables, self.machine.program.python, *arguments]
-        return self.machine.measure(command, trust=trust)
+        command = [self.machine.program.python, *arguments]
+        variables = {"OPENSSL_MODULES": self.modules, "OPENSSL_CONF": setup, **environ}
+        return self.machine.measure(command, **variables)
 
 
-def starts(builds: Builds, rounds: int) -> Iterator[Figure]:
-    """Compare starts of both builds, and of a Python with and without the module."""
+def starts(builds: Builds) -> Iterator[Figure]:
+    """Compare starts of both builds, and of a Python with and without the module.
+
+    There are six times as many rounds as of copies.
+    """
     machine = builds.machine
-    mapping = {"from": "a", "source": "source", "targets": ["target"]}
-    urls = {"source": "http://localhost:1", "target": "http://localhost:2"}
-    config = str(write_config(machine.work / "one.yaml", urls, [mapping]))
+    file = machine.work / "one.yaml"
+    config = str(write_mirror(file, "http://localhost:1", ["http://localhost:2"], ["a"]))
     setup = machine.work / "openssl.cnf"
     setup.write_text(SETUP.format(modules=builds.modules), encoding="utf-8")
 
@@ -107,7 +96,7 @@ def starts(builds: Builds, rounds: int) -> Iterator[Figure]:
         lambda: builds.python(*DIGESTS).spent,
         lambda: builds.regsync("version", gated=False).spent,
         lambda: builds.python("-c", "pass").spent,
-        rounds=rounds,
+        rounds=6 * machine.rounds,
     )
     for quantity in (WALL, CPU):
         gate = 1000 * (median(gated, quantity) - median(ungated, quantity))
@@ -121,7 +110,7 @@ def starts(builds: Builds, rounds: int) -> Iterator[Figure]:
         yield Figure(f"version, {quantity.name}", ratio, "x empty Python", detail=detail)
 
 
-def copies(builds: Builds, rounds: int) -> Iterator[Figure]:
+def copies(builds: Builds) -> Iterator[Figure]:
     """Compare one image of 512 MiB copied over TLS on both sides."""
     machine = builds.machine
     tls = make_certificate(machine.work)
@@ -135,12 +124,10 @@ def copies(builds: Builds, rounds: int) -> Iterator[Figure]:
                 config = write_tls_config(machine.work, source, target)
                 names = [f"{host}/bench/one:v1" for host in (source, target)]
                 options = ["--no-artifacts", "--no-progress", "-c", config]
-                trust = tls.certificate
-                return builds.regsync("copy", *names, *options, gated=gated, trust=trust).spent
+                trust = {"SSL_CERT_FILE": tls.certificate}
+                return builds.regsync("copy", *names, *options, gated=gated, **trust).spent
 
-        gated, ungated = machine.rotate(
-            lambda: copy(gated=True), lambda: copy(gated=False), rounds=rounds
-        )
+        gated, ungated = machine.rotate(lambda: copy(gated=True), lambda: copy(gated=False))
     size = image.size / MB
     for quantity in (WALL, CPU):
         ratio = median(gated, quantity) / median(ungated, quantity)
@@ -157,21 +144,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", dest="rounds", type=int, default=5, help="rounds of copies (%(default)s)"
     )
-    parser.add_argument(
-        "-s", dest="starts", type=int, default=30, help="rounds of starts (%(default)s)"
-    )
-    parser.add_argument("--modules", metavar="DIR", help="where fips.so and fipsmodule.cnf are")
-    add_program_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure starts, then copies."""
-    modules = os.path.abspath(options.modules) if options.modules else fips_provider.ready()
-    python = find_interpreter(options.python)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.work) as directory:
-        work = Path(directory)
-        program = Program(python, build_program(work, python))
-        builds = Builds(Machine(work, program, options.rounds), modules)
+    modules = fips_provider.ready()
+    with folder_in_memory() as work:
+        builds = Builds(Machine(work, build_program(work), options.rounds), modules)
         print(builds.regsync("version", gated=True).out.strip(), flush=True)
-        print_figures(chain(starts(builds, options.starts), copies(builds, options.rounds)))
+        print_figures(starts(builds))
+        print_figures(copies(builds))
     return 0

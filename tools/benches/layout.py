@@ -1,6 +1,6 @@
 """Print how fast an image layout is written and read, beside `cp` and beside what hashing leaves.
 
-The image has 8 layers of 64 MiB, and lies in memory (/dev/shm). All rounds alternate, and the best
+The image has 8 layers of 64 MiB, and lies in memory. All rounds alternate, and the best
 of each is shown. The registry is Debian's docker-registry on loopback; it takes its share of the
 processors.
 
@@ -22,7 +22,6 @@ import argparse
 import os
 import shutil
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,16 +29,17 @@ from typing import NamedTuple
 
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
-from conformance.programs import docker_registry
+from conformance.programs import find_program
+from tools.benches.registries import empty_registry
 from tools.benches.runner import (
     MIB,
     REGSYNC,
     Figure,
     Spent,
-    find_program,
+    folder_in_memory,
     print_figures,
     run_measured,
-    write_config,
+    write_mirror,
 )
 
 __all__ = ["add_options", "run"]
@@ -47,7 +47,6 @@ __all__ = ["add_options", "run"]
 LAYERS = 8
 LAYER = 64 * MIB
 REPOSITORY = "bench/layout"
-MEMORY = "/dev/shm"
 
 # Reads and hashes the files of a folder, by so many threads, and writes them to another folder where
 # one is named; prints the seconds that takes.
@@ -102,12 +101,7 @@ class Scene(NamedTuple):
 
     def sync(self, source: str, target: str) -> Spent:
         """Run the program once."""
-        config = write_config(
-            self.work / "mirror.yaml",
-            {"source": source, "target": target},
-            [{"from": REPOSITORY, "tags": {"glob": "v1"}}],
-            {"source": "source", "targets": ["target"], "artifacts": {"enabled": False}},
-        )
+        config = write_mirror(self.work / "mirror.yaml", source, [target], [REPOSITORY], tags="v1")
         return run_measured(REGSYNC.command("sync", "-q", "-c", str(config))).spent
 
     def clear(self) -> None:
@@ -117,7 +111,7 @@ class Scene(NamedTuple):
 
 def copy_plainly(scene: Scene) -> float:
     """Return the seconds that `cp` takes."""
-    command = [find_program("cp"), "-r", str(scene.source), str(scene.target)]
+    command = [find_program("cp", "coreutils"), "-r", str(scene.source), str(scene.target)]
     return run_measured(command).spent.wall
 
 
@@ -148,8 +142,8 @@ def unchanged(scene: Scene) -> float:
 
 def from_layout(scene: Scene) -> float:
     """Return the seconds from a layout into an empty registry."""
-    with tempfile.TemporaryDirectory(dir=scene.work) as data, docker_registry(data) as address:
-        return scene.sync(f"oci-layout:{scene.source}", f"http://{address}").wall
+    with empty_registry(scene.work) as target:
+        return scene.sync(f"oci-layout:{scene.source}", f"http://{target.address}").wall
 
 
 def measure(scene: Scene, rounds: int) -> dict[str, float]:
@@ -188,18 +182,14 @@ def figures(scene: Scene, rounds: int) -> Iterator[Figure]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Say which options this takes."""
     parser.add_argument("-n", type=int, default=5, metavar="N", help="rounds (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure everything."""
-    with (
-        tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as work,
-        tempfile.TemporaryDirectory(dir=work) as data,
-        docker_registry(data) as address,
-    ):
+    with folder_in_memory() as work, empty_registry(work) as registry:
+        address = registry.address
         push_http(Seed(2).image(sizes=[LAYER] * LAYERS), address, REPOSITORY, "v1")
-        scene = Scene(Path(work), address)
+        scene = Scene(work, address)
         scene.sync(f"http://{address}", f"oci-layout:{scene.source}")
-        print_figures(figures(scene, options.n), as_json=options.json)
+        print_figures(figures(scene, options.n))
     return 0

@@ -22,15 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from tools.benches.runner import (
-    REGSYNC,
-    BenchError,
-    Program,
-    Ran,
-    Spent,
-    run_unchecked,
-    write_config,
-)
+from tools.benches.runner import REGSYNC, BenchError, Ran, Spent, run_unchecked, write_config
 
 __all__ = [
     "CONCURRENCY",
@@ -81,24 +73,25 @@ class Peer:
     version_arguments: ClassVar[Sequence[str]] = ("version",)
     sign: ClassVar[str] = ""  # its version says this, and that of no other program of the name
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, *start: str) -> None:
+        self.start = start  # the words that start it
 
     def version(self) -> str:
         """Return what the program says of itself, on one line; BenchError when it is another one."""
+        *_, file = self.start
         try:
             done = subprocess.run(
-                [self.path, *self.version_arguments],
+                [*self.start, *self.version_arguments],
                 capture_output=True,
                 text=True,
                 check=True,
                 timeout=30,
             )
         except (OSError, subprocess.SubprocessError):
-            raise BenchError(f"{self.path} does not say its version") from None
+            raise BenchError(f"{file} does not say its version") from None
         said = " ".join(done.stdout.split())
         if self.sign not in said:
-            raise BenchError(f"{self.path} is not {self.name}: it says {said[:100]!r}")
+            raise BenchError(f"{file} is not {self.name}: it says {said[:100]!r}")
         return said
 
     def commands(self, job: Job) -> list[list[str]]:
@@ -119,16 +112,8 @@ class Ours(Peer):
     settings = f"max_concurrent: {CONCURRENCY}"
     has_platforms = True
 
-    def __init__(self, program: Program = REGSYNC) -> None:
-        super().__init__(program.file)
-        self.built = program
-
-    def version(self) -> str:
-        """Return what the program says of itself, on one line."""
-        done = subprocess.run(
-            self.built.command("version"), capture_output=True, text=True, check=True
-        )
-        return " ".join(done.stdout.split())
+    def __init__(self, *start: str) -> None:
+        super().__init__(*(start or REGSYNC.command()))
 
     def commands(self, job: Job) -> list[list[str]]:
         """One sync with a mapping for each repository."""
@@ -151,13 +136,10 @@ class Ours(Peer):
             [{"from": name, "to": to} for name, to in job.repositories.items()],
             defaults,
         )
-        return [self._sync(config)]
+        return [[*self.start, "sync", "--json", "-q", "-c", str(config)]]
 
     def _registry(self) -> dict[str, object]:
         return {"max_concurrent": CONCURRENCY}
-
-    def _sync(self, config: Path) -> list[str]:
-        return self.built.command("sync", "--json", "-q", "-c", str(config))
 
 
 class Ocync(Ours):
@@ -172,18 +154,8 @@ class Ocync(Ours):
     settings = f"max_concurrent: {CONCURRENCY}, auth_type: static_token"
     sign = "ocync"
 
-    def __init__(self, path: str) -> None:
-        Peer.__init__(self, path)
-
-    def version(self) -> str:
-        """Return what the program says of itself, on one line."""
-        return Peer.version(self)
-
     def _registry(self) -> dict[str, object]:
         return {"max_concurrent": CONCURRENCY, "auth_type": "static_token", "token": "none"}
-
-    def _sync(self, config: Path) -> list[str]:
-        return [self.path, "sync", "--json", "-q", "-c", str(config)]
 
 
 class Regclient(Peer):
@@ -226,7 +198,7 @@ class Regclient(Peer):
         config = job.home / "regsync.yaml"
         document = {"version": 1, "creds": hosts, "defaults": defaults, "sync": entries}
         config.write_text(json.dumps(document), encoding="utf-8")
-        return [[self.path, "once", "-c", str(config), "-v", "warn"]]
+        return [[*self.start, "once", "-c", str(config), "-v", "warn"]]
 
 
 class Skopeo(Peer):
@@ -244,7 +216,7 @@ class Skopeo(Peer):
         file = job.home / "skopeo.yaml"
         document = {job.source: {"tls-verify": False, "images": images}}
         file.write_text(json.dumps(document), encoding="utf-8")
-        command = [self.path, "--insecure-policy", "sync", "--src", "yaml", "--dest", "docker"]
+        command = [*self.start, "--insecure-policy", "sync", "--src", "yaml", "--dest", "docker"]
         command += ["--all", "--dest-tls-verify=false", str(file)]
         return [[*command, f"{target}/{job.first_part}"] for target in job.targets]
 
@@ -264,7 +236,7 @@ class Crane(Peer):
 
     def commands(self, job: Job) -> list[list[str]]:
         """One run for each repository and target."""
-        command = [self.path, "copy", "--all-tags", "--jobs", str(CONCURRENCY), "--insecure"]
+        command = [*self.start, "copy", "--all-tags", "--jobs", str(CONCURRENCY), "--insecure"]
         if job.is_immutable:
             command.append("--no-clobber")
         return [

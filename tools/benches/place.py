@@ -10,25 +10,22 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from conformance.registry.app import App
 from conformance.server.http1 import Endpoint
 from conformance.server.sockets import Server, run_in_thread
-from tools.benches.runner import Program, Spent, sync_measured, write_config
+from tools.benches.runner import Spent, sync_measured, write_mirror
 
 __all__ = ["Place", "app_of", "started_place"]
 
 
-class Place:
+class Place(NamedTuple):
     """One source and some targets, and where the program runs."""
 
-    def __init__(
-        self, program: Program, directory: Path, source: Server, targets: Sequence[Server]
-    ) -> None:
-        self.program = program
-        self.directory = directory
-        self.source = source
-        self.targets = targets
+    directory: Path
+    source: Server
+    targets: Sequence[Server]
 
     @property
     def servers(self) -> list[Server]:
@@ -41,40 +38,41 @@ class Place:
         return sum(len(server.journal.entries) for server in self.servers)
 
     def configure(
-        self, repositories: Sequence[str], *, artifacts: bool = False, immutable: bool = False
+        self,
+        repositories: Sequence[str],
+        *,
+        is_immutable: bool = False,
+        has_artifacts: bool = False,
     ) -> Path:
         """Write the configuration of a sync of all tags, which may be said never to move."""
-        rule = {"glob": "*", "immutable_tags": "*"} if immutable else {"glob": "*"}
-        names = [f"target-{number}" for number in range(len(self.targets))]
-        urls = [server.url for server in self.servers]
-        return write_config(
+        return write_mirror(
             self.directory / "mirror.yaml",
-            dict(zip(["source", *names], urls, strict=True)),
-            [{"from": name, "tags": rule} for name in repositories],
-            {"source": "source", "targets": names, "artifacts": {"enabled": artifacts}},
+            self.source.url,
+            [server.url for server in self.targets],
+            repositories,
+            is_immutable=is_immutable,
+            has_artifacts=has_artifacts,
         )
 
     def sync(
-        self, repositories: Sequence[str], *, data_limit: int = 0, immutable: bool = False
+        self, repositories: Sequence[str], *, data_limit: int = 0, is_immutable: bool = False
     ) -> tuple[Spent, Mapping[str, int]]:
         """Run once; return what it took, and how many images were synced, skipped and failed."""
         for server in self.servers:
             server.journal.clear()
-        config = self.configure(repositories, immutable=immutable)
-        spent, report = sync_measured(self.program, config, data_limit=data_limit)
+        config = self.configure(repositories, is_immutable=is_immutable)
+        spent, report = sync_measured(config, data_limit=data_limit)
         return spent, report["totals"]["images"]
 
 
 @contextmanager
-def started_place(
-    program: Program, targets: int = 1, target: Callable[[], App] = App
-) -> Iterator[Place]:
+def started_place(targets: int = 1, target: Callable[[], App] = App) -> Iterator[Place]:
     """Start a source and so many targets, all of them empty."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         source = stack.enter_context(run_in_thread(App()))
         others = [stack.enter_context(run_in_thread(target())) for _ in range(targets)]
-        yield Place(program, directory, source, others)
+        yield Place(directory, source, others)
 
 
 def app_of(server: Endpoint) -> App:

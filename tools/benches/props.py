@@ -1,8 +1,7 @@
-"""Be what stands around a program that is measured: a slow line, an outage, slow registries, a clock.
+"""Be what stands around a program that is measured: a slow line, an outage, a clock.
 
     bench.py props delay SECONDS HOST:PORT        a TCP line, SECONDS long in each direction
     bench.py props away SECONDS BYTES HOST:PORT   a line that is cut for SECONDS, once, after BYTES
-    bench.py props slow PAIRS                     registries whose large blobs never end
     bench.py props lag PYZ ARGUMENT...            the program, with a clock in its event loop
 
 Each is a process of its own, so that its time and memory are not the client's. Only the standard
@@ -10,18 +9,16 @@ library is needed; `lag` imports anyio from the .pyz that it runs.
 
 Owns: the props, and how one is started.
 May not know: what is measured with them.
-Invariants: the first line on standard output is the address (or addresses) to talk to; everything
-ends when its standard input ends, so that nothing outlives the benchmark.
+Invariants: the first line on standard output is the address to talk to; everything ends when its
+standard input ends, so that nothing outlives the benchmark.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import importlib
 import json
-import re
 import subprocess
 import sys
 import time
@@ -31,25 +28,24 @@ from typing import Any, NamedTuple
 
 from tools.benches.runner import ROOT
 
-__all__ = ["LARGE", "add_options", "prop_command", "run", "started_prop"]
+__all__ = ["add_options", "prop_command", "run", "started_line"]
 
-LARGE = 256 * 1024 * 1024  # bytes of each blob that `slow` offers
 PIECE = 64 * 1024  # bytes
-PAUSE = 0.1  # seconds between two pieces that a slow target takes: 640 kB/s a stream
 TICK = 0.001  # seconds between two looks at the clock
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @contextmanager
-def started_prop(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run one of the props; its first line is still to be read."""
+def started_line(*arguments: str) -> Iterator[str]:
+    """Put one of the lines in front of a registry; yield the address to ask."""
     command = [sys.executable, *prop_command(*arguments)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as running:
+        assert running.stdout is not None
         try:
-            yield running
+            yield running.stdout.readline().strip()
         finally:
             running.kill()
 
@@ -215,98 +211,6 @@ class CutLine:
             writer.write_eof()
 
 
-# ---------------------------------------------------------------- registries that are too slow
-
-
-def layer_digest(tag: str) -> str:
-    return "sha256:" + hashlib.sha256(tag.encode()).hexdigest()
-
-
-def manifest_of(tag: str) -> bytes:
-    """Return a manifest with one large layer, different for each tag; nobody ever reads it whole."""
-    config = {
-        "mediaType": "application/vnd.oci.empty.v1+json",
-        "digest": "sha256:" + hashlib.sha256(b"{}").hexdigest(),
-        "size": 2,
-    }
-    layer = {
-        "mediaType": "application/vnd.oci.image.layer.v1.tar",
-        "digest": layer_digest(tag),
-        "size": LARGE,
-    }
-    kind = "application/vnd.oci.image.manifest.v1+json"
-    document = {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer]}
-    return json.dumps(document).encode()
-
-
-class SlowRegistries:
-    """Sources that send without end, and targets that take little at a time.
-
-    They print how many streams run.
-    """
-
-    def __init__(self) -> None:
-        self.streams = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            method, path, _ = head.split(" ", 2)
-            header = re.search(r"(?i)\r\ncontent-length: *(\d+)", head)
-            length = int(header[1]) if header else 0
-            if length > PIECE:
-                await self._take_slowly(reader)
-            await reader.readexactly(length)
-            name = path.partition("?")[0].rpartition("/")[2]
-            if method == "GET" and "/blobs/" in path:
-                await self._send_without_end(writer)
-            elif method == "GET" and "/manifests/" in path:
-                body = manifest_of(name)
-                kind = "application/vnd.oci.image.manifest.v1+json"
-                await send_answer(writer, "200 OK", body, f"Content-Type: {kind}")
-            elif method == "POST":
-                location = f"{path.partition('?')[0]}{id(writer)}"
-                await send_answer(writer, "202 Accepted", b"", f"Location: {location}")
-            elif method == "PUT":
-                await send_answer(writer, "201 Created", b"")
-            else:
-                await send_answer(writer, "404 Not Found", b"", head=method == "HEAD")
-
-    async def _take_slowly(self, reader: asyncio.StreamReader) -> None:
-        self.streams += 1
-        print(self.streams, flush=True)
-        while await reader.read(PIECE):  # noqa: ASYNC110  the pause is what makes it slow
-            await asyncio.sleep(PAUSE)
-        raise ConnectionError
-
-    @staticmethod
-    async def _send_without_end(writer: asyncio.StreamWriter) -> None:
-        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n".encode())
-        nothing = bytes(PIECE)
-        for _ in range(LARGE // PIECE - 1):
-            writer.write(nothing)
-            await writer.drain()
-        await asyncio.sleep(3600)
-
-
-async def send_answer(
-    writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str, head: bool = False
-) -> None:
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
-    writer.write("\r\n".join(lines).encode())
-    if not head:
-        writer.write(body)
-    await writer.drain()
-
-
-async def slow(pairs: int) -> None:
-    """Run `pairs` sources and `pairs` targets; print their addresses, then the streams that run."""
-    registries = SlowRegistries()
-    servers = [await listen(registries.serve) for _ in range(2 * pairs)]
-    print(" ".join(address for _, address in servers), flush=True)
-    await until_stdin_ends()
-
-
 # ---------------------------------------------------------------- a clock in the event loop
 
 
@@ -368,7 +272,7 @@ def lag(pyz: str, arguments: Sequence[str]) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Say which options there are."""
-    parser.add_argument("prop", choices=("delay", "away", "slow", "lag"))
+    parser.add_argument("prop", choices=("delay", "away", "lag"))
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
 
 
@@ -379,8 +283,6 @@ def run(options: argparse.Namespace) -> int:
         return lag(arguments[0], arguments[1:])
     if options.prop == "delay":
         asyncio.run(delay(float(arguments[0]), arguments[1]))
-    elif options.prop == "away":
-        asyncio.run(CutLine(float(arguments[0]), int(arguments[1]), arguments[2]).run())
     else:
-        asyncio.run(slow(int(arguments[0])))
+        asyncio.run(CutLine(float(arguments[0]), int(arguments[1]), arguments[2]).run())
     return 0

@@ -18,10 +18,11 @@ from conformance.content.streams import Stream
 from conformance.faults.rules import Rule
 from conformance.registry.measuring import MeasuringApp
 from tools.benches.place import Place, app_of, started_place
-from tools.benches.runner import MIB, BenchError, Figure, Program
+from tools.benches.runner import MIB, BenchError, Figure
 
 __all__ = ["figures"]
 
+LAYER = 1 << 30  # bytes
 CHECKPOINT = 16.0  # MiB between two states of a hash that the program keeps
 UNDER_WAY = 8.0  # MiB that a piece and the sockets hold
 
@@ -52,28 +53,25 @@ def reset_upload(rule: Rule, place: int) -> Rule:
     return rule.drop(after=place, of="request", reset=True)
 
 
-def breaks(size: float) -> list[Break]:
-    """Return all of them, for a layer of `size` MiB."""
-    forgotten = 0.9 * size
-    resumed = CHECKPOINT + UNDER_WAY
-    return [
-        Break("source ends", "source", end, True, 0, 0),
-        Break("source resets", "source", reset_answer, True, UNDER_WAY, 0),
-        Break("target keeps", "target", reset_upload, True, resumed, 0),
-        Break("target forgets", "target", reset_upload, False, forgotten + UNDER_WAY, forgotten),
-    ]
+FORGOTTEN = 0.9 * LAYER / MIB
+BREAKS = (
+    Break("source ends", "source", end, True, 0, 0),
+    Break("source resets", "source", reset_answer, True, UNDER_WAY, 0),
+    Break("target keeps", "target", reset_upload, True, CHECKPOINT + UNDER_WAY, 0),
+    Break("target forgets", "target", reset_upload, False, FORGOTTEN + UNDER_WAY, FORGOTTEN),
+)
 
 
-def figures(program: Program, size: int) -> Iterator[Figure]:
-    """Break a copy of a layer of `size` MiB in each way."""
-    for case in breaks(size):
-        yield from broken_copy(program, case, size * MIB)
+def figures() -> Iterator[Figure]:
+    """Break a copy in each way."""
+    for case in BREAKS:
+        yield from broken_copy(case)
 
 
-def broken_copy(program: Program, case: Break, size: int) -> Iterator[Figure]:
+def broken_copy(case: Break) -> Iterator[Figure]:
     """Copy one image whose layer breaks once."""
-    with started_place(program, 1, lambda: MeasuringApp(resumable=case.is_resumable)) as place:
-        layer = Stream(10, 1, size)
+    with started_place(target=lambda: MeasuringApp(resumable=case.is_resumable)) as place:
+        layer = Stream(10, 1, LAYER)
         digest = layer.digest()
         Seed(10).image(layers=[layer]).load_into(app_of(place.source), "app", "v1")
         if case.side == "source":
@@ -81,15 +79,15 @@ def broken_copy(program: Program, case: Break, size: int) -> Iterator[Figure]:
         else:
             faults = app_of(place.targets[0]).faults
             rule = faults.on("PUT", "upload", query={"digest": digest})
-        case.strike(rule.first(), size * 9 // 10)
+        case.strike(rule.first(), LAYER * 9 // 10)
 
         spent, images = place.sync(["app"])
         if images["synced"] != 1 or not rule.struck:
             raise BenchError(f"{case.name}: {images}, {len(rule.struck)} struck")
         reads = place.source.journal.matching("GET", "blob", reference=digest)
         ranges = ", ".join(entry.header("range") or "all" for entry in reads)
-        read_again = (reads.bytes_out() - size) / MIB
-        sent_again = (bytes_sent(place, digest) - size) / MIB
+        read_again = (reads.bytes_out() - LAYER) / MIB
+        sent_again = (bytes_sent(place, digest) - LAYER) / MIB
     yield Figure(
         f"{case.name}: source",
         read_again,

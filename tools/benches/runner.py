@@ -1,21 +1,28 @@
 """Run a program, take its time, CPU and memory, and print figures.
 
-Owns: how a run is measured; what a figure looks like; how a configuration is written.
+Owns: how a run is measured; where registries keep their data; what a figure looks like; how a
+configuration is written.
 May not know: what is compared with what.
 Needs Linux.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
-import shutil
+import os
+import platform
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
+
+from conformance.programs import find_program
 
 __all__ = [
     "CPU",
@@ -32,7 +39,8 @@ __all__ = [
     "Ran",
     "Spent",
     "choose",
-    "find_program",
+    "conditions",
+    "folder_in_memory",
     "median",
     "print_figures",
     "run_measured",
@@ -40,11 +48,13 @@ __all__ = [
     "spread",
     "sync_measured",
     "write_config",
+    "write_mirror",
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1_000_000
 MIB = 1 << 20
+MEMORY = "/dev/shm"
 TIME_LIMIT = 600  # seconds for one run
 
 # Forks from a small interpreter, because a child's peak memory begins with its parent's.
@@ -157,10 +167,10 @@ def run_unchecked(
 
 
 def sync_measured(
-    program: Program, config: Path, *, data_limit: int = 0, environ: Mapping[str, str] | None = None
+    config: Path, *, data_limit: int = 0, environ: Mapping[str, str] | None = None
 ) -> tuple[Spent, dict[str, Any]]:
-    """Run one sync; return what it took and its report."""
-    command = program.command("sync", "--json", "-q", "-c", str(config))
+    """Run one sync from the checkout; return what it took and its report."""
+    command = REGSYNC.command("sync", "--json", "-q", "-c", str(config))
     ran = run_measured(command, data_limit=data_limit, environ=environ)
     return ran.spent, json.loads(ran.out)
 
@@ -183,12 +193,50 @@ def write_config(
     return file
 
 
-def find_program(name: str) -> str:
-    """Return the path of a program of this machine."""
-    path = shutil.which(name)
-    if path is None:
-        raise BenchError(f"{name} is not installed; on Debian: apt-get install {name}")
-    return path
+def write_mirror(
+    file: Path,
+    source: str,
+    targets: Sequence[str],
+    repositories: Iterable[str],
+    *,
+    tags: str = "*",
+    is_immutable: bool = False,
+    has_artifacts: bool = False,
+) -> Path:
+    """Write a configuration that copies repositories from one URL to others; return its path."""
+    rule = {"glob": tags}
+    if is_immutable:
+        rule["immutable_tags"] = "*"
+    urls = {f"target-{number}": url for number, url in enumerate(targets)}
+    return write_config(
+        file,
+        {"source": source, **urls},
+        [{"from": repository, "tags": rule} for repository in repositories],
+        {"source": "source", "targets": list(urls), "artifacts": {"enabled": has_artifacts}},
+    )
+
+
+@contextmanager
+def folder_in_memory() -> Iterator[Path]:
+    """Make a folder in memory, or on disk if the system has no such place; remove it at the end."""
+    place = MEMORY if os.path.isdir(MEMORY) else None
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=place) as folder:
+        yield Path(folder)
+
+
+def conditions() -> str:
+    """Say what else has a part in the figures."""
+    registry = find_program("docker-registry", "docker-registry")
+    version = subprocess.run(
+        [registry, "--version"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    processor = model[1] if model else platform.machine()
+    load, _, _ = os.getloadavg()
+    return (
+        f"{datetime.date.today()}, {os.cpu_count()} x {processor}, load {load:.1f} before; "
+        f"CPython {platform.python_version()}, docker-registry {version[-1]}"
+    )
 
 
 # ---------------------------------------------------------------- many runs
@@ -249,11 +297,8 @@ class Figure(NamedTuple):
         return f"  {self.name:<26} {number} {wanted:<14} {verdict:<8} {self.detail}".rstrip()
 
 
-def print_figures(figures: Iterable[Figure], *, as_json: bool = False) -> None:
-    """Print each figure as soon as it is known, or all of them as one JSON document."""
-    if as_json:
-        print(json.dumps([figure._asdict() for figure in figures], indent=1))
-        return
+def print_figures(figures: Iterable[Figure]) -> None:
+    """Print each figure as soon as it is known."""
     for figure in figures:
         print(figure, flush=True)
 

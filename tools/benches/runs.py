@@ -29,23 +29,13 @@ from tools.benches.runner import (
     MIB,
     BenchError,
     Figure,
-    Program,
-    Spent,
-    run_measured,
+    folder_in_memory,
     sync_measured,
     write_config,
+    write_mirror,
 )
 
-__all__ = [
-    "dialects",
-    "large",
-    "layout",
-    "never_moving",
-    "remembering",
-    "typical",
-    "unchanged",
-    "write_state",
-]
+__all__ = ["dialects", "large", "layout", "never_moving", "typical", "write_state"]
 
 # Each way of a body into a registry: the persona of the harness, and the kind that the program is
 # told.
@@ -59,94 +49,48 @@ SMALL_LIMIT = 64 * MB  # bytes of data for a run that passes on one layer of any
 ENTRIES = 600_000  # of a large state
 
 
-def never_moving(program: Program) -> Iterator[Figure]:
+def never_moving() -> Iterator[Figure]:
     """20,000 tags that never move, 5 of them new."""
     tags = 20_000
     new = 5
     shared = [Seed(1).layer(500) for _ in range(2)]
     seed = Seed(2)
-    with started_place(program) as place:
+    with started_place() as place:
         for number in range(tags):
             image = seed.image(layers=[*shared, seed.layer(100)])
             image.load_into(app_of(place.source), "app", f"v{number}")
             if number < tags - new:
                 image.load_into(app_of(place.targets[0]), "app", f"v{number}")
 
-        spent, images = place.sync(["app"], immutable=True)
+        spent, images = place.sync(["app"], is_immutable=True)
         if images != {"synced": new, "skipped": tags - new, "failed": 0}:
             raise BenchError(f"{tags} tags: {images}")
         detail = f"{place.requests} requests; {spent}"
         yield Figure("20,000 tags, 5 new", spent.peak / MIB, "MiB", 128, detail=detail)
 
 
-def unchanged(program: Program) -> Iterator[Figure]:
-    """A second run over 2,000 tags."""
-    fleet = Fleet(repositories=10, tags=200, shared=2, own=1, size=200)
-    with started_place(program) as place:
-        fleet.load_into(app_of(place.source))
-        repositories = list(fleet.images())
-        place.sync(repositories)
-
-        spent, images = place.sync(repositories)
-        if images["skipped"] != 2000:
-            raise BenchError(f"2,000 tags: {images}")
-        start = run_measured(program.command("version")).spent
-        per_thousand = 1000 * spent.cpu / place.requests
-        detail = f"{place.requests} requests; {spent}; "
-        detail += f"of the CPU {start.cpu:.2f} s is the start of the program"
-        yield Figure("2,000 tags, warm", per_thousand, "CPU s per 1,000", 1.0, detail=detail)
-
-
-def remembering(program: Program) -> Iterator[Figure]:
-    """What a state of 600,000 entries adds to runs over 500 tags, new ones and unchanged ones."""
-    fleet = Fleet(repositories=1, tags=500, shared=2, own=1, size=200)
-    spent = dict[tuple[str, int], Spent]()
-    for entries in (0, ENTRIES):
-        with started_place(program) as place:
-            fleet.load_into(app_of(place.source))
-            if entries:
-                state = place.directory / ".regsync"
-                state.mkdir(mode=0o700)
-                write_state(state, [place.targets[0].address], entries)
-            for phase in ("new", "unchanged"):
-                spent[phase, entries], images = place.sync(list(fleet.images()))
-                if images["failed"]:
-                    raise BenchError(f"500 tags: {images}")
-
-    for phase in ("new", "unchanged"):
-        without = spent[phase, 0]
-        more = spent[phase, ENTRIES]
-        detail = f"{more} beside {without}"
-        yield Figure(f"{phase} tags, more", more.cpu - without.cpu, "s of CPU", 0.3, detail=detail)
-        yield Figure(f"{phase} tags, more", (more.peak - without.peak) / MIB, "MiB", 10)
-
-
-def layout(program: Program) -> Iterator[Figure]:
+def layout() -> Iterator[Figure]:
     """A run over 10,000 images that an image layout has, from another layout."""
     fleet = Fleet(repositories=100, tags=100, shared=1, own=1, size=200)
-    with tempfile.TemporaryDirectory(dir=_memory_disk()) as directory:
-        work = Path(directory)
-        _write_layout(work / "source", fleet)
-        shutil.copytree(work / "source", work / "disk")
-        registries = {"source": f"oci-layout:{work}/source", "disk": f"oci-layout:{work}/disk"}
-        mappings = [
-            {"from": repository, "source": "source", "targets": ["disk"]}
-            for repository in fleet.images()
-        ]
-        config = write_config(work / "mirror.yaml", registries, mappings)
-        spent, report = sync_measured(program, config)
+    with folder_in_memory() as work:
+        write_layout(work / "source", fleet)
+        shutil.copytree(work / "source", work / "target")
+        config = write_mirror(
+            work / "mirror.yaml",
+            f"oci-layout:{work}/source",
+            [f"oci-layout:{work}/target"],
+            fleet.images(),
+            has_artifacts=True,
+        )
+        spent, report = sync_measured(config)
         if report["totals"]["images"]["skipped"] != 10_000:
             raise BenchError(f"10,000 images in a layout: {report['totals']['images']}")
         yield Figure("10,000 in a layout", spent.wall, "s", 3.0, detail=str(spent))
         yield Figure("its memory", spent.peak / MIB, "MiB", 150)
 
 
-def _memory_disk() -> str | None:
-    """Return a folder in memory, where the system has one."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
-
-
-def _write_layout(folder: Path, fleet: Fleet) -> None:
+def write_layout(folder: Path, fleet: Fleet) -> None:
+    """Write the images of a fleet as an image layout, each under the name REPOSITORY:TAG."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
     (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}', encoding="utf-8")
@@ -161,11 +105,11 @@ def _write_layout(folder: Path, fleet: Fleet) -> None:
     (folder / "index.json").write_text(index, encoding="utf-8")
 
 
-def typical(program: Program) -> Iterator[Figure]:
+def typical() -> Iterator[Figure]:
     """100 images in 20 repositories, layers of up to 32 MiB, with at most 128 MiB."""
     layers = [Stream(7, number, (4 << 20) * (1 + number % 8)) for number in range(40)]
     repositories = [f"app-{number}" for number in range(20)]
-    with started_place(program, target=MeasuringApp) as place:
+    with started_place(target=MeasuringApp) as place:
         for number, repository in enumerate(repositories):
             seed = Seed(number)
             base = layers[number * 2 : number * 2 + 2]
@@ -183,11 +127,11 @@ def typical(program: Program) -> Iterator[Figure]:
             yield Figure(f"100 images, {phase}", spent.peak / MIB, "MiB", 128, detail=detail)
 
 
-def large(program: Program) -> Iterator[Figure]:
+def large() -> Iterator[Figure]:
     """500 images to three targets, two layers of 4 GiB, 50 large ones, a state of 600,000 entries."""
     huge = [Stream(8, number, 4 << 30) for number in range(2)]
     many = [Stream(9, number, 8 << 20) for number in range(50)]
-    with started_place(program, 3, MeasuringApp) as place:
+    with started_place(3, MeasuringApp) as place:
         for number in range(500):
             seed = Seed(number)
             layers: list[bytes | Stream] = [many[number % 50], seed.layer(5000)]
@@ -214,7 +158,7 @@ class Cloud(Provider, MeasuringApp):
     """A persona that drops what it has verified."""
 
 
-def dialects(program: Program) -> Iterator[Figure]:
+def dialects() -> Iterator[Figure]:
     """A layer of 4 GiB to each kind of registry, with at most 64 MB of memory and none on disk."""
     layer = Stream(10, 1, 4 << 30)
     for name, (persona, kind) in WAYS.items():
@@ -235,7 +179,7 @@ def dialects(program: Program) -> Iterator[Figure]:
                 {"source": "s", "targets": ["t"], "artifacts": {"enabled": False}},
             )
             spent, report = sync_measured(
-                program, config, data_limit=SMALL_LIMIT, environ={"GITHUB_TOKEN": "none"}
+                config, data_limit=SMALL_LIMIT, environ={"GITHUB_TOKEN": "none"}
             )
             is_held = image.top in cloud.tags("team/app").values()
             if report["totals"]["images"]["synced"] != 1 or not is_held:

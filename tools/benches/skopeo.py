@@ -1,14 +1,14 @@
 """Measure regsync beside skopeo, between two Debian docker-registry processes on loopback.
 
 Each round runs both programs, in turn first, on a target registry that was just started on an empty
-directory; storage is in memory (/dev/shm). Figures are medians of whole runs of the client,
+directory; storage is in memory. Figures are medians of whole runs of the client,
 start-up included; CPU and memory are the client's alone. Layers are gzip, since skopeo would
 compress any other. Each line ends with what the figure should be; nothing fails when it is not,
 since a busy machine changes wall times much (CPU seconds little). skopeo 1.9.3 hashes without the
 CPU's SHA instructions, Python with.
 
-Needs docker-registry, skopeo, openssl (case tls), and what tools/build_zipapp.py needs, unless
---pyz is given. As root it removes skopeo's cache of blob locations (/var/lib/containers/cache).
+Needs docker-registry, skopeo, openssl (case tls), and what tools/build_zipapp.py needs. As root it
+removes skopeo's cache of blob locations (/var/lib/containers/cache).
 
 Owns: the cases, and the machine with both programs.
 May not know: anything of the program but its command line.
@@ -22,23 +22,26 @@ import http.client
 import json
 import os
 import re
-import shutil
-import signal
 import ssl
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from conformance.client.copies import push_http
 from conformance.content.images import Image, Seed
-from conformance.programs import docker_registry
-from tools.benches.props import LARGE, prop_command, started_prop
+from conformance.content.streams import Stream
+from conformance.programs import find_program
+from conformance.registry.app import App
+from conformance.registry.measuring import MeasuringApp
+from conformance.server.sockets import Server, run_in_thread
+from tools.benches.place import app_of
+from tools.benches.props import prop_command, started_line
+from tools.benches.registries import empty_registry
 from tools.benches.runner import (
     CPU,
     MB,
@@ -53,21 +56,21 @@ from tools.benches.runner import (
     Ran,
     Spent,
     choose,
-    find_program,
+    conditions,
+    folder_in_memory,
     median,
     print_figures,
     run_measured,
     spread,
     write_config,
+    write_mirror,
 )
 
 __all__ = [
     "Certificate",
     "Machine",
     "add_options",
-    "add_program_options",
     "build_program",
-    "find_interpreter",
     "make_certificate",
     "run",
     "write_tls_config",
@@ -76,6 +79,8 @@ __all__ = [
 DELAY = 0.02  # seconds, each way
 SETTLING = 5.0  # seconds that blocked streams get to fill what they fill
 STARTING = 60  # seconds until 50 streams have begun
+LARGE = 256 * MIB  # bytes of a stream
+PACE = 640_000  # bytes a second that a slow target takes of each
 # Where skopeo remembers which registry has which blob: it would mount instead of copying. The first
 # is root's, the other below a home.
 CACHES = ("/var/lib/containers/cache", ".local/share/containers/cache")
@@ -99,44 +104,29 @@ class Machine:
         self.program = program
         self.rounds = rounds
         self._home = work / "home"
-        self._registries = 0
         self._home.mkdir()
 
-    def measure(self, command: Sequence[str], *, trust: str | None = None) -> Ran:
-        """Run a program that trusts the certificates of one file, by default the system's."""
-        environ = {"HOME": str(self._home), "XDG_RUNTIME_DIR": str(self._home)}
-        if trust is not None:
-            environ["SSL_CERT_FILE"] = trust
-        return run_measured(command, environ=environ)
+    def measure(self, command: Sequence[str], **environ: str) -> Ran:
+        """Run a program with these variables beside a home of its own."""
+        home = {"HOME": str(self._home), "XDG_RUNTIME_DIR": str(self._home)}
+        return run_measured(command, environ={**home, **environ})
 
-    def regsync(self, *arguments: str, trust: str | None = None) -> Spent:
+    def regsync(self, *arguments: str, **environ: str) -> Spent:
         """Run the built file."""
-        return self.measure(self.program.command(*arguments), trust=trust).spent
+        return self.measure(self.program.command(*arguments), **environ).spent
 
-    def skopeo(self, *arguments: str, trust: str | None = None) -> Spent:
+    def skopeo(self, *arguments: str, **environ: str) -> Spent:
         """Run skopeo, which remembers nothing from the last time."""
         for cache in CACHES:
             (self._home / cache / "blob-info-cache-v1.boltdb").unlink(missing_ok=True)
-        command = [find_program("skopeo"), "--insecure-policy", *arguments]
-        return self.measure(command, trust=trust).spent
+        command = [find_program("skopeo", "skopeo"), "--insecure-policy", *arguments]
+        return self.measure(command, **environ).spent
 
     @contextmanager
     def registry(self, tls: Certificate | None = None) -> Iterator[str]:
-        """Run an empty docker-registry; its storage is gone afterwards."""
-        self._registries += 1
-        directory = self.work / f"registry-{self._registries}"
-        try:
-            with docker_registry(directory, tls=tls) as address:
-                yield address
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-
-    @contextmanager
-    def distant(self, address: str) -> Iterator[str]:
-        """Put `address` behind a line of 20 ms each way."""
-        with started_prop("delay", str(DELAY), address) as running:
-            assert running.stdout is not None
-            yield running.stdout.readline().strip()
+        """Run an empty docker-registry and yield its address."""
+        with empty_registry(self.work, tls) as registry:
+            yield registry.address
 
     def rotate(
         self, *runs: Callable[[], Spent], rounds: int | None = None
@@ -154,28 +144,12 @@ class Machine:
 def make_certificate(work: Path) -> Certificate:
     """Make a certificate for 127.0.0.1."""
     made = Certificate(str(work / "cert.pem"), str(work / "key.pem"))
-    command = [find_program("openssl"), "req", "-x509", "-nodes", "-days", "2"]
+    command = [find_program("openssl", "openssl"), "req", "-x509", "-nodes", "-days", "2"]
     command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-subj", "/CN=bench", "-addext", "subjectAltName=IP:127.0.0.1"]
     command += ["-keyout", made.key, "-out", made.certificate]
     subprocess.run(command, capture_output=True, check=True)
     return made
-
-
-@contextmanager
-def time_limit(seconds: int, problem: str) -> Iterator[None]:
-    """End the block with BenchError after `seconds`, whatever it waits for."""
-
-    def end(*_: object) -> None:
-        raise BenchError(problem)
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # ---------------------------------------------------------------- one image
@@ -206,11 +180,14 @@ def copy_rounds(
     machine: Machine, image: Image, *, tls: Certificate | None = None, is_distant: bool = False
 ) -> Rounds:
     """Copy one image by both programs, each time into an empty registry."""
-    trust = tls.certificate if tls else None
-    context = ssl.create_default_context(cafile=trust) if tls else None
-    way_to: Callable[[str], AbstractContextManager[str]] = (
-        machine.distant if is_distant else contextlib.nullcontext
-    )
+    trust = {"SSL_CERT_FILE": tls.certificate} if tls else {}
+    context = ssl.create_default_context(cafile=tls.certificate) if tls else None
+
+    def way_to(address: str) -> AbstractContextManager[str]:
+        if is_distant:
+            return started_line("delay", str(DELAY), address)
+        return contextlib.nullcontext(address)
+
     with machine.registry(tls) as near_source, way_to(near_source) as source:
         push_http(image, near_source, REPOSITORY, "v1", context=context)
 
@@ -220,7 +197,7 @@ def copy_rounds(
                 if tls:
                     options += ["-c", write_tls_config(machine.work, source, target)]
                 names = [f"{address}/{IMAGE}" for address in (source, target)]
-                spent = machine.regsync("copy", *names, *options, trust=trust)
+                spent = machine.regsync("copy", *names, *options, **trust)
                 check_held(image, near_target, context)
             return spent
 
@@ -228,7 +205,7 @@ def copy_rounds(
             options = () if tls else PLAIN_HTTP
             with machine.registry(tls) as near_target, way_to(near_target) as target:
                 names = [f"docker://{address}/{IMAGE}" for address in (source, target)]
-                spent = machine.skopeo("copy", *options, *names, trust=trust)
+                spent = machine.skopeo("copy", *options, *names, **trust)
                 check_held(image, near_target, context)
             return spent
 
@@ -310,29 +287,22 @@ def latency(machine: Machine) -> Iterator[Figure]:
 # ---------------------------------------------------------------- many images
 
 
-def write_pairs(
-    file: Path, pairs: Iterable[tuple[str, str]], mappings: Sequence[Mapping[str, object]]
-) -> Path:
-    """Write a configuration with sources a0, a1, ... and targets b0, b1, ..."""
-    urls: dict[str, str] = {}
-    for number, (source, target) in enumerate(pairs):
-        urls[f"a{number}"] = f"http://{source}"
-        urls[f"b{number}"] = f"http://{target}"
-    return write_config(file, urls, mappings, {"artifacts": {"enabled": False}})
-
-
 def many(machine: Machine) -> Iterator[Figure]:
     """200 small images of one repository in one sync"""
     seed = Seed(4)
     again = Rounds([], [])
-    mapping = {"from": "bench/many", "source": "a0", "targets": ["b0"], "tags": {"glob": "*"}}
     with machine.registry() as source:
         for number in range(200):
             push_http(seed.image(sizes=(1000,)), source, "bench/many", f"v{number}")
 
         def ours() -> Spent:
             with machine.registry() as target:
-                file = write_pairs(machine.work / "many.yaml", [(source, target)], [mapping])
+                file = write_mirror(
+                    machine.work / "many.yaml",
+                    f"http://{source}",
+                    [f"http://{target}"],
+                    ["bench/many"],
+                )
                 command = ["sync", "-c", str(file), "--no-progress"]
                 first = machine.regsync(*command)
                 again.ours.append(machine.regsync(*command))
@@ -360,20 +330,26 @@ def slow(machine: Machine) -> Iterator[Figure]:
     """50 streams of 256 MiB into targets that take 640 kB/s each
 
     No more than 8 large bodies go to one registry at a time, so that 50 need 7 pairs of registries.
+    They are the harness's.
     """
     wanted = 50
-    pairs = 7
-    tags = [f"t{number}" for number in range(8)]
-    with started_prop("slow", str(pairs)) as running, ExitStack() as stack:
-        assert running.stdout is not None
-        addresses = running.stdout.readline().split()
-        config = write_pairs(
-            machine.work / "slow.yaml",
-            zip(addresses[:pairs], addresses[pairs:], strict=True),
-            [
-                {"from": f"r{n}", "source": f"a{n}", "targets": [f"b{n}"], "tags": {"glob": tags}}
-                for n in range(pairs)
-            ],
+    pairs = range(7)
+    layers = iter(Stream(6, number, LARGE) for number in range(8 * len(pairs)))
+    with ExitStack() as stack:
+        urls: dict[str, str] = {}
+        targets: list[Server] = []
+        for n in pairs:
+            source = stack.enter_context(run_in_thread(App()))
+            target = stack.enter_context(run_in_thread(MeasuringApp()))
+            for number in range(8):
+                image = Seed(number).image(layers=[next(layers)])
+                image.load_into(app_of(source), f"r{n}", f"t{number}")
+            app_of(target).faults.on("PUT", "upload").throttle(PACE, of="request")
+            urls |= {f"a{n}": source.url, f"b{n}": target.url}
+            targets.append(target)
+        mappings = [{"from": f"r{n}", "source": f"a{n}", "targets": [f"b{n}"]} for n in pairs]
+        config = write_config(
+            machine.work / "slow.yaml", urls, mappings, {"artifacts": {"enabled": False}}
         )
         log = stack.enter_context(open(machine.work / "client.log", "w+", encoding="utf-8"))
         command = machine.program.command("sync", "-c", str(config), "--no-progress")
@@ -382,16 +358,22 @@ def slow(machine: Machine) -> Iterator[Figure]:
         stack.callback(client.kill)
 
         streams = 0
-        with time_limit(STARTING, "the streams did not begin within a minute"):
-            while streams < wanted and (line := running.stdout.readline()):
-                streams = int(line)
+        until = time.monotonic() + STARTING
+        while streams < wanted and time.monotonic() < until:
+            time.sleep(0.1)
+            uploads = [
+                each for target in targets for each in target.journal.matching("PUT", "upload")
+            ]
+            streams = len([upload for upload in uploads if upload.status is None])
         time.sleep(SETTLING)
         if client.poll() is not None:
             log.seek(0)
             raise BenchError(f"the client ended: {log.read()[-500:]}")
         status = Path(f"/proc/{client.pid}/status").read_text(encoding="ascii")
+    if streams < wanted:
+        raise BenchError(f"the streams did not begin within a minute: there are {streams}")
     [kilobytes] = re.findall(r"VmHWM:\s*(\d+) kB", status)
-    detail = f"{streams} streams of {LARGE // MIB} MiB to {pairs} registries"
+    detail = f"{streams} streams of {LARGE // MIB} MiB to {len(pairs)} registries"
     yield Figure("peak memory", int(kilobytes) * 1024 / MB, "MB", 64, detail=detail)
 
 
@@ -422,16 +404,21 @@ def lag(machine: Machine) -> Iterator[Figure]:
 
 def start(machine: Machine) -> Iterator[Figure]:
     """start-up from the .pyz, ten times as many rounds"""
-    mapping = {"from": REPOSITORY, "source": "a0", "targets": ["b0"], "tags": {"glob": "v1"}}
     with machine.registry() as source, machine.registry() as target:
         for address in (source, target):
             push_http(Seed(5).image(sizes=(1000,)), address, REPOSITORY, "v1")
-        config = str(write_pairs(machine.work / "one.yaml", [(source, target)], [mapping]))
+        file = write_mirror(
+            machine.work / "one.yaml",
+            f"http://{source}",
+            [f"http://{target}"],
+            [REPOSITORY],
+            tags="v1",
+        )
         names = [f"docker://{address}/{IMAGE}" for address in (source, target)]
         nothing, version, sync, copy = machine.rotate(
             lambda: machine.measure([machine.program.python, "-c", "pass"]).spent,
             lambda: machine.regsync("version"),
-            lambda: machine.regsync("sync", "-c", config),
+            lambda: machine.regsync("sync", "-c", str(file)),
             lambda: machine.skopeo("copy", *PLAIN_HTTP, *names),
             rounds=10 * machine.rounds,
         )
@@ -461,16 +448,6 @@ CASES: Mapping[str, Callable[[Machine], Iterator[Figure]]] = {
 # ---------------------------------------------------------------- the command
 
 
-def add_program_options(parser: argparse.ArgumentParser) -> None:
-    """Say which built file runs where; fips.py has the same options."""
-    parser.add_argument(
-        "--python", default=sys.executable, metavar="EXE", help="interpreter of the .pyz"
-    )
-    parser.add_argument(
-        "--work", default="/dev/shm", metavar="DIR", help="where storage is (%(default)s)"
-    )
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Say which options there are."""
     titles = [f"  {name:<8} {title_of(case)}" for name, case in CASES.items()]
@@ -479,24 +456,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", dest="rounds", type=int, default=5, help="rounds of each case (%(default)s)"
     )
-    parser.add_argument("--pyz", metavar="FILE", help="measure this file (default: a new build)")
-    add_program_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the chosen cases and print each figure as soon as it is known."""
     cases = choose(options.cases, CASES)
-    if not os.path.isdir(options.work):
-        raise BenchError(f"{options.work} is no directory: name one in memory with --work")
-    python = find_interpreter(options.python)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.work) as directory:
-        work = Path(directory)
-        pyz = os.path.abspath(options.pyz) if options.pyz else build_program(work, python)
-        machine = Machine(work, Program(python, pyz), options.rounds)
-        for line in versions(machine.program):
-            print(line)
-        load, _, _ = os.getloadavg()
-        print(f"{python}; medians of {options.rounds} rounds; load {load:.1f} before", flush=True)
+    with folder_in_memory() as work:
+        machine = Machine(work, build_program(work), options.rounds)
+        for command in (
+            machine.program.command("version"),
+            [find_program("skopeo", "skopeo"), "--version"],
+        ):
+            print(run_measured(command).out.strip())
+        print(f"medians of {options.rounds} rounds; {conditions()}", flush=True)
         for name, case in cases.items():
             print(f"{name}: {title_of(case)}", flush=True)
             print_figures(case(machine))
@@ -508,36 +480,15 @@ def title_of(case: Callable[[Machine], Iterator[Figure]]) -> str:
     return (case.__doc__ or "").splitlines()[0]
 
 
-def versions(program: Program) -> Iterator[str]:
-    """Name everything that has a part in the figures."""
-    for command in (
-        [program.python, "-VV"],
-        program.command("version"),
-        [find_program("skopeo"), "--version"],
-        [find_program("docker-registry"), "--version"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        yield f"{os.path.basename(command[0])}: {' '.join(done.stdout.split())}"
-    system = os.uname()
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    model = cpu[1] if cpu else system.machine
-    yield f"{system.sysname} {system.release}, {os.cpu_count()} x {model}"
+def build_program(work: Path) -> Program:
+    """Build the program for this interpreter; return the build without the gate.
 
-
-def find_interpreter(name: str) -> str:
-    """Return the interpreter behind links and version managers' shims, which take time themselves."""
-    command = [name, "-c", "import os, sys; print(os.path.realpath(sys.executable))"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        raise BenchError(f"{name} is no Python that can be run") from None
-
-
-def build_program(work: Path, python: str) -> str:
-    """Build the program for the interpreter that will run it; return the path without the gate."""
+    The interpreter is the one behind links, which take time themselves.
+    """
+    python = os.path.realpath(sys.executable)
     command = [sys.executable, str(ROOT / "tools" / "build_zipapp.py")]
     command += ["--python", python, "--out", str(work)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BenchError(f"the program cannot be built: {done.stderr.strip()}")
-    return str(work / "regsync-nofips.pyz")
+    return Program(python, str(work / "regsync-nofips.pyz"))

@@ -24,7 +24,7 @@ from conformance.content.images import Seed
 from conformance.content.streams import Stream
 from conformance.registry.measuring import MeasuringApp
 from tools.benches.place import app_of, started_place
-from tools.benches.runner import MIB, ROOT, BenchError, Figure, Program
+from tools.benches.runner import MIB, REGSYNC, ROOT, BenchError, Figure
 
 __all__ = ["figures"]
 
@@ -32,6 +32,9 @@ LAYER = 64 * MIB  # of the load
 IMAGES = 24  # of the load, each of four layers
 BEGUN = 8  # layers of the load that have begun when the program is told to end
 LONGEST_END = 120  # seconds
+CYCLES = 1000
+TAGS = 500
+SHOWN = (2, 10, 100, CYCLES // 2, CYCLES)  # cycles with a line of their own
 
 
 class Usage(NamedTuple):
@@ -51,11 +54,9 @@ def usage_of(number: int) -> Usage:
 
 
 @contextmanager
-def running_watch(
-    program: Program, config: Path
-) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+def running_watch(config: Path) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
     """Run a watch; yield it and its standard output, where its reports are."""
-    command = program.command("watch", "-q", "--json", "--interval", "1h", "--health-port", "0")
+    command = REGSYNC.command("watch", "-q", "--json", "--interval", "1h", "--health-port", "0")
     with subprocess.Popen(
         [*command, "-c", str(config)],
         stdin=subprocess.DEVNULL,
@@ -70,22 +71,22 @@ def running_watch(
             watch.kill()
 
 
-def figures(program: Program, cycles: int, tags: int) -> Iterator[Figure]:
-    """Measure the end first, then so many cycles over so many tags."""
-    yield from end_under_load(program)
-    yield from idle_cycles(program, max(2, cycles), tags)
+def figures() -> Iterator[Figure]:
+    """Measure the end first, then the cycles."""
+    yield from end_under_load()
+    yield from idle_cycles()
 
 
-def end_under_load(program: Program) -> Iterator[Figure]:
+def end_under_load() -> Iterator[Figure]:
     """Show how long the program takes to its end in the middle of a copy."""
-    with started_place(program, target=MeasuringApp) as place:
+    with started_place(target=MeasuringApp) as place:
         for number in range(IMAGES):
             layers: list[bytes | Stream] = [
                 Stream(3, 4 * number + layer, LAYER) for layer in range(4)
             ]
             image = Seed(number).image(layers=layers)
             image.load_into(app_of(place.source), "app", f"v{number}")
-        with running_watch(program, place.configure(["app"], artifacts=True)) as (watch, _):
+        with running_watch(place.configure(["app"], has_artifacts=True)) as (watch, _):
             while place.targets[0].journal.count("PUT", "upload") < BEGUN:
                 if watch.poll() is not None:
                     raise BenchError(f"the watch ended with {watch.returncode}")
@@ -99,17 +100,16 @@ def end_under_load(program: Program) -> Iterator[Figure]:
         yield Figure("SIGTERM to end", seconds, "s", detail=detail)
 
 
-def idle_cycles(program: Program, cycles: int, tags: int) -> Iterator[Figure]:
+def idle_cycles() -> Iterator[Figure]:
     """Measure the memory and CPU of a watch in cycles in which no tag has changed."""
-    nothing_new = {"synced": 0, "skipped": tags, "failed": 0}
-    shown = {2, 10, 100, cycles // 2, cycles}
-    with started_place(program) as place:
+    nothing_new = {"synced": 0, "skipped": TAGS, "failed": 0}
+    with started_place() as place:
         seed = Seed(1)
-        for number in range(tags):
+        for number in range(TAGS):
             seed.image().load_into(app_of(place.source), "app", f"v{number}")
-        with running_watch(program, place.configure(["app"], artifacts=True)) as (watch, reports):
+        with running_watch(place.configure(["app"], has_artifacts=True)) as (watch, reports):
             first = Usage(0.0, 0)
-            for number in range(1, cycles + 1):
+            for number in range(1, CYCLES + 1):
                 report = reports.readline()
                 if not report:
                     raise BenchError(f"the watch ended in cycle {number}")
@@ -119,7 +119,7 @@ def idle_cycles(program: Program, cycles: int, tags: int) -> Iterator[Figure]:
                     first = usage
                 elif totals["images"] != nothing_new:
                     raise BenchError(f"cycle {number}: {totals}")
-                if number in shown and number > 1:
+                if number in SHOWN:
                     requests = sum(sum(kinds.values()) for kinds in totals["requests"].values())
                     cpu = (usage.cpu - first.cpu) / (number - 1)
                     detail = f"{requests} requests, {cpu:.3f} s of CPU a cycle"
