@@ -19,7 +19,6 @@ import enum
 import heapq
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -81,17 +80,6 @@ class Phase(enum.Enum):
     QUEUED = enum.auto()
     AT_WORK = enum.auto()
     ABANDONED = enum.auto()
-
-
-class _Outcome(enum.Enum):
-    """How the copying of a promoted image has ended."""
-
-    COMMITTED = enum.auto()
-    # `image.error` is set.
-    FAILED = enum.auto()
-    # The target lacks a blob or child that the state said it has, so that the image starts again
-    # (docs/design.md section 7, "Healing").
-    STALE = enum.auto()
 
 
 class _Promoted:
@@ -198,7 +186,8 @@ class Scheduler:
         self._lists = lists
 
         self.pending = Pending()
-        # Set when fewer images are pending than the limit. Discovery waits for this event.
+        # Set, and replaced by a new event, when fewer images are pending than the limit. Discovery
+        # waits for this event.
         self._room_event = anyio.Event()
 
         self._claims = Claims(knowledge, anyio.current_time)
@@ -255,10 +244,6 @@ class Scheduler:
     async def wait_for_room(self) -> None:
         """Wait until fewer images are pending than the limit, or a drain begins."""
         while self.pending.is_full() and not self.is_draining:
-            # An event cannot be reset, so a new event replaces one that was set for an earlier
-            # wait.
-            if self._room_event.is_set():
-                self._room_event = anyio.Event()
             await self._room_event.wait()
 
     def add_image(self, image: Image) -> None:
@@ -371,6 +356,7 @@ class Scheduler:
         image = self.pending.take()
         if not self.pending.is_full():
             self._room_event.set()
+            self._room_event = anyio.Event()
 
         try:
             claims = self._build_claims(image)
@@ -439,28 +425,26 @@ class Scheduler:
         if promoted.phase is Phase.ABANDONED:
             return  # it holds no slot, and stays in `_promoted` so that the run reports it
 
-        outcome = await self._put_manifests(image, claims)
-        if outcome is _Outcome.COMMITTED:
+        is_committed = await self._put_manifests(image, claims)
+        del self._promoted[claims]
+        self._at_work.remove(promoted)
+        image.blobs_present = len(claims.present)
+        for blob in claims.present:
+            self.traffic.record(claims.where, blob, BlobResult.PRESENT)
+
+        if is_committed:
             # Images that wait for this image may mount its blobs now.
             self._add_steps(self._claims.image_committed(claims))
+            self._finish_copied(image)
+            self.add_artifacts(image.dependents)
         else:
             # Images that wait for this image inherit its claims, and copy the blobs themselves.
             unblocked = self._claims.withdraw(claims)
             self._add_steps(unblocked.steps)
             self._queue_ready(unblocked.ready)
-        del self._promoted[claims]
-        self._at_work.remove(promoted)
-
-        image.blobs_present = len(claims.present)
-        for blob in claims.present:
-            self.traffic.record(claims.where, blob, BlobResult.PRESENT)
-        match outcome:
-            case _Outcome.COMMITTED:
-                self._finish_copied(image)
-                self.add_artifacts(image.dependents)
-            case _Outcome.FAILED:
+            if image.error is not None:
                 self._finish_failed(image)
-            case _Outcome.STALE:
+            else:
                 self._start_again(image)
         self.advance()
 
@@ -473,41 +457,39 @@ class Scheduler:
         step = await promoted.next_step()
         if step is None:
             return
-        with ExitStack() as reserved_space:
-            await self._prepare(promoted, reserved_space)
-            if promoted.image.error is not None:
-                self._finish_step(promoted)  # it is not started
-                return
-            async with anyio.create_task_group() as blobs:
-                while step is not None:
-                    blobs.start_soon(self._copy_blob, promoted, step)
-                    step = await promoted.next_step()
-
-    async def _prepare(self, promoted: _Promoted, reserved_space: ExitStack) -> None:
-        """Find the blobs that the source of an image lacks, and reserve space at its target.
-
-        The space is released when `reserved_space` is closed. If a blob is found nowhere, or if
-        there is too little space, the error is set in the image. For registries this does nothing:
-        only a layout can lack blobs or have limited space.
-        """
         image = promoted.image
-        claims = promoted.claims
+        blobs = promoted.claims.blobs.values()
+        try:
+            # Only a layout can lack blobs as a source, or have limited space as a target.
+            promoted.other_holders = await self._find_other_holders(image, blobs)
+            with self._transfer.reserving(image, blobs):
+                async with anyio.create_task_group() as copies:
+                    while step is not None:
+                        copies.start_soon(self._copy_blob, promoted, step)
+                        step = await promoted.next_step()
+        except SyncError as error:
+            # No copy has begun: `_copy_blob` records errors, and raises none.
+            image.error = error
+            self._finish_step(promoted)
+
+    async def _find_other_holders(
+        self, image: Image, blobs: Iterable[Descriptor]
+    ) -> dict[str, Repository]:
+        """Find a repository for each blob that the source of an image lacks, by digest.
+
+        Raises the error of `_find_other_holder` if a blob is found nowhere.
+        """
+        where = image.target.store_key
         lacking_blobs = [
             blob
-            for blob in claims.blobs.values()
+            for blob in blobs
             if image.source.known_read_error(blob) is not None
-            and not self._knowledge.is_blob_believed(claims.where, blob.digest)
+            and not self._knowledge.is_blob_believed(where, blob.digest)
         ]
-        try:
-            other_holders = await gather(
-                partial(self._find_other_holder, image, blob) for blob in lacking_blobs
-            )
-            reserved_space.enter_context(self._transfer.reserving(image, claims.blobs.values()))
-        except SyncError as error:
-            image.error = error
-            return
-        for blob, holder in zip(lacking_blobs, other_holders, strict=True):
-            promoted.other_holders[blob.digest] = holder
+        holders = await gather(
+            partial(self._find_other_holder, image, blob) for blob in lacking_blobs
+        )
+        return {blob.digest: holder for blob, holder in zip(lacking_blobs, holders, strict=True)}
 
     async def _find_other_holder(self, image: Image, blob: Descriptor) -> Repository:
         """Find a repository that has a blob which the source lacks.
@@ -572,10 +554,9 @@ class Scheduler:
         self.advance()
 
     async def _transfer_blob(self, promoted: _Promoted, step: Step) -> BlobResult:
-        """Mount or upload a blob, unless `_prepare` has found the blob at the target."""
+        """Mount or upload a blob, unless `_find_other_holders` has found it at the target."""
         image = promoted.image
-        # The repository that has the blob. `_prepare` has found one for each blob that the source
-        # lacks.
+        # The repository that has the blob.
         holder = promoted.other_holders.get(step.blob.digest, image.source)
         if holder is image.target:
             return BlobResult.PRESENT
@@ -585,8 +566,8 @@ class Scheduler:
     def _with_mount_source(self, promoted: _Promoted, step: Step) -> Step:
         """Turn an upload into a mount if another repository of the host has the blob.
 
-        Either `_prepare` has found the repository, because the source lacks the blob, or another
-        image has committed the blob there since the step was created.
+        Either `_find_other_holders` has found the repository, because the source lacks the blob, or
+        another image has committed the blob there since the step was created.
         """
         holder = promoted.other_holders.get(step.blob.digest)
         if holder is not None and holder is not promoted.image.target:
@@ -619,26 +600,30 @@ class Scheduler:
 
     # Putting the manifests of an image.
 
-    async def _put_manifests(self, image: Image, claims: ImageClaims) -> _Outcome:
-        """Put the children that an image has claimed, then its root, unless a blob has failed."""
+    async def _put_manifests(self, image: Image, claims: ImageClaims) -> bool:
+        """Put the children that an image has claimed, then its root, unless a blob has failed.
+
+        Returns whether the image is committed. If not, its error is set, or the image has to start
+        again because the state was wrong (docs/design.md section 7, "Healing").
+        """
         if image.error is not None:
-            return _Outcome.FAILED
+            return False
         root = image.tree.root
         try:
             if not self._is_put_already(image):
                 refusal = await self._try_to_put(image, claims)
                 if refusal is not None:
                     await self._prepare_restart(image, refusal)
-                    return _Outcome.STALE
+                    return False
         except SyncError as error:
             image.error = error
-            return _Outcome.FAILED
+            return False
 
         self._record_put(claims, root)  # the children are recorded as soon as each is put
         if image.snapshot_key:
             snapshot = Snapshot(key_of(image.tree.source_digest), key_of(root.digest))
             self._knowledge.record_snapshot(image.snapshot_key, snapshot)
-        return _Outcome.COMMITTED
+        return True
 
     def _is_put_already(self, image: Image) -> bool:
         """Report whether an artifact is at the target because another image has copied it there.
