@@ -471,7 +471,7 @@ async def test_a_reading_serves_one_upload_for_each_registry():
     unused: Any = None
 
     def subscriber(host: str) -> Subscriber:
-        made = feeds.subscribe(RepositoryKey("source", "app"), "sha256:a", 9)
+        made = feeds.subscribe(RepositoryKey("source", "app"), "sha256:a")
         demands = Demand("source", "read"), Demand(host, "write")
         made.part = Part(unused, 0, *demands, 0, 0.0, unused, unused, unused)
         made.state = _State.WAITING

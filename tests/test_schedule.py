@@ -258,7 +258,7 @@ async def test_a_drain_does_not_wait_for_an_image_whose_blob_will_not_come():
     began = anyio.current_time()
     await stage.run(*images, during=drain)
     assert stage.trace == [f"b {digest('own')}", f"a {digest('shared')}", "a put"]
-    assert [each.reference for each in stage.scheduler.images.values()] == ["b", "c"]
+    assert [each.reference for each in stage.scheduler.images] == ["b", "c"]
     assert anyio.current_time() - began == 20
 
 
@@ -272,7 +272,7 @@ async def test_images_that_nobody_would_ever_serve_do_not_keep_a_run_from_ending
     monkeypatch.setattr(Claims, "promote", promote)
     stage = Stage()
     await stage.run(image("a", ("one", 1)))
-    assert [each.reference for each in stage.scheduler.images.values()] == ["a"]
+    assert [each.reference for each in stage.scheduler.images] == ["a"]
     assert stage.ended == {}
 
 

@@ -232,13 +232,11 @@ class _State(enum.Enum):
     EXPECTED    WAITING     its session is open, and it needs the blob (`Feeds.send`)
     WAITING     IN_READING  a reading begins that includes it
     IN_READING  EXPECTED    its request has ended; after a failure it may wait for another reading
-    any         GONE        it needs no shared reading (`Feeds.unsubscribe`)
     """
 
     EXPECTED = enum.auto()
     WAITING = enum.auto()
     IN_READING = enum.auto()
-    GONE = enum.auto()
 
 
 @dataclass
@@ -280,10 +278,9 @@ class Subscriber:
     # In the reading that it waits for or that includes it. Each `Feeds.send` sets a new part.
     part: Part
 
-    def __init__(self, blob: tuple[RepositoryKey, str], size: int) -> None:
+    def __init__(self, blob: tuple[RepositoryKey, str]) -> None:
         # Source repository and digest.
         self.blob = blob
-        self.size = size
         self.state = _State.EXPECTED
 
 
@@ -298,25 +295,27 @@ class Feeds:
     def __init__(self, gate: Gate, staging: Staging) -> None:
         self._gate = gate
         self._staging = staging
-        # By source repository and digest, in the order in which they have subscribed.
-        self._subscribers = defaultdict[tuple[RepositoryKey, str], list[Subscriber]](list)
+        # By source repository and digest, in the order in which they have subscribed. The values
+        # are unused.
+        self._subscribers = defaultdict[tuple[RepositoryKey, str], dict[Subscriber, None]](dict)
 
-    def subscribe(self, source: RepositoryKey, digest: str, size: int) -> Subscriber:
+    def subscribe(self, source: RepositoryKey, digest: str) -> Subscriber:
         """Add an upload for which readings of the blob wait until it is unsubscribed."""
-        subscriber = Subscriber((source, digest), size)
-        self._subscribers[subscriber.blob].append(subscriber)
+        subscriber = Subscriber((source, digest))
+        self._subscribers[subscriber.blob][subscriber] = None
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Remove an upload that has ended or gets its bytes in another way."""
-        if subscriber.state is _State.GONE:
-            return
-        subscriber.state = _State.GONE
-        self._subscribers[subscriber.blob].remove(subscriber)
-        if not self._subscribers[subscriber.blob]:
-            del self._subscribers[subscriber.blob]
-        else:
+        """Remove an upload that has ended or gets its bytes in another way.
+
+        Does nothing if it was removed before.
+        """
+        subscribers = self._subscribers[subscriber.blob]
+        subscribers.pop(subscriber, None)
+        if subscribers:
             self._wake_first(subscriber.blob)
+        else:
+            del self._subscribers[subscriber.blob]
 
     async def send(self, subscriber: Subscriber, part: Part) -> BlobResult:
         """Send a blob to one target from a reading that it may share with other targets.
@@ -325,9 +324,8 @@ class Feeds:
         Raises the errors of `part.send` and of `Relay`. Raises LeftBehind if the target was too
         slow for the reading.
         """
-        if subscriber.state is _State.GONE:
-            # The upload had unsubscribed to use the staged blob, but staging has failed since.
-            self._subscribers[subscriber.blob].append(subscriber)
+        # The upload may have unsubscribed to use the staged blob, which was then not staged.
+        self._subscribers[subscriber.blob][subscriber] = None
         subscriber.part = part
         subscriber.state = _State.WAITING
         self._wake_first(subscriber.blob)
@@ -336,7 +334,7 @@ class Feeds:
                 await part.woken.wait()
             if subscriber.state is _State.WAITING:  # no reading of another subscriber includes it
                 sharing = self._choose_sharing(subscriber)
-                await self._read_for([each.part for each in sharing], subscriber.size)
+                await self._read_for([each.part for each in sharing])
             await part.ended.wait()
         finally:
             # The subscriber that has begun the reading runs the requests of all. If this task is
@@ -393,15 +391,15 @@ class Feeds:
         # The time is infinite if all permits are in use. In this case any answer frees a permit.
         return now + PATIENCE < opens < math.inf
 
-    async def _read_for(self, parts: list[Part], size: int) -> None:
-        """Read a blob of `size` bytes from its source once, and send it to several targets.
+    async def _read_for(self, parts: list[Part]) -> None:
+        """Read a blob from its source once, and send it to several targets.
 
         A failure of the source is recorded in all parts, a failure of a target in its own part.
         """
         relay = parts[0].relay
         offset = min(part.offset for part in parts)
         rank = min(part.rank for part in parts)
-        feed = Feed(relay, offset, size)
+        feed = Feed(relay, offset, relay.blob.size)
         # One read at the source and one write at each target, admitted in one step (I8).
         demands = (parts[0].reading, *(part.writing for part in parts))
         try:

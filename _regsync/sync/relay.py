@@ -78,9 +78,9 @@ class Relay(Pieces):
     ) -> None:
         """With `uses_fresh_connections` no connection is used that has served another request."""
         self.source = source
+        self.blob = blob
         self.uses_fresh_connections = uses_fresh_connections
         self.complete = False
-        self._blob = blob
         self._reference = source.name_of(blob.digest)
         self._transport = transport
         # Closes the source's response.
@@ -117,11 +117,11 @@ class Relay(Pieces):
             self._checkpoints.pop()
         self._go_back_to(self._checkpoints[-1])
         self._target_offset = offset
-        self._read_limit = self._blob.size + 1  # one more byte shows that a blob is too long
-        self.length = self._blob.size - offset
+        self._read_limit = self.blob.size + 1  # one more byte shows that a blob is too long
+        self.length = self.blob.size - offset
         # If the blob has been verified before and the target has all of it, nothing is read.
         self.complete = self.complete and self.length == 0
-        with self._transport.buffers.lending(self._blob.size + 1) as self._buffer:
+        with self._transport.buffers.lending(self.blob.size + 1) as self._buffer:
             self._buffered_from = self._position
             async with self._stack:
                 if not self.complete:
@@ -134,13 +134,13 @@ class Relay(Pieces):
         Otherwise it returns None. The body must be `opened`.
         """
         if self.complete and self._fits_in_buffer and self._buffered_from == 0:
-            return self._buffer[: self._blob.size]
+            return self._buffer[: self.blob.size]
         return None
 
     @property
     def _fits_in_buffer(self) -> bool:
         """Whether the buffer has room for the whole blob and for one byte too many."""
-        return self._blob.size < len(self._buffer)
+        return self.blob.size < len(self._buffer)
 
     def adopt_checkpoints(self, other: Relay) -> None:
         """Use the checkpoints of another reading of the same blob if they reach further."""
@@ -196,7 +196,7 @@ class Relay(Pieces):
         The last piece is left to `next`, because the blob has to be verified before its last byte
         is sent (I3).
         """
-        may_end_with_next_read = self._blob.size - self._position <= len(self._buffer)
+        may_end_with_next_read = self.blob.size - self._position <= len(self._buffer)
         return self._has_more_arrived and not may_end_with_next_read
 
     def _pour_in_thread(self, write: Callable[[memoryview], None]) -> None:
@@ -258,7 +258,7 @@ class Relay(Pieces):
         """Request the blob from `_position`, and close an earlier response."""
         await self._stack.aclose()
         opened = await self.source.open_blob(
-            self._blob, self._position, is_fresh=self.uses_fresh_connections
+            self.blob, self._position, is_fresh=self.uses_fresh_connections
         )
         self._response = await self._stack.enter_async_context(opened)
 
@@ -267,7 +267,7 @@ class Relay(Pieces):
 
         Returns an empty piece if the body broke. In this case the rest of the body has been opened.
         """
-        size = self._blob.size
+        size = self.blob.size
         start = self._position
         # A blob that fits into the buffer is kept there as a whole (`whole_body`).
         room = self._buffer[start:] if self._fits_in_buffer else self._buffer

@@ -397,7 +397,7 @@ class Run:
         There are none, because an image waits only for older images (docs/design.md section 6,
         rule 9). If that rule is ever broken, these images must not be missing in the report.
         """
-        for image in list(self.scheduler.images.values()):
+        for image in self.scheduler.images:
             text = "the run ended while this image waited for another one"
             image.copy.error = RegsyncError(text)
             self._end_copy(image.copy)
@@ -545,7 +545,8 @@ class Run:
         if not tags_to_look_up:
             return
 
-        first_seen = self._first_seen if self._records_first_seen(mapping) else None
+        repository_key = mapping.source.repository_key(mapping.source_repository)
+        first_seen = self._first_seen if repository_key in self._aged_repositories else None
         try:
             lookup = await self._discovery.look_up(
                 mapping, wanted.tag, tags_to_look_up, first_seen=first_seen
@@ -593,13 +594,6 @@ class Run:
             )
             self._report_outcome(outcome)
         return tags_to_look_up
-
-    def _records_first_seen(self, mapping: MappingRule) -> bool:
-        """Report whether some mapping from the same source repository has `min_age`."""
-        if not self._aged_repositories:
-            return False
-        key = mapping.source.repository_key(mapping.source_repository)
-        return key in self._aged_repositories
 
     def _report_held_tags(self, wanted: WantedTag, lookup: TagLookup, lookup_began: float) -> None:
         """Report an image as skipped at the targets that do not get it yet because of `min_age`.

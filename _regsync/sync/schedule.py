@@ -229,9 +229,9 @@ class Scheduler:
         return self.transport.bytes_sent
 
     @property
-    def images(self) -> dict[ImageClaims, Image]:
+    def images(self) -> list[Image]:
         """Return the images that were promoted and have not ended, oldest first."""
-        return {claims: promoted.image for claims, promoted in self._promoted.items()}
+        return [promoted.image for promoted in self._promoted.values()]
 
     def images_under_way(self) -> list[str]:
         """Return the source references of the images at work."""
@@ -739,13 +739,15 @@ class Scheduler:
             return True  # the first attempt has probably put the image, and its answer was lost
 
         is_ecr = image.target.host.registry.kind.startswith("ecr")
-        image.is_kept_by_immutable_tag = is_ecr and digest_at_target is not None
-        if is_same_image or image.is_kept_by_immutable_tag:
-            self._discovery.log_once("debug", "tag_immutable_exists", str(refusal))
-            if not image.artifact:
-                image.copy.immutable_digest = digest_at_target
-            elif is_same_image:
-                self.record_artifact(image.target, image.reference)
+        is_tag_kept = is_same_image or (is_ecr and digest_at_target is not None)
+        if not is_tag_kept:
+            return False
+        self._discovery.log_once("debug", "tag_immutable_exists", str(refusal))
+        image.is_kept_by_immutable_tag = not is_same_image
+        if not image.artifact:
+            image.copy.immutable_digest = digest_at_target
+        elif is_same_image:
+            self.record_artifact(image.target, image.reference)
         return is_same_image
 
     def _start_again(self, image: Image) -> None:

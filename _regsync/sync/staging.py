@@ -109,9 +109,8 @@ class MemoryPieces(Pieces):
         self.complete = False
         # Whether a piece has been returned.
         self._has_begun = False
-        self._body = memoryview(body)
         # The bytes that have not been returned yet.
-        self._rest = self._body[offset:]
+        self._rest = memoryview(body)[offset:]
 
     async def next(self) -> memoryview:
         """Return the next piece. Returns an empty piece at the end."""
@@ -123,10 +122,6 @@ class MemoryPieces(Pieces):
         self._rest = self._rest[size:]
         self.complete = not self._rest
         return piece
-
-    def part(self, start: int, end: int) -> MemoryPieces:
-        """Return the bytes from `start` to `end` as a body of their own."""
-        return MemoryPieces(self._body[:end], start)
 
 
 class FilePieces(Pieces):
@@ -458,13 +453,13 @@ class Staging:
     def retain(self, blob: Descriptor, body: memoryview) -> bool:
         """Stage the verified bytes of a small blob in memory, until `release` is called.
 
-        Returns False if the blob is not small or if there is no room in memory. Returns True if the
-        blob is in memory now, or if an upload inside `ensuring_staged` stages it, perhaps on disk.
+        Returns False if there is no room in memory. Returns True if the blob is in memory now, or if
+        an upload inside `ensuring_staged` stages it, perhaps on disk.
         """
         digest = blob.digest
         if digest in self._bodies or self._users[digest]:
             return True
-        if blob.size > SMALL_BLOB or not self._make_room_in_memory(blob.size, may_evict=True):
+        if not self._make_room_in_memory(blob.size, may_evict=True):
             return False
         self._memory_size += blob.size
         self._bodies[digest] = bytes(body)

@@ -161,7 +161,8 @@ class _Job:
         # there is no such session. Setting one of them to "" discards the session.
         self.upload = upload
         self.bytes_from = bytes_from
-        # Subscribes to shared readings of the blob. None: the job takes part in no shared reading.
+        # Subscribes to shared readings of the blob. None: the job begins as MEMORY or SOURCE, and
+        # takes part in no shared reading.
         self.subscriber = subscriber
 
         # The repository to mount the blob from, if the scheduler has chosen one. None: each attempt
@@ -292,7 +293,7 @@ class BlobTransfer:
             subscriber = None
             if bytes_from is BytesFrom.DISK:
                 # Other targets need the blob too. If it cannot be staged, they share one reading.
-                subscriber = self._feeds.subscribe(source.key, blob.digest, blob.size)
+                subscriber = self._feeds.subscribe(source.key, blob.digest)
                 if self._has_disk_failed:
                     bytes_from = BytesFrom.SHARED
             job = _Job(step, target, relay, upload, bytes_from, subscriber)
@@ -628,10 +629,8 @@ class BlobTransfer:
         """
         target = job.target
         where = target.store_key
-        test = self._probe_tests[where.area]
-        if test.answer or target.probe_from is None:
-            return
-        if self._knowledge.probe_answers(where).is_201_if_present is not None:
+        is_answer_known = self._knowledge.probe_answers(where).is_201_if_present is not None
+        if is_answer_known or target.probe_from is None:
             return
         # The test is worth a POST only if this blob, and at least one more, would need a HEAD.
         if job.upload.session or not self._knowledge.needs_head(where, job.blob.digest):
@@ -643,7 +642,7 @@ class BlobTransfer:
         present_digest = self._choose_present_blob(job)
         if present_digest is not None:
             ask = partial(self._probe_present_blob, job, present_digest, target.probe_from)
-            await test.get(ask)
+            await self._probe_tests[where.area].get(ask)
 
     def _choose_present_blob(self, job: _Job) -> str | None:
         """Choose a blob that the target is known to have, if possible one of the same image.
@@ -721,6 +720,7 @@ class BlobTransfer:
             await self._send_part(job, body)
             return MemoryPieces(b"")
         if job.upload.style == "chunks":
+            assert not isinstance(body, MemoryPieces)  # no body in memory exceeds `put_limit`
             await self._send_in_chunks(job, body)
             return MemoryPieces(b"")
 
@@ -747,26 +747,23 @@ class BlobTransfer:
             return dialect.fallback_style
         return dialect.upload_style
 
-    async def _send_in_chunks(self, job: _Job, body: Body) -> None:
+    async def _send_in_chunks(self, job: _Job, body: Relay | FeedBody | FilePieces) -> None:
         """Send the body with one PATCH for each chunk (docs/specification.md section 8.2).
 
         A chunk that breaks is sent again from the offset that the target reports. For that, bytes
         from the source are held in memory. A staged file is read again.
         """
-        size = job.blob.size
-        limit = job.target.dialect.put_limit or size
-        starts = range(job.upload.offset, size, limit)
-        if isinstance(body, MemoryPieces | FilePieces):
-            for start in starts:
-                end = min(start + limit, size)
-                await self._send_chunk(job, partial(body.part, end=end))
-            return
-
-        buffer = bytearray(limit)  # all chunks use it, one after the other
-        for start in starts:
-            end = min(start + limit, size)
-            chunk = await body.read_until(end, buffer)
-            await self._send_chunk(job, partial(body.chunk_body, chunk, start))
+        # All chunks from the source use this memory, one after the other.
+        buffer = bytearray(0 if isinstance(body, FilePieces) else job.chunk_size)
+        chunk_from: Callable[[int], MemoryPieces | FilePieces]
+        for start in range(job.upload.offset, job.blob.size, job.chunk_size):
+            end = min(start + job.chunk_size, job.blob.size)
+            if isinstance(body, FilePieces):
+                chunk_from = partial(body.part, end=end)
+            else:
+                chunk = await body.read_until(end, buffer)
+                chunk_from = partial(body.chunk_body, chunk, start)
+            await self._send_chunk(job, chunk_from)
 
     async def _send_chunk(
         self, job: _Job, chunk_from: Callable[[int], MemoryPieces | FilePieces]
@@ -846,7 +843,8 @@ class BlobTransfer:
 
         No image fails for this reason: the targets share one reading (docs/design.md section 8).
         """
-        job.bytes_from = BytesFrom.SOURCE if job.subscriber is None else BytesFrom.SHARED
+        is_shared = job.bytes_from is BytesFrom.DISK
+        job.bytes_from = BytesFrom.SHARED if is_shared else BytesFrom.SOURCE
         # Do not resume the session: its bytes came from a file that may have been changed.
         job.upload.broken_session = ""
         is_first_disk_failure = not self._has_disk_failed and not isinstance(error, NoRoom)
@@ -861,7 +859,6 @@ class BlobTransfer:
         self._transport.machine.log("debug", "retry", f"{job.target}: {error}")
         self._unsubscribe(job)
         job.bytes_from = BytesFrom.SOURCE
-        job.subscriber = None
         await anyio.sleep(_LEFT_BEHIND_PAUSE)
 
     async def _prepare_second_reading(self, job: _Job, error: WrongBytes) -> bool:
