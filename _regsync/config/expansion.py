@@ -107,7 +107,7 @@ class _Expansion:
                 nodes.pop("defaults", None)
             case "mapping":
                 # The default value of `to` is the value of `from`.
-                nodes = {"to": nodes["from"], **self.reader.default_nodes, **nodes}
+                nodes = {"to": nodes["from"], **self.reader.defaults.nodes, **nodes}
             case "global":
                 nodes = {**self.global_defaults(), **nodes}
         return nodes

@@ -215,6 +215,12 @@ class Diagnostics:
     def add_warning(self, node: Node, path: str, message: str) -> None:
         self.warnings.append(self._problem_at(node, path, message))
 
+    def error(self) -> ConfigError:
+        """Return the error for all problems. There must be at least one."""
+        problems = tuple(_in_file_order(self.problems))
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return ConfigError(f"{problems[0]}{more}", problems=problems)
+
     def _problem_at(self, node: Node, path: str, message: str) -> Problem:
         """Return a problem at the place of a node. Its path and message are safe to print."""
         text = printable(strip_userinfo(message))
@@ -268,9 +274,8 @@ class Reader:
         self.registries: dict[str, Registry | None] = {}
         self.groups: dict[str, tuple[Registry, ...] | None] = {}
 
-        # The fields that `defaults` sets, and their valid values, by the field's name.
-        self.default_nodes: dict[str, Node] = {}
-        self.default_values: dict[str, Any] = {}
+        # The section `defaults`. Empty if the document has none.
+        self.defaults = Section(Node("map", 0, 0), "", {}, {}, self.diagnostics)
 
         # Names of the environment variables that are used in a secret field.
         self.secret_variables: set[str] = set()
@@ -285,21 +290,19 @@ class Reader:
         Afterwards the reader's fields have the registries, groups and defaults of the document.
         Raises ConfigError with all problems if there are any.
         """
-        document: Section | None = None
         try:
             root = compose(self.file.text, self.diagnostics.add_problem)
             if root is None or root.tag == "null":
                 empty = "the document is empty: `mappings` is required, and may be []"
                 raise DocumentError(1, 1, empty)
-            document = self.convert(root, DOCUMENT, "")
         except DocumentError as error:
             node = Node("", error.line, error.column)
             self.diagnostics.add_problem(node, "", error.message)
+            raise self.diagnostics.error() from None
 
-        problems = tuple(_in_file_order(self.diagnostics.problems))
-        if problems or document is None:  # the document is None only if there is a problem
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise ConfigError(f"{problems[0]}{more}", problems=problems)
+        document: Section = self.convert(root, DOCUMENT, "")
+        if self.diagnostics.problems:
+            raise self.diagnostics.error()
         if self.diagnostics.should_lint:
             self.warn_of_unused_logins(document)
         return document
@@ -583,8 +586,7 @@ class Reader:
             message = "'all' undoes a default and means nothing in `defaults`: omit the field"
             section.add_problem("platforms", message)
         section.lint(lint_min_age, section.values.get("min_age", 0.0))
-        self.default_nodes = section.nodes
-        self.default_values = section.values
+        self.defaults = section
 
     def build_mapping(self, section: Section) -> MappingRule | None:
         """Return a mapping with the values that it inherits from `defaults`.
@@ -592,9 +594,9 @@ class Reader:
         Returns None if a field is invalid or missing. `read_mappings` sets the index.
         """
         for name in ("source", "targets"):
-            if name not in section.nodes and name not in self.default_nodes:
+            if name not in section.nodes and name not in self.defaults.nodes:
                 section.add_problem(name, "is missing: set it here or in `defaults`")
-        values = self.default_values | section.values
+        values = self.defaults.values | section.values
         # An inherited value may be missing because `defaults` has an invalid value.
         has_required_values = {"from", "source", "targets"} <= values.keys()
         if not section.is_valid or not has_required_values:
