@@ -606,35 +606,34 @@ def _trim(
     `trimmed` holds the results for the nested indexes, by digest.
     """
     available = dict[Platform, None]()  # without duplicates, in the order of the index
+    matched = set[Platform]()
     kept = list[Descriptor | None]()  # for each child, its new descriptor; None if it is dropped
+    kept_digests = set[str]()  # the digests of kept children, as `index` names them
     for child in index.children:
-        entry = None
+        entry = child
+        matching = frozenset[Platform]()  # the wanted platforms that the child has
         if child.is_index:
-            result = trimmed[child.digest]
-            available.update(dict.fromkeys(result.available))
-            if result.matched:
-                entry = child._replace(digest=result.manifest.digest, size=result.manifest.size)
+            nested = trimmed[child.digest]
+            available.update(dict.fromkeys(nested.available))
+            matching = nested.matched
+            entry = child._replace(digest=nested.manifest.digest, size=nested.manifest.size)
         elif child.platform is not None and not child.attested_digest:
             available[child.platform] = None
-            if any(platform_matches(want, child.platform) for want in wanted):
-                entry = child
-        kept.append(entry)
+            matching = frozenset(want for want in wanted if platform_matches(want, child.platform))
+        matched |= matching
+        kept.append(entry if matching else None)
+        if matching:
+            kept_digests.add(child.digest)
 
-    # An attestation is kept with its image, which may come after it. It names the digest that the
-    # image has in `index`.
-    pairs = zip(index.children, kept, strict=True)
-    kept_digests = {child.digest for child, entry in pairs if entry}
+    # An attestation is kept with its image, which may come after it.
     for number, child in enumerate(index.children):
         if child.attested_digest in kept_digests:
             kept[number] = child
 
-    matched = frozenset(
-        want for want in wanted if any(platform_matches(want, have) for have in available)
-    )
     new_digests = [entry.digest for entry in kept if entry]
     is_changed = new_digests != [child.digest for child in index.children]
     manifest = _rewrite_index(index, kept) if is_changed and matched else index
-    return TrimmedIndex(manifest, matched, tuple(available))
+    return TrimmedIndex(manifest, frozenset(matched), tuple(available))
 
 
 def _rewrite_index(index: Manifest, kept: Sequence[Descriptor | None]) -> Manifest:
