@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64decode
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -159,7 +160,7 @@ class CloudLogin:
         # One task holds the lock and renews the login. Other tasks wait for the lock, and see by
         # `_renewals` that the login was renewed meanwhile. All logins that probe the same metadata
         # service share one lock, so that only one of them probes it.
-        self._lock = clouds.probe_lock(cloud) if probing_metadata else anyio.Lock()
+        self._lock = clouds.probe_locks[cloud] if probing_metadata else anyio.Lock()
         self._renewals = 0  # the number of renewals, successful or not
         # The error of the last renewal, if the old credential has expired. None otherwise.
         self._error: SyncError | None = None
@@ -252,7 +253,8 @@ class Clouds:
         self.load_module = module  # returns the module of a cloud: "aws", "google" or "azure"
         self.without_metadata: set[str] = set()  # clouds whose metadata service did not answer
         self._configured: dict[str, bool] = {}  # cloud -> whether its identity is configured here
-        self._probe_locks: dict[str, anyio.Lock] = {}  # see `probe_lock`
+        # By cloud: the lock of all logins that probe its metadata service.
+        self.probe_locks = defaultdict[str, anyio.Lock](anyio.Lock)
         # Keys: (cloud, _login_key(...), cloud_profile, probing_metadata).
         self._logins: dict[tuple[object, ...], CloudLogin] = {}
 
@@ -260,10 +262,6 @@ class Clouds:
         """Search for identities again, because a file or a metadata service may have appeared."""
         self.without_metadata.clear()
         self._configured.clear()
-
-    def probe_lock(self, cloud: str) -> anyio.Lock:
-        """Return the lock that is shared by all logins that probe a cloud's metadata service."""
-        return self._probe_locks.setdefault(cloud, anyio.Lock())
 
     def find(
         self, registry: Registry, repository: str | None, read: ReadFile

@@ -168,18 +168,14 @@ def _find_credential_file(machine: CloudEnvironment) -> _CredentialFile | None:
     the variable is set and its file does not exist.
     """
     configured_path = machine.environ.get(_FILE_VARIABLE)
-    if configured_path:
-        source = _Source(machine, f"{configured_path} ({_FILE_VARIABLE})")
-        text = machine.read(configured_path)
-        if text is None:
-            raise source.error("the file does not exist", f"correct or unset {_FILE_VARIABLE}")
-        return _CredentialFile(source, json_object(text) or {})
-
-    path = _well_known_file(machine)
+    path = configured_path or _well_known_file(machine)
     text = machine.read(path) if path else None
-    if text is None:
-        return None
-    return _CredentialFile(_Source(machine, path), json_object(text) or {})
+    source = _Source(machine, f"{path} ({_FILE_VARIABLE})" if configured_path else path)
+    if text is not None:
+        return _CredentialFile(source, json_object(text) or {})
+    if configured_path:
+        raise source.error("the file does not exist", f"correct or unset {_FILE_VARIABLE}")
+    return None
 
 
 async def _log_in_by_metadata(machine: CloudEnvironment, *, pauses: tuple[float, ...]) -> Login:

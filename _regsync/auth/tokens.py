@@ -146,11 +146,15 @@ class Authenticator:
 
     def _set_credential(self, credential: Credential) -> None:
         self.credential = credential
-        self.is_anonymous = credential == Credential()  # its fields are empty
         self.was_accepted = False  # whether the registry has accepted this credential
         self._secrets_seen.extend(filter(None, self.credential.secrets))
         # The OAuth2 refresh token to send to the token service, or "". The service may replace it.
         self._refresh_token = self.credential.identity_token
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether there is no credential."""
+        return self.credential == Credential()  # its fields are empty
 
     @property
     def login_hint(self) -> str:
@@ -317,13 +321,8 @@ class Authenticator:
             self._challenge = None
             return None
 
-    def record_success(self, header: str | None, repository: str, method: str) -> None:
-        """Record that the registry accepted a request with this Authorization header.
-
-        `header` is None for a request without a login.
-        """
-        if header is None:
-            return
+    def record_success(self, header: str, repository: str, method: str) -> None:
+        """Record that the registry accepted a request with this Authorization header."""
         self.was_accepted = True
         token = self._token_cache.token_in(header)
         if token is not None:
