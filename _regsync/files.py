@@ -80,6 +80,16 @@ def remove_if_possible(path: str) -> None:
         os.unlink(path)
 
 
+def sync_folder(path: str) -> None:
+    """Sync the names in a folder to the disk. Does nothing on Windows, which cannot do that."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 async def hash_rest(file: io.FileIO, running_hash: _Hash) -> int:
     """Hash a file from its current position to its end, in worker threads.
 

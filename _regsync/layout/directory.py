@@ -27,7 +27,14 @@ import anyio.to_thread
 
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import ContentError, SyncError, WrongBytes
-from _regsync.files import PARTIAL_SUFFIX, DiskPace, hash_rest, open_safely, remove_if_possible
+from _regsync.files import (
+    PARTIAL_SUFFIX,
+    DiskPace,
+    hash_rest,
+    open_safely,
+    remove_if_possible,
+    sync_folder,
+)
 from _regsync.layout.disk import (
     REMEDIES,
     DirectoryLock,
@@ -38,7 +45,6 @@ from _regsync.layout.disk import (
     lstat_or_none,
     make_folder,
     sync_file,
-    sync_folder,
     write_file,
 )
 from _regsync.layout.index import Entry, Index
@@ -134,9 +140,6 @@ class Layout:
         self._commit_error: SyncError | None = None
         # The disk space that is reserved for images and open files.
         self.reservations = Reservations()
-
-    def __str__(self) -> str:
-        return f"oci-layout:{self.path}"
 
     # Reading.
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
 
 from _regsync.errors import Side, SyncError
-from _regsync.files import PARTIAL_SUFFIX, WRITE_FLAGS, lock, remove_if_possible
+from _regsync.files import PARTIAL_SUFFIX, WRITE_FLAGS, lock, remove_if_possible, sync_folder
 from _regsync.text import printable, reason_of
 
 # The modes of folders and files, whatever the umask is. Other users must be able to read a layout.
@@ -237,13 +237,3 @@ def sync_file(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_folder(path: str) -> None:
-    """Sync the names in a folder to the disk. Does nothing on Windows, which cannot do that."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

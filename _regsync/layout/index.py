@@ -181,9 +181,6 @@ class Index:
         # The annotations of other tools.
         self._annotations = annotations
 
-    def __len__(self) -> int:
-        return sum(len(entries) for entries in self._entries_by_digest.values())
-
     def __iter__(self) -> Iterator[Entry]:
         return chain.from_iterable(self._entries_by_digest.values())
 
@@ -205,10 +202,6 @@ class Index:
             **self._own_names.get(repository, {}),
         }
         return {tag: entry.descriptor.digest for tag, entry in entries.items()}
-
-    def repositories(self) -> list[str]:
-        """Return the names of all repositories."""
-        return sorted({*self._own_names, *self._full_names})
 
     def entries_of(self, digest: str) -> list[Entry]:
         return self._entries_by_digest.get(digest, [])

@@ -454,7 +454,7 @@ class LayoutRepository:
 
     def begin_upload(self, blob: Descriptor, lease: Lease) -> _BlobWriter:
         """Return an upload of a blob. No file is created yet."""
-        return _BlobWriter(self, self._layout, lease, blob)
+        return _BlobWriter(self, lease, blob)
 
 
 class _FileBody:
@@ -493,9 +493,7 @@ class _BlobWriter:
     were written, and `resume` continues after them.
     """
 
-    def __init__(
-        self, repository: LayoutRepository, layout: Layout, lease: Lease, blob: Descriptor
-    ) -> None:
+    def __init__(self, repository: LayoutRepository, lease: Lease, blob: Descriptor) -> None:
         # The fields of `BlobUpload`. The blob's digest stands for the path of a session.
         self.lease = lease
         self.session = ""  # not empty while the partial file waits for a body
@@ -508,7 +506,6 @@ class _BlobWriter:
         self.has_begun = False
 
         self._repository = repository
-        self._layout = layout
         self._blob = blob
         # The partial file. None before `start`, and after the blob was finished or given up.
         self._file: BlobFile | None = None
@@ -528,7 +525,7 @@ class _BlobWriter:
             if self._repository._holds(self._blob):
                 return True
             self._remove_file()
-            file = await self._layout.begin_blob(self._blob)
+            file = await self._repository.host.layout.begin_blob(self._blob)
             if file.is_complete:
                 file.finish()  # verifies the bytes that the killed run has written
                 return True

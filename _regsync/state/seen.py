@@ -23,7 +23,7 @@ import anyio
 
 from _regsync.config.model import Config
 from _regsync.errors import ConfigError
-from _regsync.files import WRITE_FLAGS, Stamp, lock, open_safely, replacing, stamp_of
+from _regsync.files import WRITE_FLAGS, Stamp, lock, open_safely, replacing, stamp_of, sync_folder
 from _regsync.state.archive import RepositoryKey
 from _regsync.text import json_object, parse_time, printable, reason_of, time_text
 
@@ -313,7 +313,7 @@ class FirstSeen:
             os.fsync(descriptor)
             stamp = stamp_of(descriptor)
         self._stamp = stamp
-        _sync_directory(os.path.dirname(self._path))
+        sync_folder(os.path.dirname(self._path))
 
     @contextlib.asynccontextmanager
     async def _locked(self) -> AsyncIterator[None]:
@@ -383,17 +383,3 @@ def _try_lock(descriptor: int) -> bool:
     except OSError:
         return True  # the file system does not support locks
     return True
-
-
-def _sync_directory(path: str) -> None:
-    """Sync a directory to disk, so that a renamed file survives a power cut.
-
-    Does nothing on systems that cannot open directories.
-    """
-    if hasattr(os, "O_DIRECTORY"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
