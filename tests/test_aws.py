@@ -647,7 +647,7 @@ async def test_a_guess_asks_the_metadata_service_alone(world: World) -> None:
 async def test_a_machines_role_that_knows_nothing_of_public_images_is_nobody(world: World) -> None:
     instance(world)
     given = world.aws._new_keys
-    world.aws._new_keys = lambda name, may: given(name, frozenset({"ecr"}))  # type: ignore[method-assign]
+    world.aws._new_keys = lambda name, field: given(name, field, frozenset({"ecr"}))  # type: ignore[method-assign]
     assert await world.log_in("public.ecr.aws", probing_metadata=True) == Login(
         Credential(), math.inf
     )

@@ -161,8 +161,7 @@ def manifest_put_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a referrer is put before its subject")
 def subject_after_referrer(run: Run) -> Iterator[tuple[Act, ...]]:
     for (place, name, digest), act in run.commits.items():
-        repository = run.repositories(place).get(name)
-        manifest = repository.manifests.get(digest) if repository else None
+        manifest = run.repository(place, name).manifests.get(digest)
         key = (place, name, (manifest and manifest.subject) or "")
         subject = None if key in run.earlier_commits else run.commits.get(key)
         if subject is not None and not subject.before(act):
@@ -390,27 +389,22 @@ def mount_refused_again(run: Run) -> Iterator[tuple[Act, ...]]:
 def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
     mounts = [act for act in run.select("POST", "upload_start") if _is_mount(act)]
     refusing = {act.place for act in mounts if act.status != 201}
-    written = {RepositoryKey(place, name) for place, name, _ in run.commits}
     for session in run.sessions:
         act = session.opener
         digest = session.digest
         if digest is None or act.place in refusing or _is_mount(act) or not session.acts:
             continue
 
-        for repository in written - {act.repository}:
-            commits = [
-                commit
-                for (place, name, manifest), commit in run.commits.items()
-                if (place, name) == repository
-                and run.had_read(commit, act)
-                and any(
-                    part["digest"] == digest
-                    for part in run.repositories(place)[name].manifests[manifest].blobs
-                )
-            ]
-            if repository.place == act.place and commits:
-                yield commits[0], act
-                break
+        commits = [
+            commit
+            for (place, name, manifest), commit in run.commits.items()
+            if place == act.place
+            and name != act.entry.repository
+            and run.had_read(commit, act)
+            and manifest in run.repository(place, name).naming(digest)
+        ]
+        if commits:
+            yield commits[0], act
 
 
 # Logins.

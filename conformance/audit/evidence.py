@@ -299,6 +299,10 @@ class Run:
         repositories: Mapping[str, Repository] = getattr(self.sites[place], "repositories", {})
         return repositories
 
+    def repository(self, place: str, name: str) -> Repository:
+        """Return a repository of a site. An unknown repository looks empty."""
+        return self.repositories(place).get(name) or Repository()
+
     def lists_referrers(self, act: Act) -> bool:
         """Whether an answer to a request for referrers comes from the referrers API."""
         return act.is_success and act.response_headers.get("content-type") == OCI_INDEX
@@ -349,8 +353,7 @@ class Run:
     def _is_lie(self, act: Act) -> bool:
         """Whether a registry holds bytes that do not match the digest that `act` asks for."""
         digest = act.digest
-        repository = self.repositories(act.place).get(act.entry.repository)
-        blob = repository.blobs.get(digest) if repository and digest else None
+        blob = self.repository(*act.repository).blobs.get(digest or "")
         return blob is not None and blob.digest(act.reference.partition(":")[0]) != digest
 
     def excuses(self, digest: str | None, act: Act, first: Act | None = None) -> int:
@@ -383,16 +386,9 @@ class Run:
 
     def committed(self, repository: RepositoryKey, blob: str, act: Act) -> bool:
         """Whether a repository held a manifest that names `blob` when `act` was sent."""
-        content = self.repositories(repository.place).get(repository.name)
-        if content is None:
-            return False
-        naming = [
-            digest
-            for digest, manifest in content.manifests.items()
-            if any(part["digest"] == blob for part in manifest.blobs)
-        ]
-        commits = [self.commits.get((*repository, digest)) for digest in naming]
-        was_there = any((*repository, digest) in self.earlier_commits for digest in naming)
+        keys = [(*repository, digest) for digest in self.repository(*repository).naming(blob)]
+        was_there = any(key in self.earlier_commits for key in keys)
+        commits = [self.commits.get(key) for key in keys]
         return was_there or any(commit is None or commit.before(act) for commit in commits)
 
     @staticmethod

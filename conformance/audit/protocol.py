@@ -286,8 +286,7 @@ def manifest_names_absent(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "a manifest is put before something that it names")
 def child_after_index(run: Run) -> Iterator[tuple[Act, ...]]:
     for (place, name, digest), commit in run.commits.items():
-        repository = run.repositories(place).get(name)
-        manifest = repository.manifests.get(digest) if repository else None
+        manifest = run.repository(place, name).manifests.get(digest)
         if manifest is None or getattr(run.sites[place], "require_blobs", True):
             continue  # a strict registry has refused it
         for part in (*manifest.blobs, *manifest.children):

@@ -224,8 +224,8 @@ def source_written(run: Run) -> Iterator[tuple[Act, ...]]:
 def _committed(run: Run) -> Iterator[tuple[Act, Repository, Stored]]:
     """Yield each manifest that this run has committed, with the exchange and the repository."""
     for (place, name, digest), act in run.commits.items():
-        repository = run.repositories(place).get(name)
-        if repository is not None and digest in repository.manifests:
+        repository = run.repository(place, name)
+        if digest in repository.manifests:
             yield act, repository, repository.manifests[digest]
 
 
@@ -237,7 +237,7 @@ def content_differs(run: Run) -> Iterator[tuple[Act, ...]]:
             yield (act,)
         for part in manifest.blobs:
             digest = part["digest"]
-            blob = repository.blobs.get(part["digest"])
+            blob = repository.blobs.get(digest)
             sent = [
                 other
                 for other in run.acts_by_digest.get(digest, ())
@@ -251,11 +251,7 @@ def content_differs(run: Run) -> Iterator[tuple[Act, ...]]:
 def content_missing(run: Run) -> Iterator[tuple[Act, ...]]:
     for act, repository, manifest in _committed(run):
         for part in (*manifest.blobs, *manifest.children):
-            blob = repository.blobs.get(part["digest"])
-            child = repository.manifests.get(part["digest"])
-            size = blob.size if blob else None
-            if child:
-                size = len(child.body)
+            size = repository.size_of(part["digest"])
             if size != part["size"] and not (size is None and is_foreign(part["mediaType"])):
                 yield (act,)
                 break

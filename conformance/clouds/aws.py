@@ -45,6 +45,7 @@ _HOST = re.compile(
 _SKEW = 300.0  # maximum difference of a client's clock in seconds
 _PASSWORD_LIFE = 43200.0  # seconds for which a password of ECR or a token of ECR Public is valid
 _KEYS_LIFE = 3600.0  # seconds for which temporary keys are valid
+_JSON_1_1 = "application/x-amz-json-1.1"  # the media type of ECR's requests and answers
 _STS = "https://sts.amazonaws.com/doc/2011-06-15/"
 _FIELDS_OF_ASSUMING = {
     "Action",
@@ -292,11 +293,20 @@ class Aws(Site):
             return _Refusal("ExpiredTokenException", text)
         return identity
 
-    def _new_keys(self, name: str, may: frozenset[str]) -> tuple[Identity, str]:
-        """Add an identity with temporary keys. Returns it and its expiry time as text."""
-        identity = self.identity(name, lasting=False)
-        identity.may = may
-        return identity, _iso(identity.expires)
+    def _new_keys(
+        self, name: str, session_field: str, may: frozenset[str] = ALL_SERVICES
+    ) -> dict[str, str]:
+        """Add an identity with temporary keys. Returns the fields of an answer with these keys.
+
+        `session_field` is the name of the field that has the session token.
+        """
+        identity = self.identity(name, lasting=False, may=may)
+        return {
+            "AccessKeyId": identity.access,
+            "SecretAccessKey": identity.secret,
+            session_field: identity.session,
+            "Expiration": _iso(identity.expires),
+        }
 
     # ECR and ECR Public, section 4.3.
 
@@ -305,7 +315,7 @@ class Aws(Site):
             return self._refuse_mistake(
                 request, 400, "UnknownOperationException", "operations are POST /"
             )
-        if request.header("content-type") != "application/x-amz-json-1.1":
+        if request.header("content-type") != _JSON_1_1:
             return self._refuse_mistake(
                 request, 400, "UnknownOperationException", "the content type is not JSON 1.1"
             )
@@ -330,7 +340,10 @@ class Aws(Site):
             return self._refuse_mistake(
                 request, 400, "InvalidParameterException", "registryIds is deprecated"
             )
+        return self._answer_with_password(service, request, signer)
 
+    def _answer_with_password(self, service: str, request: Request, signer: Identity) -> Response:
+        """Return an answer with a new password for the service's registries."""
         password = base64.b64encode(
             f"password {next(self._numbers)} for {signer.name} ".encode() * 12
         ).decode()
@@ -338,17 +351,14 @@ class Aws(Site):
         expires = self.now() + _PASSWORD_LIFE
         self.passwords[service][password] = expires
         self.secrets |= {password, token}
-        data: dict[str, Any] = {"authorizationToken": token, "expiresAt": expires}
+        data: Any = {"authorizationToken": token, "expiresAt": expires}
         if service == "ecr":
             host = _HOST.match(request.header("host"))
             assert host is not None
-            data["proxyEndpoint"] = f"https://{ACCOUNT}.dkr.ecr.{host[2]}.amazonaws.com"
+            endpoint = f"https://{ACCOUNT}.dkr.ecr.{host[2]}.amazonaws.com"
+            data = [{**data, "proxyEndpoint": endpoint}]
 
-        return _json(
-            200,
-            {"authorizationData": [data] if service == "ecr" else data},
-            "application/x-amz-json-1.1",
-        )
+        return _json(200, {"authorizationData": data}, _JSON_1_1)
 
     def _describe_account(self, request: Request, action: str, body: bytes) -> Response:
         """Answer requests for settings and templates of the account (section 4.9)."""
@@ -371,7 +381,7 @@ class Aws(Site):
             ]
             answer = {"registryId": ACCOUNT, "repositoryCreationTemplates": templates}
 
-        return _json(200, answer, "application/x-amz-json-1.1")
+        return _json(200, answer, _JSON_1_1)
 
     def _add_date(self, answer: Response) -> Response:
         """Add the time to an answer, so that a client with a wrong clock can sign again."""
@@ -433,24 +443,20 @@ class Aws(Site):
         if isinstance(signer, _Refusal):
             return self._add_date(_refusal(403, *signer))
         role = self.roles.get(form.get("RoleArn", ""))
-        is_trusted = role is not None and role.trusts in (None, signer.name)
-        has_external_id = role is not None and role.external_id == form.get("ExternalId")
-        if role is None or "sts" not in signer.may or not (is_trusted and has_external_id):
+        if (
+            role is None
+            or role.trusts not in (None, signer.name)
+            or role.external_id != form.get("ExternalId")
+            or "sts" not in signer.may
+        ):
             text = f"User: {signer.name} is not authorized to perform: sts:AssumeRole on {form.get('RoleArn')}"
             return _refusal(403, "AccessDenied", text)
         return role
 
     def _answer_with_keys(self, name: str, role: Role) -> Response:
         """Return an answer of STS with temporary keys for a role. `name` is the action."""
-        identity, ends = self._new_keys(role.arn, role.may)
-        keys = {
-            "AccessKeyId": identity.access,
-            "SecretAccessKey": identity.secret,
-            "SessionToken": identity.session,
-        }
-        inner = "".join(
-            f"<{key}>{value}</{key}>" for key, value in {**keys, "Expiration": ends}.items()
-        )
+        keys = self._new_keys(role.arn, "SessionToken", role.may)
+        inner = "".join(f"<{key}>{value}</{key}>" for key, value in keys.items())
         user = f"<AssumedRoleUser><AssumedRoleId>AROA:x</AssumedRoleId><Arn>{role.arn}</Arn></AssumedRoleUser>"
         return _xml(
             200,
@@ -485,7 +491,7 @@ class Aws(Site):
         if len(request.query) != 2 or (account, role) not in login.roles:
             return _json(403, {"__type": "ForbiddenException", "message": "No access"})
 
-        identity, _ = self._new_keys(f"sso:{role}", ALL_SERVICES)
+        identity = self.identity(f"sso:{role}", lasting=False)
         keys = {
             "accessKeyId": identity.access,
             "secretAccessKey": identity.secret,
@@ -529,13 +535,7 @@ class Aws(Site):
             return self._refuse_mistake(request, 400, "BadRequest", "GET, application/json")
         if request.header("authorization") != token:
             return _json(401, {"code": "401", "message": "Authorization token is invalid"})
-        identity, ends = self._new_keys("container", ALL_SERVICES)
-        keys = {
-            "AccessKeyId": identity.access,
-            "SecretAccessKey": identity.secret,
-            "Token": identity.session,
-        }
-        return _json(200, {**keys, "Expiration": ends, "AccountId": ACCOUNT})
+        return _json(200, {**self._new_keys("container", "Token"), "AccountId": ACCOUNT})
 
     def _imds_token(self, request: Request, body: bytes) -> Response:
         """Issue a token, which all other requests to the machine's metadata service need."""
@@ -570,14 +570,9 @@ class Aws(Site):
         if request.path != roles + self.instance_role:
             return Response(404)
 
-        identity, ends = self._new_keys(f"instance:{self.instance_role}", ALL_SERVICES)
-        keys = {
-            "AccessKeyId": identity.access,
-            "SecretAccessKey": identity.secret,
-            "Token": identity.session,
-        }
-        when = {"Code": "Success", "LastUpdated": _iso(self.now()), "Type": "AWS-HMAC"}
-        return _json(200, {**when, **keys, "Expiration": ends}, "text/plain")
+        keys = self._new_keys(f"instance:{self.instance_role}", "Token")
+        about = {"Code": "Success", "LastUpdated": _iso(self.now()), "Type": "AWS-HMAC"}
+        return _json(200, {**about, **keys}, "text/plain")
 
 
 class Private:

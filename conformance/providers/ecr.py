@@ -40,11 +40,7 @@ def _unreferenced(provider: Provider, request: Request) -> Response | None:
     repository = provider.repositories.get(request.repository)
     if request.kind != "blob" or request.method != "GET" or repository is None:
         return None
-    if any(
-        blob["digest"] == request.reference
-        for manifest in repository.manifests.values()
-        for blob in manifest.blobs
-    ):
+    if repository.naming(request.reference):
         return None
     return error(404, "BLOB_UNKNOWN", "blob unknown to registry", {"digest": request.reference})
 
@@ -71,11 +67,7 @@ def _seen_late(provider: Provider, request: Request, answer: Response) -> Respon
     if not fresh:
         return answer
 
-    repository = provider.repositories[request.repository]
-    del repository.manifests[stored.digest]
-    for tag in [tag for tag, there in repository.tags.items() if there == stored.digest]:
-        del repository.tags[tag]
-
+    provider.repositories[request.repository].remove_manifest(stored.digest)
     text = f"Images with digests '{fresh}' required for pushing image into repository do not exist"
     return error(400, "MANIFEST_BLOB_UNKNOWN", text)
 

@@ -196,9 +196,7 @@ class Provider(App):
         source = request.parameter("from")
         if request.kind != "upload_start" or mount is None or source is None:
             return request
-        repository = self.repositories.get(source)
-        manifests = repository.manifests.values() if repository is not None else ()
-        if any(part["digest"] == mount for manifest in manifests for part in manifest.blobs):
+        if self._repository(source).naming(mount):
             return request
         query = urlencode(
             [(key, value) for key, value in request.query if key not in ("mount", "from")]

@@ -477,15 +477,10 @@ class App(Uploads):
                 )
 
         for part in stored.children:
-            child = repository.manifests.get(part["digest"])
-            blob = repository.blobs.get(part["digest"])
-            if child is None and blob is None:
+            size = repository.size_of(part["digest"])
+            if size is None:
                 missing.append(part["digest"])
-                continue
-            size = blob.size if blob is not None else 0
-            if child is not None:
-                size = len(child.body)
-            if size != part["size"]:
+            elif size != part["size"]:
                 return error(
                     400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}"
                 )
@@ -504,11 +499,7 @@ class App(Uploads):
         if repository.find(request.reference) is None:
             return error(404, "MANIFEST_UNKNOWN", "manifest unknown")
         if ":" in request.reference:
-            del repository.manifests[request.reference]
-            for tag in [
-                tag for tag, digest in repository.tags.items() if digest == request.reference
-            ]:
-                del repository.tags[tag]
+            repository.remove_manifest(request.reference)
         else:
             del repository.tags[request.reference]
         return Response(202)

@@ -201,6 +201,25 @@ class Repository:
         """Return the manifest with this tag or digest, or None."""
         return self.manifests.get(reference if ":" in reference else self.tags.get(reference, ""))
 
+    def size_of(self, digest: str) -> int | None:
+        """Return the size of the manifest or blob with this digest, or None if it is absent."""
+        if digest in self.manifests:
+            return len(self.manifests[digest].body)
+        return self.blobs[digest].size if digest in self.blobs else None
+
+    def naming(self, blob: str) -> list[str]:
+        """Return the digests of the manifests that name a blob."""
+        return [
+            digest
+            for digest, manifest in self.manifests.items()
+            if any(part["digest"] == blob for part in manifest.blobs)
+        ]
+
+    def remove_manifest(self, digest: str) -> None:
+        """Remove a manifest and all its tags."""
+        del self.manifests[digest]
+        self.tags = {tag: named for tag, named in self.tags.items() if named != digest}
+
     def referrers(self, subject: str) -> list[Stored]:
         """Return the manifests with this subject, sorted by digest."""
         return sorted(

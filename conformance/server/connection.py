@@ -112,32 +112,32 @@ class SocketConnection:
         return bytes(self._room[:count])
 
     async def send(self, piece: bytes | memoryview, entry: Entry | None = None) -> None:
-        """Send all of `piece`, and count its bytes in `entry`.
-
-        Bytes are counted before they are sent. Bytes that were not sent are subtracted afterwards.
-        """
         rest = memoryview(piece)
         while rest:
-            before = entry.response_bytes if entry else 0
             try:
-                if entry:
-                    entry.response_bytes = before + len(rest)
-                count = self.sock.send(rest)
+                count = self._send_some(rest, entry)
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError) as problem:
-                if entry:
-                    entry.response_bytes = before
                 await self._wait(problem, writing=True)
                 continue
             except OSError as problem:
-                if entry:
-                    entry.response_bytes = before
                 raise Gone(str(problem)) from None
-
-            if entry:
-                entry.response_bytes = before + count
-
             rest = rest[count:]
             await self._let_others_work(count)
+
+    def _send_some(self, data: memoryview, entry: Entry | None) -> int:
+        """Send as many bytes as the socket accepts now. Returns their number.
+
+        Bytes are counted before they are sent. Bytes that were not sent are subtracted afterwards.
+        """
+        if entry is None:
+            return self.sock.send(data)
+        sent = 0
+        entry.response_bytes += len(data)
+        try:
+            sent = self.sock.send(data)
+        finally:
+            entry.response_bytes -= len(data) - sent
+        return sent
 
     async def _let_others_work(self, count: int) -> None:
         self._moved += count
