@@ -12,7 +12,7 @@ from tools.crash import MOST, rounds
 # What holds after a kill at any instant is in test_discipline_runs.py, for an ordinary run.
 @pytest.mark.thorough
 def test_whatever_the_instant_tags_are_old_or_whole_and_the_next_run_completes_them() -> None:
-    done = list(rounds(10, seed=2, in_memory=False))
+    done = list(rounds(10, seed=2))
     killed = [each for each in done if each.was_killed]
     assert len(killed) >= 8, "an instant behind the last byte is rare"
     assert any(0 < each.new < each.tags for each in killed)

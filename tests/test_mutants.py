@@ -107,12 +107,3 @@ def test_what_lives_is_told_and_the_tree_stays_as_it_is(tree: Path) -> None:
         == [Verdict(killed, True, by), Verdict(living, False, ""), Verdict(killed, True, by)]
     )
     assert {path: path.read_bytes() for path in tree.rglob("*.*")} == before
-
-
-def test_the_whole_suite_is_asked_where_the_likely_tests_let_one_live(tree: Path) -> None:
-    (tree / "tests" / "test_other.py").write_text("def test_other(): pass\n", encoding="utf-8")
-    change = mutant("count >= 3", "count > 3", "other")
-    (verdict,) = run([change], lambda verdict: None, root=tree)
-    assert not verdict.is_killed
-    (verdict,) = run([change], lambda verdict: None, root=tree, whole=True)
-    assert verdict.by == "tests/test_rule.py::test_three_is_enough"

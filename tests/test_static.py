@@ -304,10 +304,10 @@ def test_a_missing_program_is_named_before_anything_is_done(tmp_path, monkeypatc
     monkeypatch.setattr(runtime, "BUILD_MACHINE", platform.machine())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(runtime.RuntimeFailed, match="install perl, make, readelf, tar, xz"):
-        runtime.build_runtime("x86_64", tmp_path / "work", tmp_path, 1)
+        runtime.build_runtime("x86_64", tmp_path / "work", tmp_path)
     monkeypatch.setattr(runtime, "BUILD_MACHINE", "another")
     with pytest.raises(runtime.RuntimeFailed, match="the compiler that is pinned runs on another"):
-        runtime.build_runtime("x86_64", tmp_path / "work", tmp_path, 1)
+        runtime.build_runtime("x86_64", tmp_path / "work", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

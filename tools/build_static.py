@@ -61,7 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default=str(ROOT / "dist"), metavar="DIR")
     parser.add_argument("--work", default=str(ROOT / "build" / "static"), metavar="DIR")
     parser.add_argument("--cache", default=str(ROOT / "build" / "wheels"), metavar="DIR")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument(
         "--cached", action="store_true", help="compile nothing: fail where a runtime is not there"
     )
@@ -104,7 +103,7 @@ def build(options: argparse.Namespace) -> None:
 def ready_runtime(arch: str, options: argparse.Namespace) -> Path:
     """Return the directory of a runtime, built if need be and allowed."""
     if not options.cached:
-        return build_runtime(arch, options.work, Path(options.cache), options.jobs)
+        return build_runtime(arch, options.work, Path(options.cache))
     if arch not in ARCHITECTURES:
         raise RuntimeFailed(f"there is no runtime that {arch} could run, to compile bytecode")
     directory = runtime_of(arch, options.work)
@@ -115,7 +114,7 @@ def ready_runtime(arch: str, options: argparse.Namespace) -> Path:
 
 def list_modules(options: argparse.Namespace) -> None:
     """Write modules.txt, by the library of the CPython that is compiled."""
-    source, python = python_parts(options.work, Path(options.cache), options.jobs)
+    source, python = python_parts(options.work, Path(options.cache))
     program = sources_of_program(wheels_inside(options.cache))
     texts = {name: data.decode() for name, data in program.items() if name.endswith(".py")}
     done = subprocess.run(

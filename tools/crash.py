@@ -176,11 +176,10 @@ class Scene(NamedTuple):
     # Of each image everything below it and all its artifacts: a fallback list, and what that names.
     contents: dict[Tag, dict[str, bytes]]
     old: dict[Tag, Image]
-    in_memory: bool
 
 
 @contextlib.contextmanager
-def _scene(seed: int, in_memory: bool) -> Iterator[Scene]:
+def _scene(seed: int) -> Iterator[Scene]:
     with (
         tempfile.TemporaryDirectory(prefix="crash-") as directory,
         contextlib.ExitStack() as running,
@@ -188,7 +187,7 @@ def _scene(seed: int, in_memory: bool) -> Iterator[Scene]:
         work = Path(directory)
         tally = Tally()
         make = Seed(seed)
-        address = running.enter_context(docker_registry(work / "source", in_memory=in_memory))
+        address = running.enter_context(docker_registry(work / "source"))
         base = [make.layer(LAYER * 3) for _ in range(2)]
         images: dict[Tag, Image] = {}
         contents: dict[Tag, dict[str, bytes]] = {}
@@ -206,7 +205,7 @@ def _scene(seed: int, in_memory: bool) -> Iterator[Scene]:
         old = {(repository, "v0"): make.image(sizes=(5000,)) for repository in _repositories()}
         meter = Meter(address, tally)
         running.callback(meter.close)
-        yield Scene(work, meter.address, tally, images, contents, old, in_memory)
+        yield Scene(work, meter.address, tally, images, contents, old)
 
 
 def _repositories() -> list[str]:
@@ -228,7 +227,7 @@ def _target(scene: Scene) -> Iterator[tuple[str, str]]:
     home = scene.work / "target"
     with contextlib.ExitStack() as running:
         running.callback(shutil.rmtree, home, ignore_errors=True)
-        address = running.enter_context(docker_registry(home, in_memory=scene.in_memory))
+        address = running.enter_context(docker_registry(home))
         for (repository, tag), image in scene.old.items():
             push_http(image, address, repository, tag)
         meter = Meter(address, scene.tally)
@@ -342,12 +341,9 @@ def _check_run(ended: Ended) -> None:
         raise CrashError(f"status {ended.status}: {ended.output[-2000:]}")
 
 
-def rounds(count: int, seed: int, *, in_memory: bool = False) -> Iterator[Round]:
-    """Do so many rounds; CrashError at the first that is not as it has to be.
-
-    `in_memory` is where the registries keep what they hold.
-    """
-    with _scene(seed, in_memory) as scene:
+def rounds(count: int, seed: int) -> Iterator[Round]:
+    """Do so many rounds; CrashError at the first that is not as it has to be."""
+    with _scene(seed) as scene:
         undisturbed: dict[int, int] = {}  # bytes of such a run, by its slots
         for number in range(1, count + 1):
             dice = random.Random(seed * 1_000_003 + number)

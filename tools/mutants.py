@@ -3,8 +3,6 @@
 
     python3 tools/mutants.py                    every mutant, with the tests that are likeliest to kill it
     python3 tools/mutants.py -k staging -j 2    those with the word in their file or title, two at a time
-    python3 tools/mutants.py --whole            where those tests let one live, the whole suite is run
-    python3 tools/mutants.py --list             run nothing, show them
 
 A mutant is a piece of `_regsync` that is replaced by another one; `mutant_lists/` has them, a file
 for each package. It is killed by a test that fails or hangs. What lives shows that no test cares
@@ -57,8 +55,7 @@ WITHOUT = (
     "dist",
 )
 HANGS_AFTER = 60  # seconds for one test; few take more than two
-LIMIT = 600  # seconds for the likely tests of one mutant
-WHOLE_LIMIT = 3600  # seconds for the whole suite
+LIMIT = 600  # seconds for one file of tests
 
 # Of pytest's exit statuses: 1 and 2 are a test or a module that fails, by the mutant as no other
 # file differs; others are a mistake in the list, such as a file of tests that does not exist.
@@ -142,7 +139,6 @@ def run(
     *,
     root: Path = ROOT,
     at_once: int = 1,
-    whole: bool = False,
 ) -> list[Verdict]:
     """Run mutants in copies of the tree, tell each verdict as it comes, and return them all."""
     verdicts: list[Verdict] = []
@@ -154,7 +150,7 @@ def run(
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for number in range(at_once):
             copies.put(_copy_tree(root, Path(directory) / str(number)))
-        futures = [pool.submit(_try, mutant, copies, whole=whole) for mutant in mutants]
+        futures = [pool.submit(_try, mutant, copies) for mutant in mutants]
         for future in as_completed(futures):
             verdicts.append(future.result())
             tell(verdicts[-1])
@@ -169,15 +165,15 @@ def _copy_tree(root: Path, place: Path) -> Path:
     return tree
 
 
-def _try(mutant: Mutant, copies: queue.SimpleQueue[Path], *, whole: bool) -> Verdict:
+def _try(mutant: Mutant, copies: queue.SimpleQueue[Path]) -> Verdict:
     """Ask one file of tests after the other, as most mutants are killed by the first."""
     tree = copies.get()
     try:
         with _applied(mutant, tree):
-            killer = _first_killer(mutant, tree, whole=whole)
+            killer = _first_killer(mutant, tree)
         # A test that fails or hangs by itself, or under load, has noticed nothing.
         test = killer.partition("[")[0] if "::" in killer else killer.partition(":")[0]
-        if test and _killer(tree, test, LIMIT):
+        if test and _killer(tree, test):
             return Verdict(mutant, False, f"{test} fails without it, too")
         return Verdict(mutant, bool(killer), killer)
     except (RuntimeError, SyntaxError) as error:
@@ -186,11 +182,11 @@ def _try(mutant: Mutant, copies: queue.SimpleQueue[Path], *, whole: bool) -> Ver
         copies.put(tree)
 
 
-def _first_killer(mutant: Mutant, tree: Path, *, whole: bool) -> str:
+def _first_killer(mutant: Mutant, tree: Path) -> str:
     for name in mutant.tests:
-        if killer := _killer(tree, _test_file(name), LIMIT):
+        if killer := _killer(tree, _test_file(name)):
             return killer
-    return _killer(tree, "tests", WHOLE_LIMIT) if whole else ""
+    return ""
 
 
 @contextlib.contextmanager
@@ -211,7 +207,7 @@ def _applied(mutant: Mutant, tree: Path) -> Iterator[None]:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def _killer(tree: Path, tests: str, limit: float) -> str:
+def _killer(tree: Path, tests: str) -> str:
     """Run tests in a copy. Returns the first test that fails or hangs, "" if all pass.
 
     Raises RuntimeError if pytest itself fails.
@@ -219,14 +215,14 @@ def _killer(tree: Path, tests: str, limit: float) -> str:
     log = tree.parent / "log"
     process = FORKS.Process(target=_run_pytest, args=(tree, tests, log))
     process.start()
-    process.join(limit)
+    process.join(LIMIT)
     is_late = process.exitcode is None
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid or 0, signal.SIGKILL)  # what its tests have started, too
     process.join()
     output = log.read_text("utf-8", "replace")
     if is_late:
-        return f"{tests}: no end within {limit:.0f} s"
+        return f"{tests}: no end within {LIMIT} s"
     if process.exitcode == 0:
         return ""
     # The dump of a hanging test's stacks may end the process by a signal.
@@ -269,10 +265,6 @@ def main(argv: Sequence[str]) -> int:
         "-k", metavar="WORD", default="", help="those with it in their file or title"
     )
     parser.add_argument("-j", metavar="N", type=int, default=1, help="so many at a time")
-    parser.add_argument(
-        "--whole", action="store_true", help="the whole suite, where the likely tests pass"
-    )
-    parser.add_argument("--list", action="store_true", help="show them, and run nothing")
     arguments = parser.parse_args(argv)
 
     mutants = [
@@ -287,13 +279,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"stale   {line}", flush=True)
     if stale:
         return 2
-    if arguments.list:
-        for mutant in mutants:
-            print(f"{mutant.file}: {mutant.breaks}")
-        return 0
 
     began = time.monotonic()
-    verdicts = run(mutants, _print, at_once=arguments.j, whole=arguments.whole)
+    verdicts = run(mutants, _print, at_once=arguments.j)
     living = [verdict.mutant for verdict in verdicts if not verdict.is_killed]
     seconds = time.monotonic() - began
     print(f"{len(verdicts)} mutants, {len(living)} live, {seconds:.0f} s")

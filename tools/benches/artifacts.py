@@ -19,7 +19,6 @@ May not know: how artifacts are found.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -158,12 +157,10 @@ def least(ends: Ends, images: int) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Say which options there are."""
     parser.add_argument("--images", type=int, default=100, help="how many (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="one document on standard output")
 
 
 def run(options: argparse.Namespace) -> int:
     """Count all four pairs of registries."""
-    rows: list[dict[str, object]] = []
     for ends in (Ends(True, True), Ends(True, False), Ends(False, True), Ends(False, False)):
         added: dict[str, dict[str, int]] = anyio.run(
             added_requests,
@@ -172,17 +169,8 @@ def run(options: argparse.Namespace) -> int:
             backend="trio",
             backend_options={"clock": MockClock(autojump_threshold=0)},
         )
-        least_cold = least(ends, options.images)
-        runs = {
-            name: {"added": sum(requests.values()), **requests} for name, requests in added.items()
-        }
-        rows.append({**ends._asdict(), "least_cold": least_cold, "runs": runs})
-        if options.json:
-            continue
-        print(f"{ends}: the least that a cold run adds is {least_cold}")
+        print(f"{ends}: the least that a cold run adds is {least(ends, options.images)}")
         for name, requests in added.items():
             counts = [f"{count} {kind}" for kind, count in sorted(requests.items())]
             print(f"  {name:<16} {sum(requests.values()):>6}  {', '.join(counts) or 'nothing'}")
-    if options.json:
-        print(json.dumps(rows, indent=2))
     return 0

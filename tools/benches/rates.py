@@ -30,6 +30,9 @@ __all__ = ["Measured", "add_options", "measure", "run"]
 
 HOST = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
 WORST = 1.15  # times the ideal
+LATENCY = 0.02  # seconds each way, at both registries
+IMAGES = 300
+LAYERS = 3  # of each image
 CAPS = {  # requests a second for an account and region
     "manifest_put": 10,
     "upload_start": 100,
@@ -62,15 +65,15 @@ class Measured(NamedTuple):
         return self.seconds / self.ideal
 
 
-async def measure(images: int, layers: int, latency: float) -> Measured:
+async def measure(images: int, layers: int) -> Measured:
     """Sync so many images, each with layers of its own, to an empty repository."""
     async with virtual() as world:
-        return await measure_sync(world, images, layers, latency)
+        return await measure_sync(world, images, layers)
 
 
-async def measure_sync(world: Virtual, images: int, layers: int, latency: float) -> Measured:
-    """Sync from a registry without limits to one with ECR's. `latency` is that of both."""
-    link = Link(latency=latency)
+async def measure_sync(world: Virtual, images: int, layers: int) -> Measured:
+    """Sync from a registry without limits to one with ECR's."""
+    link = Link(latency=LATENCY)
     source = world.registry("source.test", up=link, down=link)
     ecr = Provider(ECR, now=anyio.current_time, wall=world.wall)
     target = world.listen(ecr, HOST, scheme="https", up=link, down=link)
@@ -96,25 +99,19 @@ async def measure_sync(world: Virtual, images: int, layers: int, latency: float)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Say which options there are."""
-    parser.add_argument("-n", type=int, default=300, help="images (%(default)s)")
-    parser.add_argument("-l", type=int, default=3, help="layers of each (%(default)s)")
-    parser.add_argument(
-        "--latency", type=float, default=0.02, help="each way, in seconds (%(default)s)"
-    )
+    """Add none: there is one scene."""
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure one sync; 1 where something was refused, or where it took too long."""
     measured: Measured = anyio.run(
         measure,
-        options.n,
-        options.l,
-        options.latency,
+        IMAGES,
+        LAYERS,
         backend="trio",
         backend_options={"clock": MockClock(autojump_threshold=0)},
     )
-    scene = f"{options.n} images with {options.l} layers, {options.latency * 1000:.0f} ms each way"
+    scene = f"{IMAGES} images with {LAYERS} layers, {LATENCY * 1000:.0f} ms each way"
     print(f"{scene}: {measured.refused} x 429")
     times = f"{measured.ratio:.3f} times, at most {WORST}"
     print(f"{measured.seconds:.2f} s, ideal {measured.ideal:.1f} s: {times}")

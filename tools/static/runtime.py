@@ -108,12 +108,12 @@ def runtime(arch: str) -> Part:
     )
 
 
-def python_parts(work: Path, sources: Path, jobs: int) -> tuple[Path, Path]:
+def python_parts(work: Path, sources: Path) -> tuple[Path, Path]:
     """Return the directories of CPython's source and of the build machine's CPython, built if need be."""
     last = runtime(BUILD_MACHINE)
     wanted = dict(last.uses)
     for part in (*in_order(wanted["SOURCE"]), *in_order(wanted["BUILD_PYTHON"])):
-        build_part(part, work, sources, jobs)
+        build_part(part, work, sources)
     return work / wanted["SOURCE"].directory, work / wanted["BUILD_PYTHON"].directory
 
 
@@ -131,7 +131,7 @@ def runtime_of(arch: str, work: Path) -> Path | None:
     return directory if (directory / "complete").exists() else None
 
 
-def build_runtime(arch: str, work: Path, sources: Path, jobs: int) -> Path:
+def build_runtime(arch: str, work: Path, sources: Path) -> Path:
     """Build what is not there yet, and return the directory of the runtime, as `runtime_of` does.
 
     RuntimeFailed or SourceError says what is missing or where the log is.
@@ -148,7 +148,7 @@ def build_runtime(arch: str, work: Path, sources: Path, jobs: int) -> Path:
 
     last = runtime(arch)
     for part in in_order(last):
-        build_part(part, work, sources, jobs)
+        build_part(part, work, sources)
     return work / last.directory
 
 
@@ -161,12 +161,12 @@ def in_order(last: Part) -> list[Part]:
     return list(ordered)
 
 
-def build_part(part: Part, work: Path, sources: Path, jobs: int) -> None:
+def build_part(part: Part, work: Path, sources: Path) -> None:
     """Build one part unless it is there."""
     directory = work / part.directory
     if (directory / "complete").exists():
         return
-    places = {"WORK": str(work), "FOLDER": str(FOLDER), "JOBS": str(jobs)}
+    places = {"WORK": str(work), "FOLDER": str(FOLDER), "JOBS": str(os.cpu_count() or 1)}
     if part.source:
         places["ARCHIVE"] = str(fetch(part.source, sources))
     shutil.rmtree(directory, ignore_errors=True)
