@@ -8,8 +8,8 @@ got a new signature in between.
 
 The least: a source with the API is asked once for each image and each artifact; elsewhere one
 listing, made anyway, says which of them have a list, and that is fetched. Each artifact's manifest
-and layer is fetched once; the layer goes up in one POST, the manifest in one PUT, the empty config
-once per repository. The first artifact in a repository's area costs the target one question about
+and layer is fetched once; the layer goes up in a POST and a PUT, the manifest in one PUT, the empty
+config once per repository. The first artifact in a repository's area costs the target one question about
 its API; without it each list is put and read back.
 
 Owns: the images, the four runs, the least.
@@ -145,13 +145,15 @@ async def added_requests(ends: Ends, images: int) -> dict[str, dict[str, int]]:
 
 def least(ends: Ends, images: int) -> int:
     """Return what a cold run has to add."""
+    artifacts = 3 * images
     lists = 2 * images  # an image's and an SBOM's
-    moved = 2 * 3 * images  # manifest and layer of three artifacts
-    questions = 4 * images if ends.source_api else lists + 1
-    updates = 0 if ends.target_api else 2 * lists
-    config = 1
+    questions = images + artifacts if ends.source_api else lists + 1
+    gets = 2 * artifacts  # manifest and layer
+    puts = 3 * artifacts  # the layer's upload takes two
+    config = 2
     question_of_target = 1
-    return questions + moved + moved + config + question_of_target + updates
+    updates = 0 if ends.target_api else 2 * lists
+    return questions + gets + puts + config + question_of_target + updates
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
