@@ -285,10 +285,12 @@ class Run:
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
         """Yield the exchanges with a method and a kind, in order.
 
-        None matches every method or kind.
+        Both may have several values, separated by spaces. None matches every method or kind.
         """
+        methods = None if method is None else method.split()
+        kinds = None if kind is None else kind.split()
         for act in self.acts:
-            if method in (None, act.method) and kind in (None, act.kind):
+            if (methods is None or act.method in methods) and (kinds is None or act.kind in kinds):
                 yield act
 
     def repositories(self, place: str) -> Mapping[str, Repository]:
@@ -322,8 +324,9 @@ class Run:
         pages = [
             other for other in self.acts if other.place == act.place and other.target in targets
         ]
-        answered = act.is_success or any(other.is_success for other in pages)
-        return answered and not any(self.lists_referrers(other) for other in (act, *pages))
+        answers = [act, *pages]
+        is_answered = any(answer.is_success for answer in answers)
+        return is_answered and not any(self.lists_referrers(answer) for answer in answers)
 
     def had_read(self, earlier: Act, act: Act) -> bool:
         """Whether the client had read the answer to `earlier` when it sent `act`.
@@ -361,19 +364,22 @@ class Run:
 
         A request may be repeated once for each failure. With a digest of None, all failures count.
         """
-        sessions = [session for session in self.sessions if digest and session.digest == digest]
-        sent = {
-            id(other.entry) for session in sessions for other in (session.opener, *session.acts)
+        # Most requests of an upload session do not name the digest.
+        in_sessions = {
+            id(other.entry)
+            for session in self.sessions
+            if digest and session.digest == digest
+            for other in (session.opener, *session.acts)
         }
-        about = [
-            other
-            for other in self.failures
-            if digest in (None, other.digest) or id(other.entry) in sent
-        ]
         begun = first.begun if first else 0
-        # An exchange that had begun before `first` counts too if it failed after `first` had begun.
-        since = [other for other in about if (other.entry.ended or other.begun) > begun]
-        return sum(1 for other in since if other.begun < act.begun)
+        return sum(
+            1
+            for other in self.failures
+            if (digest in (None, other.digest) or id(other.entry) in in_sessions)
+            # A request that was sent before `first` counts too if it failed later.
+            and (other.entry.ended or other.begun) > begun
+            and other.begun < act.begun
+        )
 
     def repeated(self, groups: Mapping[object, list[Act]]) -> Iterator[tuple[Act, ...]]:
         """Yield the groups with more final answers than failures with their digest excuse."""
@@ -437,9 +443,7 @@ class Run:
         untouched = [
             candidate for candidate in exact if not any(sent.is_success for sent in candidate.acts)
         ]
-        session = (exact or candidates)[-1]
-        if len(exact) > 1 and untouched:
-            session = untouched[0]
+        session = untouched[0] if untouched else (exact or candidates)[-1]
         session.acts.append(act)
         if "location" in act.response_headers and act.status in (202, 204, 416):
             session.locations.append(self._location_of(act))

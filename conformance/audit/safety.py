@@ -9,13 +9,13 @@ Follows: docs/design.md section 7 (I1, I3, I6), docs/protocol-facts.md sections 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus, urlsplit
 
 from ..messages import digest_of
 from ..registry.storage import INDEXES, Stored, is_foreign
-from .evidence import FALLBACK, Act, Run, group_by, parameters, without_digest
+from .evidence import FALLBACK, Act, Location, Run, group_by, parameters, without_digest
 from .rules import rule, single
 
 if TYPE_CHECKING:
@@ -63,26 +63,29 @@ def _may_name(registry: str, realm: str) -> bool:
 
 def _redirects_to(run: Run, act: Act) -> list[Act]:
     """Return earlier redirects of other origins to the URL of `act`."""
-    return [
-        location.giver
-        for location in run.redirects
-        if location.giver.before(act)
-        and (location.origin, location.target) == (act.origin, act.target)
-        and location.giver.origin != act.origin
-    ]
+    return _other_givers(run.redirects, act, act.target)
 
 
 def _locations_to(run: Run, act: Act) -> list[Act]:
     """Return earlier answers of other origins whose upload Location `act` uses."""
-    target = without_digest(act.target)
+    locations = [location for session in run.sessions for location in session.locations]
+    return _other_givers(locations, act, without_digest(act.target))
+
+
+def _other_givers(locations: Iterable[Location], act: Act, target: str) -> list[Act]:
+    """Return earlier exchanges of other origins that gave `target` at the origin of `act`."""
     return [
         location.giver
-        for session in run.sessions
-        for location in session.locations
+        for location in locations
         if location.giver.before(act)
         and (location.origin, location.target) == (act.origin, target)
         and location.giver.origin != act.origin
     ]
+
+
+def _realms_of(run: Run, origin: str) -> set[str]:
+    """Return the realms that a registry has named."""
+    return {challenge.realm for challenge in run.challenges if challenge.giver.origin == origin}
 
 
 # Credentials.
@@ -136,18 +139,9 @@ def token_of_another(run: Run) -> Iterator[tuple[Act, ...]]:
     bearing = [act for act in run.acts if act.authorization.scheme == "bearer"]
     for acts in group_by(bearing, lambda act: act.authorization.value).values():
         first = acts[0]
-        realms = {
-            challenge.realm
-            for challenge in run.challenges
-            if challenge.giver.origin == first.origin
-        }
+        realms = _realms_of(run, first.origin)
         for act in acts[1:]:
-            own_realms = {
-                challenge.realm
-                for challenge in run.challenges
-                if challenge.giver.origin == act.origin
-            }
-            if act.origin != first.origin and not own_realms & realms:
+            if act.origin != first.origin and realms.isdisjoint(_realms_of(run, act.origin)):
                 yield first, act
                 break
 
@@ -257,14 +251,21 @@ def content_missing(run: Run) -> Iterator[tuple[Act, ...]]:
                 break
 
 
-def _held_before(run: Run) -> Iterator[Stored]:
-    """Yield all manifests that a site held before the run."""
+def _held(run: Run) -> Iterator[tuple[tuple[str, str, str], Stored]]:
+    """Yield all manifests that the sites hold, with place, repository name and digest."""
     for place in run.sites:
         for name, repository in run.repositories(place).items():
             for digest, manifest in repository.manifests.items():
-                key = (place, name, digest)
-                if run.arrivals.get(key) is not run.commits.get(key) or key not in run.commits:
-                    yield manifest
+                yield (place, name, digest), manifest
+
+
+def _held_before(run: Run) -> list[Stored]:
+    """Return all manifests that a site held before the run."""
+    return [
+        manifest
+        for key, manifest in _held(run)
+        if key not in run.commits or run.arrivals.get(key) is not run.commits[key]
+    ]
 
 
 @rule(
@@ -272,26 +273,25 @@ def _held_before(run: Run) -> Iterator[Stored]:
     "a manifest is committed that no source holds: neither its bytes nor a choice of an index",
 )
 def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
+    held = _held_before(run)
+    committed = {digest for _, _, digest in run.commits}
     for act, _, manifest in _committed(run):
-        same = [other for other in _held_before(run) if other.body == manifest.body]
-        if same or not any(run.repositories(place) for place in run.sites if place != act.place):
+        has_sources = any(run.repositories(place) for place in run.sites if place != act.place)
+        is_copy = any(other.body == manifest.body for other in held)
+        if is_copy or not has_sources:
             continue
         if FALLBACK.match(act.reference):
             continue  # a list of referrers, which the client writes: see `list_of_referrers_wrong`
 
-        children = {part["digest"] for part in manifest.children}
-        chosen = [
-            other
-            for other in _held_before(run)
-            if manifest.media_type in INDEXES
-            and other.media_type == manifest.media_type
-            and len(children) <= len(other.children)
-        ]
         # A trimmed index may contain another trimmed index, which this run has committed.
-        committed = {digest for _, _, digest in run.commits}
-        if not any(
-            children <= {part["digest"] for part in other.children} | committed for other in chosen
-        ):
+        children = {part["digest"] for part in manifest.children}
+        is_trimmed = manifest.media_type in INDEXES and any(
+            other.media_type == manifest.media_type
+            and len(children) <= len(other.children)
+            and children <= {part["digest"] for part in other.children} | committed
+            for other in held
+        )
+        if not is_trimmed:
             yield (act,)
 
 
@@ -308,42 +308,37 @@ def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
         subject = act.reference.replace("-", ":", 1)
         for part in manifest.children:
             referrer = repository.manifests.get(part["digest"])
-            described = {key: part.get(key) or None for key in _DESCRIBED}
-            expected = (
-                {key: referrer.descriptor().get(key) for key in _DESCRIBED} if referrer else None
-            )
             if (
                 digests.count(part["digest"]) > 1
                 or referrer is None
                 or referrer.subject != subject
-                or described != expected
+                or not _describes(part, referrer)
             ):
                 yield (act,)
                 break
 
 
+def _describes(part: Mapping[str, Any], manifest: Stored) -> bool:
+    """Whether a descriptor in a list of referrers has the fields of a manifest."""
+    expected = manifest.descriptor()
+    return all((part.get(key) or None) == expected.get(key) for key in _DESCRIBED)
+
+
 @rule("safety", "a manifest is committed under another media type than its source's")
 def media_type_changed(run: Run) -> Iterator[tuple[Act, ...]]:
+    held = _held_before(run)
     for act, _, manifest in _committed(run):
-        types = {other.media_type for other in _held_before(run) if other.body == manifest.body}
+        types = {other.media_type for other in held if other.body == manifest.body}
         if types and manifest.media_type not in types:
             yield (act,)
 
 
 @rule("safety", "a layer that must not be distributed is fetched or pushed")
 def foreign_layer_moved(run: Run) -> Iterator[tuple[Act, ...]]:
-    # Whether all manifests that name a blob name it as a foreign layer, by digest.
-    is_foreign_blob: dict[str, bool] = {}
-    for place in run.sites:
-        for repository in run.repositories(place).values():
-            for manifest in repository.manifests.values():
-                for part in manifest.blobs:
-                    digest = part["digest"]
-                    is_foreign_blob[digest] = is_foreign_blob.get(digest, True) and is_foreign(
-                        part["mediaType"]
-                    )
-    for act in run.acts:
-        moves_bytes = act.method in ("GET", "PUT", "POST", "PATCH")
-        is_about_blob = act.kind in ("blob", "upload", "upload_start")
-        if moves_bytes and is_about_blob and is_foreign_blob.get(act.digest or ""):
+    parts = [part for _, manifest in _held(run) for part in manifest.blobs]
+    foreign = {part["digest"] for part in parts if is_foreign(part["mediaType"])}
+    # A layer that one manifest names as an ordinary layer may be moved.
+    foreign -= {part["digest"] for part in parts if not is_foreign(part["mediaType"])}
+    for act in run.select("GET PUT POST PATCH", "blob upload upload_start"):
+        if act.digest in foreign:
             yield (act,)

@@ -44,7 +44,6 @@ _TENANT = re.compile(r"/([0-9a-f-]{36})/oauth2/v2\.0/token\Z")
 _METADATA = "/metadata/identity/oauth2/token"  # the metadata service of virtual machines
 _SERVICE = "/msi/token"  # the metadata service of App Service
 _REFRESH_LIFE = 10_800  # seconds for which a registry's refresh token is valid (section 6.1)
-_JSON = [("Content-Type", "application/json; charset=utf-8")]
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,11 @@ class Identity:
     # "system" for the identity of the machine, "user" for an identity that requests select by
     # client id, "" if it is not managed.
     managed: str = ""
+
+
+def _json(status: int, document: object) -> Response:
+    headers = [("Content-Type", "application/json; charset=utf-8")]
+    return Response(status, headers, json.dumps(document).encode())
 
 
 def _base64url(part: bytes) -> str:
@@ -210,7 +214,7 @@ class Directory(Site):
         }
         if number:
             document["error_codes"] = [int(number[1])]
-        return Response(status, list(_JSON), json.dumps(document).encode())
+        return _json(status, document)
 
     # The authority.
 
@@ -246,8 +250,12 @@ class Directory(Site):
         if isinstance(identity, Response):
             return identity
 
-        return self._answer_with_token(
-            identity, audience, "AADSTS500011: The resource principal was not found in the tenant."
+        token = self._make_token(identity, audience)
+        if token is None:
+            text = "AADSTS500011: The resource principal was not found in the tenant."
+            return self._refusal(400, "invalid_resource", text)
+        return _json(
+            200, {"token_type": "Bearer", "access_token": token, "expires_in": int(self.life)}
         )
 
     def _prove_application(
@@ -309,30 +317,17 @@ class Directory(Site):
             400, "invalid_grant", "AADSTS700082: The refresh token has expired due to inactivity."
         )
 
-    def _answer_with_token(
-        self, identity: Identity, audience: str, unknown: str, *, text: bool = False
-    ) -> Response:
-        """Return an answer with a token, or the refusal `unknown` for an unknown audience.
-
-        With `text`, the answer has the form of metadata services.
-        """
+    def _make_token(self, identity: Identity, audience: str) -> str | None:
+        """Return a new token, or None for an unknown audience."""
         if audience not in self.cloud.audiences or audience in self.unknown:
-            return self._refusal(400, "invalid_resource", unknown)
-
-        token = self._signer.make(
+            return None
+        return self._signer.make(
             self.life,
             aud=audience,
             tid=identity.tenant,
             appid=identity.client_id,
             iss=self.cloud.authority,
         )
-        document: dict[str, object] = {"token_type": "Bearer", "access_token": token}
-        # Metadata services write numbers as text (section 6.3).
-        if text:
-            document |= {"expires_on": str(int(self._wall() + self.life)), "resource": audience}
-
-        document["expires_in"] = str(int(self.life)) if text else int(self.life)
-        return Response(200, list(_JSON), json.dumps(document).encode())
 
     # Metadata services.
 
@@ -366,9 +361,20 @@ class Directory(Site):
                 "Multiple user assigned identities exist" if several else "Identity not found",
             )
 
-        return self._answer_with_token(
-            chosen[0], audience, "AADSTS500011: The resource principal was not found.", text=True
-        )
+        token = self._make_token(chosen[0], audience)
+        if token is None:
+            text = "AADSTS500011: The resource principal was not found."
+            return self._refusal(400, "invalid_resource", text)
+
+        # Metadata services write numbers as text (section 6.3).
+        document = {
+            "token_type": "Bearer",
+            "access_token": token,
+            "expires_on": str(int(self._wall() + self.life)),
+            "resource": audience,
+            "expires_in": str(int(self.life)),
+        }
+        return _json(200, document)
 
     def _metadata(self, request: Request) -> Response:
         """Answer as the metadata service of virtual machines.
@@ -448,14 +454,13 @@ class Exchange(TokenService):
         if form.get("service") != self.service:
             return self._refuse_mistake(request, "service is another registry")
 
-        claims = self.directory.read(form["access_token"]) if self.directory is not None else None
-        if claims is None or claims["tid"] != form.get("tenant", claims["tid"]):
+        if self.directory is None:
             return self._refuse_login()
-
-        assert self.directory is not None
-        if claims["aud"] not in self.directory.cloud.audiences or (
-            self.tenants and claims["tid"] not in self.tenants
-        ):
+        claims = self.directory.read(form["access_token"])
+        if claims is None or claims["aud"] not in self.directory.cloud.audiences:
+            return self._refuse_login()
+        tenant = claims["tid"]
+        if form.get("tenant", tenant) != tenant or (self.tenants and tenant not in self.tenants):
             return self._refuse_login()
 
         token = self._signer.make(

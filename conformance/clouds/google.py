@@ -415,13 +415,9 @@ class Google(Site):
             "requested_token_type": f"{_URN}token-type:access_token",
             "subject_token_type": f"{_URN}token-type:jwt",
         }
-        if any(form[name] != value for name, value in fixed.items()) or form["scope"] not in (
-            _CLOUD,
-            _IAM,
-        ):
-            return self._refuse_mistake(
-                request, 400, "invalid_request", f"{ {name: form[name] for name in fixed} }"
-            )
+        sent = {name: form[name] for name in fixed}
+        if sent != fixed or form["scope"] not in (_CLOUD, _IAM):
+            return self._refuse_mistake(request, 400, "invalid_request", str(sent))
         if form["audience"] not in (self.provider, self.workforce):
             return _refusal(
                 400, "invalid_target", "The target service indicated by the audience is invalid."
@@ -429,8 +425,10 @@ class Google(Site):
 
         options = json.loads(unquote(form["options"])) if "options" in form else None
         client = _client_of(request)
-        people = form["audience"] == self.workforce
-        if (options == {"userProject": "project"}) is not (people and client is None):
+        # Users of a workforce have to name a project, except with the login of a client.
+        needs_project = form["audience"] == self.workforce and client is None
+        names_project = options == {"userProject": "project"}
+        if names_project != needs_project:
             return self._refuse_mistake(request, 400, "invalid_request", f"options {options}")
         if client not in (None, CLIENT):
             return _refusal(401, "invalid_client", "Unauthorized")
@@ -510,12 +508,10 @@ class Google(Site):
     # The metadata server.
 
     def _metadata(self, request: Request) -> Response:
-        named_host = request.header("host")
-        if (named_host not in METADATA or request.scheme != "http") and not _LOCAL.match(
-            named_host
-        ):
+        host = request.header("host")
+        if (host not in METADATA or request.scheme != "http") and not _LOCAL.match(host):
             return self._refuse_mistake(
-                request, 404, "not_found", f"{request.scheme}://{named_host} has no metadata"
+                request, 404, "not_found", f"{request.scheme}://{host} has no metadata"
             )
 
         self.asked.append("metadata")
@@ -526,13 +522,12 @@ class Google(Site):
             )
             return Response(403, own, b"Missing required header: Metadata-Flavor")
 
+        text = ("Content-Type", "application/text")
+        if request.path == "/":
+            return Response(200, [*own, text], b"computeMetadata/\n")
         path = request.path.removeprefix("/computeMetadata/v1/")
-        if path == "/":
-            return Response(
-                200, [*own, ("Content-Type", "application/text")], b"computeMetadata/\n"
-            )
         if path == "project/project-id":
-            return Response(200, [*own, ("Content-Type", "application/text")], b"project")
+            return Response(200, [*own, text], b"project")
         if path == "instance/service-accounts/default/" and self.has_account:
             about = _json(200, {"email": self.machine, "scopes": [_CLOUD], "aliases": ["default"]})
             about.headers += own

@@ -170,18 +170,26 @@ class Exchange:
         is_long = self.request.is_chunked or (length is not None and length > DRAINED)
         return bool(answer.early) or is_long
 
+    @property
+    def _destination(self) -> Body | None:
+        """The destination of the next bytes of the body. None if they are counted and dropped."""
+        reception = self._reception
+        if reception is None or (reception.limit is not None and self.received >= reception.limit):
+            return None
+        return reception.content
+
     def room(self, expected: int) -> memoryview:
         """Return a buffer for the next bytes of the body.
 
         `expected` is the number still to come.
         """
-        reception = self._reception
-        if reception is None or (reception.limit is not None and self.received >= reception.limit):
+        destination = self._destination
+        if destination is None:
             if self._scratch is None:
                 self._scratch = bytearray(1 << 18)
             room = memoryview(self._scratch)
         else:
-            room = reception.content.room(expected)
+            room = destination.room(expected)
         if self._injection is not None:
             room = self._room = room[: self._injection.limit(self.received)]
         return room
@@ -190,9 +198,9 @@ class Exchange:
         """Process the first `count` bytes of the buffer that `room` returned."""
         if self._injection is not None and self._room is not None:
             self._injection.alter(self._room[:count], self.received)
-        reception = self._reception
-        if reception is not None and (reception.limit is None or self.received < reception.limit):
-            reception.content.advance(count)
+        destination = self._destination
+        if destination is not None:
+            destination.advance(count)
         self.received += count
         self.entry.request_bytes = self.received
 
@@ -211,9 +219,9 @@ class Exchange:
             self._take(data)
 
     def _take(self, data: bytes) -> None:
-        reception = self._reception
-        if reception is not None and (reception.limit is None or self.received < reception.limit):
-            reception.content.feed(data)
+        destination = self._destination
+        if destination is not None:
+            destination.feed(data)
         self.received += len(data)
         self.entry.request_bytes = self.received
 
