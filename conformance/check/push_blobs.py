@@ -9,6 +9,8 @@ distribution specification 1.1.1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..client.http import Reply, with_query
 from ..messages import digest_of
 from .checks import (
@@ -19,9 +21,12 @@ from .checks import (
     Skipped,
     check,
     expect,
+    expect_blob,
     expect_body,
     expect_code,
+    expect_header,
     location_of,
+    set_up,
     skip_if,
 )
 
@@ -31,35 +36,40 @@ _CHUNKS = "Pushing a blob in chunks"
 _MOUNT = "Mounting a blob from another repository"
 
 
-def _start(run: Run, target: str = "blobs/uploads/", repository: str | None = None) -> Reply:
+def _open(run: Run) -> Reply:
     """Open an upload session. Returns the answer."""
-    reply = expect(run.ask("POST", target, None, b"", repository=repository), 202)
-    location_of(reply)
-    return reply
+    return expect(run.ask("POST", "blobs/uploads/", None, b""), 202)
 
 
-def _finish(run: Run, where: str, digest: str, body: bytes = b"", **headers: str) -> Reply:
-    """Finish an upload session by PUT. Returns the answer with any status."""
-    sent = {
-        **(OCTETS if body else {}),
-        **{key.replace("_", "-"): value for key, value in headers.items()},
-    }
-    reply = run.ask("PUT", with_query(where, digest=digest), sent, body)
-    if reply.status == 201:
-        run.delete_later(f"blobs/{digest}")
-    return reply
+def _start(run: Run) -> str:
+    """Open an upload session. Returns its Location."""
+    return location_of(_open(run))
+
+
+def _headers(body: bytes, start: int | None) -> Mapping[str, str]:
+    """Return the headers of a body that begins at the byte `start` of its blob.
+
+    Without `start`, there is no Content-Range.
+    """
+    if start is None:
+        return OCTETS
+    return {**OCTETS, "Content-Range": f"{start}-{start + len(body) - 1}"}
 
 
 def _patch(run: Run, where: str, body: bytes, start: int | None = None) -> Reply:
-    """Send a chunk, with Content-Range if `start` is given. Returns the answer with any status."""
-    sent = dict(OCTETS)
-    if start is not None:
-        sent["Content-Range"] = f"{start}-{start + len(body) - 1}"
-    return run.ask("PATCH", where, sent, body)
+    """Send a chunk. Returns the answer with any status."""
+    return run.ask("PATCH", where, _headers(body, start), body)
 
 
-def _expect_stored(run: Run, digest: str, data: bytes, repository: str | None = None) -> None:
-    expect_body(expect(run.ask("GET", f"blobs/{digest}", repository=repository), 200), data)
+def _finish(
+    run: Run, where: str, digest: str, body: bytes = b"", start: int | None = None
+) -> Reply:
+    """Finish an upload session by PUT. Returns the answer with any status."""
+    headers = _headers(body, start) if body else None
+    reply = run.ask("PUT", with_query(where, digest=digest), headers, body)
+    if reply.status == 201:
+        run.delete_later(f"blobs/{digest}")
+    return reply
 
 
 def _new_blob(run: Run, size: int = 500) -> tuple[str, bytes]:
@@ -89,7 +99,7 @@ def start(run: Run) -> None:
     "blob",
 )
 def sessions(run: Run) -> None:
-    if location_of(_start(run)) == location_of(_start(run)):
+    if _start(run) == _start(run):
         raise Failed("two sessions have one Location")
 
 
@@ -102,12 +112,12 @@ def sessions(run: Run) -> None:
 )
 def post_and_put(run: Run, kind: str) -> None:
     digest, data = run.blob(kind)
-    reply = _finish(run, location_of(_start(run)), digest, data)
+    reply = _finish(run, _start(run), digest, data)
     if kind == "sha512 blob":
         skip_if(reply, 400)
     where = location_of(expect(reply, 201))
     expect_body(expect(run.ask("GET", where), 200), data)
-    _expect_stored(run, digest, data)
+    expect_blob(run, digest, data)
 
 
 @check(
@@ -121,13 +131,12 @@ def put_twice(run: Run) -> None:
     digest, data = _new_blob(run)
     run.push_blob(digest, data)
     run.push_blob(digest, data)
-    _expect_stored(run, digest, data)
+    expect_blob(run, digest, data)
 
 
-def _expect_refusal(run: Run, reply: Reply, *statuses: int) -> None:
-    """Fail unless the answer is a refusal of bytes that have another digest."""
-    expect(reply, *statuses)
-    expect_code(reply, "DIGEST_INVALID", "BLOB_UPLOAD_INVALID")
+def _expect_refusal(reply: Reply) -> None:
+    """Fail unless the answer refuses an upload because of its digest."""
+    expect_code(expect(reply, 400), "DIGEST_INVALID", "BLOB_UPLOAD_INVALID")
 
 
 @check(
@@ -140,7 +149,7 @@ def _expect_refusal(run: Run, reply: Reply, *statuses: int) -> None:
 def put_other_bytes(run: Run) -> None:
     digest, _ = _new_blob(run)
     other, data = _new_blob(run)
-    _expect_refusal(run, _finish(run, location_of(_start(run)), digest, data), 400)
+    _expect_refusal(_finish(run, _start(run), digest, data))
     for name in (digest, other):
         expect(run.ask("GET", f"blobs/{name}"), 404)
 
@@ -153,20 +162,20 @@ def put_other_bytes(run: Run) -> None:
     "malformed",
 )
 def put_without_digest(run: Run) -> None:
-    where = location_of(_start(run))
+    where = _start(run)
     _, data = _new_blob(run)
-    _expect_refusal(run, run.ask("PUT", where, OCTETS, data), 400)
+    _expect_refusal(run.ask("PUT", where, OCTETS, data))
 
 
 @check("push", "PUT upload", "a digest that is none, 400", "Endpoints: 400 (end-6)", "malformed")
 def put_malformed_digest(run: Run) -> None:
-    _expect_refusal(run, _finish(run, location_of(_start(run)), "sha256:totallywrong", b"x"), 400)
+    _expect_refusal(_finish(run, _start(run), "sha256:totallywrong", b"x"))
 
 
 @check("push", "PUT upload", "to no session, 404", "Endpoints: 404 (end-6)", "absent")
 def put_to_nothing(run: Run) -> None:
     digest, data = _new_blob(run)
-    where = location_of(_start(run))
+    where = _start(run)
     expect(_finish(run, where, digest, data), 201)
     expect_code(expect(_finish(run, where, digest, data), 404), "BLOB_UPLOAD_UNKNOWN")
 
@@ -192,7 +201,7 @@ def single_post(run: Run, kind: str) -> None:
     else:
         run.delete_later(f"blobs/{digest}")
         expect_body(expect(run.ask("GET", where), 200), data)
-    _expect_stored(run, digest, data)
+    expect_blob(run, digest, data)
 
 
 @check(
@@ -208,7 +217,7 @@ def single_post_other_bytes(run: Run) -> None:
     reply = run.ask("POST", with_query("blobs/uploads/", digest=digest), OCTETS, data)
     if reply.status == 202:
         raise Skipped(f"optional and not here: {reply}, a single POST only opens a session")
-    _expect_refusal(run, reply, 400)
+    _expect_refusal(reply)
     expect(run.ask("GET", f"blobs/{digest}"), 404)
 
 
@@ -221,34 +230,39 @@ def _least_chunk(reply: Reply) -> int:
     return max(int(header) if header.isdigit() else 0, 300)
 
 
-def _expect_range(run: Run, reply: Reply, status: int, end: int) -> str:
-    """Fail unless the upload has received the bytes up to `end`. Returns its next Location."""
-    expect(reply, status)
-    if reply.header("Range") != f"0-{end}":
-        raise Failed(f"{reply} with Range {reply.header('Range')!r}, not '0-{end}'")
-    return location_of(reply)
-
-
 class _Session:
     """An upload session with a blob of three chunks. The first two have the minimum length."""
 
     def __init__(self, run: Run) -> None:
-        opened = _start(run)
-        self.size = _least_chunk(opened)
+        self.run = run
+        opened = _open(run)
+        self.where = location_of(opened)  # the newest Location
+        self.size = _least_chunk(opened)  # bytes of each of the first two chunks
         self.digest, self.data = _new_blob(run, self.size * 2 + 100)
-        self.where = location_of(opened)
 
     def chunk(self, number: int) -> bytes:
         return self.data[number * self.size : (number + 1) * self.size]
 
-    def patch(self, run: Run, number: int) -> Reply:
-        return _patch(run, self.where, self.chunk(number), number * self.size)
+    def patch(self, number: int) -> Reply:
+        """Send a chunk. Returns the answer with any status."""
+        return _patch(self.run, self.where, self.chunk(number), number * self.size)
 
-    def patch_first(self, run: Run) -> str:
+    def patch_first(self) -> str:
         """Send the first chunk. Returns the Location that it was sent to, which is old then."""
         used = self.where
-        self.where = _expect_range(run, self.patch(run, 0), 202, self.size - 1)
+        self.expect_received(self.patch(0), 202, self.size)
         return used
+
+    def expect_received(self, reply: Reply, status: int, count: int) -> None:
+        """Fail unless the registry has the first `count` bytes. The answer has a new Location."""
+        expect(reply, status)
+        expect_header(reply, "Range", f"0-{count - 1}")
+        self.where = location_of(reply)
+
+    def finish(self, body: bytes = b"", start: int | None = None) -> None:
+        """Send the last bytes by PUT. Fail unless the whole blob is stored then."""
+        expect(_finish(self.run, self.where, self.digest, body, start), 201)
+        expect_blob(self.run, self.digest, self.data)
 
 
 @check(
@@ -260,9 +274,8 @@ class _Session:
 )
 def streamed(run: Run) -> None:
     session = _Session(run)
-    where = location_of(expect(_patch(run, session.where, session.data), 202))
-    expect(_finish(run, where, session.digest), 201)
-    _expect_stored(run, session.digest, session.data)
+    session.where = location_of(expect(_patch(run, session.where, session.data), 202))
+    session.finish()
 
 
 @check(
@@ -274,9 +287,9 @@ def streamed(run: Run) -> None:
 )
 def chunked(run: Run) -> None:
     session = _Session(run)
-    session.patch_first(run)
-    session.where = _expect_range(run, session.patch(run, 1), 202, session.size * 2 - 1)
-    session.where = _expect_range(run, session.patch(run, 2), 202, len(session.data) - 1)
+    session.patch_first()
+    session.expect_received(session.patch(1), 202, session.size * 2)
+    session.expect_received(session.patch(2), 202, len(session.data))
     reply = expect(_finish(run, session.where, session.digest), 201)
     expect_body(expect(run.ask("GET", location_of(reply)), 200), session.data)
 
@@ -290,11 +303,8 @@ def chunked(run: Run) -> None:
 )
 def last_chunk_by_put(run: Run) -> None:
     session = _Session(run)
-    session.patch_first(run)
-    rest = session.data[session.size :]
-    content_range = f"{session.size}-{len(session.data) - 1}"
-    expect(_finish(run, session.where, session.digest, rest, Content_Range=content_range), 201)
-    _expect_stored(run, session.digest, session.data)
+    session.patch_first()
+    session.finish(session.data[session.size :], session.size)
 
 
 @check(
@@ -306,20 +316,20 @@ def last_chunk_by_put(run: Run) -> None:
 )
 def second_chunk_first(run: Run) -> None:
     session = _Session(run)
-    expect(session.patch(run, 1), 416)
+    expect(session.patch(1), 416)
 
 
 @check("push", "PATCH upload", "a chunk left out, 416", f"{_CHUNKS}: MUST respond with 416", "blob")
 def chunk_left_out(run: Run) -> None:
     session = _Session(run)
-    session.patch_first(run)
-    expect(session.patch(run, 2), 416)
+    session.patch_first()
+    expect(session.patch(2), 416)
 
 
 @check("push", "PATCH upload", "a chunk twice, 416", f"{_CHUNKS}: MUST respond with 416", "blob")
 def chunk_twice(run: Run) -> None:
     session = _Session(run)
-    used = session.patch_first(run)
+    used = session.patch_first()
     expect(_patch(run, used, session.chunk(0), 0), 416)
 
 
@@ -332,10 +342,9 @@ def chunk_twice(run: Run) -> None:
 )
 def put_out_of_order(run: Run) -> None:
     session = _Session(run)
-    session.patch_first(run)
-    tail = session.chunk(2)
-    content_range = f"{session.size * 2}-{len(session.data) - 1}"
-    expect(_finish(run, session.where, session.digest, tail, Content_Range=content_range), 416)
+    session.patch_first()
+    start = session.size * 2
+    expect(_finish(run, session.where, session.digest, session.chunk(2), start), 416)
 
 
 @check(
@@ -347,11 +356,10 @@ def put_out_of_order(run: Run) -> None:
 )
 def status_of_upload(run: Run) -> None:
     session = _Session(run)
-    session.patch_first(run)
-    session.where = _expect_range(run, run.ask("GET", session.where), 204, session.size - 1)
-    session.where = _expect_range(run, session.patch(run, 1), 202, session.size * 2 - 1)
-    expect(_finish(run, session.where, session.digest, session.chunk(2)), 201)
-    _expect_stored(run, session.digest, session.data)
+    session.patch_first()
+    session.expect_received(run.ask("GET", session.where), 204, session.size)
+    session.expect_received(session.patch(1), 202, session.size * 2)
+    session.finish(session.chunk(2))
 
 
 @check(
@@ -363,10 +371,9 @@ def status_of_upload(run: Run) -> None:
 )
 def status_by_old_location(run: Run) -> None:
     session = _Session(run)
-    used = session.patch_first(run)
-    session.where = _expect_range(run, run.ask("GET", used), 204, session.size - 1)
-    expect(_finish(run, session.where, session.digest, session.data[session.size :]), 201)
-    _expect_stored(run, session.digest, session.data)
+    used = session.patch_first()
+    session.expect_received(run.ask("GET", used), 204, session.size)
+    session.finish(session.data[session.size :])
 
 
 @check(
@@ -378,12 +385,11 @@ def status_by_old_location(run: Run) -> None:
 )
 def resumed(run: Run) -> None:
     session = _Session(run)
-    used = session.patch_first(run)
+    used = session.patch_first()
     expect(_patch(run, used, session.chunk(0), 0), 416)
-    session.where = _expect_range(run, run.ask("GET", used), 204, session.size - 1)
-    session.where = location_of(expect(session.patch(run, 1), 202))
-    expect(_finish(run, session.where, session.digest, session.chunk(2)), 201)
-    _expect_stored(run, session.digest, session.data)
+    session.expect_received(run.ask("GET", used), 204, session.size)
+    session.where = location_of(expect(session.patch(1), 202))
+    session.finish(session.chunk(2))
 
 
 @check(
@@ -395,7 +401,7 @@ def resumed(run: Run) -> None:
 )
 def closed(run: Run) -> None:
     digest, data = _new_blob(run)
-    where = location_of(_start(run))
+    where = _start(run)
     expect(_finish(run, where, digest, data), 201)
     expect_code(expect(run.ask("GET", where), 404), "BLOB_UPLOAD_UNKNOWN")
 
@@ -403,7 +409,7 @@ def closed(run: Run) -> None:
 @check("push", "PATCH upload", "to a closed session, 404", "Endpoints: 404 (end-5)", "absent")
 def patch_closed(run: Run) -> None:
     digest, data = _new_blob(run)
-    where = location_of(_start(run))
+    where = _start(run)
     expect(_finish(run, where, digest, data), 201)
     expect_code(expect(_patch(run, where, data, 0), 404), "BLOB_UPLOAD_UNKNOWN")
 
@@ -411,14 +417,19 @@ def patch_closed(run: Run) -> None:
 # Mounts.
 
 
-def _mount(run: Run, digest: str, **source: str) -> Reply:
-    return run.ask(
-        "POST",
-        with_query("blobs/uploads/", mount=digest, **source),
-        None,
-        b"",
-        repository=run.mounting,
-    )
+def _mount(run: Run, digest: str, source: str = "") -> Reply:
+    """Mount a blob from the repository `source`, or from any. Returns the answer with any status."""
+    named = {"from": source} if source else {}
+    target = with_query("blobs/uploads/", mount=digest, **named)
+    return run.ask("POST", target, None, b"", repository=run.mounting)
+
+
+def _push_to_mount(run: Run) -> tuple[str, bytes]:
+    """Push a new blob to the repository from which it will be mounted."""
+    digest, data = _new_blob(run)
+    with set_up():
+        run.push_blob(digest, data)
+    return digest, data
 
 
 def _expect_session(run: Run, reply: Reply, digest: str, data: bytes) -> None:
@@ -426,7 +437,7 @@ def _expect_session(run: Run, reply: Reply, digest: str, data: bytes) -> None:
     where = location_of(expect(reply, 202))
     expect(run.ask("PUT", with_query(where, digest=digest), OCTETS, data), 201)
     run.delete_later(f"blobs/{digest}", run.mounting)
-    _expect_stored(run, digest, data, run.mounting)
+    expect_blob(run, digest, data, run.mounting)
 
 
 @check(
@@ -437,15 +448,14 @@ def _expect_session(run: Run, reply: Reply, digest: str, data: bytes) -> None:
     "blob",
 )
 def mounted(run: Run) -> None:
-    digest, data = _new_blob(run)
-    run.set_up_once(f"to mount {digest}", lambda: run.push_blob(digest, data))
-    reply = _mount(run, digest, **{"from": run.repository})
+    digest, data = _push_to_mount(run)
+    reply = _mount(run, digest, run.repository)
     if expect(reply, 201, 202).status == 202:
         _expect_session(run, reply, digest, data)
         raise Skipped(f"optional and not here: {reply}, nothing is mounted")
     run.delete_later(f"blobs/{digest}", run.mounting)
     expect_body(expect(run.ask("GET", location_of(reply)), 200), data)
-    _expect_stored(run, digest, data, run.mounting)
+    expect_blob(run, digest, data, run.mounting)
 
 
 @check(
@@ -456,13 +466,13 @@ def mounted(run: Run) -> None:
     "blob",
 )
 def mounted_from_anywhere(run: Run) -> None:
-    digest, data = _new_blob(run)
-    run.set_up_once(f"to mount {digest}", lambda: run.push_blob(digest, data))
+    digest, data = _push_to_mount(run)
     reply = _mount(run, digest)
     if expect(reply, 201, 202).status == 202:
-        return _expect_session(run, reply, digest, data)
-    run.delete_later(f"blobs/{digest}", run.mounting)
-    return _expect_stored(run, digest, data, run.mounting)
+        _expect_session(run, reply, digest, data)
+    else:
+        run.delete_later(f"blobs/{digest}", run.mounting)
+        expect_blob(run, digest, data, run.mounting)
 
 
 @check(
@@ -474,7 +484,7 @@ def mounted_from_anywhere(run: Run) -> None:
 )
 def mounted_from_a_place_without_it(run: Run) -> None:
     digest, data = _new_blob(run)
-    _expect_session(run, _mount(run, digest, **{"from": run.repository}), digest, data)
+    _expect_session(run, _mount(run, digest, run.repository), digest, data)
 
 
 @check(
