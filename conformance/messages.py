@@ -37,6 +37,7 @@ __all__ = [
     "digest_of",
     "error",
     "errors",
+    "has_digest",
     "is_digest",
     "is_name",
     "is_tag",
@@ -79,6 +80,11 @@ def is_digest(text: str) -> bool:
 def digest_of(data: bytes, algorithm: str = "sha256") -> str:
     """Return the digest of `data`, with the algorithm as its prefix."""
     return f"{algorithm}:{hashlib.new(algorithm, data).hexdigest()}"
+
+
+def has_digest(data: bytes, digest: str) -> bool:
+    """Report whether `data` has a digest, of any algorithm."""
+    return digest_of(data, digest.partition(":")[0]) == digest
 
 
 class Content:

@@ -16,12 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, TypeVar, cast
-from urllib.parse import urljoin
 
-from ..client.http import Client, NoAnswer, Reply, with_query
+from ..client import copies
+from ..client.http import Client, NoAnswer, Reply, resolve, with_query
 from ..content.images import EMPTY_CONFIG, Image, Seed
 from ..messages import digest_of
-from ..registry.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 
 __all__ = [
     "ACCEPT",
@@ -58,7 +57,7 @@ Workflow = Literal["pull", "push", "discovery", "management"]
 Outcome = Literal["pass", "fail", "skip"]
 WORKFLOWS: tuple[Workflow, ...] = ("pull", "push", "discovery", "management")
 
-ACCEPT = {"Accept": ", ".join((OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST))}
+ACCEPT = {"Accept": copies.ACCEPT}
 # A digest that no registry has.
 NOWHERE = "sha256:" + "0" * 63 + "1"
 OCTETS = {"Content-Type": "application/octet-stream"}
@@ -396,7 +395,7 @@ def location_of(reply: Reply) -> str:
     """Return the Location as an absolute URL. Fail if there is none."""
     if not reply.header("Location"):
         raise Failed(f"{reply} without Location")
-    return urljoin(reply.url, reply.header("Location"))
+    return resolve(reply, reply.header("Location"))
 
 
 def expect_body(reply: Reply, data: bytes) -> None:

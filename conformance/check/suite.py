@@ -85,7 +85,11 @@ def begin_run(
 
     Raises Unusable if the URL is malformed, or if nothing can be pushed there.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as problem:
+        raise Unusable(f"{url!r}: {problem}") from None
+
     repository = parts.path.strip("/")
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise Unusable(f"{url!r} is not http(s)://HOST[:PORT]/REPOSITORY")

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from urllib.parse import urljoin
 
 from ..content.images import Image
-from ..messages import digest_of
+from ..messages import digest_of, has_digest
 from ..registry.storage import (
     DOCKER_LIST,
     DOCKER_MANIFEST,
@@ -61,17 +61,6 @@ class _Client:
         return reply
 
 
-@contextmanager
-def _client(
-    address: str, authorization: str | None, context: ssl.SSLContext | None
-) -> Iterator[_Client]:
-    client = _Client(address, authorization, context)
-    try:
-        yield client
-    finally:
-        client.close()
-
-
 def push_http(
     image: Image,
     address: str,
@@ -81,7 +70,7 @@ def push_http(
     context: ssl.SSLContext | None = None,
 ) -> Image:
     """Push the whole graph, children first, then the top under all tags, or by its digest."""
-    with _client(address, authorization, context) as client:
+    with closing(_Client(address, authorization, context)) as client:
         base = f"/v2/{repository}"
         for digest, data in image.blobs.items():
             if client.ask("HEAD", f"{base}/blobs/{digest}", (200, 404)).status == 200:
@@ -90,10 +79,10 @@ def push_http(
             target = with_query(urljoin(opened.url, opened.header("Location")), digest=digest)
             client.ask("PUT", target, (201,), data, {"Content-Type": "application/octet-stream"})
         for digest, (media_type, body) in image.manifests.items():
-            references = (tags or (digest,)) if digest == image.top else (digest,)
+            references = tags if tags and digest == image.top else (digest,)
             for reference in references:
-                kind = {"Content-Type": media_type}
-                client.ask("PUT", f"{base}/manifests/{reference}", (201,), body, kind)
+                target = f"{base}/manifests/{reference}"
+                client.ask("PUT", target, (201,), body, {"Content-Type": media_type})
 
     return image
 
@@ -113,7 +102,7 @@ def fetch_http(
     graph are fetched too, by the API or the fallback tag.
     """
     contents: dict[str, bytes] = {}
-    with _client(address, authorization, context) as client:
+    with closing(_Client(address, authorization, context)) as client:
         waiting = [reference]
         while waiting:
             next_reference = waiting.pop()
@@ -138,7 +127,7 @@ def _fetch_manifest(client: _Client, repository: str, reference: str) -> tuple[s
     answer = client.ask("GET", target, (200,), headers={"Accept": ACCEPT})
     body = answer.body
     digest = reference if ":" in reference else digest_of(body)
-    assert digest_of(body, digest.partition(":")[0]) == digest, f"{target}: other bytes"
+    assert has_digest(body, digest), f"{target}: other bytes"
     header_digest = answer.header("Docker-Content-Digest")
     assert header_digest in ("", digest), f"{target}: {digest} is called {header_digest}"
     is_index = answer.header("Content-Type") in INDEXES
@@ -154,26 +143,23 @@ def _fetch_blob(
     statuses = (200, 404) if is_foreign(part["mediaType"]) else (200,)
     answer = client.ask("GET", f"/v2/{repository}/blobs/{digest}", statuses)
     if answer.status == 200:
-        assert digest_of(answer.body, digest.partition(":")[0]) == digest, (
-            f"blob {digest}: other bytes"
-        )
+        assert has_digest(answer.body, digest), f"blob {digest}: other bytes"
         contents[digest] = answer.body
 
 
 def _referrers(client: _Client, repository: str, digest: str) -> list[str]:
     """Return the digests of a manifest's referrers, by the API or the fallback tag."""
-    target: str | None = f"/v2/{repository}/referrers/{digest}"
-    digests: list[str] = []
-    while target:
-        answer = client.ask("GET", target, (200, 404))
-        if answer.status == 404:
-            target = f"/v2/{repository}/manifests/{digest.replace(':', '-')}"
-            answer = client.ask("GET", target, (200, 404), headers={"Accept": ACCEPT})
-        if answer.status == 404:
-            break
-        digests += [entry["digest"] for entry in json.loads(answer.body)["manifests"]]
-        target = next_page(answer)
-    return digests
+    first = client.ask("GET", f"/v2/{repository}/referrers/{digest}", (200, 404))
+    if first.status == 404:
+        target = f"/v2/{repository}/manifests/{digest.replace(':', '-')}"
+        first = client.ask("GET", target, (200, 404), headers={"Accept": ACCEPT})
+        if first.status == 404:
+            return []
+
+    pages = [first]
+    while following := next_page(pages[-1]):
+        pages.append(client.ask("GET", following, (200,)))
+    return [entry["digest"] for page in pages for entry in json.loads(page.body)["manifests"]]
 
 
 def identical(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..messages import digest_of
+from ..messages import digest_of, has_digest
 from ..registry.storage import OCI_INDEX, is_foreign, read_manifest
 from ..server.exchange import Site
 from .attachments import referrers_tag
@@ -65,11 +65,8 @@ def client_of(at: Site | str) -> Iterator[Client]:
     if not isinstance(at, str):
         yield Client("http://registry.test", sending_to(at))
         return
-    connections = Connections()
-    try:
+    with closing(Connections()) as connections:
         yield Client(f"http://{at}", connections)
-    finally:
-        connections.close()
 
 
 def walk(at: Site | str, repository: str, roots: Iterable[str]) -> Graph:
@@ -124,20 +121,17 @@ def list_referrers(
     """
     pages = list(client.pages(f"/v2/{repository}/referrers/{digest}", {"Accept": OCI_INDEX}))
     lists: dict[str, str] = {}
-    if pages[0].status == 200 and pages[0].header("Content-Type") == OCI_INDEX:
-        where = str(pages[0])
-    else:
+    if pages[0].status != 200 or pages[0].header("Content-Type") != OCI_INDEX:
         assert pages[0].status in (200, 400, 404, 405, 501), pages[0]
         tag = referrers_tag(digest)
-        pages = [client.ask("GET", f"/v2/{repository}/manifests/{tag}", {"Accept": ACCEPT})]
-        where = str(pages[0])
-        if pages[0].status == 404:
+        index = client.ask("GET", f"/v2/{repository}/manifests/{tag}", {"Accept": ACCEPT})
+        if index.status == 404:
             return [], {}
-        assert "subject" not in json.loads(pages[0].body), (
-            f"{where}: a list of referrers refers to something"
-        )
-        lists[tag] = digest_of(pages[0].body)
+        assert "subject" not in json.loads(index.body), f"{index}: the list has a subject"
+        lists[tag] = digest_of(index.body)
+        pages = [index]
 
+    where = str(pages[0])
     entries: list[Entry] = []
     for reply in pages:
         assert reply.status == 200, reply
@@ -172,7 +166,7 @@ def _check_entry(client: Client, repository: str, subject: str, entry: Entry, wh
 def _manifest(client: Client, repository: str, digest: str) -> tuple[str, bytes, dict[str, Any]]:
     reply = client.ask("GET", f"/v2/{repository}/manifests/{digest}", {"Accept": ACCEPT})
     assert reply.status == 200, reply
-    assert digest_of(reply.body, digest.partition(":")[0]) == digest, f"{reply}: other bytes"
+    assert has_digest(reply.body, digest), f"{reply}: other bytes"
     document = json.loads(reply.body)
     assert isinstance(document, dict)
     return reply.header("Content-Type"), reply.body, document
@@ -184,7 +178,7 @@ def _blob(client: Client, repository: str, part: Mapping[str, Any], graph: Graph
     if reply.status == 404 and is_foreign(part["mediaType"]):
         return
     assert reply.status == 200, reply
-    assert digest_of(reply.body, digest.partition(":")[0]) == digest, f"{reply}: other bytes"
+    assert has_digest(reply.body, digest), f"{reply}: other bytes"
     graph.contents[digest] = reply.body
 
 

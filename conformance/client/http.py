@@ -23,7 +23,16 @@ from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode, urljoin, urlsplit
 
-__all__ = ["Client", "Connections", "NoAnswer", "Reply", "Send", "next_page", "with_query"]
+__all__ = [
+    "Client",
+    "Connections",
+    "NoAnswer",
+    "Reply",
+    "Send",
+    "next_page",
+    "resolve",
+    "with_query",
+]
 
 # A parameter of a challenge: its name, and its value with or without quotes.
 _PARAMETER = re.compile(r"([A-Za-z_]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s,\"]+))")
@@ -35,7 +44,7 @@ _PATIENCE = 60  # maximum seconds of Retry-After that the client waits
 
 
 class NoAnswer(Exception):
-    """A request got no HTTP answer."""
+    """A request got no HTTP answer, or an answer with a malformed URL to follow."""
 
 
 class Reply(NamedTuple):
@@ -52,9 +61,8 @@ class Reply(NamedTuple):
 
     def __str__(self) -> str:
         parts = urlsplit(self.url)
-        query = re.sub(
-            r"=([^&]{24})[^&]+", r"=\1...", parts.query
-        )  # states of upload sessions are long
+        # States of upload sessions are long.
+        query = re.sub(r"=([^&]{24})[^&]+", r"=\1...", parts.query)
         return f"{self.method} {parts.path}{f'?{query}' if query else ''} answered {self.status}"
 
 
@@ -85,14 +93,11 @@ class Connections:
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
     ) -> Reply:
         parts = urlsplit(url)
-        origin = _Origin(parts.scheme, parts.netloc)
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        if origin in self._kept:
-            try:
-                return self._exchange(origin, method, url, target, headers, body)
-            except NoAnswer:
-                pass  # the server may have closed the kept connection: retry on a new connection
-        return self._exchange(origin, method, url, target, headers, body)
+        if _Origin(parts.scheme, parts.netloc) in self._kept:
+            # The server may have closed the kept connection: retry on a new connection.
+            with suppress(NoAnswer):
+                return self._exchange(method, url, headers, body)
+        return self._exchange(method, url, headers, body)
 
     def _connection(self, origin: _Origin) -> http.client.HTTPConnection:
         connection = self._kept.get(origin)
@@ -107,16 +112,13 @@ class Connections:
         return connection
 
     def _exchange(
-        self,
-        origin: _Origin,
-        method: str,
-        url: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes | None,
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
     ) -> Reply:
-        connection = self._connection(origin)
+        parts = urlsplit(url)
+        origin = _Origin(parts.scheme, parts.netloc)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         try:
+            connection = self._connection(origin)
             # The registry may refuse the request and close while the body is still being sent.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, target, body, dict(headers))
@@ -217,7 +219,7 @@ class Client:
         for _ in range(5):
             if reply.status not in _REDIRECTS or not reply.header("Location"):
                 break
-            url = urljoin(reply.url, reply.header("Location"))
+            url = resolve(reply, reply.header("Location"))
             sent = dict(headers)
             if not url.startswith(self.origin + "/"):
                 sent.pop("Authorization", None)
@@ -237,7 +239,7 @@ class Client:
 
         query = [("service", challenge["service"])] if challenge.get("service") else []
         query += [("scope", scope) for scope in challenge.get("scope", "").split()]
-        realm = urljoin(self.origin, challenge.get("realm", ""))
+        realm = resolve(refusal, challenge.get("realm") or "/")
         url = realm + ("&" if "?" in realm else "?") + urlencode(query)
         answer = self._send("GET", url, {"Authorization": self._basic} if self._basic else {}, None)
         if answer.status != 200:
@@ -272,10 +274,18 @@ def _scope(method: str, url: str) -> _Scope:
     )
 
 
+def resolve(reply: Reply, reference: str) -> str:
+    """Return the absolute URL of a reference in an answer. Raises NoAnswer if it is malformed."""
+    try:
+        return urljoin(reply.url, reference)
+    except ValueError as problem:
+        raise NoAnswer(f"{reply} with the URL {reference!r}: {problem}") from None
+
+
 def next_page(reply: Reply) -> str | None:
     """Return the URL of the next page from a Link with rel=next, or None."""
     match = _NEXT.search(reply.header("Link"))
-    return urljoin(reply.url, match[1]) if match else None
+    return resolve(reply, match[1]) if match else None
 
 
 def with_query(target: str, **parameters: str) -> str:

@@ -14,6 +14,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -1273,6 +1274,8 @@ def test_certificates_are_verified(
     [
         pytest.param("http://127.0.0.1:1/a", "refused", id="nobody listens"),
         pytest.param("ftp://127.0.0.1/a", "is not http(s)://", id="another scheme"),
+        pytest.param("http://[/a", "Invalid IPv6 URL", id="no address"),
+        pytest.param("http://127.0.0.1:x/a", "nonnumeric port: 'x'", id="no port"),
         pytest.param("http://127.0.0.1:1/", "not the name of a repository", id="no repository"),
         pytest.param("http://127.0.0.1:1/A", "not the name of a repository", id="no name"),
         pytest.param("http://127.0.0.1:1/a?b", "not the name of a repository", id="a query"),
@@ -1420,6 +1423,18 @@ def test_an_answer_that_is_no_http_fails_the_check_and_no_other() -> None:
     failed = [row for row in rows if row.outcome != "pass"]
     assert [row.check.what for row in failed] == ["n=0 is an empty list without Link"]
     assert failed[0].reason.startswith("no answer: GET http://")
+
+
+@pytest.mark.parametrize("location", ["http://[/", "http://registry.test:x/"])
+def test_a_location_that_is_no_url_fails_the_check_and_no_other(location: str) -> None:
+    app = amended(saying("Location", lambda value: location, (201,)), "PUT", "upload")()
+    with run_in_thread(app) as server:
+        names = ["PUT upload: a whole blob (blob)", "PUT upload: to no session, 404 (absent)"]
+        with closing(Connections()) as connections:
+            run = begin_run(f"http://{server.address}/team/app", connections)
+            rows = run_checks(run, [BY_NAME[name] for name in names])
+    assert [row.outcome for row in rows] == ["fail", "pass"]
+    assert rows[0].reason.startswith("no answer: ")
 
 
 # The real registry.
