@@ -32,10 +32,9 @@ async def test_a_task_that_has_its_answer_asks_for_the_next_tag():
     async with workers.running():
         for look_up in range(5):
             tags = [TargetTag(TARGET, f"{look_up}.{number}", b"") for number in range(4)]
-            for tag in tags:
-                workers.submit(tag)
-            for tag in tags:
-                await tag.answered_event.wait()
+            answered_events = [workers.submit(tag) for tag in tags]
+            for tag, answered_event in zip(tags, answered_events, strict=True):
+                await answered_event.wait()
                 assert tag.digest == f"of {tag.reference}"
     assert len(tasks) == most_at_once == 4
 

@@ -77,16 +77,7 @@ class TargetTag:
     """A tag or digest at one target, with the result of looking it up there."""
 
     # A run has a TargetTag for each tag and target, so its size matters.
-    __slots__ = (
-        "answered_event",
-        "digest",
-        "error",
-        "reference",
-        "settled_event",
-        "snapshot_entry",
-        "snapshot_key",
-        "target",
-    )
+    __slots__ = ("digest", "error", "reference", "snapshot_entry", "snapshot_key", "target")
 
     def __init__(self, target: Repository, reference: str, snapshot_key: bytes) -> None:
         self.target = target
@@ -102,11 +93,6 @@ class TargetTag:
         self.digest: str | None = None
         # Why the target could not be asked. The image fails with this error at this target.
         self.error: SyncError | None = None
-        # Set when `digest` and `error` are final.
-        self.answered_event = LazyEvent()
-        # Set when everything that follows from the answer is in `Knowledge`, so that other look-ups
-        # need not wait any longer (`Discovery._wait_for_other_look_ups`).
-        self.settled_event = LazyEvent()
 
     def needs_copy(self, source_image: SourceImage) -> bool:
         """Report whether the image must be copied to the target, judged by digests alone.
@@ -171,7 +157,8 @@ class TargetWorkers:
 
     def __init__(self, look_up: Callable[[TargetTag], Awaitable[None]]) -> None:
         self._look_up = look_up
-        self._queue = deque[TargetTag]()
+        # The tags to look up, each with the event that is set when it has been looked up.
+        self._queue = deque[tuple[TargetTag, LazyEvent]]()
         # None outside `running`.
         self._tasks: anyio.abc.TaskGroup | None = None
         # The events that idle tasks wait for, one for each task.
@@ -184,21 +171,23 @@ class TargetWorkers:
             yield
             self._tasks.cancel_scope.cancel()
 
-    def submit(self, tag: TargetTag) -> None:
-        """Queue a tag. An idle task or a new task looks it up and sets its `answered_event`."""
-        self._queue.append(tag)
+    def submit(self, tag: TargetTag) -> LazyEvent:
+        """Queue a tag. An idle task or a new task looks it up, and sets the returned event."""
+        answered_event = LazyEvent()
+        self._queue.append((tag, answered_event))
         if self._idle:
             self._idle.pop().set()
         else:
             assert self._tasks is not None
             self._tasks.start_soon(self._work)
+        return answered_event
 
     async def _work(self) -> None:
         while True:
             while self._queue:
-                tag = self._queue.popleft()
+                tag, answered_event = self._queue.popleft()
                 await self._look_up(tag)
-                tag.answered_event.set()
+                answered_event.set()
             wake_event = anyio.Event()
             self._idle.append(wake_event)
             await wake_event.wait()
@@ -303,9 +292,10 @@ class Discovery:
         self._cosign_tag_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
         self.target_workers = TargetWorkers(self._look_up_at_target)
-        # By target host, the tags whose `settled_event` is not set, oldest first. The values of the
-        # inner dict are unused.
-        self._unsettled_tags = defaultdict[str, dict[TargetTag, None]](dict)
+        # By target host, the tags that are looked up there, oldest first, each with an event. It is
+        # set when everything that follows from the answer is in `Knowledge`, so that other look-ups
+        # need not wait any longer (`_wait_for_other_look_ups`).
+        self._unsettled_tags = defaultdict[str, dict[TargetTag, LazyEvent]](dict)
         # By source repository and list of platforms, the tags whose indexes lack these platforms.
         self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
 
@@ -525,16 +515,16 @@ class Discovery:
         """
         # Other look-ups at the same hosts may wait for these tags (`_wait_for_other_look_ups`).
         for tag in tags:
-            self._unsettled_tags[tag.target.host.key][tag] = None
-        asked_tags = [tag for tag in tags if tag.target not in known_to_lack]
+            self._unsettled_tags[tag.target.host.key][tag] = LazyEvent()
         try:
-            for tag in asked_tags:
-                self.target_workers.submit(tag)
+            answered_events = [
+                self.target_workers.submit(tag) for tag in tags if tag.target not in known_to_lack
+            ]
             try:
                 source_image = await self.resolve_at_source(mapping, reference, by_head=by_head)
             finally:
-                for tag in asked_tags:
-                    await tag.answered_event.wait()
+                for answered_event in answered_events:
+                    await answered_event.wait()
             self._learn_cached_manifests(self.source_of(mapping), tags)
         finally:
             for tag in tags:
@@ -784,8 +774,9 @@ class Discovery:
 
     def _settle(self, tag: TargetTag) -> None:
         """Wake the look-ups that wait for the answer of a tag."""
-        self._unsettled_tags[tag.target.host.key].pop(tag, None)
-        tag.settled_event.set()
+        settled_event = self._unsettled_tags[tag.target.host.key].pop(tag, None)
+        if settled_event is not None:
+            settled_event.set()
 
     async def _wait_for_other_look_ups(self, hosts: Collection[str]) -> None:
         """Wait until the look-ups under way at these hosts are settled, for 5 seconds at most.
@@ -798,10 +789,12 @@ class Discovery:
         mounting_hosts = [
             host for host in hosts if self._knowledge.supports_mounts(host) is not False
         ]
-        unsettled_tags = [tag for host in mounting_hosts for tag in self._unsettled_tags[host]]
+        unsettled_tags = dict[TargetTag, LazyEvent]()
+        for host in mounting_hosts:
+            unsettled_tags |= self._unsettled_tags[host]
         with anyio.move_on_after(_LONGEST_WAIT):
-            for tag in unsettled_tags:
-                await tag.settled_event.wait()
+            for settled_event in unsettled_tags.values():
+                await settled_event.wait()
         for tag in unsettled_tags:
             self._settle(tag)
 
