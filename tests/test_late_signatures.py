@@ -162,9 +162,7 @@ class Target:
 def copied(**fields: Any) -> ImageCopy:
     """Return a copy that has ended."""
     names: Any = Target()
-    made = ImageCopy(
-        names, names, "s.example/app:1", "1", "1", "sha256:a", "sha256:a", 0.0, False, None
-    )
+    made = ImageCopy(names, names, "1", "1", "sha256:a", "sha256:a", 0.0, False, None)
     for name, value in fields.items():
         assert hasattr(made, name)
         setattr(made, name, value)

@@ -15,17 +15,21 @@ SOURCE, PUSHED, OTHER = (f"sha256:{letter * 64}" for letter in "abc")
 ERROR = ContentError("wrong digest")
 
 
-class Target:
-    """As far as an outcome needs one."""
+class End:
+    """A repository, as far as an outcome needs one."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
 
     def name_of(self, reference: str) -> str:
-        return f"t.example/app:{reference}"
+        return f"{self._host}/app:{reference}"
 
 
 def ended(**fields: Any) -> ImageCopy:
     """Return a copy that has ended, after it transferred one blob."""
-    names: Any = Target()
-    made = ImageCopy(names, names, "s.example/app:1", "1", "1", PUSHED, SOURCE, 0.0, False, None)
+    source: Any = End("s.example")
+    target: Any = End("t.example")
+    made = ImageCopy(source, target, "1", "1", PUSHED, SOURCE, 0.0, False, None)
     made.blobs_uploaded = [Descriptor("", OTHER, 7)]
     for name, value in fields.items():
         assert hasattr(made, name)

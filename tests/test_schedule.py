@@ -126,9 +126,7 @@ def image(
     )
     root = Manifest("image", digest(f"root of {name}"), b"", layers=layers)
     source, target = At(into or name), At(into or name)
-    delivery = ImageCopy(
-        source, target, name, name, name, root.digest, root.digest, 0.0, False, None
-    )
+    delivery = ImageCopy(source, target, name, name, root.digest, root.digest, 0.0, False, None)
     delivery.unfinished_images += len(then)
     for each in then:
         each.copy = delivery

@@ -251,8 +251,6 @@ class ImageCopy:
 
     source: Repository
     target: Repository
-    # The full reference at the source, as reports show it.
-    source_name: str
     # The tag or digest that names the image at the source.
     source_reference: str
     # The tag or digest that names the image at the target.
@@ -298,6 +296,11 @@ class ImageCopy:
     artifacts_stripped: int = 0
     # The lines about artifacts in the output of a dry run.
     planned: list[str] = field(default_factory=list)
+
+    @property
+    def source_name(self) -> str:
+        """The full reference at the source, as reports show it."""
+        return self.source.name_of(self.source_reference)
 
     def record_blob(self, blob: Descriptor, result: BlobResult) -> None:
         """Record how a blob got to the target."""

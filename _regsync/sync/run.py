@@ -912,7 +912,6 @@ def _copies_of(lookup: TagLookup, lookup_began: float) -> list[ImageCopy]:
             ImageCopy(
                 source=lookup.source,
                 target=tag.target,
-                source_name=lookup.source.name_of(lookup.reference),
                 source_reference=lookup.reference,
                 reference=reference,
                 digest=lookup.digest,
