@@ -93,6 +93,23 @@ async def test_what_cannot_be_looked_up_at_the_target_gets_nothing_hung_on_it(mi
     assert mirror.holds(signature)
 
 
+async def test_what_refers_to_a_child_of_an_artifact_that_failed_fails_too(mirror):
+    """The SBOM of an image that is there already is an index, and its child is signed."""
+    image = mirror.images[0].load_into(mirror.target.app, "app", "v0")
+    child = mirror.seed.image()
+    sbom = mirror.load(mirror.seed.index([child], subject=image, artifact_type=SBOM))
+    signature = mirror.load(mirror.seed.artifact(child, SIGNATURE))
+    mirror.target.app.faults.on("HEAD", "manifest", reference=sbom.top).status(500)
+    ran = await mirror.sync({"from": "app", "tags": tags("v*")})
+    assert ran.statuses() == ["failed"]
+    assert ran.images[0]["artifacts"] == {"synced": 0, "skipped": 0, "failed": 2, "stripped": 0}
+    assert not mirror.holds(signature)
+    mirror.target.app.faults.clear()
+    await mirror.sync({"from": "app", "tags": tags("v*")})
+    assert mirror.holds(sbom)
+    assert mirror.holds(signature)
+
+
 async def test_a_record_of_a_target_that_lost_everything_is_void_while_it_is_filled_again(mirror):
     """The second run is ended between the tag and its signature."""
     signature = mirror.attach(mirror.images[0])

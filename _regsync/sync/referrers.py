@@ -80,6 +80,8 @@ class Artifact(NamedTuple):
     lookup: TagLookup | None
     # The artifact type. For a cosign tag, the media types of config and layers. Empty if unknown.
     types: frozenset[str]
+    # The digests in the artifact whose own artifacts were searched for, with those below an index.
+    subjects: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:
@@ -164,25 +166,19 @@ class Search(NamedTuple):
 
 
 def _search_key(
-    mapping: MappingRule,
-    source: Repository,
-    target: Repository,
-    *,
-    source_digest_key: bytes,
-    target_digest_key: bytes,
+    mapping: MappingRule, source: Repository, target: Repository, snapshot: Snapshot
 ) -> bytes:
     """Return the key under which the state records searches for an image's artifacts at a target.
 
-    `source_digest_key` and `target_digest_key` are the keys (`key_of`) of the image's digests. The
-    key is empty for a target that is an image layout, because the state keeps nothing about
-    layouts.
+    `snapshot` has the image's digests at source and target. The key is empty for a target that is
+    an image layout, because the state keeps nothing about layouts.
     """
     if target.is_local:
         return b""
     # A search with other filters does not count, so the filters are part of the key.
     rule = mapping.artifacts
     filters = [",".join(sorted(rule.include)), ",".join(sorted(rule.exclude))]
-    digests = [source_digest_key.hex(), target_digest_key.hex()]
+    digests = [snapshot.source.hex(), snapshot.pushed.hex()]
     return hashed_key("artifacts", *source.key, *target.key, *digests, *filters)
 
 
@@ -251,13 +247,8 @@ class Referrers:
         It has the record of the last search, and the tags with artifacts that the source's listing
         shows now. The hash of the referrers list is not known yet.
         """
-        key = _search_key(
-            mapping,
-            copy.source,
-            copy.target,
-            source_digest_key=key_of(copy.source_digest),
-            target_digest_key=key_of(copy.digest),
-        )
+        snapshot = Snapshot(key_of(copy.source_digest), key_of(copy.digest))
+        key = _search_key(mapping, copy.source, copy.target, snapshot)
         is_in_state = self._knowledge.is_manifest_believed(copy.target.store_key, copy.digest)
         # If the target has lost the image, the record of the last search does not count.
         is_record_valid = copy.already_at_target or is_in_state
@@ -318,14 +309,7 @@ class Referrers:
         self, mapping: MappingRule, source: Repository, target: Repository, snapshot: Snapshot
     ) -> ArtifactCheck:
         """Return the record of the last search for the artifacts of an image."""
-        key = _search_key(
-            mapping,
-            source,
-            target,
-            source_digest_key=snapshot.source,
-            target_digest_key=snapshot.pushed,
-        )
-        return self._knowledge.artifact_check(key)
+        return self._knowledge.artifact_check(_search_key(mapping, source, target, snapshot))
 
     # Searches.
 
@@ -551,8 +535,10 @@ class Referrers:
             by_reference.update((artifact.reference, artifact) for artifact in found)
 
             below = list[str]()
-            for artifact in by_reference.values():
-                below += await self._subjects_in(source, artifact, is_deep=is_deep)
+            for reference, artifact in by_reference.items():
+                subjects_in = await self._subjects_in(source, artifact, is_deep=is_deep)
+                by_reference[reference] = artifact._replace(subjects=tuple(subjects_in))
+                below += subjects_in
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
             has_too_many = len(found) > MOST_ARTIFACTS or len(level) > MOST_ARTIFACTS
             if has_too_many:

@@ -797,7 +797,7 @@ class Run:
         missing_images = list[Image]()
         # By digest of a manifest, the missing artifact that the manifest belongs to.
         image_of_digest = dict[str, Image]()
-        # The digests of the artifacts that could not be looked up at the target.
+        # The digests of the artifacts that could not be looked up at the target, and those below.
         failed_digests = set[str]()
 
         for artifact in artifacts:
@@ -810,7 +810,7 @@ class Run:
             if error is not None or artifact.subject in failed_digests:
                 copy.error = copy.error or error
                 copy.artifacts_failed += 1
-                failed_digests.add(artifact.digest)  # its own artifacts fail too
+                failed_digests.update((artifact.digest, *artifact.subjects))  # theirs fail too
                 continue
 
             image = _image_of_artifact(copy, artifact, tag) if tag is not None else None
