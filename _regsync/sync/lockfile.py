@@ -287,13 +287,8 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
     Raises ConfigError, which names each invalid line.
     """
     reader = _LockReader()
-    problems = reader.read(lines)
     # If a line is invalid, it may be the line of a mapping that seems to be missing.
-    if not problems:
-        problems = list(islice(reader.images_without_mapping(), _MOST_PROBLEMS))
-    if not problems and not reader.has_version_line:
-        problems = [_Problem(line=0, text="the file is empty")]
-
+    problems = reader.read(lines) or list(islice(reader.images_without_mapping(), _MOST_PROBLEMS))
     if problems:
         raise ConfigError(
             f"{printable(name)} is not a lock",
@@ -320,8 +315,6 @@ class _LockReader:
     """The mappings and images in the lines of a lock that have been read so far."""
 
     def __init__(self) -> None:
-        # Whether the first line has been read. Its version shows that the file is a lock.
-        self.has_version_line = False
         self.mappings = set[LockedMapping]()
         self.images = list[LockedImage]()
 
@@ -333,39 +326,34 @@ class _LockReader:
         self._sources = dict[tuple[str, str], SourceKey]()
 
     def read(self, lines: Iterable[bytes]) -> list[_Problem]:
-        """Read all lines, and return their problems.
+        """Read all lines, and return their problems. Empty lines are skipped.
 
         Reading stops after _MOST_PROBLEMS problems, and after an invalid first line. If a line
         shows that the file cannot be read at all, its problem is the only one that is returned.
         """
         problems = list[_Problem]()
+        is_lock = False  # True after the first line, whose version shows it
         for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
-                self._read_line(number, line)
+                fields = _parse_line(line)
+                if is_lock:
+                    self._add_line(fields, number)
+                else:
+                    _check_version_line(fields)
+                    is_lock = True
             except _Unreadable as error:
                 return [_Problem(number, str(error))]
             except (ContentError, ValueError) as error:
                 problems.append(_Problem(number, str(error)))
-                # If the first line is invalid, the file is not a lock.
-                if not self.has_version_line or len(problems) == _MOST_PROBLEMS:
-                    break
-        return problems
+                if not is_lock or len(problems) == _MOST_PROBLEMS:
+                    return problems
+        return problems if is_lock else [_Problem(line=0, text="the file is empty")]
 
-    def _read_line(self, number: int, line: bytes) -> None:
-        """Parse one line, and add its mapping or image. An empty line is skipped.
-
-        Raises ValueError or ContentError if the line is invalid.
-        """
-        if line.startswith(_CONFLICT_MARKS):
-            raise _Unreadable("conflict marks of a merge: take one side of each conflict")
-        if not line.strip():
-            return
-        fields = _parse_line(line)
-
-        if not self.has_version_line:
-            _check_version_line(fields)
-            self.has_version_line = True
-        elif "mapping" in fields:
+    def _add_line(self, fields: Mapping[str, Any], number: int) -> None:
+        """Add the mapping or image of a line. Raises ValueError or ContentError if it is invalid."""
+        if "mapping" in fields:
             mapping = self._parse_mapping(fields)
             self._record_line(mapping, number)
             self.mappings.add(mapping)
@@ -442,6 +430,8 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_distinct_fields)
 
 
 def _parse_line(line: bytes) -> Mapping[str, Any]:
+    if line.startswith(_CONFLICT_MARKS):
+        raise _Unreadable("conflict marks of a merge: take one side of each conflict")
     try:
         fields = _DECODER.decode(line.decode())
     except json.JSONDecodeError as error:
