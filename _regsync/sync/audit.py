@@ -40,7 +40,7 @@ from _regsync.sync.findings import AuditReport, Finding, Flaw
 from _regsync.sync.image import Traffic
 from _regsync.sync.locked import LockedDiscovery, LockedReferrers
 from _regsync.sync.lockfile import Lock
-from _regsync.sync.mappings import WantedTag, assign_tags, group_mappings
+from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import Once, gather
 from _regsync.sync.referrers import (
     MOST_ARTIFACTS,
@@ -129,15 +129,6 @@ class _Contents(NamedTuple):
 
     check: _Check
     # The manifests below it that the target holds, as descriptors in their indexes.
-    entries: list[Descriptor]
-
-
-class _TargetTree(NamedTuple):
-    """The manifests of an image or artifact that its target holds."""
-
-    # The top, and the manifests below it that are present and correct.
-    manifests: list[Manifest]
-    # The descriptors of the manifests below the top, as in their indexes.
     entries: list[Descriptor]
 
 
@@ -289,7 +280,7 @@ class Audit:
         try:
             selection = await self._discovery.select_tags(mapping)
         except SyncError as error:
-            self._fail_tag(WantedTag(mapping, "*", mapping.targets), error)
+            self._fail_tag(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
             return ()
         for event, text in selection.warnings(str(self._discovery.source_of(mapping))):
             self._log("warning", event, text)
@@ -373,27 +364,29 @@ class Audit:
         mapping = image.wanted.mapping
         tag = image.wanted.tag
         at_source = await self._discovery.resolve_at_source(mapping, tag, by_head=True)
-        source_digest = at_source.digest
-        is_held_back = self._record_sighting(image, source_digest)
-        if at_source.digest_at_target is not None:
-            # The digest is from a lock, or no platforms are filtered.
-            return _Expected(at_source.digest_at_target, source_digest, is_held_back)
+        is_held_back = self._record_sighting(image, at_source.digest)
+        # It is known without the index if it is from a lock, or if no platforms are filtered.
+        digest = at_source.digest_at_target or self._digest_put_for(image, at_source.digest)
+        if digest or is_held_back:  # if it is held back, any digest at the target is right
+            return _Expected(digest, at_source.digest, is_held_back)
+        lookup = await self._discovery.look_up_at_source(mapping, tag, at_source.digest)
+        return _Expected(lookup.digest, lookup.source_digest, is_held_back=False)
 
-        # If a run has copied this digest, the state has the digest that the run has put. It is
-        # another digest if the run has trimmed the index.
-        key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
+    def _digest_put_for(self, image: _AuditedImage, source_digest: str) -> str:
+        """Return the digest that a run has put for a digest of the source, by the state.
+
+        It is another digest if the run has trimmed the index. It is empty if no run has put one.
+        """
+        tag = image.wanted.tag
+        key = self._discovery.snapshot_key(
+            image.wanted.mapping, image.source, image.target, tag, tag
+        )
         entry = self._knowledge.snapshots([key]).get(key)
-        if entry is not None and entry.snapshot.source == key_of(source_digest):
-            snapshot = entry.snapshot
-            is_trimmed = snapshot.pushed != snapshot.source
-            # A key does not hold all of a sha512, so the source's digest is used if it is the same.
-            target_digest = digest_like(snapshot.pushed) if is_trimmed else source_digest
-            return _Expected(target_digest, source_digest, is_held_back)
-        if is_held_back:
-            # Any digest at the target is right, so the index is not fetched.
-            return _Expected("", source_digest, is_held_back)
-        lookup = await self._discovery.look_up_at_source(mapping, tag, source_digest)
-        return _Expected(lookup.digest, lookup.source_digest, is_held_back)
+        if entry is None or entry.snapshot.source != key_of(source_digest):
+            return ""
+        # A key does not hold all of a sha512, so the source's digest is used if it is the same.
+        is_trimmed = entry.snapshot.pushed != entry.snapshot.source
+        return digest_like(entry.snapshot.pushed) if is_trimmed else source_digest
 
     def _record_sighting(self, image: _AuditedImage, digest: str) -> bool:
         """Record that the source has a digest now, if the mapping has a `min_age`.
@@ -440,24 +433,24 @@ class Audit:
 
     async def _check_below(self, image: _AuditedImage, top: Manifest) -> _Contents:
         check = _Check(image)
-        tree = await self._read_tree(check, top)
-        blobs = {blob.digest: blob for manifest in tree.manifests for blob in manifest.blobs}
+        self._report.manifests_present.add((top.digest, image.target.key))
+        below = await self._fetch_below(check, top)
+        manifests = [top, *(manifest for _, manifest in below)]
+        blobs = {blob.digest: blob for manifest in manifests for blob in manifest.blobs}
         await gather(partial(self._check_blob, check, blob) for blob in blobs.values())
-        return _Contents(check, tree.entries)
+        return _Contents(check, [entry for entry, _ in below])
 
-    async def _read_tree(self, check: _Check, top: Manifest) -> _TargetTree:
-        """Fetch all manifests below a manifest, level by level.
+    async def _fetch_below(self, check: _Check, top: Manifest) -> list[tuple[Descriptor, Manifest]]:
+        """Fetch all manifests below a manifest, level by level, and count them in the report.
 
-        Counts the manifests in the report. Adds a flaw to `check` for each manifest that is absent
-        or corrupt, or an error if the tree is too large.
+        Returns those that the target holds, with their descriptors. Adds a flaw to `check` for each
+        manifest that is absent or corrupt, or an error if the tree is too large.
         """
-        self._report.manifests_present.add((top.digest, check.image.target.key))
-        tree = _TargetTree(manifests=[], entries=[])
+        below = list[tuple[Descriptor, Manifest]]()
         # By digest, the descriptors of all manifests below the top. They include absent manifests.
         named = dict[str, Descriptor]()
         level = [top]
         for depth in count(1):
-            tree.manifests.extend(level)
             children = {
                 child.digest: child
                 for manifest in level
@@ -476,12 +469,14 @@ class Audit:
             answers = await gather(
                 partial(self._fetch_child, check, child) for child in children.values()
             )
-            level = list[Manifest]()
-            for child, manifest in zip(children.values(), answers, strict=True):
-                if manifest is not None:
-                    level.append(manifest)
-                    tree.entries.append(child)
-        return tree
+            present = [
+                (child, manifest)
+                for child, manifest in zip(children.values(), answers, strict=True)
+                if manifest is not None
+            ]
+            below += present
+            level = [manifest for _, manifest in present]
+        return below
 
     async def _fetch_child(self, check: _Check, child: Descriptor) -> Manifest | None:
         """Fetch a manifest that an index names, and count it in the report.
