@@ -460,6 +460,18 @@ async def test_handshake_takes_ten_seconds_at_most(client_context: ssl.SSLContex
     assert anyio.current_time() - began == pytest.approx(10)
 
 
+async def test_handshake_that_the_kernel_gives_up_is_not_told_as_our_time_limit(
+    client_context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up(*_: object) -> int:
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    monkeypatch.setattr(streams.TlsInsideStream, "handshake", give_up)
+    with pytest.raises(ConnectFailed, match="TLS with registry.test failed: .* timed out") as caught:
+        await streams.start_tls(Wire(keep=False), client_context, "registry.test", Timeouts())
+    assert caught.value.retryable
+
+
 async def test_cancelled_handshake_leaves_no_socket(client_context: ssl.SSLContext) -> None:
     greeted = threading.Event()
 
@@ -1082,6 +1094,21 @@ async def test_all_fail_as_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="refused"):
         await streams._race(racing.addresses)
     assert racing.made == []
+
+
+@race
+async def test_a_connection_that_the_kernel_gives_up_is_not_told_as_our_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    racing = Racing(monkeypatch, a=(2, errno.ETIMEDOUT))
+
+    async def resolve(host: str, port: int) -> list[Any]:
+        return racing.addresses
+
+    monkeypatch.setattr(streams, "_resolve", resolve)
+    with pytest.raises(ConnectFailed, match=r"a\.test:81: connection timed out") as caught:
+        await streams.connect("a.test", 81, Timeouts())
+    assert caught.value.brief == "connection timed out"
 
 
 @race

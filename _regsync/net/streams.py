@@ -334,7 +334,7 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
             return await _race(await _resolve(host, port))
     except OSError as error:
         authority = Origin("", host, port).authority
-        if isinstance(error, TimeoutError):
+        if _is_own_time_limit(error):
             message = f"no connection to {authority} within {timeouts.connect:g} s"
             brief = f"no connection within {timeouts.connect:g} s"
         else:
@@ -346,6 +346,13 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
             brief=brief,
             hint="check host, port and firewalls; set HTTPS_PROXY if a proxy leads there",
         ) from error
+
+
+def _is_own_time_limit(error: OSError) -> bool:
+    """Report whether an error is that of `anyio.fail_after`. The kernel's has the number ETIMEDOUT:
+    it gives up a connection on its own account.
+    """
+    return isinstance(error, TimeoutError) and error.errno is None
 
 
 async def _resolve(host: str, port: int) -> list[_Address]:
@@ -513,11 +520,11 @@ async def start_tls(
         with anyio.fail_after(timeouts.tls):
             while (want := secured.handshake()) < 0:
                 await secured.wait(want)
-    except TimeoutError as error:
-        raise ConnectFailed(
-            f"the TLS handshake with {host} took longer than {timeouts.tls:g} s"
-        ) from error
     except OSError as error:
+        if _is_own_time_limit(error):
+            raise ConnectFailed(
+                f"the TLS handshake with {host} took longer than {timeouts.tls:g} s"
+            ) from error
         raise _tls_failure(error, host) from error
     except ValueError as error:
         raise ConnectFailed(
