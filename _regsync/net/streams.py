@@ -166,15 +166,14 @@ class SocketStream(Stream):
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
-            # Without the length, `ssl` would compute it again for each record of 16 KiB.
+            # Without the length, `ssl` would compute it again for each record of 16 KiB. It returns
+            # 0 even if the peer has closed without close_notify, as many servers do. Lengths and
+            # digests detect a truncated body.
             return self._socket.recv_into(buffer, len(buffer))
         except (BlockingIOError, ssl.SSLWantReadError):
             return WANT_READ
         except ssl.SSLWantWriteError:
             return WANT_WRITE
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            # Many servers close without close_notify. Lengths and digests detect a truncated body.
-            return 0
         except OSError as error:
             raise _connection_error(error) from error
 

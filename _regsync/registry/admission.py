@@ -45,10 +45,9 @@ class Permit:
         # Places in windows that are reserved for requests of this work which have not begun.
         self.slots: list[Slot] = []
 
-        self.requests_in_flight = 0
-
-        # How many tasks of this work wait for places in windows, while it keeps its permits.
-        self.waiting_tasks = 0
+        # How many requests of this work are in flight, and how many of its tasks wait for places in
+        # windows meanwhile. Until all of them have ended, the work keeps its permits.
+        self.active_requests = 0
 
         # Not None while a task of this work waits for permits that the work has given back. Set when
         # that wait ends.
@@ -79,7 +78,7 @@ class Turn:
         self._permit = permit
         # Whether the permit is for this request alone, and ends with it.
         self._owns_permit = owns_permit
-        permit.requests_in_flight += 1
+        permit.active_requests += 1
 
     async def __aenter__(self) -> Response:
         assert self.response is not None
@@ -105,7 +104,7 @@ class Turn:
         try:
             await self.return_connection()
         finally:
-            self._permit.requests_in_flight -= 1
+            self._permit.active_requests -= 1
             was_in_window = self.meter.discard(self.number)  # False if a response was recorded
             if self._owns_permit:
                 self._gate.give_back(self._permit)
@@ -232,12 +231,12 @@ class Gate:
                 return
             if permit.is_held and self._try_to_take(permit, needed, anyio.current_time()):
                 return
-            if permit.requests_in_flight > 0 or permit.waiting_tasks > 0:
-                permit.waiting_tasks += 1
+            if permit.active_requests > 0:
+                permit.active_requests += 1
                 try:
                     await self._wait(permit, needed)
                 finally:
-                    permit.waiting_tasks -= 1
+                    permit.active_requests -= 1
                 return
             if lease is None:
                 break

@@ -503,9 +503,8 @@ class Meter:
         """Remove a request from the window, and record a success. If the request was removed
         before, nothing is recorded, and the result is False.
         """
-        if number not in self.window.occupants:
+        if not self.window.leave(number):
             return False
-        self.window.leave(number)
         self.window.record_success(self._registry.cap)
         self._granted_rate.record_grant(number)
         return True
