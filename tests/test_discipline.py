@@ -538,7 +538,7 @@ def test_a_registry_that_says_201_to_anything_is_asked_by_head(source, target, t
     target.journal.matching("HEAD", "blob").exactly(5)
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 405])
+@pytest.mark.parametrize("status", [400, 403, 404, 405, 501])
 def test_a_registry_that_refuses_mounts_is_not_asked_for_one_with_each_blob(
     source, target, tmp_path, status
 ):
@@ -562,14 +562,15 @@ def test_a_registry_that_refuses_mounts_is_not_asked_for_one_with_each_blob(
     target.journal.matching("POST", "upload_start", status=status).none()
 
 
-def test_a_registry_that_fails_at_one_mount_is_asked_for_others(source, target, tmp_path):
+@pytest.mark.parametrize("status", [409, 422, 500])
+def test_a_registry_that_fails_at_one_mount_is_asked_for_others(source, target, tmp_path, status):
     failure = target.app.faults.on("POST", "upload_start", query={"mount": "*"}).first()
-    failure.status(500)
+    failure.status(status)
     load_all(source, {"app": {"v1": Seed(70).image(sizes=(900,) * 5)}})
     ends = {"source": source, "target": target}
     assert sync_file(tmp_path, ends, {"from": "app", "tags": tags("v1")}).statuses() == ["synced"]
     itself = {"mount": "*", "from": "app"}
-    target.journal.matching("POST", "upload_start", status=500, query=itself).exactly(1)
+    target.journal.matching("POST", "upload_start", status=status, query=itself).exactly(1)
     target.journal.matching("POST", "upload_start", status=202, query=itself).exactly(5)
     target.journal.matching("POST", "upload_start").exactly(7)
 

@@ -47,7 +47,7 @@ class BlobUpload(Protocol):
     offset: int  # bytes that the session has received
     style: UploadStyle
     is_start_refused: bool  # whether the host refused to begin any upload
-    is_mount_refused: bool  # whether the host answered a request to mount by an error
+    is_mount_refused: bool  # whether the host refuses all requests to mount like the last one
     has_begun: bool  # whether the first byte of the blob was sent
 
     @property

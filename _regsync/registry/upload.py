@@ -51,6 +51,10 @@ _MIB = 1024 * 1024
 _OCTETS: Header = ("Content-Type", "application/octet-stream")
 _ANY_STATUS = range(600)
 
+# Statuses of a registry that accepts no request to mount. Any other error may be about one blob, or
+# about this moment.
+_MOUNTS_REFUSED = (400, 403, 404, 405, 501)
+
 # Statuses of a body that its session does not accept, because the session has ended or moved.
 _SESSION_GONE = (400, 404, 416)
 
@@ -99,8 +103,8 @@ class Upload:
         # upload of any other blob would be refused too.
         self.is_start_refused = False
 
-        # Whether the registry has answered the request to mount by a permanent error. It then took
-        # another POST to open the session.
+        # Whether the registry has answered the last request to mount by an error that all other
+        # requests to mount from the same repository would get too.
         self.is_mount_refused = False
 
         self.has_begun = False  # whether the blob's first byte was sent
@@ -121,19 +125,16 @@ class Upload:
         202, which opens a session (section 1.8). A mount that fails permanently is followed by a
         plain POST, because we may lack access to the other repository only.
         """
-        self.is_mount_refused = False
         if mount_from is not None:
             try:
                 return await self.try_mount(self.blob.digest, mount_from)
             except AuthError as error:
                 if error.fatal:
                     raise
-                self.is_mount_refused = True
             except RegistryError as error:
                 may_be_temporary = error.retryable and error.status != 500
                 if may_be_temporary:
                     raise
-                self.is_mount_refused = not error.retryable  # the next mount may not get a 500
         call = self.repository.build_call("upload_start", "POST", "blobs/uploads/")
         try:
             return await self._post(call, self.blob.digest, ok=(202,))
@@ -151,7 +152,12 @@ class Upload:
         call = self.repository.build_call("upload_start", "POST", f"blobs/uploads/{query}")
         if mount_from and mount_from != self.repository.api_name:
             call = call._replace(other_rights=((mount_from, "pull"),))  # the token must cover both
-        return await self._post(call, digest, ok=(201, 202))
+        self.is_mount_refused = False
+        try:
+            return await self._post(call, digest, ok=(201, 202))
+        except RegistryError as error:
+            self.is_mount_refused = error.status in _MOUNTS_REFUSED
+            raise
 
     async def _post(self, call: Call, digest: str, ok: tuple[int, ...]) -> bool:
         """Send a POST. Returns True if the blob exists (201), or False if a session was opened

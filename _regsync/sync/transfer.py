@@ -665,11 +665,10 @@ class BlobTransfer:
         try:
             async with self._admitted((Demand(job.target.host.key),), job.rank, job.upload.lease):
                 is_present = await job.upload.try_mount(present_digest, probe_from)
-        except RegistryError as error:
-            if not error.retryable:
-                self._knowledge.record_probe_answer(where, is_201_if_present=False)
         except SyncError:
-            pass  # nothing is learnt, and `_test_probing` does not ask again in this run
+            # After any other error `_test_probing` does not ask again in this run.
+            if job.upload.is_mount_refused:
+                self._knowledge.record_probe_answer(where, is_201_if_present=False)
         else:
             self._knowledge.record_probe_answer(where, is_201_if_present=is_present)
             job.has_probe_session = not is_present
