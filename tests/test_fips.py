@@ -682,13 +682,13 @@ def test_machines_without_the_package(release: str, why: str) -> None:
     ids=["list", "sources"],
 )
 def test_the_machines_own_mirror_is_asked(lists: str) -> None:
-    told = fips_provider.source_of(lists, "bookworm").format(suite="trixie")
+    told = fips_provider.source_of(lists, "bookworm", "trixie")
     assert (
         told
         == "Types: deb\nURIs: http://m.test/d\nSuites: trixie\nComponents: main\nSigned-By: /k.gpg\n"
     )
     with pytest.raises(fips_provider.ProviderError, match="no source for trixie"):
-        fips_provider.source_of(lists, "trixie")
+        fips_provider.source_of(lists, "trixie", "trixie")
 
 
 def test_the_set_up_says_in_one_line_why_there_is_none(

@@ -303,29 +303,33 @@ def test_where_there_is_no_runtime_nothing_is_compiled(tmp_path, capsys):
 def test_a_missing_program_is_named_before_anything_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr(runtime, "BUILD_MACHINE", platform.machine())
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(runtime.RuntimeFailed, match="install perl, make, readelf, tar, xz"):
+    with pytest.raises(build_zipapp.BuildError, match="install perl, make, readelf, tar, xz"):
         runtime.build_runtime("x86_64", tmp_path / "work", tmp_path)
     monkeypatch.setattr(runtime, "BUILD_MACHINE", "another")
-    with pytest.raises(runtime.RuntimeFailed, match="the compiler that is pinned runs on another"):
+    with pytest.raises(
+        build_zipapp.BuildError, match="the compiler that is pinned runs on another"
+    ):
         runtime.build_runtime("x86_64", tmp_path / "work", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_archive_is_taken_by_its_hash(tmp_path, monkeypatch):
     def unreachable(source: sources.Source, work: Path) -> None:
-        raise sources.SourceError("nobody answers")
+        raise build_zipapp.BuildError("nobody answers")
 
     for way in ("from_site", "from_debian", "from_index"):
         monkeypatch.setattr(sources, way, unreachable)
     source = sources.Source(
         "thing", "1", "thing.tar", hashlib.sha256(b"thing").hexdigest(), "MIT", ""
     )
-    with pytest.raises(sources.SourceError, match=f"thing.tar .sha256 {source.sha256}. is not in"):
+    with pytest.raises(
+        build_zipapp.BuildError, match=f"thing.tar .sha256 {source.sha256}. is not in"
+    ):
         sources.fetch(source, tmp_path)
     (tmp_path / "thing.tar").write_bytes(b"thing")
     assert sources.fetch(source, tmp_path) == tmp_path / "thing.tar"
     (tmp_path / "thing.tar").write_bytes(b"another")
-    with pytest.raises(sources.SourceError, match="as pinned: remove it and look why"):
+    with pytest.raises(build_zipapp.BuildError, match="as pinned: remove it and look why"):
         sources.fetch(source, tmp_path)
 
 

@@ -37,14 +37,7 @@ from tools.build_zipapp import BuildError, write_sums  # noqa: E402
 from tools.static import modules  # noqa: E402
 from tools.static.image import write_image  # noqa: E402
 from tools.static.program import append, sources_of_program, wheels_inside  # noqa: E402
-from tools.static.runtime import (  # noqa: E402
-    ARCHITECTURES,
-    RuntimeFailed,
-    build_runtime,
-    python_parts,
-    runtime_of,
-)
-from tools.static.sources import SourceError  # noqa: E402
+from tools.static.runtime import ARCHITECTURES, build_runtime, python_parts, runtime_of  # noqa: E402
 
 __all__ = ["main"]
 
@@ -74,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             list_modules(options)
         else:
             build(options)
-    except (BuildError, RuntimeFailed, SourceError) as error:
+    except BuildError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except OSError as error:
@@ -105,10 +98,10 @@ def ready_runtime(arch: str, options: argparse.Namespace) -> Path:
     if not options.cached:
         return build_runtime(arch, options.work, Path(options.cache))
     if arch not in ARCHITECTURES:
-        raise RuntimeFailed(f"there is no runtime that {arch} could run, to compile bytecode")
+        raise BuildError(f"there is no runtime that {arch} could run, to compile bytecode")
     directory = runtime_of(arch, options.work)
     if directory is None:
-        raise RuntimeFailed(f"no runtime for {arch} of this source is in {options.work}")
+        raise BuildError(f"no runtime for {arch} of this source is in {options.work}")
     return directory
 
 
@@ -126,7 +119,7 @@ def list_modules(options: argparse.Namespace) -> None:
         check=False,
     )
     if done.returncode:
-        raise RuntimeFailed(f"the modules could not be listed: {done.stderr.strip()[-300:]}")
+        raise BuildError(f"the modules could not be listed: {done.stderr.strip()[-300:]}")
     path = modules.FOLDER / "modules.txt"
     path.write_text(done.stdout, encoding="ascii")
     print(f"{path}: {len(done.stdout.split())} modules")

@@ -26,7 +26,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["ProviderError", "find", "main", "ready"]
+__all__ = ["DEBIAN_KEYS", "ENTRY", "ProviderError", "apt_with", "find", "main", "ready", "run"]
 
 ROOT = Path(__file__).resolve().parent.parent
 DIRECTORY = ROOT / "build" / "fips"
@@ -37,9 +37,9 @@ FIRST_SUITE = "trixie"
 DEBIAN_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # Of apt's sources (sources.list(5)): an entry that is written, and the older form that is read, with
 # its options, address and suite.
-ENTRY = "Types: deb\nURIs: {}\nSuites: {{suite}}\nComponents: main\nSigned-By: {}\n"
+ENTRY = "Types: {}\nURIs: {}\nSuites: {}\nComponents: main\nSigned-By: {}\n"
 ONE_LINE = r"(?m)^deb[ \t]+(?:\[([^\]]*)\][ \t]+)?(\S+)[ \t]+(\S+)"
-TIME_LIMIT = 180  # seconds for each of apt's two steps
+TIME_LIMIT = 600  # seconds for each of apt's steps
 
 
 class ProviderError(Exception):
@@ -71,11 +71,11 @@ def ready() -> str:
             raise ProviderError(f"no {program} on this machine")
     own_suite, suite = suite_of(read("/etc/os-release"))
     lists = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
-    source = source_of("\n\n".join(read(path) for path in lists), own_suite)
+    source = source_of("\n\n".join(read(path) for path in lists), own_suite, suite)
 
     DIRECTORY.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=DIRECTORY.parent) as work:
-        package = download(source.format(suite=suite), Path(work))
+        package = download(source, Path(work))
         run("dpkg", "-x", str(package), f"{work}/root")
         modules = list(Path(work, "root").rglob("fips.so"))
         if not modules:
@@ -117,26 +117,33 @@ def suite_of(release: str) -> tuple[str, str]:
     return own, own
 
 
-def source_of(lists: str, own: str) -> str:
-    """Return apt's entry for the mirror that serves suite `own`, with `{suite}` for the suite."""
+def source_of(lists: str, own: str, suite: str) -> str:
+    """Return apt's entry for a suite at the mirror that serves the machine's own one."""
     for stanza in re.split(r"\n\s*\n", lists):
         pairs = re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.+)$", stanza)
         fields = {name.lower(): value for name, value in pairs}
         if "deb" in fields.get("types", "").split() and own in fields.get("suites", "").split():
-            return ENTRY.format(fields["uris"].split()[0], fields.get("signed-by", DEBIAN_KEYS))
-    for options, address, suite in re.findall(ONE_LINE, lists):
-        if suite == own:
+            address = fields["uris"].split()[0]
+            return ENTRY.format("deb", address, suite, fields.get("signed-by", DEBIAN_KEYS))
+    for options, address, served in re.findall(ONE_LINE, lists):
+        if served == own:
             keys = re.search(r"signed-by=(\S+)", options)
-            return ENTRY.format(address, keys[1] if keys else DEBIAN_KEYS)
+            return ENTRY.format("deb", address, suite, keys[1] if keys else DEBIAN_KEYS)
     raise ProviderError(f"apt has no source for {own}")
 
 
 def download(source: str, work: Path) -> Path:
-    """Let apt fetch the package by this one source, with lists and caches of its own.
+    """Let apt fetch the package by this one source; return the package's path."""
+    run(*apt_with(source, work), "download", PACKAGE, cwd=work)
+    return next(work.glob(f"{PACKAGE}_*.deb"))
 
-    Returns the package's path.
+
+def apt_with(sources: str, work: Path) -> list[str]:
+    """Return the words that start apt with these sources alone, whose lists it has fetched.
+
+    It keeps its lists and caches in `work`.
     """
-    (work / "own.sources").write_text(source, encoding="ascii")
+    (work / "own.sources").write_text(sources, encoding="ascii")
     for name in ("lists/partial", "cache/archives/partial"):
         (work / name).mkdir(parents=True)
     settings = {
@@ -148,13 +155,13 @@ def download(source: str, work: Path) -> Path:
         "APT::Sandbox::User": "root",  # as root apt would fetch as a user that may not write here
     }
     options = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
-    run("apt-get", *options, "-qq", "update", cwd=work)
-    run("apt-get", *options, "-qq", "download", PACKAGE, cwd=work)
-    return next(work.glob(f"{PACKAGE}_*.deb"))
+    apt = ["apt-get", *options, "-qq"]
+    run(*apt, "update", cwd=work)
+    return apt
 
 
-def run(*command: str, cwd: Path | None = None) -> None:
-    """Run a program quietly; ProviderError has its last line."""
+def run(*command: str, cwd: Path | None = None) -> str:
+    """Run a program quietly and return what it says; ProviderError has its last line."""
     try:
         done = subprocess.run(
             command,
@@ -170,6 +177,7 @@ def run(*command: str, cwd: Path | None = None) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["failed without a word"]
         raise ProviderError(f"{command[0]}: {lines[-1]}")
+    return done.stdout
 
 
 if __name__ == "__main__":

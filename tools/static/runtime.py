@@ -27,9 +27,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.build_zipapp import BuildError
 from tools.static.sources import SOURCES, ZIG, Source, fetch
 
-__all__ = ["ARCHITECTURES", "RuntimeFailed", "build_runtime", "python_parts", "runtime_of"]
+__all__ = ["ARCHITECTURES", "build_runtime", "python_parts", "runtime_of"]
 
 ARCHITECTURES = ("x86_64", "aarch64")
 BUILD_MACHINE = "x86_64"  # of which the pinned wheel of the compiler is, and which configure asks
@@ -39,10 +40,6 @@ PROGRAMS = ("perl", "make", "readelf", "tar", "xz")
 
 # 1980, the earliest date of the zip format, as everywhere else.
 SOURCE_DATE_EPOCH = "315532800"
-
-
-class RuntimeFailed(Exception):
-    """Why there is no runtime, on one line."""
 
 
 @dataclass(frozen=True)
@@ -134,17 +131,17 @@ def runtime_of(arch: str, work: Path) -> Path | None:
 def build_runtime(arch: str, work: Path, sources: Path) -> Path:
     """Build what is not there yet, and return the directory of the runtime, as `runtime_of` does.
 
-    RuntimeFailed or SourceError says what is missing or where the log is.
+    BuildError says what is missing or where the log is.
     """
     if built := runtime_of(arch, work):
         return built
     if platform.machine() != BUILD_MACHINE:
-        raise RuntimeFailed(
+        raise BuildError(
             f"this machine is {platform.machine()}; the compiler that is pinned runs on {BUILD_MACHINE}"
         )
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
-        raise RuntimeFailed(f"to compile the runtime, install {', '.join(missing)}")
+        raise BuildError(f"to compile the runtime, install {', '.join(missing)}")
 
     last = runtime(arch)
     for part in in_order(last):
@@ -186,7 +183,7 @@ def build_part(part: Part, work: Path, sources: Path) -> None:
             check=False,
         )
     if done.returncode:
-        raise RuntimeFailed(f"{part.name} could not be built: see {log}")
+        raise BuildError(f"{part.name} could not be built: see {log}")
     (directory / "complete").touch()
     print(f"{part.name}: {time.monotonic() - began:.0f} s", flush=True)
 

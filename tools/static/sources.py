@@ -11,25 +11,19 @@ May not know: how it is compiled.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SOURCES", "ZIG", "Source", "SourceError", "fetch"]
+from tools.build_zipapp import BuildError, Wheel, download
+from tools.fips_provider import DEBIAN_KEYS, ENTRY, ProviderError, apt_with, run
 
-TIME_LIMIT = 600  # seconds for one download
+__all__ = ["SOURCES", "ZIG", "Source", "fetch"]
+
 # The suites that have the source packages, by the end of their archive's address.
 DEBIAN_SUITES = (("debian", "sid"), ("debian", "trixie"), ("debian-security", "trixie-security"))
-DEBIAN_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
-
-
-class SourceError(Exception):
-    """Why an archive is not there, on one line."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +95,7 @@ ZIG = Source(
 def fetch(source: Source, directory: Path) -> Path:
     """Return the path of a verified archive, taken from `directory` or fetched into it.
 
-    SourceError names the file to put there where no way leads to it.
+    BuildError names the file to put there where no way leads to it.
     """
     path = directory / source.file
     reasons = []
@@ -111,19 +105,19 @@ def fetch(source: Source, directory: Path) -> Path:
             for way in (from_site, from_debian, from_index):
                 try:
                     way(source, Path(work))
-                except SourceError as error:
+                except (BuildError, ProviderError) as error:
                     reasons.append(str(error))
                 fetched = Path(work, source.file)
                 if fetched.exists():
                     fetched.replace(path)
                     break
     if not path.exists():
-        raise SourceError(
+        raise BuildError(
             f"{source.file} (sha256 {source.sha256}) is not in {directory}: {'; '.join(reasons)}"
         )
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != source.sha256:
-        raise SourceError(
+        raise BuildError(
             f"{path} has sha256 {digest}, not {source.sha256} as pinned: remove it and look why"
         )
     return path
@@ -140,7 +134,7 @@ def from_site(source: Source, work: Path) -> None:
         ):
             shutil.copyfileobj(response, file)
     except OSError as error:
-        raise SourceError(f"{source.url} cannot be had ({error})") from None
+        raise BuildError(f"{source.url} cannot be had ({error})") from None
     Path(work, "unfinished").replace(work / source.file)
 
 
@@ -149,64 +143,22 @@ def from_debian(source: Source, work: Path) -> None:
     if not source.debian:
         return
     if shutil.which("apt-get") is None:
-        raise SourceError("no apt-get for Debian's source packages")
+        raise BuildError("no apt-get for Debian's source packages")
     mirrors = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages")
     by_archive = {address.rstrip("/").rpartition("/")[2]: address for address in mirrors.split()}
-    lines = [
-        f"deb-src [signed-by={DEBIAN_KEYS}] {by_archive[archive]} {suite} main"
+    entries = [
+        ENTRY.format("deb-src", by_archive[archive], suite, DEBIAN_KEYS)
         for archive, suite in DEBIAN_SUITES
         if archive in by_archive
     ]
-    if not lines:
-        raise SourceError("apt has no mirror of Debian for its source packages")
-    (work / "sources.list").write_text("\n".join([*lines, ""]), encoding="ascii")
-    for name in ("lists/partial", "cache/archives/partial"):
-        (work / name).mkdir(parents=True)
-    settings = {
-        "Dir::Etc::SourceList": work / "sources.list",
-        "Dir::Etc::SourceParts": os.devnull,
-        "Dir::State::Lists": work / "lists",
-        "Dir::Cache": work / "cache",
-        "Acquire::Languages": "none",
-        "APT::Sandbox::User": "root",  # as root apt would fetch as a user that may not write here
-    }
-    options = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
-    run("apt-get", *options, "-qq", "update", cwd=work)
-    run(
-        "apt-get",
-        *options,
-        "-qq",
-        "source",
-        "--download-only",
-        "--tar-only",
-        source.debian,
-        cwd=work,
-    )
+    if not entries:
+        raise BuildError("apt has no mirror of Debian for its source packages")
+    apt = apt_with("\n".join(entries), work)
+    run(*apt, "source", "--download-only", "--tar-only", source.debian, cwd=work)
 
 
 def from_index(source: Source, work: Path) -> None:
     """Let pip fetch the compiler's wheel, from the index that pip is set up for."""
-    if source != ZIG:
-        return
-    requirements = work / "requirements.txt"
-    requirements.write_text(
-        f"{source.name}=={source.version} --hash=sha256:{source.sha256}\n", encoding="ascii"
-    )
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
-    command += ["--platform", "manylinux2010_x86_64", "--dest", str(work)]
-    run(*command, "--requirement", str(requirements))
-
-
-def run(*command: str, cwd: Path | None = None) -> str:
-    """Run a program quietly and return what it says; SourceError has its last line."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=cwd, timeout=TIME_LIMIT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise SourceError(f"{command[0]} took longer than {TIME_LIMIT} seconds") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["failed without a word"])[-1]
-        raise SourceError(f"{Path(command[0]).name}: {last}")
-    return done.stdout
+    if source == ZIG:
+        wheel = Wheel(source.name, source.version, source.file, source.sha256, source.licence)
+        download(wheel, str(work))
