@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..messages import is_digest, is_name, is_tag
+from ..registry.app import METHODS
 from ..registry.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 from .evidence import Act, Run, parameters, without_digest
 from .rules import rule, single
@@ -25,17 +26,6 @@ _TYPES = frozenset({OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST})
 # The forms of Content-Range and of Range.
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)\Z")
 _ASKED_RANGE = re.compile(r"bytes=([0-9]+-[0-9]*|-[0-9]+)\Z")
-# The methods that are allowed, by kind of path.
-_METHODS = {
-    "ping": ("GET", "HEAD"),
-    "catalog": ("GET",),
-    "tag_list": ("GET",),
-    "referrers": ("GET",),
-    "manifest": ("GET", "HEAD", "PUT", "DELETE"),
-    "blob": ("GET", "HEAD", "DELETE"),
-    "upload_start": ("POST",),
-    "upload": ("GET", "PATCH", "PUT", "DELETE"),
-}
 
 
 def _length(act: Act) -> int | None:
@@ -107,7 +97,7 @@ def name_malformed(act: Act) -> bool:
 def path_unknown(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
         entry = act.entry
-        allowed = _METHODS.get(entry.kind)
+        allowed = METHODS.get(entry.kind)
         was_sent_there = run.is_redirected(act) or run.is_realm(act)
         is_unknown = entry.kind == "other" and run.is_registry(act.place) and not was_sent_there
         if is_unknown or (allowed is not None and entry.method not in allowed):

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from ..messages import Access, Answer, Request, Response, error
+from ..registry.tokens import read_basic
 from ..server.exchange import Reception, Site, receive_whole
 from .sigv4 import canonical_request, read_claim, signature_of
 
@@ -649,13 +650,10 @@ class Public:
 
 def _has_password(aws: Aws, service: str, header: str) -> bool:
     """Report whether a Basic credential has a valid password of a service."""
-    scheme, _, value = header.partition(" ")
-    try:
-        user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
-    except ValueError:
+    login = read_basic(header)
+    if login is None or login.user != "AWS":
         return False
-    expires = aws.passwords[service].get(password, 0.0)
-    return (scheme, user) == ("Basic", "AWS") and expires > aws.now()
+    return aws.passwords[service].get(login.password, 0.0) > aws.now()
 
 
 def _iso(moment: float) -> str:

@@ -15,7 +15,6 @@ names.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import functools
 import hashlib
@@ -32,7 +31,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from ..messages import Answer, Request, Response
 from ..programs import find_program
-from ..registry.tokens import TokenService
+from ..registry.tokens import TokenService, read_basic
 from ..server.exchange import Reception, Site, receive_whole
 from ..server.names import Names
 from ..server.sockets import run_in_thread
@@ -579,14 +578,8 @@ def _unbase64(text: str) -> bytes:
 
 def _client_of(request: Request) -> tuple[str, str] | None:
     """Return id and secret of the client in a request's header, both empty if it is malformed."""
-    scheme, _, value = request.header("authorization").partition(" ")
-    if not scheme:
-        return None
-    try:
-        name, _, secret = base64.b64decode(value, validate=True).decode().partition(":")
-    except (ValueError, binascii.Error):
-        return ("", "")
-    return (name, secret) if scheme == "Basic" else ("", "")
+    header = request.header("authorization")
+    return (read_basic(header) or ("", "")) if header else None
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,7 @@ class Rule:
     raw = _verb(Raw)
 
     def __init__(
-        self,
-        selector: Selector,
-        number: int,
-        seed: int = 0,
-        where: Callable[[Request], bool] | None = None,
+        self, selector: Selector, number: int, seed: int, where: Callable[[Request], bool] | None
     ) -> None:
         self.selector = selector
         self.effects: list[Effect] = []  # the verbs, as patterns
@@ -224,11 +220,11 @@ class Rule:
         is_due = self._occurrence is None or self._occurrence(self._counts[key])
         if is_due and self._chance is not None:
             is_due = self._draw(name) < self._chance
-        if is_due and self._hits[key] < self._most and not self._try_admit():
-            self._hits[key] += 1
-            self.struck.append(entry)
-            return True
-        return False
+        if not is_due or self._hits[key] >= self._most or self._try_admit():
+            return False
+        self._hits[key] += 1
+        self.struck.append(entry)
+        return True
 
     def _draw(self, name: Name) -> float:
         """Return a pseudo-random number in [0, 1) for a name.

@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from urllib.parse import urlencode
 
 from ..messages import (
     Headers,
@@ -29,7 +28,7 @@ from ..messages import (
 )
 from ..registry.storage import Invalid, Upload, read_manifest
 from ..registry.uploads import OCTETS
-from .provider import Persona, Provider
+from .provider import Persona, Provider, change_query
 
 __all__ = ["PERSONAS"]
 
@@ -50,23 +49,6 @@ _ALLOWED = {
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z")
 
 
-def _changed(
-    request: Request,
-    *,
-    without: frozenset[str] = frozenset(),
-    headers: Headers | None = None,
-    **query: str,
-) -> Request:
-    """Return a request with a changed query.
-
-    The parameters `without` are removed, and those of `query` are added. `headers` replaces all
-    headers.
-    """
-    parameters = [(key, value) for key, value in request.query if key not in without | set(query)]
-    target = f"{request.path}?{urlencode([*parameters, *query.items()])}"
-    return replace(request, target=target, headers=request.headers if headers is None else headers)
-
-
 def _headers_without(request: Request, name: str) -> Headers:
     return [(key, value) for key, value in request.headers if key != name]
 
@@ -85,7 +67,7 @@ def _start_with_anything(provider: Provider, request: Request) -> Request:
     if request.has_body:
         headers = [*_headers_without(request, "content-length"), ("content-length", "0")]
     ignored = {"digest"} if can_mount else {"digest", "mount", "from"}
-    return _changed(request, without=frozenset(ignored), headers=headers)
+    return change_query(request, without=frozenset(ignored), headers=headers)
 
 
 def _chunks_anywhere(provider: Provider, request: Request) -> Request:
@@ -111,14 +93,14 @@ def _state_is_an_offset(provider: Provider, request: Request) -> Request:
     upload = _upload(provider, request) if request.kind == "upload" and state is not None else None
     if upload is None or provider.notes.get((request.reference, state)) != upload.content.size:
         return request
-    return _changed(request, _state=str(upload.sequence))
+    return change_query(request, _state=str(upload.sequence))
 
 
 def _whole_lists(provider: Provider, request: Request) -> Request:
     """Ignore `n` and `last` of `tags/list`: there are no pages up to 2.8.3 (section 1.11)."""
     if request.kind != "tag_list":
         return request
-    return _changed(request, without=frozenset({"n", "last"}))
+    return change_query(request, without=frozenset({"n", "last"}))
 
 
 # Answers instead of the strict registry.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..messages import Request, Response, error
-from .provider import CLOUD_OPTIONS, Mount, Persona, Provider
+from .provider import CLOUD_OPTIONS, Persona, Provider
 from .rates import Cap
 
 __all__ = ["LAG", "PERSONAS"]
@@ -84,51 +84,57 @@ def _worded_as_ecr(provider: Provider, request: Request, answer: Response) -> Re
     return answer
 
 
-def _caps(provider: Provider) -> tuple[Cap, ...]:
-    """Return a cap for each API, in requests per second (section 4.8)."""
-    counts = {"blob_head": 1000, "manifest_head": 2000, "manifest_get": 2000, "blob_get": 3000}
-    counts |= {"upload_start": 100, "upload_body": 500, "upload_finish": 100, "manifest_put": 10}
+def _by_action(**counts: int) -> tuple[Cap, ...]:
+    """Return a cap in requests per second for each action."""
     return tuple(Cap(count, actions=frozenset({action})) for action, count in counts.items())
+
+
+def _caps(provider: Provider) -> tuple[Cap, ...]:
+    """Return a cap for each API (section 4.8)."""
+    return _by_action(
+        blob_head=1000,
+        manifest_head=2000,
+        manifest_get=2000,
+        blob_get=3000,
+        upload_start=100,
+        upload_body=500,
+        upload_finish=100,
+        manifest_put=10,
+    )
 
 
 def _public_caps(provider: Provider) -> tuple[Cap, ...]:
     """Return ECR Public's caps for clients with a login (section 4.8)."""
-    counts = {
-        "blob_head": 200,
-        "upload_start": 10,
-        "upload_body": 260,
-        "upload_finish": 10,
-        "manifest_put": 10,
-    }
     pulls = Cap(10, actions=frozenset({"manifest_head", "manifest_get", "blob_get"}))
-    return (pulls, *(Cap(count, actions=frozenset({action})) for action, count in counts.items()))
-
-
-def _private(account: str, mount: Mount) -> Persona:
-    """Return the row of an account's registry. `mount` is the account's setting BLOB_MOUNTING."""
-    return Persona(
-        source="docs/protocol-facts.md sections 4.7 to 4.9",
-        hosts={"registry": f"{account}.dkr.ecr.eu-west-1.amazonaws.com"},
-        options=CLOUD_OPTIONS,
-        mount=mount,
-        caps=_caps,
-        throttled="Rate exceeded",
-        before=(_absent_repository, _unreferenced),
-        after=(_worded_as_ecr, _seen_late),
+    others = _by_action(
+        blob_head=200, upload_start=10, upload_body=260, upload_finish=10, manifest_put=10
     )
+    return (pulls, *others)
 
+
+# The registry of an account whose setting BLOB_MOUNTING is off.
+_PRIVATE = Persona(
+    source="docs/protocol-facts.md sections 4.7 to 4.9",
+    hosts={"registry": "123456789012.dkr.ecr.eu-west-1.amazonaws.com"},
+    options=CLOUD_OPTIONS,
+    mount="never",
+    caps=_caps,
+    throttled="Rate exceeded",
+    before=(_absent_repository, _unreferenced),
+    after=(_worded_as_ecr, _seen_late),
+)
 
 PERSONAS: Mapping[str, Persona] = {
-    "ecr": _private("123456789012", "never"),
-    "ecr_mounting": _private("210987654321", "committed"),
-    "ecr_public": Persona(
+    "ecr": _PRIVATE,
+    "ecr_mounting": replace(
+        _PRIVATE,
+        hosts={"registry": "210987654321.dkr.ecr.eu-west-1.amazonaws.com"},
+        mount="committed",
+    ),
+    "ecr_public": replace(
+        _PRIVATE,
         source="docs/protocol-facts.md sections 4.7, 4.8 (ECR Public), 4.9",
         hosts={"registry": "public.ecr.aws"},
-        options=CLOUD_OPTIONS,
-        mount="never",
         caps=_public_caps,
-        throttled="Rate exceeded",
-        before=(_absent_repository, _unreferenced),
-        after=(_worded_as_ecr, _seen_late),
     ),
 }

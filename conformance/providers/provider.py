@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
-from ..messages import Answer, Content, Request, Response
+from ..messages import Answer, Content, Headers, Request, Response
 from ..registry.app import App, Auth
 from ..registry.tokens import TokenService
 from ..server.exchange import Reception, Site
@@ -34,6 +34,7 @@ __all__ = [
     "Rewrite",
     "Role",
     "Storage",
+    "change_query",
 ]
 
 # The parts of a provider: the registry itself, its token service, the object storage that serves
@@ -198,10 +199,7 @@ class Provider(App):
             return request
         if self._repository(source).naming(mount):
             return request
-        query = urlencode(
-            [(key, value) for key, value in request.query if key not in ("mount", "from")]
-        )
-        return replace(request, target=f"{request.path}?{query}")
+        return change_query(request, without=frozenset({"mount", "from"}))
 
     def user(self, request: Request) -> str | None:
         """Return the user of a request.
@@ -274,3 +272,20 @@ class Storage(Site):
     def _refusal(status: int, code: str, text: str) -> Response:
         body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{text}</Message></Error>'
         return Response(status, [("Content-Type", "application/xml")], body.encode())
+
+
+def change_query(
+    request: Request,
+    *,
+    without: frozenset[str] = frozenset(),
+    headers: Headers | None = None,
+    **query: str,
+) -> Request:
+    """Return a request with a changed query.
+
+    The parameters `without` are removed, and those of `query` are added. `headers` replaces all
+    headers.
+    """
+    parameters = [(key, value) for key, value in request.query if key not in without | set(query)]
+    target = f"{request.path}?{urlencode([*parameters, *query.items()])}"
+    return replace(request, target=target, headers=request.headers if headers is None else headers)

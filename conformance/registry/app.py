@@ -48,12 +48,12 @@ from .storage import (
 )
 from .uploads import OCTETS, Uploads
 
-__all__ = ["App", "Auth"]
+__all__ = ["METHODS", "App", "Auth"]
 
 _BYTES_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z")
 
 # The methods that are allowed, by kind of path.
-_METHODS = {
+METHODS = {
     "ping": {"GET", "HEAD"},
     "catalog": {"GET"},
     "tag_list": {"GET"},
@@ -209,7 +209,7 @@ class App(Uploads):
         kind = request.kind
         name = request.repository
         reference = request.reference
-        if kind not in _METHODS:
+        if kind not in METHODS:
             return self._refuse_mistake(request, 404, "UNSUPPORTED", "no such path")
         if (name and not is_name(name)) or "%2f" in request.target.partition("?")[0].lower():
             return self._refuse_mistake(
@@ -229,7 +229,7 @@ class App(Uploads):
                 return self._refuse_mistake(request, 400, "MANIFEST_INVALID", "invalid tag", detail)
             return self._refuse_mistake(request, 404, "MANIFEST_UNKNOWN", "invalid tag", detail)
 
-        if request.method not in _METHODS[kind]:
+        if request.method not in METHODS[kind]:
             return self._refuse_mistake(
                 request, 405, "UNSUPPORTED", f"{request.method} is not for this path"
             )

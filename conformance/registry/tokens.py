@@ -13,7 +13,6 @@ It can also be served at another origin; then `realm` must be its URL.
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import itertools
 import json
@@ -27,7 +26,7 @@ from urllib.parse import parse_qsl
 from ..messages import Access, Answer, Request, Response, error
 from ..server.exchange import Reception, Site, receive_whole
 
-__all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService"]
+__all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService", "read_basic"]
 
 # Reports whether a user has a permission. None stands for an anonymous client.
 Grants: TypeAlias = "Callable[[str | None, Access], bool]"
@@ -96,14 +95,14 @@ class _Login(NamedTuple):
     password: str
 
 
-def _read_basic(header: str) -> _Login | None:
+def read_basic(header: str) -> _Login | None:
     """Parse an Authorization header. Returns None if it is not a valid Basic credential."""
     scheme, _, value = header.partition(" ")
     if scheme.lower() != "basic":
         return None
     try:
         user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
-    except (ValueError, binascii.Error):
+    except ValueError:
         return None
     return _Login(user, password)
 
@@ -143,7 +142,7 @@ class BasicAuth:
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
         """Refuse a request without a valid login, except an allowed anonymous pull."""
         header = request.header("authorization")
-        login = _read_basic(header)
+        login = read_basic(header)
         if login is not None and self.users.get(login.user) == login.password:
             return None
         is_pull = bool(needs) and all(need.action == "pull" for need in needs)
@@ -282,7 +281,7 @@ class TokenService(Site):
         header = request.header("authorization")
         user = None
         if header:
-            login = _read_basic(header)
+            login = read_basic(header)
             user = None if login is None else self.user_of_password(*login)
             if user is None:
                 return self._refuse_login()

@@ -46,6 +46,10 @@ def _unread(parser: h11.Connection) -> bytes:
     return bytes(data)
 
 
+def _ends_connection(request: Request) -> bool:
+    return "close" in request.header("connection").lower()
+
+
 class Endpoint:
     """A Site at an address."""
 
@@ -140,36 +144,39 @@ class Endpoint:
                 self.journal.hellos += 1
                 return None
 
-        parser = None
-        is_last = False
         plain = read_plain_head(data)
-        if plain is not None:
-            method = plain.method
-            target = plain.target
-            headers = plain.headers
-            behind = data[plain.length :]
-        else:
-            parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_LIMIT)
-            try:
-                parser.receive_data(data)
-                while (event := parser.next_event()) is h11.NEED_DATA:
-                    parser.receive_data(await connection.receive())
-            except h11.RemoteProtocolError as problem:
-                self.journal.violations.append(f"not HTTP: {problem}")
-                refusal = Response(problem.error_status_hint or 400, close=True)
-                await self._send(connection, refusal, "GET")
-                return None
+        if plain is None:
+            return await self._read_unusual_head(connection, number, data)
+        request = Request(
+            plain.method, plain.target, plain.headers, scheme=self.scheme, connection=number
+        )
+        return _Head(request, data[plain.length :], None, _ends_connection(request))
 
-            assert isinstance(event, h11.Request)
-            method = event.method.decode()
-            target = event.target.decode()
-            headers = [(name.decode(), value.decode("latin-1")) for name, value in event.headers]
-            behind = _unread(parser)
-            is_last = event.http_version != b"1.1"
+    async def _read_unusual_head(
+        self, connection: Connection, number: int, data: bytes
+    ) -> _Head | None:
+        """Read a head by h11. `data` holds its first bytes. Returns None after a refusal."""
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_LIMIT)
+        try:
+            parser.receive_data(data)
+            while (event := parser.next_event()) is h11.NEED_DATA:
+                parser.receive_data(await connection.receive())
+        except h11.RemoteProtocolError as problem:
+            self.journal.violations.append(f"not HTTP: {problem}")
+            refusal = Response(problem.error_status_hint or 400, close=True)
+            await self._send(connection, refusal, "GET")
+            return None
 
-        request = Request(method, target, headers, scheme=self.scheme, connection=number)
-        is_last = is_last or "close" in request.header("connection").lower()
-        return _Head(request, behind, parser, is_last)
+        assert isinstance(event, h11.Request)
+        request = Request(
+            event.method.decode(),
+            event.target.decode(),
+            [(name.decode(), value.decode("latin-1")) for name, value in event.headers],
+            scheme=self.scheme,
+            connection=number,
+        )
+        is_last = event.http_version != b"1.1" or _ends_connection(request)
+        return _Head(request, _unread(parser), parser, is_last)
 
     async def _receive_body(self, connection: Connection, head: _Head, exchange: Exchange) -> bytes:
         """Receive the body into the exchange. Returns the bytes that were received after it."""

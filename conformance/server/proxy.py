@@ -153,7 +153,6 @@ class Proxy(Site):
         )
         self._connect = connect or self._open_socket
         self.token_path = token_path
-        self.start_later = self._start_later
 
     def kind_of(self, request: Request) -> str:
         """Return "token" for `token_path`, else the request's own kind."""
@@ -174,7 +173,7 @@ class Proxy(Site):
             raise
         return connection
 
-    async def _start_later(self, request: Request) -> Answer | Reception:
+    async def start_later(self, request: Request) -> Answer | Reception:
         """Forward a head to the upstream.
 
         The Reception forwards the body and returns the answer.
