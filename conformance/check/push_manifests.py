@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..content.images import Image, encode
+from ..content.images import Image, encode, without_none
 from ..messages import digest_of
 from ..registry.storage import OCI_INDEX, OCI_MANIFEST
 from .checks import (
@@ -105,9 +105,7 @@ _SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
 
 def _edited_image(run: Run, **fields: object) -> Image:
     image = run.seed.image(sizes=(60,))
-    document = {
-        key: value for key, value in {**image.document, **fields}.items() if value is not None
-    }
+    document = without_none({**image.document, **fields})
     return image.with_manifest(encode(document), image.media_type)
 
 

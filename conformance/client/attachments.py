@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..content.images import EMPTY_CONFIG, EMPTY_TYPE, Image, Part, Seed, compose
+from ..content.images import EMPTY, Image, Part, Seed, compose
 from ..content.samples import Sample
 from ..content.shapes import shapes
 from ..messages import Request
@@ -39,8 +39,6 @@ __all__ = [
 
 SBOM = "application/spdx+json"
 SIGNED = "application/vnd.cncf.notary.signature"
-# The descriptor of `{}`, with its data.
-_EMPTY = Part(EMPTY_TYPE, EMPTY_CONFIG, {"data": "e30="})
 
 
 @dataclass(frozen=True)
@@ -145,10 +143,10 @@ def _bare(seed: Seed) -> Sample:
     """Return an image with minimal artifacts and with artifacts of older kinds."""
     image = seed.image(sizes=(200,))
     empty = compose(
-        _EMPTY, [], artifactType="application/vnd.example.mark", subject=image.descriptor()
+        EMPTY, [], artifactType="application/vnd.example.mark", subject=image.descriptor()
     )
     annotated = compose(
-        _EMPTY, [_EMPTY], artifactType="a/b", subject=image.descriptor(), annotations={"k": "v"}
+        EMPTY, [EMPTY], artifactType="a/b", subject=image.descriptor(), annotations={"k": "v"}
     )
     older = seed.artifact(image, None, config_type="application/vnd.example.config.v1+json")
     untyped = seed.artifact(image, None)
@@ -183,7 +181,7 @@ def _shared(seed: Seed) -> Sample:
     return Sample(
         image,
         tuple(
-            compose(_EMPTY, [part], artifactType=kind, subject=image.descriptor()) for kind in kinds
+            compose(EMPTY, [part], artifactType=kind, subject=image.descriptor()) for kind in kinds
         ),
     )
 
@@ -214,8 +212,9 @@ def _filtered(seed: Seed) -> Family:
     bills = [seed.artifact(child, SBOM) for child in children[:2]]
     signature = seed.artifact(bills[0], SIGNED)
     attached = (on_top, dropped, of_dropped, *bills, signature)
-    proofs = [entry["digest"] for entry in top.document["manifests"][3:5]]
-    digests = (*(child.top for child in children[:2]), *proofs)
+    # The entries of the index: the three children, then the attestation of each.
+    entries = [entry["digest"] for entry in top.document["manifests"]]
+    digests = (*entries[:2], *entries[3:5])
     lost = frozenset(image.top for image in (on_top, dropped, of_dropped))
     return Family(Sample(top, attached), ("linux/amd64", "linux/arm64"), digests, lost)
 

@@ -48,7 +48,7 @@ class Fleet:
         # The moved tags are distributed evenly.
         count = len(places) * self.moved // 100
         changed = {places[number * len(places) // count] for number in range(count)}
-        bases = {base: self._base(base) for base in range(min(self.bases, self.repositories))}
+        bases = [self._base(base) for base in range(min(self.bases, self.repositories))]
         images: dict[str, dict[str, Image]] = {
             f"fleet/app-{repo}": {} for repo in range(self.repositories)
         }
@@ -65,18 +65,23 @@ class Fleet:
         return self
 
     def weights(self) -> Mapping[str, int]:
-        """Return the bytes of all blobs, counted once, by repository, and by tag."""
-        once: dict[str, int] = {}
-        repository: dict[tuple[str, str], int] = {}
-        every = 0
-        for name, tagged in self.images().items():
+        """Return the bytes of all blobs. The key is how often a blob counts.
+
+        "once", once in each "repository" that has it, or once for each "tag" that needs it.
+        """
+        once: dict[str, int] = {}  # sizes by digest
+        in_repositories = 0
+        for_tags = 0
+        for tagged in self.images().values():
+            in_repository: dict[str, int] = {}  # sizes by digest
             for image in tagged.values():
-                sizes = {digest: len(data) for digest, data in image.blobs.items()}
-                sizes.update({digest: stream.size for digest, stream in image.streams.items()})
-                once.update(sizes)
-                repository.update({(name, digest): size for digest, size in sizes.items()})
-                every += sum(sizes.values())
-        return {"once": sum(once.values()), "repository": sum(repository.values()), "tag": every}
+                in_repository.update({key: len(data) for key, data in image.blobs.items()})
+                in_repository.update({key: stream.size for key, stream in image.streams.items()})
+                for_tags += image.size
+            in_repositories += sum(in_repository.values())
+            once.update(in_repository)
+
+        return {"once": sum(once.values()), "repository": in_repositories, "tag": for_tags}
 
     def _seed(self, *parts: object) -> Seed:
         return Seed(zlib.crc32(repr((self.seed, *parts)).encode()))
@@ -94,17 +99,10 @@ class Fleet:
     def _image(self, seed: Seed, base: list[list[bytes | Stream]]) -> Image:
         if not self.platforms:
             return seed.image(layers=[*base[0], *self._layers(seed, self.own)])
-        children = []
-        for platform, below in zip(self.platforms, base, strict=True):
-            system, architecture, *variant = platform.split("/")
-            children.append(
-                seed.image(
-                    layers=[*below, *self._layers(seed, self.own)],
-                    os=system,
-                    architecture=architecture,
-                    variant=variant[0] if variant else None,
-                )
-            )
+        children = [
+            seed.platform_image(platform, layers=[*below, *self._layers(seed, self.own)])
+            for platform, below in zip(self.platforms, base, strict=True)
+        ]
         return seed.index(children)
 
 

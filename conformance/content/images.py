@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..registry.app import App
 
 __all__ = [
+    "EMPTY",
     "EMPTY_CONFIG",
     "EMPTY_TYPE",
     "TYPES",
@@ -36,8 +37,10 @@ __all__ = [
     "compose",
     "compose_index",
     "encode",
+    "single",
     "store_gzip",
     "store_tar",
+    "without_none",
 ]
 
 Format = Literal["oci", "docker"]
@@ -155,13 +158,13 @@ def store_tar(files: Mapping[str, bytes]) -> bytes:
         header = bytearray(512)
         fields = (
             (0, name.encode()[:100]),
-            (100, b"0000644\0"),
-            (108, b"0000000\0"),
-            (116, b"0000000\0"),
+            (100, b"0000644\0"),  # mode
+            (108, b"0000000\0"),  # owner
+            (116, b"0000000\0"),  # group
             (124, b"%011o\0" % len(data)),
-            (136, b"%011o\0" % 0),
-            (148, b"        "),
-            (156, b"0"),
+            (136, b"%011o\0" % 0),  # time
+            (148, b"        "),  # checksum, which is computed with spaces in its place
+            (156, b"0"),  # a regular file
             (257, b"ustar\x0000"),
         )
         for offset, value in fields:
@@ -253,14 +256,10 @@ class Seed:
             document["config"]["data"] = base64.b64encode(config).decode()
 
         _decorate(document, subject, annotations, extra)
-        image = _single(
-            encode(document, spacing),
-            types["manifest"],
-            [config, *(layer for layer in layers if isinstance(layer, bytes))],
-            absent,
-        )
+        stored = [config, *(layer for layer in layers if isinstance(layer, bytes))]
         streams = {layer.digest(): layer for layer in layers if isinstance(layer, Stream)}
-        return replace(image, streams=streams) if streams else image
+        image = single(encode(document, spacing), types["manifest"], _by_digest(stored), absent)
+        return replace(image, streams=streams)
 
     def artifact(
         self,
@@ -288,7 +287,7 @@ class Seed:
 
         document["layers"] = [_describe("application/octet-stream", data)]
         _decorate(document, subject, annotations, None)
-        return _single(encode(document, spacing), OCI_MANIFEST, [config, data], ())
+        return single(encode(document, spacing), OCI_MANIFEST, _by_digest([config, data]))
 
     def index(
         self,
@@ -315,7 +314,7 @@ class Seed:
         does: platform unknown/unknown with the annotation `vnd.docker.reference.digest`.
         """
         if children is None:
-            children = [self._platform_image(format, text) for text in platforms]
+            children = [self.platform_image(platform, format=format) for platform in platforms]
 
         entries = []
         parts = list(children)
@@ -349,10 +348,18 @@ class Seed:
         _decorate(document, subject, annotations, extra)
         return _graph_of_index(parts, encode(document, spacing), media_type)
 
-    def _platform_image(self, format: Format, text: str) -> Image:
-        system, architecture, *variant = text.split("/")
+    def platform_image(
+        self,
+        platform: str,
+        *,
+        format: Format = "oci",
+        layers: Sequence[bytes | Stream] | None = None,
+    ) -> Image:
+        """Build an image for a platform, as in `linux/arm64/v8`, with two new layers or `layers`."""
+        system, architecture, *variant = platform.split("/")
         return self.image(
             format=format,
+            layers=layers,
             sizes=(500, 700),
             os=system,
             architecture=architecture,
@@ -370,13 +377,9 @@ class Seed:
                 "for": child.top,
             }
         )
-        document: Document = {
-            "schemaVersion": 2,
-            "mediaType": OCI_MANIFEST,
-            "config": _describe(TYPES["oci"]["config"], config),
-            "layers": [_describe("application/vnd.in-toto+json", statement)],
-        }
-        return _single(encode(document), OCI_MANIFEST, [config, statement], ())
+        return compose(
+            Part(TYPES["oci"]["config"], config), [Part("application/vnd.in-toto+json", statement)]
+        )
 
     def fallback_index(self, referrers: Iterable[Image]) -> Image:
         """Build the index under a fallback tag (docs/protocol-facts.md section 1.10)."""
@@ -388,9 +391,7 @@ class Seed:
             if "annotations" in document:
                 described["annotations"] = document["annotations"]
             entries.append(described)
-        document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
-        body = encode(document)
-        return Image(digest_of(body), OCI_INDEX, {digest_of(body): (OCI_INDEX, body)}, {})
+        return compose_index([], manifests=entries)
 
 
 class Part(NamedTuple):
@@ -409,7 +410,11 @@ class Part(NamedTuple):
     def descriptor(self) -> Document:
         """Return the descriptor of the blob. It is wrong if `more` replaces right fields."""
         described = {"mediaType": self.media_type, "digest": self.digest, "size": len(self.data)}
-        return _without_none({**described, **self.more})
+        return without_none({**described, **self.more})
+
+
+# The descriptor of `{}`, with its data.
+EMPTY = Part(EMPTY_TYPE, EMPTY_CONFIG, {"data": "e30="})
 
 
 def compose(
@@ -422,11 +427,10 @@ def compose(
         "config": config.descriptor(),
         "layers": [layer.descriptor() for layer in layers],
     }
-    body = encode(_without_none({**document, **fields}))
+    body = encode(without_none({**document, **fields}))
     parts = [config, *layers]
     blobs = {part.digest: part.data for part in parts if part.held}
-    absent = frozenset(part.digest for part in parts if not part.held)
-    return Image(digest_of(body), media_type, {digest_of(body): (media_type, body)}, blobs, absent)
+    return single(body, media_type, blobs, [part.digest for part in parts if not part.held])
 
 
 def compose_index(
@@ -436,14 +440,15 @@ def compose_index(
 
     The fields beside a child replace fields of its entry. None removes a field.
     """
-    descriptors = [_without_none(child.descriptor(**more)) for child, more in entries]
+    descriptors = [without_none(child.descriptor(**more)) for child, more in entries]
     document = {"schemaVersion": 2, "mediaType": media_type, "manifests": descriptors, **fields}
     return _graph_of_index(
-        [child for child, _ in entries], encode(_without_none(document)), media_type
+        [child for child, _ in entries], encode(without_none(document)), media_type
     )
 
 
-def _without_none(document: Mapping[str, Any]) -> Document:
+def without_none(document: Mapping[str, Any]) -> Document:
+    """Return a document without the fields that are None."""
     return {key: value for key, value in document.items() if value is not None}
 
 
@@ -506,7 +511,13 @@ def _decorate(
     document.update(extra or {})
 
 
-def _single(body: bytes, media_type: str, blobs: Iterable[bytes], absent: Iterable[str]) -> Image:
+def _by_digest(blobs: Iterable[bytes]) -> dict[str, bytes]:
+    return {digest_of(data): data for data in blobs}
+
+
+def single(
+    body: bytes, media_type: str, blobs: Mapping[str, bytes], absent: Iterable[str] = ()
+) -> Image:
+    """Return the graph of one manifest, with its blobs by digest and the digests of absent ones."""
     digest = digest_of(body)
-    contents = {digest_of(data): data for data in blobs}
-    return Image(digest, media_type, {digest: (media_type, body)}, contents, frozenset(absent))
+    return Image(digest, media_type, {digest: (media_type, body)}, blobs, frozenset(absent))

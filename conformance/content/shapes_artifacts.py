@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ..messages import digest_of
 from ..registry.storage import DOCKER_MANIFEST
 from .images import (
+    EMPTY,
     EMPTY_CONFIG,
-    EMPTY_TYPE,
     TYPES,
     Image,
     Part,
@@ -26,6 +26,7 @@ from .images import (
     compose,
     compose_index,
     encode,
+    single,
 )
 from .samples import Sample, Shape
 
@@ -36,7 +37,6 @@ REFERRERS = "docs/protocol-facts.md 1.10"
 COSIGN = "cosign specs/SIGNATURE_SPEC.md"
 BUILDKIT = "buildkit docs/attestations/attestation-storage.md"
 NOTARY = "application/vnd.cncf.notary.signature"
-EMPTY = Part(EMPTY_TYPE, EMPTY_CONFIG, {"data": "e30="})
 UNKNOWN = {"platform": {"architecture": "unknown", "os": "unknown"}}
 
 
@@ -233,39 +233,27 @@ def _attested(seed: Seed) -> Image:
 
 def _cache(seed: Seed) -> Image:
     """Build the older form of buildkit's cache, an index whose entries are blobs."""
-    parts = [
-        Part(TYPES["oci"]["layer"], seed.layer(200)),
-        Part(TYPES["oci"]["layer"], seed.layer(300)),
-    ]
-    parts.append(
-        Part(
-            "application/vnd.buildkit.cacheconfig.v0",
-            encode({"layers": [], "seed": seed.blob(4).hex()}),
-        )
-    )
+    layers = [Part(TYPES["oci"]["layer"], seed.layer(size)) for size in (200, 300)]
+    config = encode({"layers": [], "seed": seed.blob(4).hex()})
+    parts = [*layers, Part("application/vnd.buildkit.cacheconfig.v0", config)]
     index = compose_index([], manifests=[part.descriptor() for part in parts])
-    return Image(
-        index.top, index.media_type, index.manifests, {part.digest: part.data for part in parts}
-    )
+    return replace(index, blobs={part.digest: part.data for part in parts})
 
 
 def _other_child(seed: Seed) -> Image:
     """Build an index of an image and a manifest of an unknown type."""
     kind = "application/vnd.example.manifest.v7+json"
     body = encode({"anything": ["at", "all"], "seed": seed.blob(4).hex()})
-    other = Image(digest_of(body), kind, {digest_of(body): (kind, body)}, {})
-    return compose_index([(seed.image(), {}), (other, {})])
+    return compose_index([(seed.image(), {}), (single(body, kind, {}), {})])
 
 
-def _oras(seed: Seed, kind: str, **fields: Any) -> Image:
+def _oras(seed: Seed, kind: str) -> Image:
+    """Build a manifest that lists blobs, without config and layers."""
     blob = Part("application/octet-stream", seed.blob(300))
-    document: Mapping[str, Any] = {
-        "mediaType": kind,
-        "artifactType": "application/vnd.example",
-        **fields,
-    }
-    one = seed.image().with_manifest(encode({**document, "blobs": [blob.descriptor()]}), kind)
-    return Image(one.top, kind, {one.top: (kind, one.body)}, {blob.digest: blob.data})
+    body = encode(
+        {"mediaType": kind, "artifactType": "application/vnd.example", "blobs": [blob.descriptor()]}
+    )
+    return single(body, kind, {blob.digest: blob.data})
 
 
 HELM = "application/vnd.cncf.helm.config.v1+json"

@@ -29,12 +29,12 @@ LAYER_TYPE = TYPES["oci"]["layer"]
 TAR = "application/vnd.oci.image.layer.v1.tar"
 
 
-def base(seed: Seed, *, held: bool = True) -> tuple[Part, list[Part]]:
+def base(seed: Seed) -> tuple[Part, list[Part]]:
     """Return the config and the two layers of an ordinary image."""
     config = Part(
         CONFIG_TYPE, encode({"architecture": "amd64", "os": "linux", "x-seed": seed.blob(8).hex()})
     )
-    return config, [Part(LAYER_TYPE, seed.layer(size), held=held) for size in (600, 900)]
+    return config, [Part(LAYER_TYPE, seed.layer(size)) for size in (600, 900)]
 
 
 def layer_of(

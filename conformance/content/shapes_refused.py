@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..registry.storage import DOCKER_MANIFEST, MANIFEST_LIMIT, OCI_INDEX, OCI_MANIFEST
-from .images import Image, Part, Seed, compose, compose_index, encode
+from .images import Image, Part, Seed, compose, compose_index, encode, without_none
 from .samples import Found, Shape
 from .shapes_images import CONFIG_TYPE, LAYER_TYPE, base, rewritten
 
@@ -33,15 +33,15 @@ Edit = Callable[[dict[str, Any]], Any]
 
 def _schema_1(seed: Seed, *, signed: bool, media_type: str) -> Image:
     image = seed.image()
-    history = [{"v1Compatibility": json.dumps({"id": seed.blob(32).hex(), "os": "linux"})}]
+    history = json.dumps({"id": seed.blob(32).hex(), "os": "linux"})
     document: dict[str, Any] = {
         "schemaVersion": 1,
         "name": "a/b",
         "tag": "v1",
         "architecture": "amd64",
+        "fsLayers": [{"blobSum": list(image.blobs)[-1]}],
+        "history": [{"v1Compatibility": history}],
     }
-    document["fsLayers"] = [{"blobSum": list(image.blobs)[-1]}]
-    document["history"] = history
     if signed:
         protected = (
             base64.urlsafe_b64encode(b'{"formatLength":1,"formatTail":"fQ"}').decode().rstrip("=")
@@ -58,45 +58,36 @@ def _edited(
     """Return a shape: an ordinary image whose manifest is changed by `edit`."""
 
     def build(seed: Seed) -> Image:
-        def write(document: dict[str, Any]) -> bytes:
-            edit(document)
-            return encode(document)
-
-        return rewritten(seed.image(), write)
+        image = seed.image()
+        document = image.document
+        edit(document)
+        return image.with_manifest(encode(document), image.media_type)
 
     return Shape(name, sentence, reference, build, reason, found)
 
 
-def _written(
-    name: str,
-    sentence: str,
-    reason: str,
-    write: Callable[[bytes], bytes],
-    found: Found = "document",
-) -> Shape:
+def _written(name: str, sentence: str, reason: str, write: Callable[[bytes], bytes]) -> Shape:
     """Return a shape: an ordinary image whose manifest's bytes are changed by `write`."""
 
-    def make(seed: Seed) -> Image:
+    def build(seed: Seed) -> Image:
         image = seed.image()
         return image.with_manifest(write(image.body), image.media_type)
 
-    return Shape(name, sentence, "RFC 8259", make, reason, found)
+    return Shape(name, sentence, "RFC 8259", build, reason)
 
 
 def _layer(**fields: Any) -> Edit:
     """Return an edit that changes fields of the first layer's descriptor. None removes a field."""
 
     def edit(document: dict[str, Any]) -> None:
-        changed = {**document["layers"][0], **fields}
-        document["layers"][0] = {key: value for key, value in changed.items() if value is not None}
+        document["layers"][0] = without_none({**document["layers"][0], **fields})
 
     return edit
 
 
 def _served_as(image: Image, media_type: str) -> Image:
     """Return an image that is stored with another media type than its document's."""
-    manifests = {**image.manifests, image.top: (media_type, image.body)}
-    return replace(image, media_type=media_type, manifests=manifests)
+    return image.with_manifest(image.body, media_type)
 
 
 def _other_bytes(image: Image, which: int, change: Callable[[bytes], bytes]) -> Image:
