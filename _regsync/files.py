@@ -145,13 +145,10 @@ class DiskPace:
         """
         import anyio.to_thread
 
-        began = anyio.current_time()
-        if self.is_slow:
-            result = await anyio.to_thread.run_sync(transfer, piece)
-        else:
-            result = transfer(piece)
-        self.is_slow = anyio.current_time() - began > _SLOW_PIECE
-        return result
+        with self.timing():
+            if self.is_slow:
+                return await anyio.to_thread.run_sync(transfer, piece)
+            return transfer(piece)
 
 
 class _NullFile(io.RawIOBase):

@@ -17,12 +17,12 @@ import anyio.lowlevel
 import pytest
 
 from _regsync.config.model import registry_for
-from _regsync.errors import ContentError, Side, SyncError
+from _regsync.errors import ContentError, Side, SyncError, WireError
 from _regsync.layout.assumed import read_receipt
 from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import Index, image_entry, parse_index, read_lines, unnamed_entry
-from _regsync.layout.repository import LayoutHost
+from _regsync.layout.repository import LayoutHost, LayoutRepository
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
@@ -278,14 +278,8 @@ async def test_an_upload_of_a_blob_whose_place_is_taken_says_which_blob(seed, tm
     layout = make_layout(tmp_path / "disk", {"app:v1": image})
     blob = manifest_of(image).blobs[0]
     a_folder(blob_path(layout, blob.digest))
-    transport = SimpleNamespace(
-        machine=SimpleNamespace(log=print), count_sent=None, gate=SimpleNamespace(limits={})
-    )
-    registry = registry_for(f"oci-layout:{layout}", None)
-    host = LayoutHost(registry, transport, lambda: None, requires_all_parts=False)
-    repository = host.repository("app", Side.TARGET)
     with pytest.raises(LayoutError, match="not a regular file") as caught:
-        await repository.begin_upload(blob, lease=None).start()
+        await target_in(layout).begin_upload(blob, lease=None).start()
     assert caught.value.code == "TARGET_ERROR"
     assert caught.value.reference == f"oci-layout:{layout}//app@{blob.digest}"
 
@@ -406,6 +400,61 @@ def test_a_directory_without_a_layout_says_what_to_look_at(tmp_path):
 
 
 # Writing.
+
+
+def target_in(layout: Path) -> LayoutRepository:
+    """Return the repository `app` of a layout, as a run writes to it."""
+    transport = SimpleNamespace(
+        machine=SimpleNamespace(log=print),
+        count_sent=lambda _: None,
+        gate=SimpleNamespace(limits={}),
+    )
+    registry = registry_for(f"oci-layout:{layout}", None)
+    host = LayoutHost(registry, transport, lambda: None, requires_all_parts=False)
+    return host.repository("app", Side.TARGET)
+
+
+class Pieces:
+    """The pieces of a body. An error among them is raised in its place."""
+
+    def __init__(self, *pieces: bytes | Exception) -> None:
+        self.pieces = iter(pieces)
+
+    async def next(self) -> bytes:
+        piece = next(self.pieces, b"")
+        if isinstance(piece, Exception):
+            raise piece
+        return piece
+
+    async def pour(self, write: object) -> int:
+        return 0
+
+
+async def test_an_upload_whose_body_breaks_goes_on_where_the_file_ends(tmp_path):
+    body = b"0123456789"
+    blob = blob_of(body)
+    target = target_in(tmp_path / "disk")
+    upload = target.begin_upload(blob, lease=None)
+    assert not await upload.start()
+    with pytest.raises(WireError):
+        await upload.send(Pieces(body[:4], WireError("the source is gone")))
+    assert (bool(upload.session), bool(upload.broken_session)) == (False, True)
+    await upload.resume()
+    assert (bool(upload.session), bool(upload.broken_session), upload.offset) == (True, False, 4)
+    assert await upload.send(Pieces(body[4:]))
+    await target.host.layout.commit()
+    assert blob_path(tmp_path / "disk", blob.digest).read_bytes() == body
+
+
+async def test_the_parts_of_an_image_that_a_layout_has_lost_are_told(seed, tmp_path):
+    image = seed.index()
+    layout = make_layout(tmp_path / "disk", {"app:v1": image})
+    root = manifest_of(image)
+    lost = {root.children[0].digest, root.children[1].digest}
+    assert await target_in(layout).missing_parts_of(root, ()) == set()
+    for digest in lost:
+        blob_path(layout, digest).unlink()
+    assert await target_in(layout).missing_parts_of(root, ()) == lost
 
 
 def blob_of(body: bytes) -> Descriptor:

@@ -665,17 +665,16 @@ async def _open_abandoned(path: str, blob: Descriptor) -> _PartialFile | None:
     except OSError:
         return None  # a link, a folder, or not permitted
 
-    with contextlib.ExitStack() as cleanup:
-        cleanup.callback(stream.close)
+    algorithm, _ = split_digest(blob.digest)
+    running_hash = new_hash(algorithm)
+    size = 0  # the bytes that were hashed
+    try:
         status = os.fstat(stream.fileno())
         # A hard link to the file may be outside of the layout, so the file must not be written.
         is_only_name = status.st_nlink <= 1
-        if not (stat.S_ISREG(status.st_mode) and is_only_name) or status.st_size > blob.size:
-            return None
-        algorithm, _ = split_digest(blob.digest)
-        running_hash = new_hash(algorithm)
-        hashed_size = await hash_rest(stream, running_hash)
-        if hashed_size == 0:
-            return None
-        cleanup.pop_all()  # the stream stays open
-    return _PartialFile(path, stream, size=hashed_size, hash=running_hash)
+        if stat.S_ISREG(status.st_mode) and is_only_name and status.st_size <= blob.size:
+            size = await hash_rest(stream, running_hash)
+    finally:
+        if size == 0:
+            stream.close()
+    return _PartialFile(path, stream, size=size, hash=running_hash) if size else None
