@@ -107,6 +107,13 @@ async def challenged(
     return at
 
 
+async def test_only_what_can_be_sent_is_offered_unasked() -> None:
+    assert not await login(Tokens()).log_in_unasked([BEARER], "team/app", "pull")
+    nameless = login(Tokens(), Credential(identity_token="secret"))
+    assert not await nameless.log_in_unasked([], "team/app", "pull")
+    assert await nameless.log_in_unasked([BEARER], "team/app", "pull")
+
+
 def answer(status: int = 200, document: object = None, **headers: str) -> Answer:
     lowered = {name.replace("_", "-"): value for name, value in headers.items()}
     body = b"" if document is None else json.dumps(document).encode()

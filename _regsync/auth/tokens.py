@@ -391,10 +391,11 @@ class Authenticator:
             self._drop_refused_token(token, {use.repository: actions})
             # Some registries read only the first scope of a token. They refuse a valid token for a
             # repository in another scope, without the error `insufficient_scope`.
-            is_valid = self._token_cache.is_live(token, can_repeat=False)
-            lacks_right = may_lack_right and (is_valid or challenge.error == "insufficient_scope")
+            is_valid = challenge.error == "insufficient_scope" or self._token_cache.is_live(
+                token, can_repeat=False
+            )
             # Set after the drop, which would otherwise spare the tokens that cover more.
-            if token.covers_more and lacks_right:
+            if token.covers_more and may_lack_right and is_valid:
                 self._token_cache.needs_exact_scopes = True
         if may_lack_right or not token.accepted_for:
             return Refusal.INSUFFICIENT
