@@ -93,9 +93,7 @@ class Access:
 
     repository: RemoteRepository
     rights: list[str] = field(default_factory=list)  # "pull" and "push", as far as they worked
-    # "opened" if an upload could be started, "absent" if the target repository does not exist but a
-    # push would create it, or None if no upload was tried
-    upload: str | None = None
+    is_absent: bool = False  # whether the target does not exist, but a push would create it
     error: SyncError | None = None
     asks_for_login: bool = True  # False if the registry never asks for credentials
     account: EcrAccount | None = None  # None if the repository is not a target in ECR
@@ -131,7 +129,7 @@ class Access:
             "method": registry.auth_type or "detected",
             "source": self.credential_found_at,
             "expires": self.expires,
-            "upload": self.upload,
+            "upload": "opened" if "push" in self.rights else "absent" if self.is_absent else None,
             "mounting": None if self.account is None else MOUNTING[self.account.mounts],
             "error": error_json(self.error),
         }
@@ -166,7 +164,7 @@ def list_remarks(access: Access) -> list[str]:
         remarks.append(f"until {access.expires}")
 
     account = access.account
-    if access.upload == "absent":
+    if access.is_absent:
         remarks.append("the repository does not exist yet, so no push was tried")
         template = account.template_for(access.repository.name) if account is not None else None
         if template is not None:
@@ -260,13 +258,12 @@ class AccessCheck:
                 access.account = await self._account_of(repository.host)
                 if not can_be_created(repository, access.account):
                     raise
-                access.upload = "absent"
+                access.is_absent = True
                 return
 
         if repository.side is Side.TARGET:
             await self._start_and_cancel_upload(repository)
             access.rights.append("push")
-            access.upload = "opened"
             access.account = await self._account_of(repository.host)
 
     async def _list_one_tag(self, repository: RemoteRepository) -> None:
