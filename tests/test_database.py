@@ -450,6 +450,20 @@ def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("has_header", [False, True])
+def test_a_reader_takes_a_file_whose_tables_are_not_made_yet_for_an_empty_one(
+    tmp_path: Path, has_header: bool
+) -> None:
+    path = tmp_path / "state.db"
+    path.touch()
+    if has_header:
+        with closing(sqlite3.connect(path)) as other:
+            other.execute(f"PRAGMA application_id = {sqlite._APPLICATION_ID}")
+            other.execute(f"PRAGMA user_version = {sqlite._VERSION}")
+    with opened(tmp_path, may_write=False) as state:
+        assert (state.is_used, blobs(state)) == (True, set())
+
+
 def test_a_reader_gives_up_when_the_file_stays_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

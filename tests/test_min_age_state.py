@@ -151,6 +151,17 @@ async def test_what_is_written_is_read_again_and_nothing_else_is_left(tmp_path):
     assert (tmp_path / "seen.jsonl").stat().st_ino != before.st_ino
 
 
+async def test_of_two_processes_the_first_and_the_last_time_count(tmp_path):
+    early = first_seen(tmp_path, 5000)
+    late = first_seen(tmp_path, 9000)
+    late.record_sighting(WHERE, DIGEST, 10)
+    await late.save()
+    early.record_sighting(WHERE, DIGEST, 10)
+    await early.save()
+    assert '"first_seen": "1970-01-01T01:23:20Z"' in (tmp_path / "seen.jsonl").read_text()
+    assert '"answered": "1970-01-01T02:30:00Z"' in (tmp_path / "seen.jsonl").read_text()
+
+
 ENTRY = {
     "source": "source.test/app",
     "digest": DIGEST,

@@ -401,3 +401,14 @@ def test_many_tags_are_parsed_once_each(monkeypatch: pytest.MonkeyPatch) -> None
     rule = TagRule(semver="<5||>7", exclude=("*.1",), sort="semver", latest=10, min_tags=390)
     assert len(select(listing, rule).kept) == 380
     assert sorted(parsed) == sorted(listing)
+
+
+def test_a_selection_says_what_it_lacks() -> None:
+    few = select(["1.2"], TagRule(min_tags=2))
+    assert list(few.warnings("a.example/app")) == [
+        ("min_tags", "a.example/app: only 1 tags were found, min_tags asks for 2")
+    ]
+    assert [event for event, _ in select([], TagRule(min_tags=2)).warnings("a.example/app")] == [
+        "min_tags",
+        "nothing_selected",
+    ]
