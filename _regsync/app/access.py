@@ -122,6 +122,9 @@ class Access:
     def as_json(self) -> dict[str, object]:
         """Return the entry in `access` of the JSON document."""
         registry = self.repository.host.registry
+        upload = "absent" if self.is_absent else None  # None: no upload was tried
+        if "push" in self.rights:
+            upload = "opened"
         return {
             "registry": registry.alias,
             "repository": str(self.repository),
@@ -129,7 +132,7 @@ class Access:
             "method": registry.auth_type or "detected",
             "source": self.credential_found_at,
             "expires": self.expires,
-            "upload": "opened" if "push" in self.rights else "absent" if self.is_absent else None,
+            "upload": upload,
             "mounting": None if self.account is None else MOUNTING[self.account.mounts],
             "error": error_json(self.error),
         }
