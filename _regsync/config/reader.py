@@ -358,8 +358,8 @@ class Reader:
                 return ()  # no filter
             case "texts" | "one_or_texts" | "all_or_texts":
                 return self.read_texts(node, field, path)
-            case "targets":
-                return self.read_targets(node, field, path)
+            case "targets" if node.tag == "seq":
+                return self.read_texts(node, _ALIAS, path)
             case _:
                 return self.read_scalar(node, field, path)
 
@@ -479,13 +479,6 @@ class Reader:
             for index, item in enumerate(node.items)
         ]
         return None if None in values else tuple(dict.fromkeys(values))
-
-    def read_targets(self, node: Node, field: Field, path: str) -> tuple[Registry, ...] | None:
-        """Return the registries that a list of aliases, a group's name or a single alias refers to."""
-        if node.tag == "seq":
-            return self.read_texts(node, _ALIAS, path)
-        targets: tuple[Registry, ...] | None = self.read_scalar(node, field, path)
-        return targets
 
     def read_scalar(self, node: Node, field: Field, path: str) -> Any:
         """Return the value of a scalar, after its variables have been replaced.
