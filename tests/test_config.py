@@ -1012,10 +1012,10 @@ def test_a_scheme_finds_the_registry_that_has_it() -> None:
 
 
 def test_an_unconfigured_reference_gets_the_scheme_that_its_host_implies() -> None:
-    assert registry_for("localhost:5000", None).scheme == "http"
-    assert registry_for("ghcr.io", None).kind == "ghcr"
+    assert registry_for("localhost:5000", Config({}, ())).scheme == "http"
+    assert registry_for("ghcr.io", Config({}, ())).kind == "ghcr"
     with pytest.raises(ConfigError, match="registry address"):
-        registry_for("a/b", None)
+        registry_for("a/b", Config({}, ()))
 
 
 # --- the table, and anything at all ------------------------------------------------------------

@@ -15,7 +15,7 @@ from _regsync.addresses import Origin
 from _regsync.auth.cloud import Answer
 from _regsync.auth.credentials import Credential, Pair, find_credential
 from _regsync.auth.tokens import Authenticator
-from _regsync.config.model import registry_for
+from _regsync.config.model import Config, registry_for
 from _regsync.errors import AuthError, SyncError
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 
@@ -29,7 +29,7 @@ def find(
     def read(path: str) -> bytes | None:
         return text if path == PLACE else None
 
-    return find_credential(registry_for(host, None), env, "/home/u", read, repository)
+    return find_credential(registry_for(host, Config({}, ())), env, "/home/u", read, repository)
 
 
 def pair(user: str, password: str) -> str:

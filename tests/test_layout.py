@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from _regsync.config.model import registry_for
+from _regsync.config.model import Config, registry_for
 from _regsync.errors import ContentError, Side, SyncError, WireError
 from _regsync.layout.assumed import read_receipt
 from _regsync.layout.directory import BlobFile, Layout
@@ -409,7 +409,7 @@ def target_in(layout: Path) -> LayoutRepository:
         count_sent=lambda _: None,
         gate=SimpleNamespace(limits={}),
     )
-    registry = registry_for(f"oci-layout:{layout}", None)
+    registry = registry_for(f"oci-layout:{layout}", Config({}, ()))
     host = LayoutHost(registry, transport, lambda: None, requires_all_parts=False)
     return host.repository("app", Side.TARGET)
 

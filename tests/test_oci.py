@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync.config.model import registry_for
+from _regsync.config.model import Config, registry_for
 from _regsync.errors import ConfigError, ContentError
 from _regsync.oci.manifest import (
     ACCEPT_MANIFESTS,
@@ -226,7 +226,7 @@ def test_reference_may_name_its_scheme(text: str, registry: str, repository: str
     reference = parse_reference(text)
     assert (reference.registry, reference.repository) == (registry, repository)
     assert parse_reference(str(reference)) == reference
-    found = registry_for(reference.registry, None)
+    found = registry_for(reference.registry, Config({}, ()))
     assert f"{found.scheme}://{found.authority}" == registry
 
 
@@ -278,7 +278,7 @@ def test_reference_is_refused_with_a_remedy(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         # As `copy` reads it: one grammar of addresses, for references and for the configuration's
         # URLs.
-        registry_for(parse_reference(text).registry, None)
+        registry_for(parse_reference(text).registry, Config({}, ()))
     assert words in str(caught.value)
     assert str(caught.value).isprintable()
 

@@ -150,7 +150,7 @@ class Config(NamedTuple):
         return tuple(dict.fromkeys(ends))
 
 
-def registry_for(written: str, config: Config | None) -> Registry:
+def registry_for(written: str, config: Config) -> Registry:
     """Return the first configured registry with the address `written`.
 
     The address is `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`. Returns a registry with default
@@ -162,7 +162,7 @@ def registry_for(written: str, config: Config | None) -> Registry:
     except ValueError as error:
         raise ConfigError(f"{written!r}: {error}") from error
 
-    registries = config.registries.values() if config is not None else ()
+    registries = config.registries.values()
     matching = (registry for registry in registries if _has_address(registry, written, address))
     registry = next(matching, None)
     if registry is None:
