@@ -228,7 +228,7 @@ def compile_glob(*patterns: str) -> Callable[[str], bool]:
     return matches
 
 
-def check_glob(pattern: str) -> str | None:
+def literal_tag(pattern: str) -> str | None:
     """Return the only tag that a pattern matches, or None if the pattern has wildcards.
 
     Raises ValueError if the pattern is invalid.
@@ -303,7 +303,7 @@ def select_literals(rule: TagRule) -> Selection | None:
         return None
     literals: list[str] = []
     for pattern in rule.glob:
-        literal = check_glob(pattern)
+        literal = literal_tag(pattern)
         if literal is None:
             return None
         literals.append(literal)

@@ -26,7 +26,7 @@ from _regsync.state.seen import FirstSeen, first_seen_for
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report, analysis_lines
 from _regsync.sync.run import Run
-from _regsync.tags import Reason, TagRule, check_glob
+from _regsync.tags import Reason, TagRule, literal_tag
 
 if TYPE_CHECKING:
     from _regsync.sync.lockfile import Lock
@@ -185,7 +185,7 @@ def _missing_tags(rules: Sequence[TagRule], existing_tags: Collection[str]) -> l
     """Return the tags that a rule names without wildcards but that do not exist, each once."""
     patterns = [pattern for rule in rules for pattern in rule.glob]
     # Each name once. The name of a pattern with wildcards is None.
-    names = dict.fromkeys(check_glob(pattern) for pattern in patterns)
+    names = dict.fromkeys(literal_tag(pattern) for pattern in patterns)
     return [name for name in names if name is not None and name not in existing_tags]
 
 

@@ -23,7 +23,7 @@ from _regsync.oci.manifest import parse_platform
 from _regsync.oci.reference import LAYOUT_SCHEME, is_repository
 from _regsync.providers import canonical_host
 from _regsync.semver import parse_range
-from _regsync.tags import check_glob
+from _regsync.tags import compile_glob
 from _regsync.text import mask_unless_word
 
 # The number of seconds in each unit of a duration.
@@ -475,7 +475,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "glob",
             "one_or_texts",
             "keep only tags that match one of the patterns",
-            check=check_glob,
+            check=compile_glob,
             default="*",
             if_empty="omit it to take every tag",
             example='["3.*.*", "latest"]',
@@ -484,7 +484,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "exclude",
             "one_or_texts",
             "drop tags that match one of the patterns",
-            check=check_glob,
+            check=compile_glob,
             example='["*[-_]*"]',
         ),
         Field(
@@ -520,7 +520,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "immutable_tags",
             "text",
             "tags that never move: one that the target already lists is skipped without a request",
-            check=check_glob,
+            check=compile_glob,
             example="v*.*.*",
         ),
     ),

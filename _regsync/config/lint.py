@@ -18,7 +18,7 @@ from typing import NamedTuple
 from _regsync.config.model import ArtifactRule, MappingRule, Registry
 from _regsync.providers import canonical_host
 from _regsync.semver import Version, admits, parse_range
-from _regsync.tags import TagRule, check_glob, compile_glob, select
+from _regsync.tags import TagRule, compile_glob, literal_tag, select
 
 # Tags that conventionally move: names such as `latest`, and versions without a minor or patch
 # number.
@@ -97,7 +97,7 @@ def _lint_excluded_globs(rule: TagRule) -> Iterator[LintWarning]:
     """Warn of globs whose pattern is also in `exclude`, so that all their tags are dropped."""
     for pattern in rule.glob or ("*",):
         # `_lint_dropped_literal_tags` checks the patterns without wildcards.
-        has_wildcards = check_glob(pattern) is None
+        has_wildcards = literal_tag(pattern) is None
         is_excluded = "*" in rule.exclude or pattern in rule.exclude
         if has_wildcards and is_excluded:
             yield LintWarning(
@@ -122,7 +122,7 @@ def _lint_moving_immutable_tags(rule: TagRule) -> Iterator[LintWarning]:
     """
     if not rule.immutable_tags:
         return
-    single_tag = check_glob(rule.immutable_tags)  # None if the pattern has wildcards
+    single_tag = literal_tag(rule.immutable_tags)  # None if the pattern has wildcards
     tags = [single_tag] if single_tag else _literal_tags(rule)
     is_immutable = compile_glob(rule.immutable_tags)
     for tag in tags:
@@ -133,7 +133,7 @@ def _lint_moving_immutable_tags(rule: TagRule) -> Iterator[LintWarning]:
 
 def _literal_tags(rule: TagRule) -> list[str]:
     """Return the tags that `glob` lists without wildcards."""
-    tags = [check_glob(pattern) for pattern in rule.glob]  # None for a pattern with wildcards
+    tags = [literal_tag(pattern) for pattern in rule.glob]  # None for a pattern with wildcards
     return [tag for tag in tags if tag is not None]
 
 
