@@ -145,7 +145,7 @@ class World:
                 assert step.mount_from != step.claims.where[1]
             image.running.append(step)
         if image.ready and image.finishing is None:
-            image.finishing = sorted(image.work.own_children)
+            image.finishing = sorted(image.work.own_manifests)
 
     def busy(self) -> list[Image]:
         return [
@@ -196,7 +196,7 @@ class World:
                 self._make_ready(ready)
         else:
             named = tuple(image.work.blobs)
-            self._must_hold(where, named, image.work.children)
+            self._must_hold(where, named, image.work.manifests)
             self._put(where, image.root, named)
             self._queue(self.claims.image_committed(image.work))
             image.ended = "synced"
@@ -433,9 +433,9 @@ def test_one_digest_wanted_as_blob_and_as_child_is_two_places():
     claims, (steps, _) = claims_of(both, waiting)
     assert len(steps) == 1
     assert claims.blob_arrived(both, BLOBS[0]) == [both]
-    assert both.own_children == {BLOBS[0]}
+    assert both.own_manifests == {BLOBS[0]}
     assert claims.manifest_arrived(both, BLOBS[0]) == [waiting]
-    assert both.own_children == frozenset()
+    assert both.own_manifests == frozenset()
 
 
 def test_an_heir_that_fails_too_passes_on_what_it_inherited():
@@ -505,7 +505,7 @@ def test_an_image_that_inherits_its_last_missing_child_is_ready():
     claims, _ = claims_of(owner, heir)
     assert not heir.is_ready()
     assert claims.withdraw(owner) == ([], [heir])
-    assert heir.own_children == {child}
+    assert heir.own_manifests == {child}
 
 
 def test_nobody_waits_at_a_host_that_refused_its_only_mount():

@@ -106,11 +106,11 @@ class Stage:
         return contextlib.nullcontext()
 
     async def put_manifests(
-        self, image: Image, own_children: frozenset[str], on_put: Callable[[Manifest], None]
+        self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
     ) -> None:
         """Stand for `BlobTransfer.put_manifests`."""
         for child in image.tree.children:
-            if child.digest in own_children:
+            if child.digest in own_manifests:
                 on_put(child)
         self.trace.append(f"{image.reference} put")
 

@@ -41,18 +41,15 @@ class ImageClaims:
         self,
         where: RepositoryKey,
         blobs: Mapping[str, Descriptor],
-        children: tuple[str, ...] = (),
-        root: str = "",
+        manifests: tuple[str, ...] = (),
         requires_recent_evidence: bool = False,
     ) -> None:
         # The target repository.
         self.where = where
         # All blobs that the image names, by digest.
         self.blobs = blobs
-        # The digests of the manifests below the root that the repository lacks.
-        self.children = children
-        # The digest of the root manifest.
-        self.root = root
+        # The digests of the manifests below the root that the repository lacks, and of the root.
+        self.manifests = manifests
         # Whether the registry would accept the image although a blob is absent. Then an old entry
         # of an earlier run is not enough to believe that a blob is present (docs/design.md section
         # 7).
@@ -71,7 +68,7 @@ class ImageClaims:
         self.is_withdrawn = False
 
     @property
-    def own_children(self) -> frozenset[str]:
+    def own_manifests(self) -> frozenset[str]:
         """The digests of the manifests that this image has to put."""
         return frozenset(key.digest for key in self.owned if key.is_manifest)
 
@@ -192,8 +189,7 @@ class Claims:
         # The manifests are claimed too. So an index that contains this image waits until the image
         # is put instead of putting it again, and a second tag of the same image is put after the
         # first. Manifests that this image puts itself do not count in `missing`.
-        manifests = [*image.children, image.root] if image.root else image.children
-        for digest in manifests:
+        for digest in image.manifests:
             is_put_by_other_image = self._claim_or_wait(image, digest, is_manifest=True) is None
             if is_put_by_other_image:
                 image.missing += 1

@@ -178,10 +178,10 @@ class DryRun:
         return nullcontext()
 
     async def put_manifests(
-        self, image: Image, own_children: frozenset[str], on_put: Callable[[Manifest], None]
+        self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
     ) -> None:
         """Count the manifests that a run would put, and call `on_put` with each child."""
-        children = [child for child in image.tree.children if child.digest in own_children]
+        children = [child for child in image.tree.children if child.digest in own_manifests]
         forecast = self._forecasts[image.target.host.key]
         forecast.manifest_puts += len(children) + 1
         forecast.manifest_bytes += sum(manifest.size for manifest in (*children, image.tree.root))

@@ -385,8 +385,7 @@ class Scheduler:
         return ImageClaims(
             where,
             blobs={blob.digest: blob for blob in missing.blobs},
-            children=tuple(child.digest for child in missing.children),
-            root=image.tree.root.digest,
+            manifests=tuple(manifest.digest for manifest in (*missing.children, image.tree.root)),
             requires_recent_evidence=not image.tree.is_image,
         )
 
@@ -658,7 +657,7 @@ class Scheduler:
         """Put the manifests once. Returns and raises the same as `_try_to_put`."""
         try:
             on_put = partial(self._record_put, claims)
-            await self._transfer.put_manifests(image, claims.own_children, on_put)
+            await self._transfer.put_manifests(image, claims.own_manifests, on_put)
         except RegistryError as refusal:
             if is_immutable(refusal) and await self._handle_immutable_tag(image, refusal):
                 return None
@@ -680,7 +679,7 @@ class Scheduler:
     def _record_put(self, claims: ImageClaims, manifest: Manifest) -> None:
         """Record that a manifest is in its repository, and wake the images that wait for a child."""
         self.commit(claims.where, manifest)
-        if manifest.digest in claims.own_children:
+        if manifest.digest in claims.own_manifests:
             self._queue_ready(self._claims.manifest_arrived(claims, manifest.digest))
             self.advance()
 

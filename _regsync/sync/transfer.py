@@ -955,19 +955,18 @@ class BlobTransfer:
         return image.target.reserving(image.reference, blobs, manifests)
 
     async def put_manifests(
-        self, image: Image, own_children: frozenset[str], on_put: Callable[[Manifest], None]
+        self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
     ) -> None:
-        """Put children, each before its index, and then the root (I2).
+        """Put the children in `own_manifests`, each before its index, and then the root (I2).
 
-        `own_children` has the digests of the children to put. `on_put` is called with each child
-        after the child was put.
+        `own_manifests` has digests. `on_put` is called with each child after the child was put.
         """
 
         async def put_child(child: Manifest) -> None:
             await image.target.put_child(child)
             on_put(child)
 
-        for level in image.tree.levels(own_children):
+        for level in image.tree.levels(own_manifests):
             await gather(partial(put_child, child) for child in level)
 
         full_name = image.source.full_name(image.source_reference)
