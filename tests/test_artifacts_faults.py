@@ -274,6 +274,27 @@ async def test_a_list_that_another_writer_put_for_good_is_read(world, tmp_path):
     await scene.settle()
 
 
+async def test_a_signature_that_another_writer_put_for_good_counts_as_there(world, tmp_path):
+    """The other writer signs the image as soon as the image is there."""
+    scene = Scene(world, tmp_path, MADE)
+    scene.target.immutable_tags = True
+    name = f"{TAG}.sig"
+
+    def write(request: Request, answer: Answer) -> Answer:
+        if (request.method, request.kind, answer.status) == ("PUT", "manifest", 201):
+            MADE.sample.tagged[name].load_into(scene.target, "app", name)
+        return answer
+
+    scene.target.amend = write
+    ran = await scene.succeed()
+    puts = scene.target.journal.matching("PUT", "manifest", reference=name)
+    assert [entry.status for entry in puts] == [400]
+    artifacts = only(ran.images)["artifacts"]
+    assert (artifacts["synced"], artifacts["skipped"]) == (len(MADE.travelling) - 1, 1)
+    scene.check()
+    await scene.settle()
+
+
 async def test_a_list_without_ours_that_may_not_be_put_again_is_an_error(world, tmp_path):
     scene = Scene(world, tmp_path, MADE, target=FALLBACK)
     scene.target.immutable_tags = True

@@ -519,6 +519,31 @@ def test_where_the_question_gets_another_answer_heads_ask_and_its_session_is_use
         target.journal.matching("DELETE", "upload").none()
 
 
+@pytest.mark.parametrize("how", ["400", "500", "reset"])
+def test_where_the_question_gets_an_error_it_is_not_asked_again_and_heads_ask(
+    source, target, sync_pair, how
+):
+    seed = Seed(67)
+    mapping = {"from": "app", "tags": tags("v1")}
+    load_all(source, {"app": {"v1": seed.image(sizes=(LARGE, LARGE))}})
+    assert sync_pair(mapping).statuses() == ["synced"]
+    image = seed.image(sizes=(900,) * 4)
+    load_all(source, {"app": {"v1": image}})
+    clear(source, target)
+    question = target.app.faults.on("POST", "upload_start", query={"mount": "*"})
+    if how == "reset":
+        question.first(2).drop()  # an idle connection that is closed is replaced for free
+    else:
+        question.first().status(int(how))
+    assert sync_pair(mapping).statuses() == ["synced"]
+    assert held(target, "app", image)
+    target.app.faults.check()
+    target.journal.matching("HEAD", "blob", status=404).exactly(5)
+    target.journal.matching("POST", "upload_start", status=201).none()
+    target.journal.matching("POST", "upload_start", status=202).exactly(5)
+    target.journal.matching("PUT", "upload", status=201).exactly(5)
+
+
 def test_a_registry_that_says_201_to_anything_is_asked_by_head(source, target, tmp_path):
 
     def intercept(request: Request) -> Answer | None:

@@ -373,6 +373,22 @@ async def test_who_takes_nothing_is_left_behind_unless_nobody_waits_for_it():
 
 
 @pytest.mark.virtual_time
+async def test_nothing_more_is_read_when_all_targets_have_failed():
+    reading = Reading(b"one", b"two")
+    feed = Feed(reading, 0, 6)  # type: ignore[arg-type]
+
+    async def break_off(body: FeedBody) -> None:
+        await body.next()
+        feed.remove(body)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(break_off, feed.body(0))
+        await feed.pump()
+    assert reading.given == 1
+
+
+@pytest.mark.virtual_time
 async def test_a_failure_of_the_source_ends_all_requests_with_its_place():
     feed = Feed(Reading(b"one"), 0, 3)  # type: ignore[arg-type]
     parts = [feed.body(0), feed.body(0)]

@@ -199,6 +199,24 @@ def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(
     target.journal.matching("PUT", "manifest", reference="v2", status=201).exactly(1)
 
 
+@pytest.mark.provokes("manifest_names_absent")
+def test_a_child_that_the_target_lost_and_the_source_no_longer_has_fails_its_image(
+    source, target, sync_pair
+):
+    seed = Seed(19)
+    lost, other, new = (seed.image(architecture=name) for name in ("amd64", "arm64", "s390x"))
+    load_all(source, {"app": {"v1": seed.index([lost, other]), "v2": seed.index([lost, new])}})
+    assert sync_pair({"from": "app", "tags": tags("v1")}).status == 0
+    del target.app.repositories["app"].manifests[lost.top]
+    source.app.faults.on("GET", "manifest", reference=lost.top).status(404, "MANIFEST_UNKNOWN")
+    clear(source, target)
+    ran = sync_pair({"from": "app", "tags": tags("v2")})
+    assert ran.statuses() == ["failed"]
+    assert ran.images[0]["error"]["code"] == "SOURCE_ERROR"
+    assert lost.top in ran.images[0]["error"]["message"] + ran.err
+    target.journal.matching("PUT", "manifest", reference="v2").exactly(1)
+
+
 @SAYS
 @pytest.mark.provokes("manifest_names_absent", "mount_uncommitted")
 def test_a_target_that_lost_all_blobs_of_all_repositories_is_whole_again(
