@@ -102,6 +102,16 @@ def test_a_late_grant_ends_no_refusal() -> None:
     assert client.limit is None, "the registry has refused once"
 
 
+def test_two_probes_of_one_moment_measure_nothing() -> None:
+    client = limited()
+    client.refused(1, 4.0)
+    client.granted(1, 4.0)
+    learnt = client.limit
+    client.refused(1, 4.0)
+    client.granted(1, 4.0)
+    assert client.limit == learnt == (1, 1.0)
+
+
 def test_a_probe_that_is_refused_prolongs_the_refusal() -> None:
     client = Client()
     client.refused(1, 0.0)

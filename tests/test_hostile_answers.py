@@ -414,6 +414,16 @@ def test_nulls_and_digests_in_a_listing_are_left_out(world):
     assert (ran.status, len(ran.images)) == (0, 1)
 
 
+def test_a_listing_of_null_is_empty(world):
+    world.tag = "*"
+    shown = []
+    for names in (None, []):
+        world.answer("source", LISTING, Response(200, [], json.dumps({"tags": names}).encode()))
+        ran = world.run()
+        shown.append((ran.status, ran.images, ran.err))
+    assert shown[0] == shown[1]
+
+
 @pytest.mark.rule("R12")
 def test_a_target_that_lies_about_every_blob_gets_no_tag(world):
     sizes = {digest: str(len(data)) for digest, data in world.image.blobs.items()}

@@ -83,6 +83,23 @@ def test_a_listing_of_too_many_tags_is_refused(source, target, monkeypatch):
 
 
 @pytest.mark.rule("R14")
+def test_a_listing_of_too_many_pages_is_refused(source, target, monkeypatch):
+    monkeypatch.setattr(remote, "_MOST_PAGES", 3)
+
+    def pages(request: Request) -> Answer | None:
+        if request.kind != "tag_list":
+            return None
+        page = int(request.parameter("last") or 0) + 1
+        link = f'</v2/app/tags/list?last={page}>; rel="next"'
+        return Response(200, [("Link", link)], json.dumps({"tags": [f"v{page}"]}).encode())
+
+    source.app.intercept = pages
+    ran = sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
+    assert "more than 3 pages" in only(ran.failed)
+    assert source.journal.count("GET", "tag_list") == 3
+
+
+@pytest.mark.rule("R14")
 @pytest.mark.parametrize(
     "body", [b'{"a":[' + b"[]," * 500_000 + b"[]]}", b'{"a":[' + b"0," * 500_000 + b"0]}"]
 )

@@ -121,6 +121,7 @@ def test_locations_keep_their_bytes(base, location, origin, path):
         ("http://ex\xe4mple.test/x", "no URL"),
         ("/v2/a b", "no URL"),
         ("http://[::1/x", "a URL"),
+        ("//[::1/x", "a URL"),
     ],
 )
 def test_a_location_that_is_none_is_refused(location, words):

@@ -123,7 +123,8 @@ async def test_digests_in_googles_listing_spare_the_heads_of_all_tags(world):
     google = world.listen(App(), "gcr.io", scheme="https")
     image = Seed(1).image().load_into(source.app, "app", "v1", "v2")
     image.load_into(google.app, "team/app", "v1", "v2")
-    listing = {"tags": ["v1", "v2"], "manifest": {image.top: {"tag": ["v1", "v2"]}}}
+    entries = {image.top: {"tag": ["v1", None, "v2"]}, "sha256:0": [], "none": {"tag": ["v1"]}}
+    listing = {"tags": ["v1", "v2"], "manifest": entries}
 
     def listed(request: Request) -> Answer | None:
         if request.kind != "tag_list":

@@ -117,6 +117,15 @@ def test_a_probe_that_was_not_sent_makes_room_for_another_at_once():
     assert host.begin_probe(1)
 
 
+def test_a_probe_that_was_not_sent_does_not_bring_back_an_outage_that_has_ended():
+    host = outage(answered=False)
+    fail(host, 0)
+    assert host.begin_probe(1)
+    assert host.record_answer(1)
+    host.cancel_probe()
+    assert host.reach is Reach.UP
+
+
 def test_a_probe_that_fails_after_another_answer_is_an_ordinary_failure():
     host = outage(answered=True)
     for now in range(3):

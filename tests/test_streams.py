@@ -167,6 +167,38 @@ async def test_staged_body_is_read_only_where_it_is_encrypted(
     assert read == (2 * 65536 if scheme == "http" else len(body))
 
 
+async def test_a_peer_that_reads_late_is_waited_for_while_a_file_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = os.urandom(30_000_000)
+    received = bytearray()
+    is_full = threading.Event()
+    sendfile = os.sendfile
+
+    def watched(*arguments: int) -> int:
+        try:
+            return sendfile(*arguments)
+        except BlockingIOError:
+            is_full.set()
+            raise
+
+    def script(accepted: socket.socket) -> None:
+        assert is_full.wait(30)
+        _, _, behind = read_head(accepted).partition(b"\r\n\r\n")
+        received.extend(behind)
+        while len(received) < len(body):
+            received.extend(accepted.recv(65536))
+        accepted.sendall(answer(status=201))
+
+    monkeypatch.setattr(os, "sendfile", watched)
+    with serving(script) as port, staged(tmp_path, body) as pieces:
+        stream = await opened(port)
+        response = await connection(stream).exchange(PUT, await pieces.next(), pieces, 300)
+        assert (response.status, response.is_early) == (201, False)
+        stream.close()
+    assert received == body
+
+
 @contextmanager
 def staged(directory: Path, body: bytes) -> Iterator[FilePieces]:
     """Give the body of a blob from a file."""

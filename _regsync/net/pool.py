@@ -31,8 +31,9 @@ from _regsync.net.streams import Stream, Timeouts, connect, start_tls
 _IDLE_PER_ORIGIN = 64
 _IDLE_IN_ALL = 256
 
-# Statuses of a PUT whose upload session was ended or moved by an earlier attempt.
-_SESSION_GONE = (400, 404, 416)
+# Statuses of a body that its upload session does not accept, because an earlier attempt has ended or
+# moved the session.
+SESSION_GONE = (400, 404, 416)
 
 # Matches the names of authentication schemes in a Proxy-Authenticate header.
 _PROXY_SCHEMES = re.compile(
@@ -201,7 +202,7 @@ class Lease:
         response = await self._exchange_anew(request, first_piece, pieces, seconds, check_may_send)
         # The lost attempt may have completed the upload and ended its session. On this error the
         # caller checks whether the blob exists.
-        if pieces is not None and response.status in _SESSION_GONE:
+        if pieces is not None and response.status in SESSION_GONE:
             raise lost
         return response
 

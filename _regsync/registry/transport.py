@@ -464,11 +464,11 @@ class Transport:
 
                 if response.is_early and can_repeat and status in (200, 201):
                     raise Disconnected("the registry answered before the request was sent")
-                may_log_in_again = is_refused and can_repeat and not hop.has_left_registry
-                if status in ok and not may_log_in_again:
+                if status in ok:
                     turn.response = response
                     return turn
                 await response.read(ERROR_BODY)
+                may_log_in_again = is_refused and can_repeat and not hop.has_left_registry
                 if not may_log_in_again:
                     raise self.error_from(client, response, hop.peer)
             except LoginExpired:
@@ -525,7 +525,8 @@ class Transport:
         """
         call = hop.call
         can_repeat = body is None
-        self._check_may_send(client, demand, hop.authorization)
+        check_may_send = partial(self._check_may_send, client, demand, hop.authorization)
+        check_may_send()
 
         is_at_registry = hop.origin == client.origin
         if lease is None or lease.origin != hop.origin:
@@ -546,7 +547,7 @@ class Transport:
                 call.request(hop.authorization),
                 call.seconds,
                 body,
-                check_may_send=partial(self._check_may_send, client, demand, hop.authorization),
+                check_may_send=check_may_send,
                 now=turn.began,
             )
             if is_unreachable:

@@ -38,7 +38,7 @@ from typing import NoReturn, Protocol
 from _regsync.auth.tokens import Refusal
 from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryError, SyncError
 from _regsync.net.http1 import Header, Pieces, Response
-from _regsync.net.pool import Lease
+from _regsync.net.pool import SESSION_GONE, Lease
 from _regsync.oci.manifest import Descriptor
 from _regsync.providers import Dialect, UploadStyle
 from _regsync.registry.host import RegistryClient
@@ -54,9 +54,6 @@ _ANY_STATUS = range(600)
 # Statuses of a registry that accepts no request to mount. Any other error may be about one blob, or
 # about this moment.
 _MOUNTS_REFUSED = (400, 403, 404, 405, 501)
-
-# Statuses of a body that its session does not accept, because the session has ended or moved.
-_SESSION_GONE = (400, 404, 416)
 
 
 class UploadTarget(Protocol):
@@ -212,7 +209,7 @@ class Upload:
             self._throttled_session = session
         # The registry may have ended the session since it refused a body with 429. The caller then
         # starts again.
-        is_gone = response.status in _SESSION_GONE and session == self._throttled_session
+        is_gone = response.status in SESSION_GONE and session == self._throttled_session
         if is_gone:
             self.session = ""
         host = self.repository.host
@@ -313,15 +310,14 @@ class Upload:
         return max(acknowledged, received) if is_plausible else acknowledged
 
     async def cancel_upload(self) -> None:
-        """Delete an open session that gets no body (section 1.9), with one request. Errors are
-        ignored.
-        """
+        """Delete an open session that gets no body (section 1.9). Errors are ignored."""
         host = self.repository.host
         call = self.repository.build_call("upload_finish", "DELETE", "")
         call = call._replace(path=self.session, origin=self._origin)
+        self.session = ""
         with suppress(SyncError):
-            async with await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease):
-                self.session = ""
+            async with await self._transport.exchange(host, call, (202, 204), lease=self.lease):
+                pass
 
     def _open(self, call: Call, response: Response, offset: int) -> None:
         """Use the session at the Location of the answer to `call`. The session has received

@@ -880,7 +880,6 @@ class BlobTransfer:
         await upload.lease.release()
         if upload.session and (upload.has_begun or upload.offset):
             await upload.cancel_upload()  # the session holds some of the wrong bytes
-            upload.session = ""
         upload.broken_session = ""
         return True
 
