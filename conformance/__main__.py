@@ -52,10 +52,11 @@ def seed_images(app: App) -> None:
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    user, _, password = (arguments.user or "").partition(":")
+    """Serve a strict registry until a signal."""
     auth: BasicAuth | TokenService | None = None
-    if user:
-        auth = {"basic": BasicAuth, "bearer": TokenService}[arguments.auth]({user: password})
+    if arguments.user:
+        users = dict([arguments.user])
+        auth = {"basic": BasicAuth, "bearer": TokenService}[arguments.auth](users)
     app = App(auth=auth, referrers_api=not arguments.no_referrers)
     if arguments.seed_images:
         seed_images(app)
@@ -64,10 +65,9 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 async def _run_persona(arguments: argparse.Namespace) -> None:
     """Serve a persona until a signal, each part at its own port or by its host name."""
-    user, _, password = (arguments.user or "").partition(":")
     with contextlib.ExitStack() as stack:
         host_names = stack.enter_context(names(arguments.names)) if arguments.names else None
-        users = {user: password} if user else None
+        users = dict([arguments.user]) if arguments.user else None
         served = stack.enter_context(
             persona(arguments.persona, names=host_names, port=arguments.port, users=users)
         )
@@ -107,8 +107,10 @@ async def _serve(app: Site, arguments: argparse.Namespace) -> None:
 
 def _read_faults(app: Site, arguments: argparse.Namespace) -> None:
     app.faults.seed = arguments.seed
-    for source, text in arguments.rules:
-        read_rules(app.faults, text, source)
+    if arguments.faults:
+        read_rules(app.faults, Path(arguments.faults).read_text("utf-8"), arguments.faults)
+    for rule in arguments.fault:
+        read_rules(app.faults, rule, "--fault")
 
 
 def _report(app: Site, arguments: argparse.Namespace) -> None:
@@ -124,12 +126,11 @@ def _check(arguments: argparse.Namespace) -> int:
     It is 0 if no check failed, 1 if a check failed, and 2 if the registry cannot be reached or
     used.
     """
-    user, _, password = (arguments.user or "").partition(":")
     context = ssl.create_default_context(cafile=arguments.ca) if arguments.ca else None
     try:
         rows = suite.check_registry(
             arguments.url,
-            credentials=(user, password) if user else None,
+            credentials=arguments.user,
             workflows=arguments.workflow,
             context=context,
             mounting=arguments.mount_repository,
@@ -167,12 +168,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _login(text: str) -> tuple[str, str] | None:
+    """Parse NAME:PASSWORD. Returns None if there is no name."""
+    name, _, password = text.partition(":")
+    return (name, password) if name else None
+
+
 def _add_registry(parser: argparse.ArgumentParser) -> None:
     """Add the options of the registry that is served."""
     parser.add_argument(
         "--seed-images", action="store_true", help="hold one image of every common shape"
     )
-    parser.add_argument("--user", metavar="NAME:PASSWORD", help="who may push")
+    parser.add_argument("--user", type=_login, metavar="NAME:PASSWORD", help="who may push")
     parser.add_argument("--auth", choices=("basic", "bearer"), default="bearer")
     parser.add_argument(
         "--no-referrers", action="store_true", help="answer 404 as registries before OCI 1.1"
@@ -229,7 +236,10 @@ def _add_checks(parser: argparse.ArgumentParser) -> None:
         "url", metavar="URL", help="http(s)://HOST[:PORT]/REPOSITORY, which is written to"
     )
     parser.add_argument(
-        "--user", metavar="NAME:PASSWORD", help="for Basic or the registry's token service"
+        "--user",
+        type=_login,
+        metavar="NAME:PASSWORD",
+        help="for Basic or the registry's token service",
     )
     parser.add_argument(
         "--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's"
@@ -256,9 +266,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "check":
             return _check(arguments)
-        files = [arguments.faults] if arguments.faults else []
-        arguments.rules = [(name, Path(name).read_text("utf-8")) for name in files]
-        arguments.rules += [("--fault", rule) for rule in arguments.fault]
         if arguments.command == "proxy":
             anyio.run(_run_proxy, arguments)
         else:

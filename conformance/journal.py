@@ -49,10 +49,13 @@ __all__ = [
 
 # The request headers that are kept. Authorization is kept with its credential, because tests assert
 # which credential was sent where.
-_KEPT = """
-    accept accept-encoding authorization connection content-length content-range content-type cookie expect
-    host if-match if-none-match proxy-authorization range transfer-encoding user-agent
-"""
+_KEPT = frozenset(
+    {
+        *("accept", "accept-encoding", "authorization", "connection", "content-length"),
+        *("content-range", "content-type", "cookie", "expect", "host", "if-match"),
+        *("if-none-match", "proxy-authorization", "range", "transfer-encoding", "user-agent"),
+    }
+)
 
 # Kinds of paths. `messages.Request` recognises all of them except `token` and `storage`, which are
 # set by those services.
@@ -124,7 +127,6 @@ class Entry:
     scheme: str = "http"
     time: float = 0.0  # when the head had arrived, in seconds of the journal's clock
     status: int | None = None  # None until answered
-    answered: int | None = None  # number among the answers of this journal; None until answered
     ended_time: float | None = None  # when it was answered, in seconds; None until answered
     request_bytes: int = 0  # of the body
     response_bytes: int = 0  # of the body
@@ -217,10 +219,12 @@ class Selector(NamedTuple):
         """
         methods = frozenset((method or "").split())
         kinds = frozenset((kind or "").split())
-        for unknown in sorted(methods - METHODS):
+        if not methods <= METHODS:
+            unknown = min(methods - METHODS)
             raise ValueError(f"no method {unknown}: one of {' '.join(sorted(METHODS))}")
 
-        for unknown in sorted(kinds - set(KINDS)):
+        if not kinds <= set(KINDS):
+            unknown = min(kinds - set(KINDS))
             raise ValueError(f"no kind {unknown}: one of {' '.join(KINDS)}")
 
         set_globs = {name: glob for name, glob in globs.items() if glob is not None}
@@ -357,12 +361,10 @@ class Journal:
         self.hellos = 0
         # Descriptions of requests that no correct client sends (`Uploads._refuse_mistake`).
         self.violations: list[str] = []
-        self._answered = 0  # number of answers so far
         self._now = now
 
     def open(self, request: Request) -> Entry:
         """Add an entry for a request whose head has arrived."""
-        names = _KEPT.split()
         entry = Entry(
             number=len(self.entries) + 1,
             connection=request.connection,
@@ -372,7 +374,7 @@ class Journal:
             repository=request.repository,
             reference=request.reference,
             query=dict(request.query),
-            headers={name: request.header(name) for name, _ in request.headers if name in names},
+            headers={name: request.header(name) for name, _ in request.headers if name in _KEPT},
             scheme=request.scheme,
             time=self._now(),
         )
@@ -384,9 +386,7 @@ class Journal:
 
         `response_bytes` is counted later, as the body is sent.
         """
-        self._answered += 1
         entry.status = status
-        entry.answered = self._answered
         entry.response_headers = headers
         entry.ended = next(_ORDER)
         entry.ended_time = self._now()
@@ -443,10 +443,6 @@ class Journal:
     def bytes_out(self) -> int:
         """Count the bytes of response bodies."""
         return sum(entry.response_bytes for entry in tuple(self.entries))
-
-    def credentials(self) -> dict[str, set[Sent]]:
-        """Return the places to which each secret was sent, by secret."""
-        return credentials(self)
 
     def clear(self) -> None:
         """Remove all entries. The lists stay the same objects, which other code may hold."""

@@ -315,6 +315,10 @@ def error(
     return errors(status, [(code, message, detail)], headers)
 
 
+# Characters that have an escape of their own between quotes.
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\r": "\\r", "\n": "\\n", "\t": "\\t"}
+
+
 def as_rule_text(value: object) -> str:
     """Format a value in the grammar of fault rules (`conformance/faults/grammar.py`)."""
     if isinstance(value, bool):
@@ -331,21 +335,14 @@ def as_rule_text(value: object) -> str:
         value = value.decode("latin-1")
 
     text = str(value)
-    if (
-        text
-        and text != "-"
-        and text[-1] != ":"
-        and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text)
-    ):
+    is_word = text not in ("", "-") and not text.endswith(":")
+    if is_word and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text):
         return text
+    return f'"{"".join(map(_escape, text))}"'
 
-    for plain, escaped in (
-        ("\\", "\\\\"),
-        ('"', '\\"'),
-        ("\r", "\\r"),
-        ("\n", "\\n"),
-        ("\t", "\\t"),
-    ):
-        text = text.replace(plain, escaped)
 
-    return '"' + "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in text) + '"'
+def _escape(character: str) -> str:
+    """Return a character as it is written between quotes."""
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    return character if " " <= character <= "~" else f"\\x{ord(character):02x}"

@@ -18,7 +18,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
@@ -136,7 +136,7 @@ def docker_registry(
     assert process.stderr is not None
     addresses: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(
-        target=_follow, args=(process.stderr, home / "registry.log", addresses), daemon=True
+        target=_copy_log, args=(process.stderr, home / "registry.log", addresses), daemon=True
     )
     reader.start()
     try:
@@ -165,23 +165,27 @@ def _settings(
 
     With a port of 0, the kernel chooses the port.
     """
-    storage: dict[str, object] = {"filesystem": {"rootdirectory": str(home / "data")}}
+    driver: dict[str, object] = {"filesystem": {"rootdirectory": str(home / "data")}}
     if in_memory:
-        storage = {"inmemory": {}}
-    storage["delete"] = {"enabled": True}
-    storage["cache"] = {"blobdescriptor": "inmemory"}
-    http: dict[str, object] = {
+        driver = {"inmemory": {}}
+
+    server: dict[str, object] = {
         "addr": f"127.0.0.1:{port}",
         "secret": "not a secret: it only signs upload states of one run",
     }
     if tls is not None:
         certificate, key = tls
-        http["tls"] = {"certificate": str(certificate), "key": str(key)}
-    log = {"level": "info", "accesslog": {"disabled": True}}
-    return {"version": "0.1", "log": log, "storage": storage, "http": http}
+        server["tls"] = {"certificate": str(certificate), "key": str(key)}
+
+    return {
+        "version": "0.1",
+        "log": {"level": "info", "accesslog": {"disabled": True}},
+        "storage": {**driver, "delete": {"enabled": True}, "cache": {"blobdescriptor": "inmemory"}},
+        "http": server,
+    }
 
 
-def _follow(source: IO[bytes], log: Path, addresses: queue.Queue[str | None]) -> None:
+def _copy_log(source: IO[bytes], log: Path, addresses: queue.Queue[str | None]) -> None:
     """Copy the log of docker-registry to a file.
 
     Put its address into `addresses`, and None at the end.
@@ -202,11 +206,9 @@ def _ask(address: str, *, secure: bool) -> None:
     if secure:
         context = ssl._create_unverified_context()
         connection = http.client.HTTPSConnection(address, timeout=_START, context=context)
-    try:
+    with closing(connection):
         connection.request("GET", "/v2/")
         status = connection.getresponse().status
-    finally:
-        connection.close()
     if status not in (200, 401):
         raise RuntimeError(f"docker-registry answers {status} to /v2/")
 

@@ -181,8 +181,6 @@ class Client:
         target: str,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-        *,
-        follow: bool = True,
     ) -> Reply:
         """Send one request. `target` is a path or a URL. Raises NoAnswer if there is no answer."""
         url = urljoin(self.origin, target)
@@ -200,9 +198,7 @@ class Client:
                 self._authorizations[scope] = authorization
                 reply = self._send(method, url, sent, body)
 
-        if follow and method in ("GET", "HEAD"):
-            reply = self._follow(reply, sent)
-        return reply
+        return self._follow(reply, sent) if method in ("GET", "HEAD") else reply
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
         """Send a request, and repeat it after a 429 with a Retry-After of at most a minute."""

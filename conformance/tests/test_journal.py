@@ -212,7 +212,7 @@ def basic(user: str, password: str) -> str:
 )
 def test_what_a_secret_is(app: App, headers: list[tuple[str, str]], secrets: set[str]) -> None:
     app.request("GET", BLOB, headers)
-    assert set(app.journal.credentials()) == secrets
+    assert set(credentials(app.journal)) == secrets
 
 
 def test_secrets_in_queries_and_forms_are_seen() -> None:
@@ -224,7 +224,7 @@ def test_secrets_in_queries_and_forms_are_seen() -> None:
     for body in (password, refresh):
         assert service.request("POST", "/token", form, urlencode(body).encode()).status == 200
     service.request("GET", "/token?password=in+the+query")
-    assert service.journal.credentials() == {
+    assert credentials(service.journal) == {
         secret: {Sent("http://registry.test", "", "token")}
         for secret in ("form password", "a refresh token", "in the query")
     }
@@ -256,4 +256,4 @@ def test_an_origin_has_the_scheme_of_its_server(app: App) -> None:
         connection.request("GET", BLOB, headers={"Authorization": "Bearer t"})
         connection.getresponse().read()
         connection.close()
-    assert app.journal.credentials() == {"t": {Sent(server.url, "app/web", "blob")}}
+    assert credentials(app.journal) == {"t": {Sent(server.url, "app/web", "blob")}}
