@@ -1011,6 +1011,15 @@ def test_a_scheme_finds_the_registry_that_has_it() -> None:
     assert registry_for("https://localhost:5001", found).scheme == "https"
 
 
+def test_a_layout_is_found_by_its_directory() -> None:
+    found = read(
+        "registries: {disk: {url: 'oci-layout:/disk'}, hub: {url: disk.example}}\nmappings: []"
+    )
+    assert registry_for("oci-layout:/disk", found).alias == "disk"
+    assert registry_for("oci-layout:/other", found).alias == "oci-layout:/other"
+    assert registry_for("disk.example", found).alias == "hub"
+
+
 def test_an_unconfigured_reference_gets_the_scheme_that_its_host_implies() -> None:
     assert registry_for("localhost:5000", Config({}, ())).scheme == "http"
     assert registry_for("ghcr.io", Config({}, ())).kind == "ghcr"

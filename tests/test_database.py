@@ -574,6 +574,59 @@ def test_a_damaged_file_is_said_once_and_removed_by_who_has_the_lock(
         assert blobs(state) == {2}
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_damage_that_is_met_when_writing_costs_the_file_and_no_new_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    made(tmp_path, 1)
+    plain = database._write_entries
+    errors = [sqlite3.DatabaseError("database disk image is malformed")] * failures
+
+    def write(*arguments: Any) -> None:
+        if errors:
+            raise errors.pop()
+        plain(*arguments)
+
+    monkeypatch.setattr(database, "_write_entries", write)
+    said = Said()
+    with opened(tmp_path, said) as state:
+        put_blobs(state, 2)
+        state.commit()
+        assert blobs(state) == {2}
+        assert state.is_writer == (failures == 1)
+    assert [level for level, _ in said] == ["warning"] * failures
+    with opened(tmp_path) as state:
+        assert blobs(state) == ({2} if failures == 1 else set())
+
+
+class _Broken:
+    """A connection whose disk has gone."""
+
+    in_transaction = False
+
+    def execute(self, *_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_a_disk_that_cannot_be_read_any_more_costs_one_warning(
+    tmp_path: Path, may_write: bool
+) -> None:
+    made(tmp_path, 1)
+    said = Said()
+    with opened(tmp_path, said, may_write=may_write) as state:
+        assert state._connection is not None
+        state._connection.close()
+        state._connection = _Broken()  # type: ignore[assignment]
+        assert blobs(state) == set()
+        assert not state.is_writer
+    assert [level for level, _ in said] == ["warning"]
+    assert said[0][1].endswith("disk I/O error")
+
+
 def test_damage_that_is_met_later_ends_the_file_and_not_the_run(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with opened(tmp_path) as state:

@@ -18,12 +18,13 @@ import pytest
 
 from _regsync.config.model import Config, registry_for
 from _regsync.errors import ContentError, Side, SyncError, WireError
-from _regsync.layout.assumed import read_receipt
+from _regsync.layout.assumed import read_assumed, read_receipt
 from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import Index, image_entry, parse_index, read_lines, unnamed_entry
 from _regsync.layout.repository import LayoutHost, LayoutRepository
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
+from _regsync.oci.reference import referrers_tag
 from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
 from tests.ends import run_regsync
@@ -155,6 +156,21 @@ def test_a_tag_that_moves_keeps_one_entry_and_other_names_stay(seed):
     assert not held.entries_of(new.digest)[1:]
 
 
+def test_an_image_that_moves_keeps_none_of_its_names(seed):
+    old = manifest_of(seed.image())
+    new = manifest_of(seed.image())
+    subject = f"sha256:{'a' * 64}"
+    list_tag = referrers_tag(subject)
+    held = Index()
+    for manifest in (old, new):
+        held.put(image_entry(manifest, "ghcr.io/app", "v1", ""))  # may be a full name too
+        held.put(image_entry(manifest, "app", list_tag, ""))
+    assert [each.descriptor.digest for each in held] == [new.digest, new.digest]
+    assert held.tags("ghcr.io/app") == {"v1": new.digest}
+    assert held.tags("app") == {"v1": new.digest, list_tag: new.digest}
+    assert [each.descriptor.digest for each in held.fallback_lists(subject)] == [new.digest]
+
+
 def test_what_another_tool_wrote_into_an_entry_stays():
     foreign = {**entry("a", **{NAME: "v1"}), "platform": {"os": "linux"}, "x-unknown": [1, 2]}
     held = index(foreign, annotations={"org.example": "yes"})
@@ -219,6 +235,17 @@ def test_lines_of_receipts():
     for text in (f"{digest}", f"{digest} ../up", "sha256:short app"):
         with pytest.raises(ContentError, match="line 1"):
             read_lines(text)
+
+
+def test_a_layout_is_assumed_to_hold_what_is_there_and_has_a_repository(seed, tmp_path):
+    ours, nested, others = seed.image(), seed.index(), seed.image()
+    layout = make_layout(tmp_path / "disk", {"app:v1": ours, "team/app:v2": nested, "bare": others})
+    lost = manifest_of(nested).children[0].digest
+    blob_path(layout, lost).unlink()
+    repositories = read_assumed([str(layout)], lambda *_: None)
+    assert set(repositories.values()) == {"app", "team/app"}
+    assert {digest for digest, name in repositories.items() if name == "app"} == set(ours.blobs)
+    assert not set(others.blobs) & set(repositories)
 
 
 # A hostile directory.
@@ -390,6 +417,14 @@ def test_another_version_of_the_layout_is_refused(seed, tmp_path, version):
     (layout / "oci-layout").write_text(json.dumps({"imageLayoutVersion": version}))
     with pytest.raises(ContentError, match="version"):
         open_layout(layout).index()
+
+
+def test_a_layout_without_an_index_is_incomplete(seed, tmp_path):
+    layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
+    (layout / "index.json").unlink()
+    with pytest.raises(LayoutError, match="is an incomplete image layout"):
+        open_layout(layout).index()
+    assert list(open_layout(layout).index(may_be_new=True)) == []
 
 
 def test_a_directory_without_a_layout_says_what_to_look_at(tmp_path):
