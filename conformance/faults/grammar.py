@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import Field, fields
+from dataclasses import Field
 from typing import Any, NamedTuple, NoReturn
 
 from ..journal import KINDS, METHODS
+from .injection import parameters_of
 from .rules import Faults, Rule
 from .verbs import VERBS
 
@@ -248,7 +249,7 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
     if verb is None or first.name:
         line.refuse(first.column, f"no verb: one of {' '.join(VERBS)}")
 
-    parameters = [field for field in fields(verb) if field.init and field.repr]
+    parameters = parameters_of(verb)
     arguments: dict[str, Any] = {}
     for number, token in enumerate(tokens[1:]):
         group, _, header = token.name.partition(".")

@@ -71,6 +71,7 @@ class _Answering(Effect):
     """
 
     at: At = "request"
+    early: bool | None = None  # see `Response.early`
 
     @property
     def ends_exchange(self) -> bool:
@@ -79,20 +80,21 @@ class _Answering(Effect):
     def answer(self, request: Request) -> Answer:
         raise NotImplementedError
 
+    def _take_effect(self, request: Request) -> Answer:
+        self.record()
+        answer = self.answer(request)
+        if isinstance(answer, Response):
+            answer.early = self.early
+        return answer
+
     def _is_at(self, place: str) -> bool:
         return self.at == place
 
     async def on_head(self, request: Request) -> Answer | None:
-        if not self._is_at("request"):
-            return None
-        self.record()
-        return self.answer(request)
+        return self._take_effect(request) if self._is_at("request") else None
 
     def on_carried_out(self, request: Request, answer: Answer) -> Answer:
-        if not self._is_at("answer"):
-            return answer
-        self.record()
-        return self.answer(request)
+        return self._take_effect(request) if self._is_at("answer") else answer
 
 
 @dataclass
@@ -133,7 +135,6 @@ class Status(_Answering):
         else:
             code = self.error or _CODES.get(self.code, "UNKNOWN")
             answer = error(self.code, code, self.message, headers=headers)
-        answer.early = self.early
         answer.close = self.close
         return answer
 
@@ -157,7 +158,7 @@ class Redirect(_Answering):
     def answer(self, request: Request) -> Answer:
         is_origin_or_empty = re.fullmatch(r"(?:https?://[^/?#]*)?", self.to) is not None
         target = self.to + request.target if is_origin_or_empty else self.to
-        return Response(self.code, [("Location", target), *self.headers.items()], early=self.early)
+        return Response(self.code, [("Location", target), *self.headers.items()])
 
 
 @dataclass
@@ -187,9 +188,7 @@ class Challenge(_Answering):
             listed = [f'{name}="{getattr(self, name)}"' for name in named if getattr(self, name)]
             words = (f"Bearer {','.join(listed)}",)
         headers = [("WWW-Authenticate", line) for line in words]
-        answer = error(self.code, "UNAUTHORIZED", "authentication required", headers=headers)
-        answer.early = self.early
-        return answer
+        return error(self.code, "UNAUTHORIZED", "authentication required", headers=headers)
 
 
 @dataclass
@@ -200,9 +199,7 @@ class Forget(_Answering):
     early: bool | None = None
 
     def answer(self, request: Request) -> Answer:
-        answer = error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
-        answer.early = self.early
-        return answer
+        return error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
 
 
 @dataclass
@@ -513,18 +510,21 @@ class Truncate(Effect):
             raise ValueError("at is a number of bytes")
 
     async def on_answer(self, request: Request, answer: Answer) -> Answer:
-        if isinstance(answer, Response) and not bodiless(request.method, answer.status):
+        if not isinstance(answer, Response) or bodiless(request.method, answer.status):
+            return answer
+
+        framing = ("content-length", "transfer-encoding", "connection")
+        headers = [(name, value) for name, value in answer.headers if name.lower() not in framing]
+        if self.framing == "close":
+            return Streamed(answer.status, headers, close=True, stream=pieces_of(answer))
+        if self.framing == "chunked":
+            headers.append(("Transfer-Encoding", "chunked"))
+        else:
             size = size_of(answer)
-            dropped = ("content-length", "transfer-encoding", "connection")
-            headers = [
-                (name, value) for name, value in answer.headers if name.lower() not in dropped
-            ]
-            if self.framing == "close":
-                return Streamed(answer.status, headers, close=True, stream=pieces_of(answer))
             cut = self.at if size is None else min(self.at, size)
-            length = ("Content-Length", str(cut))
-            headers.append(length if self.framing == "length" else ("Transfer-Encoding", "chunked"))
-            answer.headers = headers
+            headers.append(("Content-Length", str(cut)))
+
+        answer.headers = headers
         return answer
 
     def is_shaping(self, request: Request) -> bool:

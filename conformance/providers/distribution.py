@@ -241,11 +241,12 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
     range_header = request.header("range")
     span = _RANGE.match(range_header)
     is_backwards = span is not None and bool(span[1] and span[2]) and int(span[1]) > int(span[2])
-    if answer.status == 416 or (range_header and (span is None or is_backwards)):
-        unmet = answer.header("Content-Range")
-        where = [("Content-Range", unmet)] if unmet and not is_backwards else []
-        text = b"invalid range: failed to overlap\n" if where else b"invalid range\n"
-        return Response(416, [*_PAGE, *blob_headers, *where], text)
+    if range_header and (span is None or is_backwards):
+        return Response(416, [*_PAGE, *blob_headers], b"invalid range\n")
+    if answer.status == 416:
+        size = ("Content-Range", answer.header("Content-Range"))
+        text = b"invalid range: failed to overlap\n"
+        return Response(416, [*_PAGE, *blob_headers, size], text)
     answer.headers.append(cached)
     return answer
 
