@@ -9,17 +9,21 @@ answered with 429 and 5xx, dropped and cut.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import anyio
 
 from _regsync.providers import DIALECTS, Kind
-from conformance.client.attachments import referrers_tag
+from _regsync.registry.transport import Transport
+from _regsync.sync.run import Run
+from conformance.client.attachments import fallback_lists, referrers_tag
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.app import App
@@ -32,8 +36,11 @@ __all__ = [
     "PATIENCE",
     "Ill",
     "Wanted",
+    "check_idle",
+    "check_let_go",
     "ill_scene",
     "narrow",
+    "passing",
     "places_of",
     "pool",
     "scene_of",
@@ -52,6 +59,7 @@ KINDS = {
     "public.ecr.aws": "public.ecr.aws",
     "012345678901.dkr.ecr.eu-west-1.amazonaws.com": "012345678901.dkr.ecr.eu-west-1.amazonaws.com",
     "mine.azurecr.io": "mine.azurecr.io",
+    "yours.azurecr.io": "yours.azurecr.io",
     **{f"{letter}.test": f"http://{letter}.test" for letter in "abc"},
 }
 
@@ -158,7 +166,7 @@ def attach(
     """Hang artifacts on an image, by what they refer to or by cosign's tags; return those that are
     to travel.
     """
-    hung, subjects = list[Image](), [image]
+    hung, referrers = list[Image](), list[Image]()
     for end in random.sample([".sig", ".sbom", "", ""], random.randint(0, 3)):
         if end:
             name = "application/vnd.oci.image.config.v1+json"
@@ -168,10 +176,14 @@ def attach(
             signature = own.artifact(None, None, config_type=name, size=900)
             signature.load_into(app, repository, tag=referrers_tag(image.top) + end)
             hung += [signature] * (listed or not app.referrers_api)
-        elif app.referrers_api:
-            subjects.append(seed.artifact(random.choice(subjects), size=random.randint(1, 3000)))
-            hung.append(subjects[-1].load_into(app, repository))
-    return hung
+        else:
+            subject = random.choice([image, *referrers])
+            referrers.append(seed.artifact(subject, size=random.randint(1, 3000)))
+            referrers[-1].load_into(app, repository)
+    if not app.referrers_api:
+        for tag, index in fallback_lists(referrers).items():
+            index.load_into(app, repository, tag=tag)
+    return hung + referrers
 
 
 def scene_of(
@@ -181,8 +193,7 @@ def scene_of(
     artifacts = random.random() < 0.5
     registries: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(names):
-        permits = {"max_concurrent": random.choice([2, 3])} if random.random() < 0.5 else {}
-        registries[f"r{number}"] = {"url": name, "auth_type": "anonymous", **permits}
+        registries[f"r{number}"] = {"url": name}
     mappings: list[dict[str, Any]] = []
     wanted: Wanted = {}
     for number in range(random.randint(1, 6)):
@@ -204,7 +215,16 @@ def scene_of(
                 "targets": [f"r{n}" for n in targets],
             }
             mappings.append({**one, "tags": {"glob": "*" if listed else [*kept]}})
-    limits = {"max_concurrent_transfers": random.choice([1, 2, 50])}
+    # A registry that is both ends of one mapping needs two permits.
+    both = {each["source"] for each in mappings if each["source"] in each["targets"]}
+    for alias, registry in registries.items():
+        if not registry["url"].startswith("oci-layout:"):
+            registry["auth_type"] = "anonymous"
+            if random.random() < 0.5:
+                registry["max_concurrent"] = random.choice([2, 3] if alias in both else [1, 2, 3])
+    limits: dict[str, Any] = {"max_concurrent_transfers": random.choice([1, 2, 50])}
+    if random.random() < 0.5:
+        limits["staging_size_limit"] = random.choice(["0", "10 KB", "1.5 MB"])
     rest = {"defaults": {"artifacts": {"enabled": artifacts}}, "global": limits}
     return json.dumps({"registries": registries, "mappings": mappings, **rest}), wanted
 
@@ -240,3 +260,44 @@ def ill_scene(
         Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places
     ]
     return places, wanted, file, ills
+
+
+@contextlib.contextmanager
+def passing(step: float) -> Iterator[None]:
+    """Let time pass between two looks at a clock that otherwise stands while anybody works."""
+    still, looks = anyio.current_time, Counter[float]()
+
+    def look() -> float:
+        looks[moment := still()] += 1
+        return moment + looks[moment] * step
+
+    with mock.patch.object(anyio, "current_time", look):
+        yield
+
+
+def check_idle(transport: Transport) -> None:
+    """Nobody has a permit, a place in a window or a stream, and nobody waits for one."""
+    for limit in transport.gate.limits.values():
+        assert (limit.in_use, limit.bodies, limit.large_bodies) == (0, 0, {"read": 0, "write": 0})
+        assert not any(meter.window.occupants for meter in limit.meters.values())
+    assert not any(transport.gate._queues.values())
+    assert not any(host.first_contact.locked() for host in transport._clients.values())
+    assert not any(host.authenticator._token_cache.pending for host in transport._clients.values())
+
+
+def check_let_go(run: Run, *, is_whole: bool) -> None:
+    """What was held for a blob is free; nothing is left to do after a run that was not stopped."""
+    staging, execution, claims = run._staging, run.scheduler, run.scheduler._claims
+    assert staging._incoming_size == 0
+    assert staging.memory.reserved == 0
+    assert not +staging._readers
+    assert not +staging._users
+    assert not any(lock.locked() for lock in staging._pull_locks.values())
+    if not is_whole:
+        return
+    assert not execution.images
+    assert not execution.pending
+    assert not execution._queue
+    assert not execution._at_work
+    assert (claims._claims, claims._leaders, claims._first_mounts) == ({}, {}, {})
+    assert not any(run._workers.values())

@@ -11,9 +11,7 @@ between two looks at the clock.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 from unittest import mock
@@ -25,23 +23,10 @@ from _regsync.providers import DIALECTS
 from conformance.registry.app import App
 from conformance.server.memory import Place
 from tests.ends import Ran, held, virtual
-from tests.stressing import KINDS, NOT_YET, PATIENCE, Wanted, ill_scene, narrow
+from tests.stressing import KINDS, NOT_YET, PATIENCE, Wanted, ill_scene, narrow, passing
 from tests.thinning import seeds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
-
-@contextlib.contextmanager
-def passing(step: float) -> Iterator[None]:
-    """Let time pass between two looks at a clock that otherwise stands while anybody works."""
-    still, looks = anyio.current_time, Counter[float]()
-
-    def look() -> float:
-        looks[moment := still()] += 1
-        return moment + looks[moment] * step
-
-    with mock.patch.object(anyio, "current_time", look):
-        yield
 
 
 def check_outcomes(ran: Ran, places: list[Place], wanted: Wanted) -> None:

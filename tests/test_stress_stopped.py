@@ -28,7 +28,6 @@ from trio._core import _run
 
 from _regsync.app import running, watch
 from _regsync.providers import DIALECTS
-from _regsync.registry.transport import Transport
 from _regsync.sync import run as sync_run
 from _regsync.sync.run import DRAIN_SECONDS
 from conformance.audit.mistakes import audit, latest, report
@@ -42,6 +41,8 @@ from tests.stressing import (
     PATIENCE,
     Ill,
     Wanted,
+    check_idle,
+    check_let_go,
     ill_scene,
     narrow,
     places_of,
@@ -71,7 +72,7 @@ class Noted(sync_run.Run):
                 await super().sync(stop)
         finally:
             check_idle(self._transport)
-            check_let_go(self)
+            check_let_go(self, is_whole=not self._report.interrupted)
             self.ended.append(self)
             self.over.set()
             sites, since = self.world._sites(), self.world._since
@@ -95,34 +96,6 @@ def ended(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Noted]:
         monkeypatch.setattr(module, "Run", Noted)
     Noted.ended, Noted.is_cut = [], False
     return Noted.ended
-
-
-def check_idle(transport: Transport) -> None:
-    """Nobody has a permit, a place in a window or a stream, and nobody waits for one."""
-    for limit in transport.gate.limits.values():
-        assert (limit.in_use, limit.bodies, limit.large_bodies) == (0, 0, {"read": 0, "write": 0})
-        assert not any(meter.window.occupants for meter in limit.meters.values())
-    assert not any(transport.gate._queues.values())
-    assert not any(host.first_contact.locked() for host in transport._clients.values())
-    assert not any(host.authenticator._token_cache.pending for host in transport._clients.values())
-
-
-def check_let_go(run: Noted) -> None:
-    """What was held for a blob is free; nothing is left to do unless the run was interrupted."""
-    staging, execution, claims = run._staging, run.scheduler, run.scheduler._claims
-    assert staging._incoming_size == 0
-    assert staging.memory.reserved == 0
-    assert not +staging._readers
-    assert not +staging._users
-    assert not any(lock.locked() for lock in staging._pull_locks.values())
-    if run._report.interrupted:
-        return
-    assert not execution.images
-    assert not execution.pending
-    assert not execution._queue
-    assert not execution._at_work
-    assert (claims._claims, claims._leaders, claims._first_mounts) == ({}, {}, {})
-    assert not any(run._workers.values())
 
 
 def lock_up(places: list[Place], random: Random) -> None:
