@@ -393,11 +393,16 @@ def fetch(wheel: Wheel, cache: str) -> str:
         raise BuildError(
             f"pip fetched another file than {wheel.file} for {wheel.name} {wheel.version}"
         )
+    return verified(path, wheel.sha256)
+
+
+def verified(path: str, sha256: str) -> str:
+    """Return the path of a file that has the pinned hash; BuildError if it has another one."""
     with open(path, "rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()
-    if digest != wheel.sha256:
+    if digest != sha256:
         raise BuildError(
-            f"{path} has sha256 {digest}, not {wheel.sha256} as pinned: remove it and look why"
+            f"{path} has sha256 {digest}, not {sha256} as pinned: remove it and look why"
         )
     return path
 

@@ -157,6 +157,11 @@ class Scene:
     faults: Callable[[App, App], None] | None = None  # set at the source and the first target
     has_least: bool = False  # the least that it needs can be computed
 
+    @property
+    def kind(self) -> str:
+        """What it is measured for."""
+        return "times" if self.is_timed else "counts"
+
 
 SCENES: Mapping[str, Scene] = {
     "cold": Scene(
@@ -632,11 +637,13 @@ def run(options: argparse.Namespace) -> int:
     scenes = chosen_scenes(options.scenes)
     peers: list[Peer] = [Ours(), *find_peers(options.peer)]
     measured = Measured(
-        conditions={},
+        conditions={kind: conditions() for kind in sorted({each.kind for each in scenes.values()})},
         versions={peer.name: peer.version() for peer in peers},
         settings={peer.name: peer.settings for peer in peers},
-        scenes={},
+        scenes={name: scene.text for name, scene in scenes.items()},
     )
+    for kind, text in measured.conditions.items():
+        print(f"{kind}: {text}")
     for name, version in measured.versions.items():
         print(f"{name}: {version}; {measured.settings[name]}")
     file = Path(options.json) if options.json else None
@@ -644,16 +651,9 @@ def run(options: argparse.Namespace) -> int:
         kept = Measured.from_document(json.loads(file.read_text(encoding="utf-8")))
         measured.take_over(kept, but=scenes)
 
-    begun_kinds = set[str]()
     with folder_in_memory() as work:
         theatre = Theatre(work, peers, options.rounds)
         for name, scene in scenes.items():
-            kind = "times" if scene.is_timed else "counts"
-            if kind not in begun_kinds:
-                begun_kinds.add(kind)
-                measured.conditions[kind] = conditions()
-                print(f"{kind}: {measured.conditions[kind]}")
-            measured.scenes[name] = scene.text
             print(f"{name}: {scene.text}", flush=True)
             for phase, requests, size in least_requests_and_bytes(scene):
                 measured.least[f"{name}, {phase}"] = (requests, size)
@@ -678,11 +678,10 @@ def write_tables(measured: Path, into: str | None) -> None:
 
 def chosen_scenes(names: Sequence[str]) -> dict[str, Scene]:
     """Return the named scenes, in their own order; a kind stands for all of its scenes."""
-    kinds = {
-        "counts": [name for name, scene in SCENES.items() if not scene.is_timed],
-        "times": [name for name, scene in SCENES.items() if scene.is_timed],
-    }
-    wanted = [name for word in names for name in kinds.get(word, [word])]
+    by_kind: dict[str, list[str]] = {}
+    for name, scene in SCENES.items():
+        by_kind.setdefault(scene.kind, []).append(name)
+    wanted = [name for word in names for name in by_kind.get(word, [word])]
     chosen = choose(wanted, SCENES)
     return {name: scene for name, scene in SCENES.items() if name in chosen}
 

@@ -24,7 +24,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.build_zipapp import BuildError
@@ -42,25 +42,30 @@ PROGRAMS = ("perl", "make", "readelf", "tar", "xz")
 SOURCE_DATE_EPOCH = "315532800"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a part is one object, however many others use it
 class Part:
     """One step of the build: a recipe, and what it is given."""
 
     name: str
     recipe: str  # a file of recipes/
-    settings: tuple[tuple[str, str], ...] = ()  # the recipe's variables
-    uses: tuple[tuple[str, Part], ...] = ()  # the recipe's variables for other parts' directories
+    uses: Mapping[str, Part] = field(default_factory=dict)  # by the variable for its directory
+    arch: str = ""  # "": the part is the same for all
     files: tuple[str, ...] = ()  # what it reads in this folder
     source: Source | None = None  # the archive that it unpacks
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The recipe's variables that lead nowhere."""
+        return {"ARCH": self.arch} if self.arch else {}
 
     @property
     def directory(self) -> str:
         """The name of the part's directory."""
         texts = [(FOLDER / name).read_text(encoding="utf-8") for name in self.files]
         texts.append((FOLDER / "recipes" / self.recipe).read_text(encoding="utf-8"))
-        parts = [(variable, part.directory) for variable, part in self.uses]
+        parts = [(variable, part.directory) for variable, part in self.uses.items()]
         archive = self.source.sha256 if self.source else ""
-        facts = json.dumps([self.settings, parts, texts, archive])
+        facts = json.dumps([list(self.settings.items()), parts, texts, archive])
         return f"{self.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
@@ -69,49 +74,45 @@ def runtime(arch: str) -> Part:
     unpacked = {source.name: unpacked_source(source) for source in SOURCES}
     cpython = unpacked["CPython"]
     zig = Part("zig", "zig.sh", source=ZIG)
-    toolchain = Part("toolchain", "toolchain.sh", uses=(("ZIG", zig),))
+    toolchain = Part("toolchain", "toolchain.sh", {"ZIG": zig})
     build_python = Part(
-        "build_python", "build_python.sh", uses=(("SOURCE", cpython), ("TOOLCHAIN", toolchain))
+        "build_python", "build_python.sh", {"SOURCE": cpython, "TOOLCHAIN": toolchain}
     )
     amalgamation = Part(
         "sqlite_amalgamation",
         "sqlite_amalgamation.sh",
-        uses=(("SOURCE", unpacked["SQLite"]), ("TOOLCHAIN", toolchain)),
+        {"SOURCE": unpacked["SQLite"], "TOOLCHAIN": toolchain},
     )
 
-    settings = (("ARCH", arch),)
-    compiler = ("TOOLCHAIN", toolchain)
-    zlib = Part(f"zlib-{arch}", "zlib.sh", settings, (("SOURCE", unpacked["zlib"]), compiler))
-    sqlite = Part(
-        f"sqlite-{arch}", "sqlite.sh", settings, (("AMALGAMATION", amalgamation), compiler)
-    )
-    openssl = Part(
-        f"openssl-{arch}", "openssl.sh", settings, (("SOURCE", unpacked["OpenSSL"]), compiler)
-    )
-    libraries = (("OPENSSL", openssl), ("SQLITE", sqlite), ("ZLIB", zlib))
-    bases = (("SOURCE", cpython), ("BUILD_PYTHON", build_python), compiler)
-    python = Part(
-        f"python-{arch}", "python.sh", settings, (*bases, *libraries), files=("Setup.local",)
-    )
-    texts = tuple(
-        (f"{name.upper()}_SOURCE", unpacked[name]) for name in ("OpenSSL", "SQLite", "zlib")
-    )
-    return Part(
-        f"runtime-{arch}",
-        "link.sh",
-        settings,
-        (*bases, *libraries, *texts, ("PYTHON", python), ("ZIG", zig)),
-        files=("main.c", "freeze.py", "modules.txt"),
+    def for_arch(name: str, uses: Mapping[str, Part], *files: str, recipe: str = "") -> Part:
+        return Part(f"{name}-{arch}", recipe or f"{name}.sh", uses, arch, files)
+
+    libraries = {
+        "OPENSSL": for_arch("openssl", {"SOURCE": unpacked["OpenSSL"], "TOOLCHAIN": toolchain}),
+        "SQLITE": for_arch("sqlite", {"AMALGAMATION": amalgamation, "TOOLCHAIN": toolchain}),
+        "ZLIB": for_arch("zlib", {"SOURCE": unpacked["zlib"], "TOOLCHAIN": toolchain}),
+    }
+    bases = {"SOURCE": cpython, "BUILD_PYTHON": build_python, "TOOLCHAIN": toolchain, **libraries}
+    texts = {f"{name.upper()}_SOURCE": unpacked[name] for name in ("OpenSSL", "SQLite", "zlib")}
+    python = for_arch("python", bases, "Setup.local")
+    return for_arch(
+        "runtime",
+        {**bases, **texts, "PYTHON": python, "ZIG": zig},
+        "main.c",
+        "freeze.py",
+        "modules.txt",
+        recipe="link.sh",
     )
 
 
 def python_parts(work: Path, sources: Path) -> tuple[Path, Path]:
     """Return the directories of CPython's source and of the build machine's CPython, built if need be."""
     last = runtime(BUILD_MACHINE)
-    wanted = dict(last.uses)
-    for part in (*in_order(wanted["SOURCE"]), *in_order(wanted["BUILD_PYTHON"])):
+    source = last.uses["SOURCE"]
+    build_python = last.uses["BUILD_PYTHON"]
+    for part in in_order(build_python):  # the source is among them
         build_part(part, work, sources)
-    return work / wanted["SOURCE"].directory, work / wanted["BUILD_PYTHON"].directory
+    return work / source.directory, work / build_python.directory
 
 
 def unpacked_source(source: Source) -> Part:
@@ -152,7 +153,7 @@ def build_runtime(arch: str, work: Path, sources: Path) -> Path:
 def in_order(last: Part) -> list[Part]:
     """Return a part and all that it uses, each once, what is used first."""
     ordered: dict[Part, None] = {}
-    for _, part in last.uses:
+    for part in last.uses.values():
         ordered.update(dict.fromkeys(in_order(part)))
     ordered[last] = None
     return list(ordered)
@@ -190,7 +191,7 @@ def build_part(part: Part, work: Path, sources: Path) -> None:
 
 def environment(part: Part, work: Path, places: Mapping[str, str]) -> dict[str, str]:
     """Return all variables that a recipe sees; nothing else of this process reaches it."""
-    used = {variable: other.directory for variable, other in part.uses}
+    used = {variable: other.directory for variable, other in part.uses.items()}
     path = os.environ.get("PATH", os.defpath)
     if "TOOLCHAIN" in used:
         path = f"{work / used['TOOLCHAIN'] / 'bin'}{os.pathsep}{path}"
@@ -203,7 +204,7 @@ def environment(part: Part, work: Path, places: Mapping[str, str]) -> dict[str, 
         "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
         "ZIG_GLOBAL_CACHE_DIR": str(work / "zig-cache"),
         "ZIG_LOCAL_CACHE_DIR": str(work / "zig-cache"),
-        **dict(part.settings),
+        **part.settings,
         **used,
         **places,
     }

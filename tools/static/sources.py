@@ -10,14 +10,13 @@ May not know: how it is compiled.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.build_zipapp import BuildError, Wheel, download
+from tools.build_zipapp import BuildError, Wheel, download, verified
 from tools.fips_provider import DEBIAN_KEYS, ENTRY, ProviderError, apt_with, run
 
 __all__ = ["SOURCES", "ZIG", "Source", "fetch"]
@@ -115,12 +114,7 @@ def fetch(source: Source, directory: Path) -> Path:
         raise BuildError(
             f"{source.file} (sha256 {source.sha256}) is not in {directory}: {'; '.join(reasons)}"
         )
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest != source.sha256:
-        raise BuildError(
-            f"{path} has sha256 {digest}, not {source.sha256} as pinned: remove it and look why"
-        )
-    return path
+    return Path(verified(str(path), source.sha256))
 
 
 def from_site(source: Source, work: Path) -> None:
