@@ -200,6 +200,26 @@ def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(
 
 
 @pytest.mark.provokes("manifest_names_absent")
+def test_a_lost_child_is_fetched_once_for_all_images_that_name_it(source, target, sync_pair):
+    """The second image was looked up while the child was believed to be there."""
+    seed = Seed(19)
+    platforms = ("amd64", "arm64", "s390x", "riscv64")
+    lost, *others = (seed.image(architecture=name) for name in platforms)
+    indexes = {f"v{number}": seed.index([lost, other]) for number, other in enumerate(others)}
+    load_all(source, {"app": indexes})
+    one_at_a_time = {"global": {"max_concurrent_transfers": 1}}
+    assert sync_pair({"from": "app", "tags": tags("v0")}, **one_at_a_time).status == 0
+    del target.app.repositories["app"].manifests[lost.top]
+    clear(source, target)
+    ran = sync_pair({"from": "app", "tags": tags("v1", "v2")}, **one_at_a_time)
+    assert (ran.status, ran.statuses()) == (0, ["synced", "synced"]), ran.err
+    assert all(held(target, "app", index) for index in indexes.values())
+    source.journal.matching("GET", "manifest", reference=lost.top).exactly(1)
+    target.journal.matching("PUT", "manifest", status=400).exactly(1)
+    target.journal.matching("PUT", "manifest", reference=lost.top, status=201).exactly(1)
+
+
+@pytest.mark.provokes("manifest_names_absent")
 def test_a_child_that_the_target_lost_and_the_source_no_longer_has_fails_its_image(
     source, target, sync_pair
 ):
