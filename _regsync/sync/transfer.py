@@ -205,7 +205,10 @@ class _Job:
         self.writing = Demand(self.target.host.key, body="write", is_large=is_large)
 
     def record_failure(self, error: SyncError) -> None:
-        """Record a failed attempt that no outage has caused."""
+        """Record a failed attempt."""
+        if error.unreachable_peer is not None:  # an outage is not a failure of the upload
+            self.has_met_outage = True
+            return
         # The mount may have caused the failure, and the blob can be uploaded without it. A first
         # failure that looks like the beginning of an outage says nothing about the mount.
         if self.has_failed_before or not is_outage(error):
@@ -232,8 +235,8 @@ class _Job:
     def renew_attempts(self) -> None:
         """Reset the attempts if an outage has broken the session that is now resumed.
 
-        An outage is not a failure of the upload. The target must have received LARGE_BODY more
-        bytes since the attempts were last renewed. Otherwise a job could repeat without end.
+        The target must have received LARGE_BODY more bytes since the attempts were last renewed.
+        Otherwise a job could repeat without end.
         """
         if self.has_met_outage and self.upload.offset >= self.renew_attempts_at:
             self.has_met_outage = False
@@ -334,7 +337,7 @@ class BlobTransfer:
                     continue
                 error = failure
 
-            pause = self._record_failure(job, error)
+            pause = self._prepare_next_attempt(job, error)
             is_resumed = bool(upload.broken_session or upload.session)
             next_attempt = "it goes on" if is_resumed else "it begins again"
             self._transport.machine.log("debug", "retry", f"{error}; {next_attempt}")
@@ -895,7 +898,7 @@ class BlobTransfer:
             source = job.relay.source
             job.relay = Relay(source, job.blob, self._transport, uses_fresh_connections=True)
 
-    def _record_failure(self, job: _Job, error: SyncError) -> float:
+    def _prepare_next_attempt(self, job: _Job, error: SyncError) -> float:
         """Record a failed attempt, and return the seconds to wait before the next attempt.
 
         Raises `error` if there is no next attempt.
@@ -904,10 +907,7 @@ class BlobTransfer:
         error.add_context(Side.TARGET, "push blob", target.name_of(job.blob.digest))
         error.message = target.host.redact(error.message)
 
-        if error.unreachable_peer is None:
-            job.record_failure(error)
-        else:
-            job.has_met_outage = True
+        job.record_failure(error)
         if self._switch_style(job, error):
             pause = 0.0
         else:
