@@ -316,10 +316,6 @@ class Entries(list[Entry]):
             )
         return self
 
-    def on_one_connection(self) -> Entries:
-        """Assert that all of these requests came on one connection."""
-        return self._claim(self.connections() == 1, "all on one connection")
-
     def connections(self) -> int:
         """Count the connections of these requests."""
         return len({entry.connection for entry in self})

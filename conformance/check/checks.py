@@ -31,6 +31,7 @@ __all__ = [
     "NOWHERE",
     "OCTETS",
     "WORKFLOWS",
+    "Absent",
     "Check",
     "Failed",
     "Outcome",
@@ -95,6 +96,13 @@ class Failed(Exception):
 
 class Skipped(Exception):
     """An optional feature is absent, or the check could not be set up."""
+
+
+class Absent(Skipped):
+    """An optional feature is absent."""
+
+    def __init__(self, what: object) -> None:
+        super().__init__(f"optional and not here: {what}")
 
 
 @dataclass(frozen=True)
@@ -295,12 +303,12 @@ class Run:
             raise result
         return cast(Made, result)
 
-    def push_blob(self, digest: str, data: bytes, repository: str | None = None) -> None:
+    def push_blob(self, digest: str, data: bytes) -> None:
         """Push a blob by POST and PUT."""
-        start = expect(self.ask("POST", "blobs/uploads/", None, b"", repository=repository), 202)
+        start = expect(self.ask("POST", "blobs/uploads/", None, b""), 202)
         where = with_query(location_of(start), digest=digest)
         expect(self.ask("PUT", where, OCTETS, data), 201)
-        self.delete_later(f"blobs/{digest}", repository)
+        self.delete_later(f"blobs/{digest}")
 
     def put_manifest(self, reference: str, media_type: str, body: bytes) -> Reply:
         """Put a manifest. Returns the answer with any status."""
@@ -349,7 +357,7 @@ class Run:
         return digest, data
 
     def delete_pushed(self) -> None:
-        """Delete the content of the run. Refusals are ignored."""
+        """Delete the content of the run, the newest first, as it names older. Refusals are ignored."""
         for repository, path in reversed(dict.fromkeys(self._pushed)):
             with suppress(Failed, NoAnswer):
                 self.ask("DELETE", path, repository=repository)
@@ -387,7 +395,7 @@ def expect_no_repository(reply: Reply) -> Reply:
 def skip_if(reply: Reply, *absent: int) -> Reply:
     """Skip the check if the answer's status shows that the registry lacks the feature."""
     if reply.status in absent:
-        raise Skipped(f"optional and not here: {reply}")
+        raise Absent(reply)
     return reply
 
 
@@ -413,7 +421,7 @@ def expect_header(reply: Reply, name: str, value: str) -> None:
 def expect_optional_header(reply: Reply, name: str, value: str) -> None:
     """Fail if a header has another value. Skip if it is absent."""
     if not reply.header(name):
-        raise Skipped(f"optional and not here: {reply} without {name}")
+        raise Absent(f"{reply} without {name}")
     expect_header(reply, name, value)
 
 

@@ -17,9 +17,9 @@ from .checks import (
     ACCEPT,
     MANIFESTS,
     NOWHERE,
+    Absent,
     Failed,
     Run,
-    Skipped,
     check,
     codes,
     expect,
@@ -278,7 +278,7 @@ def error_bodies(run: Run) -> None:
             f" {run.malformed_errors[0]}"
         )
     if not run.json_errors:
-        raise Skipped("optional and not here: no error body is JSON")
+        raise Absent("no error body is JSON")
 
 
 @check(

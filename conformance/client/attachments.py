@@ -74,18 +74,15 @@ class Family:
                 index.load_into(app, repository, name)
         return self
 
-    def push(
-        self, address: str, repository: str = "app", tag: str = "v1", *, lists: bool = True
-    ) -> Family:
-        """Push the family to any registry over HTTP. With `lists`, fallback tags are pushed too."""
+    def push(self, address: str, repository: str = "app", tag: str = "v1") -> Family:
+        """Push the family to any registry over HTTP, with fallback tags."""
         push_http(self.image, address, repository, tag)
         for image in self.sample.attached:
             push_http(image, address, repository)
         for name, image in self.sample.tagged.items():
             push_http(image, address, repository, name)
-        if lists:
-            for name, index in fallback_lists(self.sample.attached).items():
-                push_http(index, address, repository, name)
+        for name, index in fallback_lists(self.sample.attached).items():
+            push_http(index, address, repository, name)
         return self
 
 

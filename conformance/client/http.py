@@ -225,14 +225,14 @@ class Client:
     def _authorize(self, refusal: Reply) -> str | None:
         """Return the value of Authorization for a challenge, or None if there is no usable one."""
         header = refusal.header("WWW-Authenticate")
-        start = re.search(r"\bbearer\s", header, re.IGNORECASE)
-        if start is None:
-            return self._basic if re.search(r"\bbasic\b", header, re.IGNORECASE) else None
+        bearer = re.search(r"\bbearer\s", header, re.IGNORECASE)
+        if bearer is not None:
+            token = self._fetch_token(refusal, _parameters(header[bearer.end() :]))
+            return f"Bearer {token}" if token else None
+        return self._basic if re.search(r"\bbasic\b", header, re.IGNORECASE) else None
 
-        challenge: dict[str, str] = {}
-        for name, quoted, bare in _PARAMETER.findall(header[start.end() :]):
-            challenge.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) or bare)
-
+    def _fetch_token(self, refusal: Reply, challenge: Mapping[str, str]) -> str | None:
+        """Return a token of the service that a challenge names, or None if it gives none."""
         query = [("service", challenge["service"])] if challenge.get("service") else []
         query += [("scope", scope) for scope in challenge.get("scope", "").split()]
         realm = resolve(refusal, challenge.get("realm") or "/")
@@ -247,7 +247,7 @@ class Client:
         except (ValueError, AttributeError):
             return None
 
-        return f"Bearer {token}" if isinstance(token, str) and token else None
+        return token if isinstance(token, str) else None
 
     def pages(self, target: str, headers: Mapping[str, str] | None = None) -> Iterator[Reply]:
         """Yield the pages of a list by Link. At most 1,000, in case a Link leads back."""
@@ -258,6 +258,14 @@ class Client:
             if following is None:
                 return
             target = following
+
+
+def _parameters(challenge: str) -> dict[str, str]:
+    """Return the parameters of a challenge by name in lower case. The first of a name counts."""
+    parameters: dict[str, str] = {}
+    for name, quoted, bare in _PARAMETER.findall(challenge):
+        parameters.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) or bare)
+    return parameters
 
 
 def _scope(method: str, url: str) -> _Scope:
