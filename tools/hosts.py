@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
@@ -509,14 +510,6 @@ class Tried(NamedTuple):
         return f"{self.python or 'by itself'}  {self.host}: {shown}"
 
 
-def _try_all(smoke: Smoke, pythons: Sequence[str], part: str) -> Iterator[Tried]:
-    """Try the hosts with `part` in their name on each interpreter."""
-    for python in pythons:
-        for host in HOSTS:
-            if part in host.name:
-                yield _try(smoke, python, host)
-
-
 def _try(smoke: Smoke, python: str, host: Host) -> Tried:
     try:
         smoke.run(host, python)
@@ -538,9 +531,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         pythons = [""]
     if not pythons:
         pythons = [python.path for python in interpreters() if python.version >= OLDEST_PYTHON]
+    hosts = [host for host in HOSTS if options.k in host.name]
     counts = {"passed": 0, "not tried": 0, "FAILED": 0}
     with Smoke(options.file.resolve()) as smoke:
-        for tried in _try_all(smoke, pythons, options.k):
+        for python, host in itertools.product(pythons, hosts):
+            tried = _try(smoke, python, host)
             counts[tried.verdict] += 1
             print(tried, flush=True)
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))

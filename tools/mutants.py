@@ -64,15 +64,13 @@ KILLED = (1, 2)
 # A process of tests is forked off one that has imported what takes long and is not the program.
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = [
-    *(
-        "pytest",
-        "trio.testing",
-        "hypothesis.strategies",
-        "trustme",
-        "h11",
-        "yaml",
-        "anyio.to_thread",
-    ),
+    "pytest",
+    "trio.testing",
+    "hypothesis.strategies",
+    "trustme",
+    "h11",
+    "yaml",
+    "anyio.to_thread",
     # These share no code with the program.
     "conformance.registry.app",
     "conformance.audit.mistakes",
@@ -171,11 +169,13 @@ def _try(mutant: Mutant, copies: queue.SimpleQueue[Path]) -> Verdict:
     try:
         with _applied(mutant, tree):
             killer = _first_killer(mutant, tree)
+        if not killer:
+            return Verdict(mutant, False, "")
         # A test that fails or hangs by itself, or under load, has noticed nothing.
-        test = killer.partition("[")[0] if "::" in killer else killer.partition(":")[0]
-        if test and _killer(tree, test):
-            return Verdict(mutant, False, f"{test} fails without it, too")
-        return Verdict(mutant, bool(killer), killer)
+        tests = _tests_of(killer)
+        if _killer(tree, tests):
+            return Verdict(mutant, False, f"{tests} fails without it, too")
+        return Verdict(mutant, True, killer)
     except (RuntimeError, SyntaxError) as error:
         return Verdict(mutant, False, f"it cannot be tried: {error}")  # the rest of the list can
     finally:
@@ -187,6 +187,13 @@ def _first_killer(mutant: Mutant, tree: Path) -> str:
         if killer := _killer(tree, _test_file(name)):
             return killer
     return ""
+
+
+def _tests_of(killer: str) -> str:
+    """Return what pytest runs again: the test with all its parameters, or the file that hangs."""
+    if "::" in killer:
+        return killer.partition("[")[0]
+    return killer.partition(":")[0]
 
 
 @contextlib.contextmanager

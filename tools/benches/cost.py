@@ -258,40 +258,30 @@ def requests(bench: Bench) -> Iterator[Figure]:
         bare_cpu, bare_calls = measure_bare_loop(bench, source)
         yield Figure("bare loop", bare_cpu, "ms a request", detail=f"{bare_calls:.0f} calls")
 
-        for name, targets, is_again, cpu_goal, call_goal in SMALL_CASES:
-            runs = [sync_small(bench, source, targets, is_again) for _ in range(bench.rounds)]
-            spent = [run.sync.spent for run in runs]
-            start = median((run.start.spent for run in runs), CPU)
-            count = runs[0].sync.requests
-            cpu = 1000 * (median(spent, CPU) - start) / count
-            goal = None if cpu_goal is None else cpu_goal * bare_cpu
-            detail = f"{cpu / bare_cpu:.1f} x the bare loop, {count} requests, in all {show(spent)}"
-            yield Figure(f"{name}, CPU", cpu, "ms a request", goal, detail=detail)
-
-            calls, count = count_small(bench, source, targets, is_again)
-            yield Figure(f"{name}, calls", calls / count, "a request", call_goal)
-            yield from peer_figures(bench, name, source, targets, is_again=is_again)
+        for case in SMALL_CASES:
+            yield from small_figures(bench, source, case, bare_cpu)
 
 
-class SmallSync(NamedTuple):
-    """A sync of many small images, and one of a single unchanged tag after it."""
+def small_figures(bench: Bench, source: str, case: SmallCase, bare_cpu: float) -> Iterator[Figure]:
+    """Measure one kind of sync, and the same with other tools."""
+    spent = []
+    starts = []
+    for _ in range(bench.rounds):
+        with prepared(bench, source, case.targets, case.is_again) as (config, addresses):
+            measured = sync(config)
+            one = configure(config.parent, source, addresses, tags="v1")
+            spent.append(measured.spent)
+            starts.append(sync(one).spent)
+    cpu = 1000 * (median(spent, CPU) - median(starts, CPU)) / measured.requests
+    goal = None if case.cpu_goal is None else case.cpu_goal * bare_cpu
+    detail = f"{cpu / bare_cpu:.1f} x the bare loop, {measured.requests} requests, "
+    detail += f"in all {show(spent)}"
+    yield Figure(f"{case.name}, CPU", cpu, "ms a request", goal, detail=detail)
 
-    sync: Measured
-    start: Measured
-
-
-def sync_small(bench: Bench, source: str, targets: int, is_again: bool) -> SmallSync:
-    """Sync all small images to empty registries; measure the first run, or the one after it."""
-    with prepared(bench, source, targets, is_again) as (config, addresses):
-        measured = sync(config)
-        one = configure(config.parent, source, addresses, tags="v1")
-        return SmallSync(measured, sync(one))
-
-
-def count_small(bench: Bench, source: str, targets: int, is_again: bool) -> tuple[int, int]:
-    """Count the function calls and requests of the same run."""
-    with prepared(bench, source, targets, is_again) as (config, _):
-        return count_calls(config)
+    with prepared(bench, source, case.targets, case.is_again) as (config, _):
+        calls, count = count_calls(config)
+    yield Figure(f"{case.name}, calls", calls / count, "a request", case.call_goal)
+    yield from peer_figures(bench, case.name, source, case.targets, is_again=case.is_again)
 
 
 @contextmanager
