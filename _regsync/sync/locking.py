@@ -67,14 +67,6 @@ class NewLock(NamedTuple):
         return all(failure.keeps_lines for failure in self.failed_mappings)
 
 
-class _Content(NamedTuple):
-    """The fields of a LockedImage that depend on its digest only, and not on its tag."""
-
-    digest: str
-    pushed: str | None
-    artifacts: tuple[LockedArtifact, ...]
-
-
 class _Selection(NamedTuple):
     """The tags that a mapping selects."""
 
@@ -175,9 +167,8 @@ class Locking:
             source for source in new_rules if new_rules[source] == old_rules[source]
         }
 
-        # By source and digest, the request for the content of an image. All tags of a digest share
-        # it.
-        self._contents: dict[tuple[SourceKey, str], Once[_Content]] = defaultdict(Once)
+        # By source and digest, the request for a new line. All tags of a digest share it.
+        self._new_images: dict[tuple[SourceKey, str], Once[LockedImage]] = defaultdict(Once)
 
     def images_under_way(self) -> list[str]:
         """Return the references of the images that are being resolved."""
@@ -262,28 +253,17 @@ class Locking:
 
         # A line of the old lock with the same digest has the same content, even under another tag.
         is_unmoved = old_image is not None and old_image.digest == digest
-        image_of_digest = old_image if is_unmoved else self._old_images.get((source, digest))
-        if image_of_digest is not None and self._can_reuse(rule, image_of_digest):
-            content = _Content(
-                digest, pushed=image_of_digest.pushed, artifacts=image_of_digest.artifacts
-            )
-        else:
-            fetch = partial(self._fetch_content, rule, tag, digest)
-            content = await self._contents[source, digest].get(fetch)
+        image = old_image if is_unmoved else self._old_images.get((source, digest))
+        if image is None or not self._can_reuse(rule, image):
+            fetch = partial(self._fetch_image, rule, tag, digest)
+            image = await self._new_images[source, digest].get(fetch)
 
-        # `content.digest` differs from `digest` if the tag was moved between two requests.
-        if old_image is not None and old_image.digest == content.digest:
+        # `image.digest` differs from `digest` if the tag was moved between two requests.
+        if old_image is not None and old_image.digest == image.digest:
             first_seen = old_image.first_seen  # keep the bytes of an unchanged line
         else:
-            first_seen = self._first_seen_at(source, content.digest)
-        return LockedImage(
-            source,
-            tag,
-            digest=content.digest,
-            pushed=content.pushed,
-            artifacts=content.artifacts,
-            first_seen=first_seen,
-        )
+            first_seen = self._first_seen_at(source, image.digest)
+        return image._replace(tag=tag, first_seen=first_seen)
 
     def _first_seen_at(self, source: SourceKey, digest: str) -> int:
         """Return when a digest was first seen in a repository, under any tag."""
@@ -322,19 +302,29 @@ class Locking:
         listed_tags = self._referrers.listed_cosign_tags(source, old_image.digest)
         return all(tag in known_tags for tag in listed_tags)
 
-    async def _fetch_content(self, rule: MappingRule, tag: str, digest: str) -> _Content:
-        """Fetch what a line says about a digest: its digest at targets, and its artifacts."""
+    async def _fetch_image(self, rule: MappingRule, tag: str, digest: str) -> LockedImage:
+        """Fetch what a line says about a digest: its digest at targets, and its artifacts.
+
+        The line is one of `tag`, first seen now.
+        """
+        source = source_key(rule)
         if not self._needs_manifest(rule):
-            return _Content(digest, pushed=None, artifacts=())
+            return LockedImage(source, tag, digest, None, artifacts=(), first_seen=self._now)
 
         lookup = await self._discovery.look_up_at_source(rule, tag, digest)
         artifacts = dict[str, LockedArtifact]()
-        for mapping in self._mappings_by_artifacts[source_key(rule)].values():
+        for mapping in self._mappings_by_artifacts[source].values():
             if mapping.artifacts.enabled:
                 for artifact in await self._referrers.find_at_source(mapping, lookup):
                     artifacts.setdefault(artifact.reference, _locked_artifact(artifact))
-        pushed = lookup.digest if lookup.is_trimmed else None
-        return _Content(lookup.source_digest, pushed, tuple(artifacts.values()))
+        return LockedImage(
+            source,
+            tag,
+            digest=lookup.source_digest,
+            pushed=lookup.digest if lookup.is_trimmed else None,
+            artifacts=tuple(artifacts.values()),
+            first_seen=self._now,
+        )
 
     # The new lock.
 
