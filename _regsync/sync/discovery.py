@@ -31,7 +31,7 @@ from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.layout.layouts import Layouts
 from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manifest, trim_index
 from _regsync.oci.reference import is_digest, is_referrer_tag
-from _regsync.registry.host import Host, RegistryClient
+from _regsync.registry.host import Host
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
@@ -273,8 +273,6 @@ class Discovery:
 
         # By registry, repository name, and whether the repository is a source.
         self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
-        # The clients of the registries in use, in order of first use. The values are unused.
-        self._hosts: dict[RegistryClient, None] = {}
 
         # By repository, the digest of each tag: None for a digest that the listing does not have,
         # and None in place of the listing if the repository does not exist.
@@ -322,12 +320,15 @@ class Discovery:
         # challenge of this run.
         host.authenticator.restore(self._knowledge.facts_of(host.key).login)
         host.authenticator.plan_scope(repository.api_name, repository.rights)
-        self._hosts[host] = None  # `save_logins` saves the challenge of each of these hosts
         return repository
 
     def save_logins(self) -> None:
         """Save the authentication challenges of this run's hosts for later runs."""
-        for host in self._hosts:
+        # A layout has no login. Several repositories may share a client.
+        remotes = [
+            each for each in self._repositories.values() if isinstance(each, RemoteRepository)
+        ]
+        for host in dict.fromkeys(repository.host for repository in remotes):
             if any(host.authenticator.login_facts):
                 self._knowledge.record_login(host.key, host.authenticator.login_facts)
 
