@@ -162,6 +162,17 @@ async def test_artifacts_of_platforms_count_as_required_after_a_later_look(world
     assert mirror.source.journal.count("GET", "referrers") == 0
 
 
+async def test_artifacts_on_artifacts_that_have_no_end_fail_their_image(mirror):
+    top = mirror.images[0]
+    for _ in range(9):
+        top = mirror.load(mirror.seed.artifact(top, SIGNATURE))
+    ran = await mirror.sync({"from": "app", "tags": tags("v*")})
+    error = only(ran.images)["error"]
+    assert (error["code"], error["side"]) == ("CONTENT_ERROR", "source")
+    assert "more than 8 deep" in error["message"]
+    mirror.target.journal.matching("PUT POST").none()
+
+
 async def test_where_no_state_can_be_kept_a_quarter_of_the_day_decides(mirror):
     (mirror.cache).write_text("a file where the directory was to be")
     await mirror.look()

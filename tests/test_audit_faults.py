@@ -197,6 +197,39 @@ async def test_an_index_that_has_no_end_is_a_failure(world, tmp_path):
     assert "nested more than 4 deep" in error["message"]
 
 
+async def test_artifacts_on_artifacts_that_have_no_end_are_a_failure(world, tmp_path):
+    mirror = AuditedMirror(world, tmp_path)
+    top = mirror.load(mirror.seed.image(), "v1")
+    for _ in range(9):
+        top = mirror.load(mirror.seed.artifact(top))
+    ran = await mirror.audit()
+    assert found(ran) == []
+    error = only(ran.report["failures"])["error"]
+    assert (error["code"], error["side"]) == ("CONTENT_ERROR", "target")
+    assert "more than 8 deep" in error["message"]
+
+
+async def test_of_two_sources_of_a_tag_the_later_one_is_a_failure(world, tmp_path):
+    mirror = AuditedMirror(world, tmp_path)
+    mirror.load(mirror.seed.image(), "v1")
+    mirror.others.append({"from": "other", "to": "app", "tags": tags("v1")})
+    ran = await mirror.audit()
+    failure = only(ran.report["failures"])
+    assert (failure["source"], failure["error"]["code"]) == ("source.test/other:v1", "TARGET_ERROR")
+    assert "mappings[0] writes this tag too" in failure["error"]["message"]
+    assert ran.totals["images"] == {"whole": 1, "flawed": 0, "failed": 1}
+
+
+async def test_a_mapping_that_selects_nothing_is_a_warning(world, tmp_path):
+    mirror = AuditedMirror(world, tmp_path)
+    mirror.load(mirror.seed.image(), "v1")
+    mirror.mapping["tags"] = tags("w*")
+    mirror.write(mirror.mapping)
+    ran = await world.run("audit", "--json", "-c", str(mirror.file))
+    assert ran.status == 0, ran.err
+    assert "source.test/app" in ran.err
+
+
 async def test_a_nested_index_that_was_trimmed_is_not_asked_about_at_the_source(world, tmp_path):
     """Here a 404 to that would look like a source without the referrers API."""
     mirror = AuditedMirror(world, tmp_path)

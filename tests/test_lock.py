@@ -667,6 +667,43 @@ async def test_a_job_without_state_has_one_head_a_tag_too(mirror, tmp_path):
     await mirror.skip_all(4)
 
 
+async def test_without_state_a_quarter_of_the_day_decides_about_artifacts(mirror):
+    mirror.cache.write_text("a file where the directory was to be")
+    mirror.attach(mirror.push("v1"))
+    mirror.write({"from": "app", "tags": tags("v*")})
+    for words in (("lock",), ("sync", "--locked")):
+        assert (await mirror.run(*words)).status == 0
+
+    asked_about = []
+    for _ in range(16):
+        await anyio.sleep(DAY / 4)
+        assert (await mirror.run("sync", "--locked")).statuses() == ["skipped"]
+        asked_about.append(asked(mirror.target)["HEAD manifest"] - 1)
+        assert asked(mirror.source) == {}
+    assert sum(asked_about) == 4, asked_about
+
+
+async def test_the_type_that_a_lock_does_not_have_is_read_for_filters(mirror):
+    """A signature under a tag of cosign's: the first mapping has no filters, and asks for no type."""
+    image = mirror.push("v1")
+    signature = mirror.load(mirror.seed.image(), f"{referrers_tag(image.top)}.sig")
+    kind = signature.document["layers"][0]["mediaType"]
+    mirror.write(
+        {"from": "app", "to": "all", "tags": tags("v*")},
+        {"from": "app", "to": "same", "tags": tags("v*"), "artifacts": {"include": [kind]}},
+        {"from": "app", "to": "bare", "tags": tags("v*"), "artifacts": {"include": [SBOM]}},
+    )
+    await mirror.succeed("lock")
+    (locked,) = mirror.lines()["v1"]["artifacts"]
+    assert "type" not in locked
+    await mirror.succeed("sync", "--locked")
+    held = {
+        name: signature.top in each.manifests
+        for name, each in mirror.target.app.repositories.items()
+    }
+    assert held == {"all": True, "same": True, "bare": False}
+
+
 async def test_an_unchanged_run_asks_the_source_for_no_token(world, tmp_path):
     service = TokenService({"captain": "secret"}, now=anyio.current_time)
     mirror = LockedMirror(world, tmp_path, auth=service)
