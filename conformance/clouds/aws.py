@@ -312,6 +312,7 @@ class Aws(Site):
     # ECR and ECR Public, section 4.3.
 
     def _ecr(self, service: str, request: Request, body: bytes) -> Response:
+        """Answer as the API `service`: "ecr" or "ecr-public"."""
         if request.method != "POST" or request.target != "/":
             return self._refuse_mistake(
                 request, 400, "UnknownOperationException", "operations are POST /"
@@ -394,6 +395,7 @@ class Aws(Site):
     # STS, section 4.6.
 
     def _sts(self, request: Request, body: bytes) -> Response:
+        """Answer with temporary keys for a role."""
         form = dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True))
         kind = request.header("content-type").partition(";")[0]
         if (
@@ -468,6 +470,7 @@ class Aws(Site):
     # SSO, section 4.6: temporary keys for a login, and the renewal of a login.
 
     def _portal(self, request: Request) -> Response:
+        """Answer with temporary keys for a role of a login."""
         if (
             request.method != "GET"
             or request.path != "/federation/credentials"
@@ -501,6 +504,7 @@ class Aws(Site):
         return _json(200, {"roleCredentials": {**keys, "expiration": int(identity.expires * 1000)}})
 
     def _oidc(self, request: Request, body: bytes) -> Response:
+        """Answer with the access token of a new login for a refresh token, which stays valid."""
         if request.method != "POST" or request.path != "/token" or request.header("authorization"):
             return self._refuse_mistake(request, 400, "invalid_request", "POST /token, unsigned")
 
@@ -530,6 +534,7 @@ class Aws(Site):
     # Metadata, section 4.6.
 
     def _container(self, request: Request) -> Response:
+        """Answer with temporary keys of the container's role."""
         assert self.container is not None
         _, token = self.container
         if request.method != "GET" or request.header("accept") != "application/json":

@@ -272,10 +272,13 @@ class Google(Site):
             "/v1/token": (_STS, self._exchange),
             "/v1/oauthtoken": (_STS, self._staff),
         }
-        host, service = services.get(request.path, (_IAM_CREDENTIALS, self._impersonate))
-        if service == self._impersonate and not _IMPERSONATE.match(request.path):
+        found = services.get(request.path)
+        if found is None and _IMPERSONATE.match(request.path):
+            found = (_IAM_CREDENTIALS, self._impersonate)
+        if found is None:
             return self._refuse_mistake(request, 404, "not_found", "no such path")
 
+        host, service = found
         named_host = request.header("host")
         if (named_host != host or request.scheme != "https") and not _LOCAL.match(named_host):
             return self._refuse_mistake(
@@ -365,6 +368,7 @@ class Google(Site):
         return self._check_jwt(request, form["assertion"])
 
     def _check_jwt(self, request: Request, assertion: str) -> Response:
+        """Answer with a token for a valid JWT of a service account."""
         try:
             first, second, third = assertion.split(".")
             header = json.loads(_unbase64(first))
@@ -404,6 +408,7 @@ class Google(Site):
     # The security token service (RFC 8693).
 
     def _exchange(self, request: Request, body: bytes) -> Response:
+        """Answer with a token for a subject token of a pool."""
         required = "grant_type audience scope requested_token_type subject_token subject_token_type"
         form = self._read_form(request, body, required, "options")
         if isinstance(form, Response):
@@ -445,6 +450,7 @@ class Google(Site):
         )
 
     def _staff(self, request: Request, body: bytes) -> Response:
+        """Answer with a token for the refresh token of a workforce's user."""
         form = self._read_form(request, body, "grant_type refresh_token")
         if isinstance(form, Response):
             return form
@@ -461,6 +467,7 @@ class Google(Site):
     # Impersonation.
 
     def _impersonate(self, request: Request, body: bytes) -> Response:
+        """Answer with a token of the account in the path, if the request's token permits it."""
         match = _IMPERSONATE.match(request.path)
         assert match is not None
         scheme, _, value = request.header("authorization").partition(" ")

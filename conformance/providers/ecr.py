@@ -9,6 +9,7 @@ Follows: docs/protocol-facts.md sections 4.7 to 4.9.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -47,23 +48,24 @@ def _unreferenced(provider: Provider, request: Request) -> Response | None:
 
 def _seen_late(provider: Provider, request: Request, answer: Response) -> Response:
     """Refuse a manifest that names a blob which was uploaded less than LAG seconds ago."""
-    lag = provider.notes.get(LAG, 0.0)
     now = provider.now()
-    digest = request.parameter("digest")
-    if request.kind == "upload" and answer.status == 201 and digest:
+    digest = request.parameter("digest")  # None: a PATCH, which is answered with 201 too
+    if request.kind == "upload" and answer.status == 201 and digest is not None:
         provider.notes["arrived", request.repository, digest] = now
 
+    lag = provider.notes.get(LAG, 0.0)
     is_put = request.kind == "manifest" and request.method == "PUT" and answer.status == 201
-    if not (is_put and lag):
+    if not is_put or not lag:
         return answer
 
     stored = provider.manifest(request.repository, answer.header("Docker-Content-Digest"))
     assert stored is not None
-    fresh = []
-    for blob in stored.blobs:
-        arrived = provider.notes.get(("arrived", request.repository, blob["digest"]))
-        if arrived is not None and now - arrived < lag:
-            fresh.append(blob["digest"])
+    fresh = [
+        blob["digest"]
+        for blob in stored.blobs
+        if now - provider.notes.get(("arrived", request.repository, blob["digest"]), -math.inf)
+        < lag
+    ]
     if not fresh:
         return answer
 
