@@ -377,6 +377,28 @@ def test_a_mount_asks_for_the_right_to_read_where_an_earlier_run_has_put_the_blo
     target.journal.matching("POST", "upload_start", status=401).none()
 
 
+def test_where_no_token_covers_the_repository_to_mount_from_the_blob_is_uploaded(tmp_path, serve):
+    source = serve()
+    target = serve(auth=TokenService({"u": "p"}))
+    image = Seed(11).image(sizes=(LARGE, LARGE))
+    load_all(source, {"one": {"v1": image}, "two": {"v1": image}})
+    login = {"username": "u", "password": "p"}
+    entry = {"url": target.url, "auth_type": "basic", "credentials": login}
+    ends = {"source": source, "target": entry}
+    assert sync_file(tmp_path, ends, {"from": "one", "tags": tags("v1")}).status == 0
+    clear(source, target)
+
+    def intercept(request: Request) -> Answer | None:
+        asks_for_one = any("repository:one:" in value for _, value in request.query)
+        return error(403, "DENIED", "not that one") if asks_for_one else None
+
+    target.app.intercept = intercept
+    assert sync_file(tmp_path, ends, {"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
+    assert held(target, "two", image)
+    target.journal.matching("POST", "upload_start", query={"from": "one"}).none()
+    target.journal.matching("PUT", "upload", status=201).exactly(3)
+
+
 @pytest.mark.provokes("upload_without_mount")  # decided just before another repository had it
 def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(tmp_path, serve):
     source, target = serve(), serve(mounts=False)

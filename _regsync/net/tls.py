@@ -150,23 +150,24 @@ def _system_trust(
     bundle = environ.get("SSL_CERT_FILE")
     cert_dir = environ.get("SSL_CERT_DIR")
 
-    if not cert_dir:
-        directories = list(filter(_is_hashed, [defaults.openssl_capath]))
-        if not bundle and not directories:
-            bundle = _first_file([defaults.openssl_cafile, *_BUNDLES])
-        return bundle, directories
-
-    named_directories = cert_dir.split(os.pathsep)
+    named_directories = cert_dir.split(os.pathsep) if cert_dir else []
     for directory in named_directories:
         if not os.path.isdir(directory):
             raise ConfigError(f"SSL_CERT_DIR names {directory!r}, which is not a directory")
-    directories = list(filter(_is_hashed, named_directories))
-    if not bundle and not directories:
+    directories = list(filter(_is_hashed, named_directories or [defaults.openssl_capath]))
+
+    if bundle:
+        return bundle, directories
+    if cert_dir and not directories:
         raise ConfigError(
             f"SSL_CERT_DIR={cert_dir} holds no hashed certificate names",
             hint="run `openssl rehash` on the directory, or unset SSL_CERT_DIR",
         )
-    return bundle or _first_file([defaults.openssl_cafile]), directories
+    if cert_dir:
+        return _first_file([defaults.openssl_cafile]), directories
+    if directories:
+        return None, directories
+    return _first_file([defaults.openssl_cafile, *_BUNDLES]), []
 
 
 def _first_file(paths: Sequence[str]) -> str | None:
