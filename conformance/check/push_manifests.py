@@ -8,7 +8,7 @@ Follows: section "Pushing Manifests" of the OCI distribution specification 1.1.1
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..content.images import Image, encode, without_none
 from ..messages import digest_of
@@ -82,7 +82,7 @@ def put_says_digest(run: Run, kind: str) -> None:
 
 
 # The cited sentence and the function that builds the image, by shape.
-_SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
+_SHAPES: Mapping[str, tuple[str, Callable[[Run], Image]]] = {
     "no layers": (
         f"{_MANIFESTS}: the list of blobs MAY be empty",
         lambda run: run.seed.image(sizes=()),

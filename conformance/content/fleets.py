@@ -45,15 +45,15 @@ class Fleet:
     def images(self) -> dict[str, dict[str, Image]]:
         """Return the images, by repository and tag."""
         places = [(repo, tag) for tag in range(self.tags) for repo in range(self.repositories)]
-        # The moved tags are distributed evenly.
-        count = len(places) * self.moved // 100
-        changed = {places[number * len(places) // count] for number in range(count)}
+        moved_count = len(places) * self.moved // 100
+        # Evenly distributed.
+        moved = {places[number * len(places) // moved_count] for number in range(moved_count)}
         bases = [self._base(base) for base in range(min(self.bases, self.repositories))]
         images: dict[str, dict[str, Image]] = {
             f"fleet/app-{repo}": {} for repo in range(self.repositories)
         }
         for repo, tag in places[: len(places) - self.left_out]:
-            seed = self._seed("own", repo, tag, int((repo, tag) in changed))
+            seed = self._seed("own", repo, tag, int((repo, tag) in moved))
             images[f"fleet/app-{repo}"][f"1.{tag}.0"] = self._image(seed, bases[repo % self.bases])
         return images
 

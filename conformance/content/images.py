@@ -316,15 +316,12 @@ class Seed:
         if children is None:
             children = [self.platform_image(platform, format=format) for platform in platforms]
 
-        entries = []
         parts = list(children)
-        for child in children:
-            described = child.descriptor()
-            platform = _platform(child) if with_platforms else None
-            if platform:
-                described["platform"] = platform
-            entries.append(described)
-
+        platforms_of = [_platform(child) if with_platforms else None for child in children]
+        entries = [
+            without_none(child.descriptor(platform=platform))
+            for child, platform in zip(children, platforms_of, strict=True)
+        ]
         if attestations:
             for child in children:
                 proof = self.attestation(child)

@@ -64,10 +64,11 @@ class Stream(Content):
         stop = self.size if stop is None else min(stop, self.size)
         filling = memoryview(_filling(self._seed))
         views: list[memoryview] = []
-        for place in range(start - start % _PIECE, stop, _PIECE):
-            stamp = hashlib.sha256(b"%d/%d/%d" % (self._seed, self._number, place)).digest()
-            for begin, part in ((place, memoryview(stamp)), (place + _STAMP, filling)):
-                view = part[max(start - begin, 0) : max(stop - begin, 0)]
+        for piece_start in range(start - start % _PIECE, stop, _PIECE):
+            stamp = hashlib.sha256(b"%d/%d/%d" % (self._seed, self._number, piece_start)).digest()
+            parts = ((piece_start, memoryview(stamp)), (piece_start + _STAMP, filling))
+            for part_start, part in parts:
+                view = part[max(start - part_start, 0) : max(stop - part_start, 0)]
                 if view:
                     views.append(view)
         return views
