@@ -235,11 +235,13 @@ class World:
             assert orders == sorted(set(orders)), (
                 "rule 9: owners before those who wait, earliest first"
             )
-            if place.leader is not None:
-                leader = place.leader.image
-                assert place in place.leader.followers
-                assert leader.order < place.owner.order, "rule 9: leaders before followers"
-                assert not leader.is_withdrawn
+        for (host, digest), leader in self.claims._leaders.items():
+            assert not leader.image.is_withdrawn
+            assert len(set(leader.followers)) == len(leader.followers), "nobody waits twice"
+            for place in leader.followers:
+                assert self.claims._claims[place.key] is place, "who waits has a claim"
+                assert (place.host, place.key.digest) == (host, digest)
+                assert leader.image.order < place.owner.order, "rule 9: leaders before followers"
         for each in self.images.values():
             waits = sum(each.work in place.waiters for place in self.claims._claims.values())
             owns = sum(not is_manifest for _, _, is_manifest in each.work.owned)

@@ -97,9 +97,7 @@ class Claim:
         self.owner = owner
         # In promotion order. If the owner is withdrawn, the first waiter becomes the owner.
         self.waiters = list[ImageClaims]()
-        # The leader for which the claim waits, in order to mount the blob. None: it does not wait.
-        self.leader: Leader | None = None
-        # When the wait for the leader began, on the clock of the event loop.
+        # When the last wait for a leader began, on the clock of the event loop.
         self.waiting_since = 0.0
 
     @property
@@ -338,8 +336,8 @@ class Claims:
     def _release_followers(self, image: ImageClaims) -> list[Claim]:
         """End the leadership of an image that is committed or withdrawn, for all its blobs.
 
-        Returns the claims that need not wait for their leaders any more. They still have to be
-        removed from the leaders' followers, which `_next_steps` does.
+        Returns the claims that need not wait for their leaders any more. Those of leaders that
+        remain still have to be removed from the followers, which `_next_steps` does.
         """
         host = image.where.host
         freed = list[Claim]()
@@ -418,15 +416,14 @@ class Claims:
         if not self.knowledge.may_mount(claim.key.where, leader.image.where.name):
             return False
         leader.followers.append(claim)
-        claim.leader = leader
         claim.waiting_since = self._now()
         return True
 
     def _leave_queues(self, claim: Claim) -> None:
         """End the wait of a claim for a leader or for the first mount, if it waits."""
-        if claim.leader is not None:
-            claim.leader.followers.remove(claim)
-            claim.leader = None
+        leader = self._leaders.get((claim.host, claim.key.digest))
+        if leader is not None and claim in leader.followers:
+            leader.followers.remove(claim)
         first_mount = self._first_mounts.get(claim.host)
         if first_mount is not None and claim in first_mount.waiting:
             first_mount.waiting.remove(claim)
