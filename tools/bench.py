@@ -40,7 +40,7 @@ from conformance.programs import MissingProgram  # noqa: E402
 from tools.benches.runner import BenchError  # noqa: E402
 from tools.fips_provider import ProviderError  # noqa: E402
 
-__all__ = ["DEFAULT", "SUBJECTS", "main"]
+__all__ = ["SUBJECTS", "main"]
 
 SUBJECTS = (
     "skopeo",

@@ -477,18 +477,17 @@ CONSTANTS = "_regsync/__init__.py"  # the one module in which the builds differ
 
 def our_sources() -> dict[str, bytes]:
     """Read `regsync.py`, and the modules and JSON files of `_regsync` and its sub-packages."""
-    names = ["regsync.py", *package_files("_regsync")]
     sources = {}
-    for name in names:
+    for name in ("regsync.py", *package_files()):
         with open(os.path.join(ROOT, name), "rb") as file:
             sources[name] = file.read()
     return sources
 
 
-def package_files(package: str) -> list[str]:
-    """Return the modules and JSON files below a package, with the names that they have in an archive."""
+def package_files() -> list[str]:
+    """Return the modules and JSON files of `_regsync`, with the names that they have in an archive."""
     names = []
-    for folder, _, files in os.walk(os.path.join(ROOT, package)):
+    for folder, _, files in os.walk(os.path.join(ROOT, "_regsync")):
         place = os.path.relpath(folder, ROOT).replace(os.sep, "/")
         modules = [name for name in files if name.endswith(".py")]
         documents = [name for name in files if name.endswith(".json")]

@@ -96,11 +96,11 @@ class Verdict(NamedTuple):
     by: str  # the test that failed, or why that proves nothing
 
 
-def read_lists(folder: Path = LISTS) -> list[Mutant]:
-    """Read all mutants of a folder."""
+def read_lists() -> list[Mutant]:
+    """Read all mutants."""
     rows = [
         row
-        for path in sorted(folder.glob("*.yaml"))
+        for path in sorted(LISTS.glob("*.yaml"))
         for row in yaml.safe_load(path.read_text("utf-8"))
     ]
     return [Mutant(**{**row, "tests": tuple(row["tests"].split())}) for row in rows]

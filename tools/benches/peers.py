@@ -32,13 +32,14 @@ __all__ = [
     "Peer",
     "add_peer_option",
     "find_peers",
+    "forget_blobs",
     "run_job",
 ]
 
 CONCURRENCY = 16  # requests to one registry at a time
 
-# Where skopeo remembers which registry has which blob when root runs it; else it is in its home.
-CACHE_OF_ROOT = Path("/var/lib/containers/cache")
+# Where skopeo remembers which registry has which blob. The first is root's, the other below a home.
+CACHES = ("/var/lib/containers/cache", ".local/share/containers/cache")
 
 
 class Job(NamedTuple):
@@ -223,7 +224,13 @@ class Skopeo(Peer):
     def forget(self, job: Job) -> None:
         """Remove all that the program remembers, root's cache of blobs included."""
         super().forget(job)
-        for file in CACHE_OF_ROOT.glob("blob-info-cache*"):
+        forget_blobs(job.home)
+
+
+def forget_blobs(home: Path) -> None:
+    """Remove what skopeo remembers of blobs, by which it would mount instead of copying."""
+    for folder in CACHES:
+        for file in (home / folder).glob("blob-info-cache*"):
             file.unlink()
 
 

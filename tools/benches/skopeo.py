@@ -39,6 +39,7 @@ from conformance.programs import find_program
 from conformance.registry.app import App
 from conformance.registry.measuring import MeasuringApp
 from conformance.server.sockets import Server, run_in_thread
+from tools.benches.peers import forget_blobs
 from tools.benches.place import app_of
 from tools.benches.props import prop_command, started_line
 from tools.benches.registries import empty_registry
@@ -81,9 +82,6 @@ SETTLING = 5.0  # seconds that blocked streams get to fill what they fill
 STARTING = 60  # seconds until 50 streams have begun
 LARGE = 256 * MIB  # bytes of a stream
 PACE = 640_000  # bytes a second that a slow target takes of each
-# Where skopeo remembers which registry has which blob: it would mount instead of copying. The first
-# is root's, the other below a home.
-CACHES = ("/var/lib/containers/cache", ".local/share/containers/cache")
 PLAIN_HTTP = ("--src-tls-verify=false", "--dest-tls-verify=false")
 REPOSITORY = "bench/one"
 IMAGE = f"{REPOSITORY}:v1"
@@ -117,8 +115,7 @@ class Machine:
 
     def skopeo(self, *arguments: str, **environ: str) -> Spent:
         """Run skopeo, which remembers nothing from the last time."""
-        for cache in CACHES:
-            (self._home / cache / "blob-info-cache-v1.boltdb").unlink(missing_ok=True)
+        forget_blobs(self._home)
         command = [find_program("skopeo", "skopeo"), "--insecure-policy", *arguments]
         return self.measure(command, **environ).spent
 
