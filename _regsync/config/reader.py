@@ -354,8 +354,8 @@ class Reader:
                 return self.read_registries(node, path)
             case "names":
                 return self.read_groups(node, path)
-            case "all_or_texts" if self.is_all(node):
-                return ()  # no filter
+            case "all_or_texts" if node.is_scalar:
+                return self.read_all(node, path)
             case "texts" | "one_or_texts" | "all_or_texts":
                 return self.read_texts(node, field, path)
             case "targets" if node.tag == "seq":
@@ -374,12 +374,19 @@ class Reader:
         self.diagnostics.add_problem(node, path, f"must be {wanted}, not {node.kind}{remedy}")
         return False
 
-    def is_all(self, node: Node) -> bool:
-        """Report whether a node is the word `all` after its variables have been replaced."""
+    def read_all(self, node: Node, path: str) -> tuple[Any, ...] | None:
+        """Return an empty filter if a scalar is `all` after its variables have been replaced.
+
+        Otherwise add a problem, and return None.
+        """
         try:
-            return substitute(node.text, self.file.environ) == "all"
-        except ValueError:  # the caller reports any other scalar
-            return False
+            if substitute(node.text, self.file.environ) == "all":
+                return ()
+        except ValueError as error:
+            self.diagnostics.add_problem(node, path, str(error))
+        else:
+            self.expect_tag(node, "seq", path)
+        return None
 
     def read_section(self, node: Node, section_name: str, path: str) -> Any:
         """Read the fields of a section. Returns the value that `build_section` makes of them."""
