@@ -63,6 +63,9 @@ KINDS = {
     **{f"{letter}.test": f"http://{letter}.test" for letter in "abc"},
 }
 
+# Two that take chunks, so that one reading may feed both.
+LIKE_AZURE = ["mine.azurecr.io", "yours.azurecr.io", "a.test"]
+
 # Of any run: a pause that a registry asks for is a second, ours are half a minute at most, and some
 # are in a row.
 PATIENCE = 3 * 3600.0
@@ -128,7 +131,7 @@ def pool(random: Random, seed: Seed) -> list[Image]:
     layers = [
         seed.layer(random.choice([0, 900, 5000, 300_000])) for _ in range(random.randint(2, 7))
     ]
-    layers += [seed.layer(1_100_000)] * (random.random() < 0.4)
+    layers += [seed.layer(random.choice([1_100_000, 3_300_000]))] * (random.random() < 0.5)
 
     def image(architecture: str = "amd64") -> Image:
         chosen = [random.choice(layers) for _ in range(random.randint(0, 5))]
@@ -147,7 +150,8 @@ def pool(random: Random, seed: Seed) -> list[Image]:
 
 def places_of(world: Virtual, random: Random) -> tuple[list[Place], list[str]]:
     """Let registries listen; return them and what a configuration calls them."""
-    chosen = random.sample(sorted(KINDS), random.randint(1, 3))
+    kinds = random.choice([sorted(KINDS), sorted(KINDS), LIKE_AZURE])
+    chosen = random.sample(kinds, random.randint(1, 3))
     places = []
     for name in chosen:
         lines = [
@@ -224,7 +228,7 @@ def scene_of(
                 registry["max_concurrent"] = random.choice([2, 3] if alias in both else [1, 2, 3])
     limits: dict[str, Any] = {"max_concurrent_transfers": random.choice([1, 2, 50])}
     if random.random() < 0.5:
-        limits["staging_size_limit"] = random.choice(["0", "10 KB", "1.5 MB"])
+        limits["staging_size_limit"] = random.choice(["0", "0", "10 KB", "1.5 MB"])
     rest = {"defaults": {"artifacts": {"enabled": artifacts}}, "global": limits}
     return json.dumps({"registries": registries, "mappings": mappings, **rest}), wanted
 

@@ -121,8 +121,8 @@ def moved(places: list[Place]) -> int:
 
 
 # No journal tells what a layout holds that is a source. A small PATCH whose answer was lost with its
-# connection is sent once more: nobody has heard of the newer Location.
-@pytest.mark.provokes(*CLUMSY, "manifest_invented", "location_stale")
+# connection is sent once more: nobody has heard of the newer Location. So is a small PUT.
+@pytest.mark.provokes(*CLUMSY, "manifest_invented", "location_stale", "session_after_end")
 @pytest.mark.parametrize("number", seeds("WORLDS", 2, 20))
 async def test_whatever_happened_the_next_run_completes_it(number, tmp_path, monkeypatch):
     monkeypatch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
@@ -168,6 +168,8 @@ async def test_whatever_happened_the_next_run_completes_it(number, tmp_path, mon
                     with filling_disk(room), anyio.move_on_after(killed):
                         await run()
                     tasks.cancel_scope.cancel()
+                await anyio.sleep(60)  # what a killed run has sent is there
+                assert not any(place.open_connections() for place in places)
                 if random.random() < 0.3:
                     damage_state(tmp_path, random)
             for ill in ills:
