@@ -24,6 +24,7 @@ RUNS = 5  # of `validate`; the fastest counts, the others measure other work of 
 # Loads a state and asks 1,000 things of it; prints seconds of both.
 READ_STATE = """
 import sys, time
+from _regsync.state.archive import RepositoryKey
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 hosts = sys.argv[2:]
@@ -34,7 +35,7 @@ known = Knowledge(state, now=time.time)
 loading = time.perf_counter() - began
 began = time.perf_counter()
 for number in range(1000):
-    where = (hosts[number % len(hosts)], f"held/app-{number % 200}")
+    where = RepositoryKey(hosts[number % len(hosts)], f"held/app-{number % 200}")
     assert known.is_blob_believed(where, f"sha256:{number * 30 + 7:064x}")
 asking = time.perf_counter() - began
 print(loading, asking)
