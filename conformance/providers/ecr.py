@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..messages import Request, Response, error
+from ..registry.storage import Invalid, read_manifest
 from .provider import CLOUD_OPTIONS, Persona, Provider
 from .rates import Cap
 
@@ -46,32 +47,32 @@ def _unreferenced(provider: Provider, request: Request) -> Response | None:
     return error(404, "BLOB_UNKNOWN", "blob unknown to registry", {"digest": request.reference})
 
 
-def _seen_late(provider: Provider, request: Request, answer: Response) -> Response:
+def _seen_late(provider: Provider, request: Request, body: bytes) -> Response | None:
     """Refuse a manifest that names a blob which was uploaded less than LAG seconds ago."""
-    now = provider.now()
-    digest = request.parameter("digest")  # None: a PATCH, which is answered with 201 too
-    if request.kind == "upload" and answer.status == 201 and digest is not None:
-        provider.notes["arrived", request.repository, digest] = now
+    media_type = request.header("content-type").partition(";")[0].strip()
+    try:
+        stored = read_manifest(body, media_type, "", any_type=provider.any_manifest_type)
+    except Invalid:
+        return None
 
-    lag = provider.notes.get(LAG, 0.0)
-    is_put = request.kind == "manifest" and request.method == "PUT" and answer.status == 201
-    if not is_put or not lag:
-        return answer
-
-    stored = provider.manifest(request.repository, answer.header("Docker-Content-Digest"))
-    assert stored is not None
+    visible_since = provider.now() - provider.notes.get(LAG, 0.0)
     fresh = [
         blob["digest"]
         for blob in stored.blobs
-        if now - provider.notes.get(("arrived", request.repository, blob["digest"]), -math.inf)
-        < lag
+        if provider.notes.get(("arrived", request.repository, blob["digest"]), -math.inf)
+        > visible_since
     ]
     if not fresh:
-        return answer
-
-    provider.repositories[request.repository].remove_manifest(stored.digest)
+        return None
     text = f"Images with digests '{fresh}' required for pushing image into repository do not exist"
     return error(400, "MANIFEST_BLOB_UNKNOWN", text)
+
+
+def _note_arrival(provider: Provider, request: Request, answer: Response) -> Response:
+    """Record when a blob was uploaded."""
+    if request.kind == "upload" and answer.status == 201:
+        provider.notes["arrived", request.repository, request.parameter("digest")] = provider.now()
+    return answer
 
 
 def _worded_as_ecr(provider: Provider, request: Request, answer: Response) -> Response:
@@ -123,7 +124,8 @@ _PRIVATE = Persona(
     caps=_caps,
     throttled="Rate exceeded",
     before=(_absent_repository, _unreferenced),
-    after=(_worded_as_ecr, _seen_late),
+    judges=(_seen_late,),
+    after=(_note_arrival, _worded_as_ecr),
 )
 
 PERSONAS: Mapping[str, Persona] = {

@@ -26,6 +26,7 @@ from conformance.client.copies import ACCEPT
 from conformance.content.images import Image, Seed
 from conformance.messages import Response
 from conformance.programs import DISTRIBUTION_2_8_GAPS, skopeo
+from conformance.providers.ecr import LAG
 from conformance.providers.personas import PERSONAS, Persona, Provider, Running, imitate, persona
 from conformance.providers.rates import Cap
 from conformance.registry.app import App
@@ -71,6 +72,45 @@ def clock() -> Clock:
 @pytest.fixture
 def seed() -> Seed:
     return Seed(31)
+
+
+# ECR
+
+
+def test_ecr_leaves_everything_as_it_was_when_it_refuses_what_it_sees_late(
+    seed: Seed, clock: Clock
+) -> None:
+    app = imitate("ecr", now=clock)
+    app.notes[LAG] = 5.0
+    old = seed.image(sizes=(1,))
+    old.load_into(app, "app", tag="v1")
+    image = seed.image(sizes=(2,))
+
+    def put(reference: str) -> Response:
+        headers = [("Content-Type", image.media_type)]
+        return app.request("PUT", f"/v2/app/manifests/{reference}", headers, image.body)
+
+    def upload(digest: str, data: bytes) -> None:
+        session = app.request("POST", "/v2/app/blobs/uploads/").header("Location")
+        target = f"{urlsplit(session).path}?{urlsplit(session).query}&digest={digest}"
+        headers = [("Content-Type", "application/octet-stream")]
+        assert app.request("PUT", target, headers, data).status == 201
+
+    for digest, data in image.blobs.items():
+        upload(digest, data)
+    refused = put("v1")
+    assert (refused.status, refused.codes) == (400, ["MANIFEST_BLOB_UNKNOWN"])
+    assert app.tags("app") == {"v1": old.top}
+    assert app.manifest("app", image.top) is None
+
+    clock.now += 5.0
+    assert put("v1").status == 201
+    assert app.tags("app") == {"v1": image.top}
+
+    upload(*next(iter(image.blobs.items())))
+    assert put("v2").status == 400
+    assert app.tags("app") == {"v1": image.top}
+    assert app.manifest("app", image.top) is not None, "it was there before"
 
 
 # distribution
