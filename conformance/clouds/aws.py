@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl
 
 from ..messages import Access, Answer, Request, Response, error
-from ..registry.tokens import read_basic
+from ..registry.tokens import read_basic, read_form
 from ..server.exchange import Reception, Site, receive_whole
 from .sigv4 import canonical_request, read_claim, signature_of
 
@@ -396,7 +395,6 @@ class Aws(Site):
 
     def _sts(self, request: Request, body: bytes) -> Response:
         """Answer with temporary keys for a role."""
-        form = dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True))
         kind = request.header("content-type").partition(";")[0]
         if (
             request.method != "POST"
@@ -405,6 +403,11 @@ class Aws(Site):
         ):
             return self._refuse_mistake(
                 request, 400, "InvalidAction", "actions are forms that are POSTed to /"
+            )
+        form = read_form(body)
+        if form is None:
+            return self._refuse_mistake(
+                request, 400, "MalformedQueryString", "the form is malformed"
             )
 
         by_web_identity = form.get("Action") == "AssumeRoleWithWebIdentity"
@@ -546,10 +549,10 @@ class Aws(Site):
     def _imds_token(self, request: Request, body: bytes) -> Response:
         """Issue a token, which all other requests to the machine's metadata service need."""
         if request.method != "PUT":
-            return Response(405)
+            return self._refuse_mistake(request, 405, "MethodNotAllowed", "only PUT")
         life = request.header("x-aws-ec2-metadata-token-ttl-seconds")
         if body or not life.isdecimal() or not 1 <= int(life) <= 21600:
-            return Response(400)
+            return self._refuse_mistake(request, 400, "BadRequest", "a body, or no valid seconds")
         token = f"imds-token-{next(self._numbers)}=="
         self._metadata_tokens[token] = self.now() + int(life)
         self.secrets.add(token)
@@ -558,23 +561,21 @@ class Aws(Site):
     def _imds(self, request: Request, body: bytes) -> Response:
         """Answer with the machine's role or its temporary keys."""
         if request.header("x-forwarded-for"):
-            return Response(403)
+            return self._refuse_mistake(request, 403, "Forbidden", "through a proxy")
         if request.path == "/latest/api/token":
             return self._imds_token(request, body)
         if self._metadata_tokens.get(request.header("x-aws-ec2-metadata-token"), 0.0) <= self.now():
             return Response(401)
 
         roles = "/latest/meta-data/iam/security-credentials/"
-        if (
-            request.method != "GET"
-            or self.instance_role is None
-            or not request.path.startswith(roles)
-        ):
+        if request.method != "GET" or not request.path.startswith(roles):
+            return self._refuse_mistake(request, 404, "NotFound", f"only GET {roles}")
+        if self.instance_role is None:
             return Response(404)
         if request.path == roles:
             return Response(200, [("Content-Type", "text/plain")], self.instance_role.encode())
         if request.path != roles + self.instance_role:
-            return Response(404)
+            return self._refuse_mistake(request, 404, "NotFound", "the machine has another role")
 
         keys = self._new_keys(f"instance:{self.instance_role}", "Token")
         about = {"Code": "Success", "LastUpdated": _iso(self.now()), "Type": "AWS-HMAC"}

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import parse_qsl
 
 from ..messages import Answer, Request, Response
-from ..registry.tokens import TokenService
+from ..registry.tokens import TokenService, read_form
 from ..server.exchange import Reception, Site, receive_whole
 
 __all__ = [
@@ -224,10 +223,9 @@ class Directory(Site):
                 request, 400, "invalid_request", "Content-Type is not a form's"
             )
 
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True)
-        form = dict(pairs)
-        if len(form) != len(pairs):
-            return self._refuse_mistake(request, 400, "invalid_request", "a field is given twice")
+        form = read_form(body)
+        if form is None:
+            return self._refuse_mistake(request, 400, "invalid_request", "the form is malformed")
 
         audience, _, rest = form.get("scope", "").partition("/.default")
         if not audience or set(rest.split()) - {"openid", "profile", "offline_access"}:
@@ -447,8 +445,10 @@ class Exchange(TokenService):
         return receive_whole(lambda body: self._exchange(request, body))
 
     def _exchange(self, request: Request, body: bytes) -> Response:
-        form = dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True))
         self.exchanges += 1
+        form = read_form(body)
+        if form is None:
+            return self._refuse_mistake(request, "the form is malformed")
         if form.get("grant_type") != "access_token" or not form.get("access_token"):
             return self._refuse_mistake(request, "grant_type or access_token is missing")
         if form.get("service") != self.service:

@@ -27,11 +27,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import quote, unquote
 
 from ..messages import Answer, Request, Response
 from ..programs import find_program
-from ..registry.tokens import TokenService, read_basic
+from ..registry.tokens import TokenService, read_basic, read_form
 from ..server.exchange import Reception, Site, receive_whole
 from ..server.names import Names
 from ..server.sockets import run_in_thread
@@ -318,12 +318,12 @@ class Google(Site):
             return self._refuse_mistake(
                 request, 400, "invalid_request", "Content-Type is not a form's"
             )
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True)
-        names = [name for name, _ in pairs]
-        form = dict(pairs)
-        lacking = {*required.split()} - {*names}
-        strange = {*names} - {*required.split(), *optional.split()}
-        if lacking or strange or len(names) != len(form) or not all(form.values()):
+        form = read_form(body)
+        if form is None:
+            return self._refuse_mistake(request, 400, "invalid_request", "the form is malformed")
+        lacking = {*required.split()} - {*form}
+        strange = {*form} - {*required.split(), *optional.split()}
+        if lacking or strange or not all(form.values()):
             return self._refuse_mistake(
                 request, 400, "invalid_request", f"the form lacks {lacking}, has {strange} besides"
             )

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl
 from ..messages import Access, Answer, Request, Response, error
 from ..server.exchange import Reception, Site, receive_whole
 
-__all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService", "read_basic"]
+__all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService", "read_basic", "read_form"]
 
 # Reports whether a user has a permission. None stands for an anonymous client.
 Grants: TypeAlias = "Callable[[str | None, Access], bool]"
@@ -105,6 +105,18 @@ def read_basic(header: str) -> _Login | None:
     except ValueError:
         return None
     return _Login(user, password)
+
+
+def read_form(body: bytes) -> dict[str, str] | None:
+    """Parse a form. Returns None if it is malformed, is not UTF-8, or has a field twice."""
+    try:
+        pairs = parse_qsl(
+            body.decode(), keep_blank_values=True, strict_parsing=True, errors="strict"
+        )
+    except ValueError:
+        return None
+    form = dict(pairs)
+    return form if len(form) == len(pairs) else None
 
 
 def _scopes_of(needs: Sequence[Access]) -> str:
