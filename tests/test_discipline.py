@@ -585,6 +585,37 @@ def test_a_registry_that_says_201_to_anything_is_asked_by_head(source, target, t
     target.journal.matching("HEAD", "blob").exactly(5)
 
 
+@pytest.mark.parametrize("status", [409, 500])
+def test_where_a_probe_gets_an_error_a_201_to_another_is_confirmed_by_head(
+    source, target, sync_pair, status
+):
+    """The registry says 201 to anything, but not to its second question."""
+    seed = Seed(67)
+    mapping = {"from": "app", "tags": tags("v1")}
+    load_all(source, {"app": {"v1": seed.image(sizes=(LARGE, LARGE))}})
+    assert sync_pair(mapping).statuses() == ["synced"]
+    image = seed.image(sizes=(900,) * 4)
+    load_all(source, {"app": {"v1": image}})
+    clear(source, target)
+    asked = 0
+
+    def intercept(request: Request) -> Answer | None:
+        nonlocal asked
+        if request.method != "POST" or "mount" not in dict(request.query):
+            return None
+        asked += 1
+        if asked == 2:
+            return error(status, "CONFLICT", "not now")
+        return Response(201, [("Location", "/v2/app/blobs/x")], b"")
+
+    target.app.intercept = intercept
+    assert sync_pair(mapping).statuses() == ["synced"]
+    assert held(target, "app", image)
+    target.journal.matching("POST", "upload_start", status=status).exactly(1)
+    target.journal.matching("PUT", "upload", status=201).exactly(5)
+    target.journal.matching("PUT", "manifest").exactly(1)
+
+
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 501])
 def test_a_registry_that_refuses_mounts_is_not_asked_for_one_with_each_blob(
     source, target, tmp_path, status

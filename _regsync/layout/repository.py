@@ -503,6 +503,7 @@ class _BlobWriter:
         self.style: UploadStyle = "put"
         self.is_start_refused = False
         self.is_mount_refused = False
+        self.has_mount_failed = False
         self.has_begun = False
 
         self._repository = repository

@@ -48,6 +48,7 @@ class BlobUpload(Protocol):
     style: UploadStyle
     is_start_refused: bool  # whether the host refused to begin any upload
     is_mount_refused: bool  # whether the host refuses all requests to mount like the last one
+    has_mount_failed: bool  # whether the last request to mount was answered by an error
     has_begun: bool  # whether the first byte of the blob was sent
 
     @property

@@ -104,6 +104,9 @@ class Upload:
         # requests to mount from the same repository would get too.
         self.is_mount_refused = False
 
+        # Whether the last request to mount has got any other answer than 201 and 202, or none.
+        self.has_mount_failed = False
+
         self.has_begun = False  # whether the blob's first byte was sent
         self._throttled_session = ""  # the session whose last body was refused with 429
         self._login_refusals: list[Refusal] = []  # of the requests with a body
@@ -150,11 +153,14 @@ class Upload:
         if mount_from and mount_from != self.repository.api_name:
             call = call._replace(other_rights=((mount_from, "pull"),))  # the token must cover both
         self.is_mount_refused = False
+        self.has_mount_failed = True
         try:
-            return await self._post(call, digest, ok=(201, 202))
+            is_mounted = await self._post(call, digest, ok=(201, 202))
         except RegistryError as error:
             self.is_mount_refused = error.status in _MOUNTS_REFUSED
             raise
+        self.has_mount_failed = False
+        return is_mounted
 
     async def _post(self, call: Call, digest: str, ok: tuple[int, ...]) -> bool:
         """Send a POST. Returns True if the blob exists (201), or False if a session was opened

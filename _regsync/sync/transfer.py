@@ -604,9 +604,9 @@ class BlobTransfer:
         where = target.store_key
         answers = self._knowledge.probe_answers(where)
         is_201 = await job.upload.start(target.probe_from)
-        if job.upload.is_mount_refused:
-            # A plain POST has opened the session. Any other probe would be refused as well.
-            self._knowledge.record_probe_answer(where, is_201_if_present=False)
+        if job.upload.has_mount_failed:  # a plain POST has opened the session
+            if job.upload.is_mount_refused:  # any other probe would be refused as well
+                self._knowledge.record_probe_answer(where, is_201_if_present=False)
             return None
         if not is_201:
             if is_absent or answers.is_201_if_present:
