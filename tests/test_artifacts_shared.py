@@ -162,6 +162,26 @@ async def test_artifacts_of_platforms_count_as_required_after_a_later_look(world
     assert mirror.source.journal.count("GET", "referrers") == 0
 
 
+async def test_artifacts_on_artifacts_are_copied_if_they_are_eight_deep(mirror):
+    top = mirror.images[0]
+    for _ in range(8):
+        top = mirror.load(mirror.seed.artifact(top, SIGNATURE))
+    ran = await mirror.sync({"from": "app", "tags": tags("v*")})
+    assert ran.statuses() == ["synced"], ran.err
+    assert ran.images[0]["artifacts"]["synced"] == 8
+    assert mirror.holds(top)
+
+
+async def test_a_signature_by_tag_is_a_level_too(mirror):
+    top = mirror.images[0]
+    for _ in range(8):
+        top = mirror.load(mirror.seed.artifact(top, SIGNATURE))
+    mirror.load(mirror.seed.image(), f"{referrers_tag(top.top)}.sig")
+    ran = await mirror.sync({"from": "app", "tags": tags("v*")})
+    assert "more than 8 deep" in only(ran.images)["error"]["message"]
+    mirror.target.journal.matching("PUT POST").none()
+
+
 async def test_artifacts_on_artifacts_that_have_no_end_fail_their_image(mirror):
     top = mirror.images[0]
     for _ in range(9):

@@ -197,6 +197,16 @@ async def test_an_index_that_has_no_end_is_a_failure(world, tmp_path):
     assert "nested more than 4 deep" in error["message"]
 
 
+async def test_artifacts_on_artifacts_are_checked_if_they_are_eight_deep(world, tmp_path):
+    mirror = AuditedMirror(world, tmp_path)
+    top = mirror.load(mirror.seed.image(), "v1")
+    for _ in range(8):
+        top = mirror.load(mirror.seed.artifact(top))
+    ran = await mirror.audit()
+    assert (ran.status, found(ran), ran.report["failures"]) == (0, [], [])
+    assert ran.totals["artifacts"] == 8
+
+
 async def test_artifacts_on_artifacts_that_have_no_end_are_a_failure(world, tmp_path):
     mirror = AuditedMirror(world, tmp_path)
     top = mirror.load(mirror.seed.image(), "v1")

@@ -544,7 +544,8 @@ class Audit:
         # The digests of the subjects of this and earlier levels.
         seen_digests = set[str]()
         level = _distinct(subjects)
-        for _ in range(MOST_LEVELS):
+        # One level more is checked, to find out that the artifacts of the last level have none.
+        for _ in range(MOST_LEVELS + 1):
             seen_digests.update(subject.digest for subject in level)
             # Announced before the lists are read, because several subjects are worth a tag listing.
             lists.expect_subjects(check.image.target, len(level))

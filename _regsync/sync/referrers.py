@@ -527,12 +527,17 @@ class Referrers:
                 if len(found) <= MOST_ARTIFACTS:
                     found.extend(await self._direct_artifacts(search, subject))
 
-        for _ in range(MOST_LEVELS):
+        # One level more is searched, to find out that the artifacts of the last level have none.
+        for depth in range(MOST_LEVELS + 1):
             seen.update(level)
             await gather(partial(collect, subject) for subject in level)
             # Answers arrive in any order, but the result must not depend on it.
             found.sort(key=lambda artifact: (artifact.subject, artifact.reference))
+            count_before = len(by_reference)
             by_reference.update((artifact.reference, artifact) for artifact in found)
+            is_too_deep = depth == MOST_LEVELS and len(by_reference) > count_before
+            if is_too_deep:
+                break
 
             below = list[str]()
             for reference, artifact in by_reference.items():
