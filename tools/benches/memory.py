@@ -24,6 +24,7 @@ CASES: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "tags": parts.tags,
     "config": parts.config,
     "never-moving": runs.never_moving,
+    "remembering": runs.remembering,
     "layout": runs.layout,
     "typical": runs.typical,
     "large": runs.large,

@@ -29,13 +29,14 @@ from tools.benches.runner import (
     MIB,
     BenchError,
     Figure,
+    Spent,
     folder_in_memory,
     sync_measured,
     write_config,
     write_mirror,
 )
 
-__all__ = ["dialects", "large", "layout", "never_moving", "typical", "write_state"]
+__all__ = ["dialects", "large", "layout", "never_moving", "remembering", "typical", "write_state"]
 
 # Each way of a body into a registry: the persona of the harness, and the kind that the program is
 # told.
@@ -67,6 +68,30 @@ def never_moving() -> Iterator[Figure]:
             raise BenchError(f"{tags} tags: {images}")
         detail = f"{place.requests} requests; {spent}"
         yield Figure("20,000 tags, 5 new", spent.peak / MIB, "MiB", 128, detail=detail)
+
+
+def remembering() -> Iterator[Figure]:
+    """What a state of 600,000 entries adds to runs over 500 tags, new ones and unchanged ones."""
+    fleet = Fleet(repositories=1, tags=500, shared=2, own=1, size=200)
+    spent = dict[tuple[str, int], Spent]()
+    for entries in (0, ENTRIES):
+        with started_place() as place:
+            fleet.load_into(app_of(place.source))
+            if entries:
+                state = place.directory / ".regsync"
+                state.mkdir(mode=0o700)
+                write_state(state, [place.targets[0].address], entries)
+            for phase in ("new", "unchanged"):
+                spent[phase, entries], images = place.sync(list(fleet.images()))
+                if images["failed"]:
+                    raise BenchError(f"500 tags: {images}")
+
+    for phase in ("new", "unchanged"):
+        without = spent[phase, 0]
+        more = spent[phase, ENTRIES]
+        detail = f"{more} beside {without}"
+        yield Figure(f"{phase} tags, more", more.cpu - without.cpu, "s of CPU", 0.3, detail=detail)
+        yield Figure(f"{phase} tags, more", (more.peak - without.peak) / MIB, "MiB", 10)
 
 
 def layout() -> Iterator[Figure]:
