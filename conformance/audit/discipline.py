@@ -398,15 +398,14 @@ def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
             continue
 
         commits = [
-            commit
-            for (place, name, manifest), commit in run.commits.items()
-            if place == act.place
-            and name != act.entry.repository
-            and run.had_read(commit, act)
-            and manifest in run.repository(place, name).naming(digest)
+            run.commits.get((act.place, name, manifest))
+            for name, repository in run.repositories(act.place).items()
+            if name != act.entry.repository
+            for manifest in repository.naming(digest)
         ]
-        if commits:
-            yield commits[0], act
+        earlier = [commit for commit in commits if commit and run.had_read(commit, act)]
+        if earlier:
+            yield earlier[0], act
 
 
 # Logins.
