@@ -616,7 +616,7 @@ def test_where_a_probe_gets_an_error_a_201_to_another_is_confirmed_by_head(
     target.journal.matching("PUT", "manifest").exactly(1)
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 405, 501])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 501])
 def test_a_registry_that_refuses_mounts_is_not_asked_for_one_with_each_blob(
     source, target, tmp_path, status
 ):

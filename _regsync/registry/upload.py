@@ -53,7 +53,7 @@ _ANY_STATUS = range(600)
 
 # Statuses of a registry that accepts no request to mount. Any other error may be about one blob, or
 # about this moment.
-_MOUNTS_REFUSED = (400, 403, 404, 405, 501)
+_MOUNTS_REFUSED = (400, 401, 403, 404, 405, 501)
 
 
 class UploadTarget(Protocol):
