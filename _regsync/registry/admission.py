@@ -222,6 +222,7 @@ class Gate:
                 await permit.readmission.wait()
                 continue
             reserved = {slot.demand.meters_key for slot in permit.slots}
+            # They need places in windows only: the work holds its permits, or gets them again below.
             needed = tuple(
                 demand._replace(has_permit=True)
                 for demand in demands
@@ -232,6 +233,7 @@ class Gate:
             if permit.is_held and self._try_to_take(permit, needed, anyio.current_time()):
                 return
             if permit.active_requests > 0:
+                # This wait counts too, so that no other task of the work gives the permits back.
                 permit.active_requests += 1
                 try:
                     await self._wait(permit, needed)
@@ -240,7 +242,8 @@ class Gate:
                 return
             if lease is None:
                 break
-            # Other tasks of this work may run meanwhile, so look again.
+            # The connection is given back first. Other tasks of this work may run meanwhile, so
+            # everything is looked at again.
             await lease.release()
             lease = None
 

@@ -319,6 +319,7 @@ class ImageCopy:
         self.unfinished_images -= 1
         self.blobs_present += image.blobs_present
         if not image.artifact:
+            # If the tag is immutable at the target and names another image, nothing was copied.
             self.is_copied = self.immutable_digest is None
             return
         if is_copied:

@@ -224,7 +224,7 @@ class LockedReferrers(Referrers):
     async def find_for_subject(
         self, mapping: MappingRule, tag: str, subject: str
     ) -> list[Artifact]:
-        """Return the artifacts of one subject in the line of a tag's image.
+        """Return the artifacts of one subject in the lock's line of a tag's image.
 
         Artifacts that the mapping does not select are left out.
         """

@@ -281,15 +281,15 @@ class Locking:
     def _can_reuse(self, rule: MappingRule, old_image: LockedImage) -> bool:
         """Report whether the content of an old line is still complete.
 
-        It is complete if no artifact was added since, as far as known without a request.
+        It is complete if no artifact was added since. That is judged without a request, by what
+        this run already knows of the source.
         """
         if self._recheck or old_image.source not in self._unchanged_sources:
             return False
 
-        # A listing may show that the image has a new cosign tag. The tag does not matter if the
-        # index was trimmed, because artifacts of the whole index are not copied. If every rule has
-        # filters, the tag is ignored, because only the artifact's manifest shows whether it passes
-        # a filter.
+        # A listing may show that the image has a new cosign tag. Two kinds of lines need no look at
+        # it. Of a trimmed index, artifacts of the whole index are not copied. And if every rule has
+        # filters, only the artifact's manifest would show whether it passes one.
         is_trimmed = old_image.pushed is not None
         has_unfiltered_rule = any(
             artifacts.enabled and not (artifacts.include or artifacts.exclude)

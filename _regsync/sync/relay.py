@@ -268,7 +268,7 @@ class Relay(Pieces):
         Returns an empty piece if the body broke. In this case the rest of the body has been opened.
         """
         size = self.blob.size
-        start = self._position
+        start = self._position  # `_hash_read` moves `_position` behind the piece
         # A blob that fits into the buffer is kept there as a whole (`whole_body`).
         room = self._buffer[start:] if self._fits_in_buffer else self._buffer
         try:

@@ -151,7 +151,8 @@ class _Job:
         self.blob = step.blob
         # The claims of the image for which the blob is copied.
         self.claims = step.claims
-        # Waiting requests are admitted by rank, lowest first: blobs of the image promoted first.
+        # Waiting requests are admitted by rank, lowest first. So the blobs of the image that was
+        # promoted first come first.
         self.rank = float(step.claims.order)
         self.target = target
         # Reads the blob from its source.
@@ -161,8 +162,8 @@ class _Job:
         # there is no such session. Setting one of them to "" discards the session.
         self.upload = upload
         self.bytes_from = bytes_from
-        # Subscribes to shared readings of the blob. None: the job begins as MEMORY or SOURCE, and
-        # takes part in no shared reading.
+        # Subscribes to readings of the blob that several targets share. None if no other target
+        # needs the blob.
         self.subscriber = subscriber
 
         # The repository to mount the blob from, if the scheduler has chosen one. None: each attempt
@@ -176,23 +177,24 @@ class _Job:
 
         # Whether a HEAD has shown that the target lacks the blob.
         self.is_known_absent = False
-        # Whether the open session came from a POST that asked for another blob. The session accepts
-        # this blob, but a HEAD for this blob has to come first (`_probe_present_blob`).
+        # Whether the open session was opened by a probe for another blob (`_probe_present_blob`).
+        # The session accepts this blob too, but nobody has asked yet whether the target has it. So
+        # a HEAD comes first.
         self.has_probe_session = False
         # Whether this job has switched between the usual and the fallback upload style of the
         # registry. A job switches once.
         self.has_switched_style = False
 
-        # Whether staging retains the blob in memory for this job's next attempt, or will retain it
-        # when that attempt has read it. Then the blob is released when the job ends.
+        # Whether the next attempt takes the blob from memory. Staging retains it there until the job
+        # ends.
         self.is_retained = False
 
         # How many bodies broke off, and the attempts that are left. `renew_attempts` resets both.
         self.broken_bodies = 0
         self.retries = RetryBudget(ATTEMPTS)
-        # Whether an outage has interrupted this job since attempts were last renewed, and how many
-        # bytes the target must have before they are renewed again.
+        # Whether an outage has interrupted this job since the last call of `renew_attempts`.
         self.has_met_outage = False
+        # How many bytes the target must have before `renew_attempts` resets them again.
         self.renew_attempts_at = LARGE_BODY
 
         # Bytes of memory for one chunk; 0 if the registry accepts bodies of any size.
