@@ -300,6 +300,19 @@ async def test_an_error_behind_the_last_byte_is_asked_about(world, committed):
     target.journal.matching("GET", "upload").none()
 
 
+async def test_a_blob_that_may_have_arrived_is_asked_for_before_it_is_sent_again(world):
+    """By one more HEAD, because the three behind the lost answer were not answered either."""
+    source, target = (world.registry("source.test"), world.registry("target.test", mounts=False))
+    image, digest = load(source, SIZE)
+    lost = target.app.faults.on("PUT", "upload", query={"digest": digest}).first()
+    lost.status(503, at="answer")
+    unanswered = target.app.faults.on("HEAD", "blob", reference=digest).first(3)
+    unanswered.status(503, retry_after=1)
+    arrived(image, target, await world.copy(source, target))
+    assert [each.request_bytes for each in sends(target, digest)] == [SIZE]
+    target.journal.matching("HEAD", "blob", reference=digest).exactly(4)
+
+
 async def test_a_target_that_is_away_for_a_while_is_asked_again_what_it_kept(world, often):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, SIZE)

@@ -177,6 +177,8 @@ class _Job:
 
         # Whether a HEAD has shown that the target lacks the blob.
         self.is_known_absent = False
+        # Whether the answer to a complete body was lost, and no HEAD has been answered since.
+        self.may_have_arrived = False
         # Whether the open session was opened by a probe for another blob (`_probe_present_blob`).
         # The session accepts this blob too, but nobody has asked yet whether the target has it. So
         # a HEAD comes first.
@@ -580,7 +582,8 @@ class BlobTransfer:
         target = job.target
         where = target.store_key
         can_probe = target.probe_from is not None
-        needs_head = not can_probe or self._knowledge.needs_head(where, job.blob.digest)
+        is_unsure = job.may_have_arrived or self._knowledge.needs_head(where, job.blob.digest)
+        needs_head = is_unsure or not can_probe
         if needs_head:
             self._searched_areas.add(where.area)
             if await self._head_blob(job):
@@ -819,6 +822,8 @@ class BlobTransfer:
     async def _check_arrival(self, job: _Job) -> bool:
         """Ask by HEAD, up to three times, whether a blob whose answer was lost has arrived."""
         ask = partial(job.target.has_blob, job.blob)
+        job.is_known_absent = False  # what an earlier HEAD has shown may have changed
+        job.may_have_arrived = True
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
             try:
@@ -828,6 +833,7 @@ class BlobTransfer:
                     raise
                 continue  # the registry has just lost an answer, and may still be failing
             job.is_known_absent = not has_arrived
+            job.may_have_arrived = False
             if has_arrived:
                 return True
         return False
