@@ -162,8 +162,8 @@ class _Job:
         # there is no such session. Setting one of them to "" discards the session.
         self.upload = upload
         self.bytes_from = bytes_from
-        # Subscribes to readings of the blob that several targets share. None if no other target
-        # needs the blob.
+        # Subscribes to readings of the blob that several targets share. None if the job begins
+        # with MEMORY or SOURCE.
         self.subscriber = subscriber
 
         # The repository to mount the blob from, if the scheduler has chosen one. None: each attempt
@@ -194,7 +194,7 @@ class _Job:
         # How many bodies broke off, and the attempts that are left. `renew_attempts` resets both.
         self.broken_bodies = 0
         self.retries = RetryBudget(ATTEMPTS)
-        # Whether an outage has interrupted this job since the last call of `renew_attempts`.
+        # Whether an outage has interrupted this job since `renew_attempts` last reset them.
         self.has_met_outage = False
         # How many bytes the target must have before `renew_attempts` resets them again.
         self.renew_attempts_at = LARGE_BODY
