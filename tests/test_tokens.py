@@ -557,6 +557,17 @@ async def test_insufficient_scope_asks_for_what_the_challenge_says() -> None:
     assert tokens.scopes()[1:] == [["team/app:pull,metadata"]]
 
 
+async def test_insufficient_scope_of_one_request_takes_no_right_from_the_others() -> None:
+    """A DELETE is refused with its own right alone, and has the same actions as an upload."""
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    used = await at.authorization("team/app", "pull,push")
+    more = f'Bearer realm="{REALM}",scope="repository:team/app:delete",error="insufficient_scope"'
+    assert await at.on_unauthorized([more], used, "team/app", "pull,push", "DELETE")
+    await at.authorization("team/app", "pull,push")
+    assert tokens.scopes()[1:] == [["team/app:delete,pull,push"]]
+
+
 # Lifetimes.
 
 

@@ -536,6 +536,11 @@ class Authenticator:
         # Some registries use another repository name in the scope than in the URL.
         is_of_other_repository = f" repository:{repository}:" not in f" {scope}"
         was_too_narrow = challenge.error == "insufficient_scope" and was_login_sent
+        own_scope = re.fullmatch(f"repository:{re.escape(repository)}:([^ *]+)", scope)
+        if own_scope is not None and not set(actions.split(",")) <= set(own_scope[1].split(",")):
+            # The scope is only for the refused request, such as a DELETE. All other requests with
+            # these actions get the same token, and must not lose their rights.
+            scope = f"repository:{repository}:{union_of(own_scope[1], actions)}"
         if is_of_other_repository or was_too_narrow:
             self._scope_overrides[repository, actions] = scope
         if is_of_other_repository:
