@@ -451,9 +451,10 @@ async def test_each_variable_with_a_secret_has_its_canary(tmp_path, clean_env):
     }
 
 
-# A code of errors, examples, and variables with hosts.
+# A code of errors, statuses of an upload's session, examples, and variables with hosts.
 OTHERS = {
     "AUTH_ERROR",
+    "SESSION_GONE",
     "REGISTRY_TOKEN",
     "MIRROR_PASSWORD",
     "HTTP_PROXY",
