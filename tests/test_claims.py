@@ -167,7 +167,9 @@ class World:
             if mounted:
                 self.knowledge.record_mount(where[0])
             else:
-                self.knowledge.record_refused_mount(where, step.mount_from)
+                self.knowledge.record_refused_mount(
+                    where, step.mount_from, is_source_confirmed=True
+                )
         if fails and not mounted:
             image.broken = True
             self.failures += 1
@@ -483,12 +485,12 @@ def test_an_heir_uploads_rather_than_wait_for_a_younger_image():
     claims = Claims(Knowledge())
     claims.knowledge.confirm_manifest(A, ROOT, [BLOBS[0]])
     claims.knowledge.record_mount(A[0])
-    claims.knowledge.record_refused_mount(C, A[1])
+    claims.knowledge.record_refused_mount(C, A[1], is_source_confirmed=True)
     mounting, heir, younger = work(B, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
     assert shown(claims.promote(mounting)) == [(B, BLOBS[0], A[1])]
     assert claims.promote(heir) == []
     assert shown(claims.promote(younger)) == [(C, BLOBS[0], None)]
-    claims.knowledge.record_refused_mount(B, A[1])
+    claims.knowledge.record_refused_mount(B, A[1], is_source_confirmed=True)
     steps, _ = claims.withdraw(mounting)
     assert shown(steps) == [(B, BLOBS[0], None)]
 
@@ -512,7 +514,7 @@ def test_an_image_that_inherits_its_last_missing_child_is_ready():
 
 def test_nobody_waits_at_a_host_that_refused_its_only_mount():
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
-    claims.knowledge.record_refused_mount(B, "x/other")
+    claims.knowledge.record_refused_mount(B, "x/other", is_source_confirmed=True)
     assert [step.claims.where for step in claims.mount_ended(A[0], mounted=False)] == [B, C]
     assert finish(claims, leader) == []
     assert shown(claims.promote(work(D, BLOBS[0]))) == [(D, BLOBS[0], None)]
@@ -524,7 +526,7 @@ D = RepositoryKey(HOSTS[0], REPOSITORIES[3])
 def test_only_the_refused_pair_stops_waiting_at_a_host_that_mounts():
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
     claims.knowledge.record_mount(A[0])
-    claims.knowledge.record_refused_mount(B, A[1])
+    claims.knowledge.record_refused_mount(B, A[1], is_source_confirmed=True)
     assert shown(claims.mount_ended(A[0], mounted=False)) == [(B, BLOBS[0], None)]
     assert shown(finish(claims, leader)) == [(C, BLOBS[0], A[1])]
 
@@ -558,15 +560,35 @@ def test_a_refused_pair_leaves_the_next_repository_to_mount_from():
     knowledge.confirm_manifest(A, ROOT, [BLOBS[0]])
     knowledge.confirm_manifest(C, ROOT, [BLOBS[0]])
     knowledge.record_mount(A[0])
-    knowledge.record_refused_mount(B, A[1])
+    knowledge.record_refused_mount(B, A[1], is_source_confirmed=True)
     assert knowledge.mount_source(B, BLOBS[0]) == C[1]
+
+
+def test_a_host_mounts_nothing_after_three_refusals_that_rested_on_an_earlier_run():
+    """The repository may have lost the blob since that run; three have hardly lost theirs."""
+    knowledge = Knowledge()
+    for number in (1, 2):
+        knowledge.record_refused_mount(B, f"x/lost{number}", is_source_confirmed=False)
+        assert knowledge.supports_mounts(B.host) is None
+    knowledge.record_refused_mount(B, "x/lost3", is_source_confirmed=False)
+    assert knowledge.supports_mounts(B.host) is False
+
+
+def test_doubtful_refusals_of_one_host_say_nothing_of_another():
+    knowledge = Knowledge()
+    other = RepositoryKey(HOSTS[1], A.name)
+    for number in range(2):
+        knowledge.record_refused_mount(A, f"x/lost{number}", is_source_confirmed=False)
+    knowledge.record_refused_mount(other, "x/lost", is_source_confirmed=False)
+    assert knowledge.supports_mounts(HOSTS[0]) is None
+    assert knowledge.supports_mounts(HOSTS[1]) is None
 
 
 def test_a_mount_that_holds_outweighs_a_refusal_that_came_first():
     """Two first mounts are in flight together; the one that is refused may be answered first."""
     knowledge = Knowledge()
     knowledge.confirm_manifest(A, ROOT, [BLOBS[0]])
-    knowledge.record_refused_mount(B, A[1])
+    knowledge.record_refused_mount(B, A[1], is_source_confirmed=True)
     assert knowledge.mount_source(C, BLOBS[0]) is None
     knowledge.record_mount(A[0])
     assert knowledge.mount_source(C, BLOBS[0]) == A[1]
@@ -652,7 +674,7 @@ def test_who_waits_for_the_first_mount_uploads_where_it_was_refused():
     lead, follower = work(A, *BLOBS[:3]), work(B, *BLOBS[:3])
     claims, _ = claims_of(lead, follower)
     assert len(finish(claims, lead)) == 1
-    claims.knowledge.record_refused_mount(B, A[1])
+    claims.knowledge.record_refused_mount(B, A[1], is_source_confirmed=True)
     assert shown(claims.mount_ended(A[0], mounted=False)) == [
         (B, BLOBS[1], None),
         (B, BLOBS[2], None),

@@ -20,7 +20,7 @@ import pytest
 
 from _regsync.state.database import StateFile
 from conformance.content.images import Image, Seed
-from conformance.messages import Answer, Request, Response, error
+from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
 from tests.ends import (
@@ -445,6 +445,30 @@ def test_a_refused_mount_that_rested_on_the_state_is_followed_by_one_head_and_it
     target.journal.matching("POST", "upload_start", status=202).exactly(2)
     target.journal.matching("PUT", "upload", status=201).exactly(2)
     target.journal.matching("HEAD", "blob", status=404).at_least(1)
+
+
+@pytest.mark.provokes("mount_uncommitted")
+def test_a_repository_that_was_deleted_at_the_target_does_not_end_the_mounts_of_its_host(
+    source, target, sync_pair
+):
+    """The mount from it is refused because it has lost its blobs. Others are still asked for."""
+    lost, shared = Seed(13).image(layers=[Seed(14).layer(LARGE)]), Seed(16).layer(LARGE)
+    first, second = Seed(17).image(layers=[shared]), Seed(18).image(layers=[shared])
+    load_all(source, {"one": {"v1": lost}, "two": {"v1": lost}})
+    assert sync_pair({"from": "one", "tags": tags("v1")}).status == 0
+    del target.app.repositories["one"]
+    assert sync_pair({"from": "two", "tags": tags("v1")}).status == 0
+    load_all(source, {"three": {"v1": first}, "four": {"v1": second}})
+    clear(source, target)
+    ran = sync_pair({"from": "three", "tags": tags("v1")}, {"from": "four", "tags": tags("v1")})
+    assert ran.statuses() == ["synced"] * 2
+    assert held(target, "three", first)
+    assert held(target, "four", second)
+    # The two configs and the shared layer are read once each, the layer is mounted once.
+    source.journal.matching("GET", "blob").exactly(3)
+    mounted = target.journal.matching("POST", "upload_start", status=201)
+    assert [each.query["mount"] for each in mounted] == [digest_of(shared)]
+    target.journal.matching("PUT", "upload", status=201).exactly(3)
 
 
 # Rule 11: existence and upload start in one request, where that was seen to work.

@@ -12,7 +12,7 @@ Follows: docs/specification.md section 1.1 (three-step look-up), docs/design.md 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -61,6 +61,10 @@ _FACT_SECONDS = 24 * 3600
 
 # An entry whose time is further in the future than this is not believed: the clock was wrong.
 _CLOCK_AHEAD_SECONDS = 24 * 3600
+
+# Refused mounts, each from a repository that may have lost the blob since an earlier run, after which
+# a host is recorded as one that does not mount.
+_MOST_DOUBTFUL_REFUSALS = 3
 
 # Seconds between two removals of old entries. A removal reads the whole file.
 _SWEEP_SECONDS = 24 * 3600
@@ -223,6 +227,10 @@ class Knowledge:
         # Repositories of the archive. Several decisions about one blob ask for them, so each is
         # read once. Later changes of this run are in the two tables above and in `forgotten_keys`.
         self._archived_holders = lru_cache(4096)(self._read_holders)
+
+        # By host: refused mounts from repositories of which only an earlier run believed that they
+        # hold the blob.
+        self._doubtful_refusals = Counter[str]()
 
         # By key of a manifest: repositories where this run has found the manifest through a tag, or
         # through an index that it had found so. `_is_tagged` reports whether that still holds.
@@ -535,13 +543,22 @@ class Knowledge:
         is_refused = source in self._repositories[where].refused_sources
         return not is_refused and self.supports_mounts(where.host) is not False
 
-    def record_refused_mount(self, where: RepositoryKey, source: str) -> None:
+    def record_refused_mount(
+        self, where: RepositoryKey, source: str, *, is_source_confirmed: bool
+    ) -> None:
         """Record that a mount from `source` was refused. The same mount is not tried again.
 
-        If it was the first mount on the host, the host is recorded as one that does not mount.
+        If the host has mounted nothing yet, it is recorded as one that does not mount. But if only
+        an earlier run believed that `source` holds the blob, it may just have lost it: then the host
+        is recorded when that has happened several times (docs/design.md section 6, rule 10).
         """
         self._repositories[where].refused_sources.add(source)
-        if self.supports_mounts(where.host) is None:
+        if not is_source_confirmed:
+            self._doubtful_refusals[where.host] += 1
+        is_conclusive = is_source_confirmed or (
+            self._doubtful_refusals[where.host] >= _MOST_DOUBTFUL_REFUSALS
+        )
+        if is_conclusive and self.supports_mounts(where.host) is None:
             self._record_fact(where.host, "mounts", False)
 
     def record_mount(self, host: str) -> None:

@@ -558,9 +558,12 @@ class BlobTransfer:
             self._knowledge.record_mount(host)
             return BlobResult.MOUNTED
 
-        self._knowledge.record_refused_mount(job.target.store_key, mount_from)
         holder = RepositoryKey(host, mount_from)
-        if self._knowledge.is_confirmed(holder, digest):
+        is_confirmed = self._knowledge.is_confirmed(holder, digest)
+        self._knowledge.record_refused_mount(
+            job.target.store_key, mount_from, is_source_confirmed=is_confirmed
+        )
+        if is_confirmed:
             # An answer of this run has shown that `holder` has the blob, so the state is right and
             # the host has refused the mount for another reason.
             return None
