@@ -454,6 +454,40 @@ async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_asked_again(world
     source.journal.matching("GET", "token").exactly(2)
 
 
+async def test_a_body_read_while_its_token_ended_is_sent_with_the_next_to_the_same_session(
+    world, seed
+):
+    """The first piece of the layer comes after the config was refused its token. Nothing of the
+    layer was sent with that token, so it is not read again, and its session is not given up.
+    """
+    tokens = TokenService({"captain": "secret"}, now=anyio.current_time)
+    source, target = world.registry("source.test"), world.registry("target.test", auth=tokens)
+    image = seed.image(sizes=(700_000,)).load_into(source.app, "app", tag="v1")
+    layer = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
+    source.app.faults.on("GET", "blob", reference=layer).delay(10, after=0)
+    revoked: list[str] = []
+
+    def intercept(request: Request) -> Answer | None:
+        if (request.method, request.kind) == ("PUT", "upload") and not revoked:
+            revoked.append(request.parameter("digest") or "")
+            tokens.revoke()
+        return None
+
+    target.app.intercept = intercept
+    login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
+    ends = {"source": source, "target": {"url": target.url, **login}}
+    ran = await world.sync(ends, {"from": "app", "tags": tags("v1")})
+    assert (ran.status, ran.failed) == (0, [])
+    assert held(target, "app", image)
+    assert layer not in revoked
+    source.journal.matching("GET", "blob").exactly(2)
+    layer_puts = target.journal.matching("PUT", "upload", query={"digest": layer}).exactly(1)
+    assert [each.authorization[1].partition(".")[0] for each in layer_puts] == ["token-2"]
+    target.journal.matching("GET", "upload").exactly(0)
+    # The config gets a second session: its body was refused.
+    target.journal.matching("POST", "upload_start").exactly(3)
+
+
 @pytest.mark.parametrize("slow", [0, 1])
 async def test_an_index_waits_for_its_slowest_child_at_every_level(world, seed, slow):
     """What an index names is there before it is put, at each level (I2)."""

@@ -710,14 +710,19 @@ def test_one_bare_request_and_one_token_serve_a_whole_run(serve, seed):
         assert server.journal.entries[0].status == 401
 
 
-def test_a_token_that_ends_before_an_upload_is_renewed_and_the_blob_sent(serve, source, seed):
+@pytest.mark.parametrize("is_layer", [False, True])
+def test_a_token_that_ends_before_an_upload_is_renewed_and_the_blob_sent(
+    serve, source, seed, is_layer
+):
     service = TokenService({"captain": "secret"}, anonymous=False)
     target = serve(auth=service)
     image = seed.image(sizes=(700_000,)).load_into(source.app, "app", tag="v1")
+    lost = max(image.blobs, key=lambda digest: (len(image.blobs[digest]) > 500_000) == is_layer)
     revoked: list[str] = []
 
     def intercept(request: Request) -> Answer | None:
-        if (request.method, request.kind) == ("PUT", "upload") and not revoked:
+        is_upload = (request.method, request.kind) == ("PUT", "upload")
+        if is_upload and request.parameter("digest") == lost and not revoked:
             revoked.append(request.reference)
             service.revoke()
         return None

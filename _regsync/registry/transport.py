@@ -134,24 +134,34 @@ class Body(Pieces):
         # Called before each piece after the first LARGE_BODY bytes, which have been sent then.
         self.on_under_way: Callable[[], None] = lambda: None
 
-        self.has_begun = False  # whether a piece has been read from the source
-
         self._pieces = pieces
         self._on_begin = on_begin  # called before the first piece is read
         self._transport = transport
+        self._has_begun = False  # whether a piece has been read from the source
         self._taken = 0  # how many bytes have been read from the source
+
+        # The last piece that was read, and whether `next` returns it again.
+        self._piece = memoryview(b"")
+        self._is_unsent = False
 
     async def next(self) -> memoryview:
         """Return the next piece (see `Pieces`)."""
-        if not self.has_begun:
-            self.has_begun = True
+        if self._is_unsent:
+            self._is_unsent = False
+            return self._piece
+        if not self._has_begun:
+            self._has_begun = True
             self._on_begin()
         if self._taken >= LARGE_BODY:
             self.on_under_way()
-        piece = await self._pieces.next()
-        self._taken += len(piece)
-        self._transport.count_sent(len(piece))
-        return piece
+        self._piece = await self._pieces.next()
+        self._taken += len(self._piece)
+        self._transport.count_sent(len(self._piece))
+        return self._piece
+
+    def take_back(self) -> None:
+        """Let `next` return the first piece again, because nothing of the body was sent."""
+        self._is_unsent = self._has_begun
 
     def write_to(self, socket: int) -> int:
         """Copy the next bytes from a file into a socket (see `Pieces`)."""
@@ -472,10 +482,10 @@ class Transport:
                 if not may_log_in_again:
                     raise self.error_from(client, response, hop.peer)
             except LoginExpired:
-                # `_check_may_send` has found that the login was refused to another request. Unless
-                # the body has begun, log in again and repeat the request.
-                if body is not None and body.has_begun:
-                    raise
+                # `_check_may_send` has found that the login was refused to another request. Nothing
+                # of the body was sent, so log in again and repeat the request.
+                if body is not None:
+                    body.take_back()
                 continue
             finally:
                 # The caller ends the turn that is returned. Every other turn ends here, because no
