@@ -313,6 +313,28 @@ async def test_a_blob_that_may_have_arrived_is_asked_for_before_it_is_sent_again
     target.journal.matching("HEAD", "blob", reference=digest).exactly(4)
 
 
+async def test_a_blob_that_may_have_arrived_is_asked_for_before_it_is_mounted_again(world):
+    """The mount of a blob was refused, so its body was sent, and the answer to it was lost."""
+    source, target = (world.registry("source.test"), world.registry("target.test", mounts=False))
+    image, _ = load(source, SIZE)
+    digest = min(image.blobs, key=lambda digest: len(image.blobs[digest]))  # mounted first
+    image.load_into(source.app, "other", tag="v1")
+    registries = {"source": source, "target": target}
+    lost = target.app.faults.on("PUT", "upload", repository="other", query={"digest": digest})
+    lost.first().status(503, at="answer")
+    unanswered = target.app.faults.on("HEAD", "blob", repository="other", reference=digest)
+    unanswered.first(3).status(503, retry_after=1)
+    mappings = [{"from": name, "tags": tags("v1")} for name in ("app", "other")]
+    ran = await world.sync(registries, *mappings)
+    arrived(image, target, ran)
+    assert held(target, "other", image)
+    starts = target.journal.matching("POST", "upload_start", repository="other")
+    assert [each.query["from"] for each in starts if each.query.get("mount") == digest] == ["app"]
+    puts = [each for each in sends(target, digest) if each.repository == "other"]
+    assert [each.request_bytes for each in puts] == [len(image.blobs[digest])]
+    target.journal.matching("HEAD", "blob", repository="other", reference=digest).exactly(4)
+
+
 async def test_a_target_that_is_away_for_a_while_is_asked_again_what_it_kept(world, often):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, SIZE)

@@ -522,6 +522,8 @@ class BlobTransfer:
         try:
             if has_looked:
                 result = None
+            elif job.may_have_arrived:  # the mount was refused before the body was sent
+                result = await self._check_and_start(job)
             elif mount_from := self._choose_mount_source(job):
                 result = await self._mount_or_start(job, mount_from)
             else:
