@@ -1,7 +1,7 @@
 """regsync copies container images and their referrers between OCI registries.
 
-This module is the public API: `main` is the program, and the other names are for programs that embed
-it. The package `_regsync` is private.
+This module is the public API: `main` is the program, `run` the program on an event loop and in a
+world of the caller's, and the other names are for programs that embed it. The package `_regsync` is private.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, NoReturn
 from _regsync import __version__
 
 if TYPE_CHECKING:
+    from _regsync.edge import Edge
     from _regsync.errors import RegsyncError
 
-__all__ = ["RegsyncError", "__version__", "main"]
+__all__ = ["RegsyncError", "__version__", "main", "run"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,6 +42,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_whole_process:
         end_at_once(status)
     return status
+
+
+async def run(argv: Sequence[str], edge: Edge) -> int:
+    """Run the program with the arguments `argv` on the event loop of the caller, in the world that
+    `edge` gives it, and return its exit status.
+
+    Standard streams, files and signals are those of the process.
+    """
+    from _regsync import edge as edges
+    from _regsync import fips
+
+    closed_reason = fips.open_gate()
+
+    from _regsync.app import cli
+
+    with edges.using(edge):
+        return await cli.run(list(argv), closed_reason)
 
 
 def open_missing_streams() -> None:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
+from _regsync import edge
+
 if TYPE_CHECKING:
     from hashlib import _Hash
 
@@ -95,10 +97,8 @@ async def hash_rest(file: io.FileIO, running_hash: _Hash) -> int:
 
     Updates `running_hash`. Returns the number of bytes that were hashed.
     """
-    import anyio.to_thread  # imported late, because most commands do not hash files
-
     total = 0
-    while count := await anyio.to_thread.run_sync(_hash_for_a_while, file, running_hash):
+    while count := await edge.current().in_thread(_hash_for_a_while, file, running_hash):
         total += count
     return total
 
@@ -143,11 +143,10 @@ class DiskPace:
 
         The call is made in a worker thread if the last piece was slow.
         """
-        import anyio.to_thread
-
         with self.timing():
             if self.is_slow:
-                return await anyio.to_thread.run_sync(transfer, piece)
+                result: _T = await edge.current().in_thread(transfer, piece)
+                return result
             return transfer(piece)
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from conformance.tests.fixtures import *  # noqa: F403
-from tests import ends, fuzzing
+from tests import fuzzing
 
 # Fixtures: a cloud, registries at both ends of a copy, and what is built of them.
 from tests.a_cloud import cloud  # noqa: F401
 from tests.ends import audited, chance, serve, source, speaker, sync_pair, target, world  # noqa: F401
 from tests.mirrors import mirror  # noqa: F401
+from tests.program import Chosen
 from tests.watching import stage  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--file", help="run this executable in place of the checkout, and only the tests that can"
     )
     parser.addoption(
+        "--program", help="run the program of this checkout, and only the tests that can"
+    )
+    parser.addoption(
         "--order-seed",
         type=int,
         default=0,
@@ -43,7 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tell those who decide when they are imported."""
     fuzzing.begin(thorough=config.getoption("--thorough"))
     if config.getoption("--file"):
-        ends.program_file = Path(config.getoption("--file")).resolve()
+        Chosen.file = Path(config.getoption("--file")).resolve()
+    if config.getoption("--program"):
+        Chosen.checkout = Path(config.getoption("--program")).resolve()
+        sys.path.insert(0, str(Chosen.checkout))
 
 
 # Whose tests run any file as they run the checkout: they only look at what it says and asks for.
@@ -157,8 +164,8 @@ def pyz(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
     Processes of tests that run side by side share it. With --file it is that file.
     """
-    if ends.program_file is not None:
-        return ends.program_file
+    if Chosen.file is not None:
+        return Chosen.file
     top = tmp_path_factory.getbasetemp()
     out = (top if worker_id == "master" else top.parent) / "dist"
     command = [sys.executable, str(ROOT / "tools" / "build_zipapp.py"), "--out", str(out)]

@@ -1,186 +1,132 @@
-"""Both ends of a copy and the program between them: registries in threads, runs with what they
-said.
+"""Both ends of a copy and the program between them: registries, and runs with what they said.
 
-Registries are the harness's, each in a thread of its own, so that the program runs in this process
-as a user would call it: `cli.main` with its own output, its environment and its standard input.
-Time-outs are short there, and no pause is made: what would have been waited is written down. What
-needs a process of its own (signals, pipes) uses `started`. What is about waiting uses `virtual`:
-registries and the program on one event loop in memory, with the program's own time-outs and pauses,
-on a clock that jumps.
+Registries are the harness's. Tests that are coroutines use `virtual`, or the fixture `world`:
+registries and the program on the test's event loop, in memory, on a clock that jumps. Other tests
+use `serve` (or `source` and `target`) and `run_regsync`, which make such a loop for each run. Tests
+with the marker `process` have registries on sockets, each in a thread of its own, and the program
+in a process: that is for TLS, signals, pipes and other peers. With `--file` all of the second kind
+run so.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import io
+import inspect
 import json
-import math
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
+import hypothesis  # noqa: F401  (its hook for trio warns when trio is there first)
 import pytest
+import trio
+from trio.testing import MockClock
 
-from _regsync.addresses import Origin
-from _regsync.app import cli, environment
-from _regsync.errors import ConnectFailed
-from _regsync.net import pool
-from _regsync.net.streams import Stream, Timeouts
-from _regsync.registry.host import Machine
-from _regsync.registry.throttle import Meter
 from conformance.audit.mistakes import audit, latest, report
 from conformance.content.images import Image, Seed
 from conformance.providers.personas import Provider, Running, imitate
 from conformance.registry.app import App
+from conformance.server.connection import Gone, SocketConnection
 from conformance.server.exchange import Site
 from conformance.server.http1 import Endpoint
 from conformance.server.memory import Link, Network, Place, network
-from conformance.server.sockets import Server, run_in_thread
-from tests.wires import MemoryWire
-
-ROOT = Path(__file__).resolve().parent.parent
-QUICK = Timeouts(
-    connect=5.0,
-    tls=5.0,
-    head=5.0,
-    manifest_put=5.0,
-    finish=5.0,
-    idle=5.0,
-    idle_connection=5.0,
-    outage=1.0,
-    first_answer=0.4,
-    probe=0.02,
+from conformance.server.sockets import run_in_thread
+from tests import program as program_under_test
+from tests.program import (
+    NEW_YEAR,
+    ROOT,
+    Chosen,
+    Edge,
+    Ran,
+    Stream,
+    believe,
+    edge_of,
+    run_here,
+    run_process,
+    run_virtual,
+    started,
 )
 
-_HEARTBEAT = 30.0
-_NEW_YEAR = 1767225600.0  # 2026-01-01, when every virtual run begins
+__all__ = ["ROOT", "Ran", "started"]
 
-Start = Callable[..., Server]
+# No run of a test takes longer: who is not back by then never comes back.
+_LONGEST_RUN = 30 * 86_400.0
 
-# The built file that is run in place of the checkout (pytest's option --file).
-program_file: Path | None = None
+# By then, registries have noticed that the program has left.
+_UNTIL_IDLE = 60.0
+
+_BETWEEN_RUNS = 1.0  # seconds from the end of a run to the next one
+
+Start = Callable[..., Endpoint]
 
 # The running test's registries by origin, and the mistakes that it provokes (marker `provokes`).
 _audited: dict[str, Site] = {}
 _provoked: set[str] = set()
 
 
-@dataclass(frozen=True)
-class Ran:
-    """One finished run: what the shell and the user got."""
+class _Test:
+    """The running test's registries in memory, if it is no coroutine and starts no process."""
 
-    status: int
-    out: str
-    err: str
-    # The pauses that were not made, in seconds.
-    waited: Sequence[float] = ()
-    # How long it took on a virtual clock.
-    seconds: float = 0.0
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """The one JSON document on standard output."""
-        document = json.loads(self.out)
-        assert isinstance(document, dict)
-        return document
-
-    @property
-    def images(self) -> list[dict[str, Any]]:
-        return list(self.report["images"])
-
-    @property
-    def totals(self) -> dict[str, Any]:
-        return dict(self.report["totals"])
-
-    @property
-    def failed(self) -> list[str]:
-        """The lines about failed images."""
-        return [line for line in self.err.splitlines() if line.startswith("failed ")]
-
-    def statuses(self) -> list[str]:
-        """Each image's outcome, in the order of the targets' names."""
-        return [
-            each["status"] for each in sorted(self.images, key=lambda each: str(each["target"]))
-        ]
+    places: list[Place] = []  # noqa: RUF012
+    is_process = False  # marker `process`, or --file
+    is_inside = False  # markers `process` and `in_process`: on sockets, but in this process
+    began = 0.0  # when it began, in seconds since 1970
+    elapsed = 0.0  # how long its runs have taken, on their clocks
 
 
 def run_regsync(
-    *arguments: str,
-    env: Mapping[str, str] | None = None,
-    stdin: str | bytes = b"",
-    timeouts: Timeouts = QUICK,
-) -> Ran:
-    """Call the program in this process, with this environment on top, and return what it did.
-
-    Then the registries that `serve` started are asked what it did wrong. With `--file` it is that
-    file's process.
-    """
-    if program_file is not None:
-        return run_file(*arguments, env=env, stdin=stdin)
-
-    def edge(**given: Any) -> Machine:
-        return plain_edge(**{**given, "chance": lambda: 0.0, "timeouts": timeouts})
-
-    async def at_once(seconds: float) -> None:
-        if seconds == _HEARTBEAT:
-            await sleep(seconds)
-        waited.append(seconds)
-        await sleep(0)
-
-    def unpaused(meter: Meter, *given: Any) -> None:
-        record(meter, *given)
-        if meter.paused_until > -math.inf:
-            waited.append(meter.paused_until - given[2])
-        meter.paused_until = -math.inf
-
-    plain_edge, sleep, record, waited = Machine, anyio.sleep, Meter.record_answer, list[float]()
-    out, err = io.StringIO(), io.StringIO()
-    text = stdin.encode() if isinstance(stdin, str) else stdin
-    since, umask = latest(_audited), os.umask(0o022)
-    os.umask(umask)
-    with (
-        mock.patch.dict(os.environ, env or {}),
-        mock.patch.object(environment, "Machine", edge),
-        mock.patch.object(anyio, "sleep", at_once),
-        mock.patch.object(Meter, "record_answer", unpaused),
-        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text))),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        status = cli.main(arguments)
-    assert os.umask(umask) == umask  # a run that wants another gives it back
-    check_run(_audited, since, status)
-    return Ran(status, out.getvalue(), err.getvalue(), waited)
-
-
-def run_file(
     *arguments: str, env: Mapping[str, str] | None = None, stdin: str | bytes = b""
 ) -> Ran:
-    """Run the built file that the tests are for, as `run_regsync` runs the checkout."""
-    text = stdin.encode() if isinstance(stdin, str) else stdin
+    """Run the program and return what it did.
+
+    Then the registries that `serve` started are asked what it did wrong.
+    """
     since = latest(_audited)
-    done = subprocess.run(
-        [str(program_file), *arguments],
-        input=text,
-        capture_output=True,
-        env={**os.environ, **(env or {})},
-        check=False,
-    )
-    check_run(_audited, since, done.returncode)
-    return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+    if _Test.is_inside:
+        ran = run_here(*arguments, env=env, stdin=stdin)
+    elif _Test.is_process:
+        ran = run_process(*arguments, env=env, stdin=stdin)
+    else:
+        ran = trio.run(
+            partial(_run_in_memory, arguments, env, stdin), clock=MockClock(autojump_threshold=0)
+        )
+        _Test.elapsed += ran.seconds + _BETWEEN_RUNS
+    check_run(_audited, since, ran.status)
+    return ran
+
+
+async def _run_in_memory(
+    arguments: Sequence[str], env: Mapping[str, str] | None, stdin: str | bytes
+) -> Ran:
+    async with network() as net:
+        for place in _Test.places:
+            net.attach(place)
+        edge = edge_of(net, wall=wall, chance=0.0, env=env)
+        with anyio.fail_after(_LONGEST_RUN):
+            ran = await run_virtual(arguments, edge, stdin)
+        await anyio.sleep(_UNTIL_IDLE)
+    return ran
+
+
+def now() -> float:
+    """Return the time of the running test, in seconds since its first run."""
+    try:
+        return _Test.elapsed + anyio.current_time()
+    except anyio.NoEventLoopError:
+        return _Test.elapsed
+
+
+def wall() -> float:
+    """Return the time of day in the running test, in seconds since 1970."""
+    return _Test.began + now()
 
 
 def check_run(sites: Mapping[str, Site], since: int, status: int) -> None:
@@ -238,49 +184,33 @@ class Virtual:
     @staticmethod
     def wall() -> float:
         """Return the time of day, in seconds since 1970."""
-        return _NEW_YEAR + anyio.current_time()
+        return NEW_YEAR + anyio.current_time()
+
+    def edge(self, env: Mapping[str, str] | None = None) -> Edge:
+        """Return the world as the program has it; a test may replace a part."""
+        made = edge_of(self.network, wall=self.wall, chance=self._chance, env=env)
+        return made._replace(connect=self.connect, start_tls=self.start_tls)
+
+    async def connect(self, host: str, port: int) -> Stream:
+        """Connect the program to a place; a test may replace it."""
+        return Stream(await self.network.connect(host, port))
+
+    async def start_tls(self, below: Stream, context: object, host: str) -> Stream:
+        """Let a TLS handshake of the program succeed; a test may replace it."""
+        return await believe(below, context, host)
 
     async def run(
         self,
         *arguments: str,
         env: Mapping[str, str] | None = None,
         stdin: str = "",
-        **timeouts: float,
+        edge: Edge | None = None,
     ) -> Ran:
-        """Call the program with its own time-outs (or these) and real pauses, and return what it
-        did.
-        """
-
-        def edge(**given: Any) -> Machine:
-            times = Timeouts(**timeouts)
-            chosen = {"chance": lambda: self._chance, "wall": self.wall, "timeouts": times}
-            return plain_edge(**{**given, **chosen})
-
-        def later(*given: Any) -> int:
-            parsed.append(given)
-            return 0
-
+        """Run the program and return what it did."""
         self._since = latest(self._sites())
-        plain_edge, parsed = Machine, list[Any]()
-        out, err = io.StringIO(), io.StringIO()
-        began = anyio.current_time()
-        with (
-            mock.patch.dict(os.environ, env or {}),
-            mock.patch.object(environment, "Machine", edge),
-            mock.patch.object(pool, "connect", self._connect),
-            mock.patch.object(pool, "start_tls", self._start_tls),
-            mock.patch.object(anyio.to_thread, "run_sync", self._in_turn),
-            mock.patch.object(environment, "run_async", later),
-            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
-            status = cli.main(arguments)
-            for first, *rest in parsed:
-                status = await first(*rest)
-        took = anyio.current_time() - began
-        self.check_so_far(status)
-        return Ran(status, out.getvalue(), err.getvalue(), seconds=took)
+        ran = await run_virtual(arguments, edge or self.edge(env), stdin)
+        self.check_so_far(ran.status)
+        return ran
 
     def check_so_far(self, status: int = 0) -> None:
         """Judge what came since the last time, as one run: each cycle of a watch is one."""
@@ -302,42 +232,13 @@ class Virtual:
         )
 
     async def copy(
-        self, source: Server, target: Server, reference: str = "app:v1", *more: str
+        self, source: Endpoint, target: Endpoint, reference: str = "app:v1", *more: str
     ) -> Ran:
         """Copy one image and report in JSON; both are called by their names, and asked by http."""
         registries = {"source": source, "target": target}
         where = [f"{source.address}/{reference}", f"{target.address}/{reference}"]
         plain = ("copy", "--no-artifacts", "--json", "--no-progress", "-c", "-")
         return await self.run(*plain, *more, *where, stdin=document(registries))
-
-    async def _connect(self, host: str, port: int, timeouts: Timeouts) -> MemoryWire:
-        """As `_regsync.net.streams.connect`."""
-        where = Origin("", host, port).authority
-        try:
-            with anyio.fail_after(timeouts.connect):
-                return MemoryWire(await self.network.connect(host, port))
-        except TimeoutError as error:
-            within = f"within {timeouts.connect:g} s"
-            message = f"{where}: silent {within}"
-            brief = f"no connection {within}"
-            raise ConnectFailed(message, address=(host, port), brief=brief) from error
-        except OSError as error:
-            brief = error.strerror or ""
-            message = f"{where}: no connection: {brief}"
-            failure = ConnectFailed(message, address=(host, port), brief=brief)
-            failure.is_unknown_name = isinstance(error, socket.gaierror)
-            raise failure from error
-
-    @staticmethod
-    async def _start_tls(below: Stream, context: object, host: str, timeouts: Timeouts) -> Stream:
-        assert context is not None, "https needs a context"
-        await anyio.lowlevel.checkpoint()
-        return below
-
-    @staticmethod
-    async def _in_turn(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
-        await anyio.lowlevel.checkpoint()
-        return function(*arguments)
 
 
 @contextlib.asynccontextmanager
@@ -382,27 +283,7 @@ async def stopped_at(
         tasks.cancel_scope.cancel()
 
 
-def program(pyz: Path | None = None, *options: str) -> list[str]:
-    """Return the words that start the program as a process: the checkout, a zipapp, or the file.
-
-    `options` are the interpreter's, if there is one.
-    """
-    if program_file is not None:
-        return [str(program_file)]
-    return [sys.executable, *options, str(pyz or ROOT / "regsync.py")]
-
-
-def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start the checkout's program as a process; its home is this process's (temporary) one."""
-    options = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "cwd": ROOT,
-        **options,
-    }
-    command = [*program(), *arguments]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
+program = program_under_test.words
 
 
 def copy(
@@ -526,6 +407,15 @@ def basic(user: str, password: str) -> str:
 def audited(request: pytest.FixtureRequest) -> None:
     """Forget the registries of the last test, and learn which mistakes this one provokes."""
     _audited.clear()
+    _Test.places.clear()
+    _Test.is_process = (
+        Chosen.file is not None
+        or request.node.get_closest_marker("process") is not None
+        or not {"docker_registry", "docker_registries"}.isdisjoint(request.fixturenames)
+    )
+    _Test.is_inside = _Test.is_process and request.node.get_closest_marker("in_process") is not None
+    _Test.began = time.time()
+    _Test.elapsed = 0.0
     _provoked.clear()
     _provoked.update(
         name for marker in request.node.iter_markers("provokes") for name in marker.args
@@ -540,13 +430,19 @@ def serve() -> Iterator[Start]:
     At the end of the test every one is asked whether the program sent what no correct client sends,
     and whether the faults that the test wanted took place.
     """
-    running: list[Server] = []
+    running: list[Endpoint] = []
     with contextlib.ExitStack() as stack:
 
-        def start(site: Site | None = None, *, ssl_context: Any = None, **options: Any) -> Server:
-            server = stack.enter_context(
-                run_in_thread(site if site is not None else App(**options), ssl_context=ssl_context)
-            )
+        def start(site: Site | None = None, *, ssl_context: Any = None, **options: Any) -> Endpoint:
+            site = site if site is not None else App(**options)
+            server: Endpoint
+            if _Test.is_process:
+                server = stack.enter_context(run_in_thread(site, ssl_context=ssl_context))
+            else:
+                assert ssl_context is None, "TLS needs sockets: mark the test `process`"
+                port = 40001 + len(_Test.places)
+                server = Place(site, "http", "127.0.0.1", port, Link(), Link())
+                _Test.places.append(server)
             running.append(server)
             _audited[server.url] = server.app
             return server
@@ -558,59 +454,124 @@ def serve() -> Iterator[Start]:
 
 
 @pytest.fixture
-def source(serve: Start) -> Server:
+def source(serve: Start) -> Endpoint:
     return serve()
 
 
 @pytest.fixture
-def target(serve: Start) -> Server:
+def target(serve: Start) -> Endpoint:
     return serve()
 
 
 @pytest.fixture
-def sync_pair(tmp_path: Path, source: Server, target: Server) -> Callable[..., Ran]:
+def sync_pair(tmp_path: Path, source: Endpoint, target: Endpoint) -> Callable[..., Ran]:
     """Return a function that runs mappings from `source` to `target`, with a state that stays."""
     return partial(sync_file, tmp_path, {"source": source, "target": target})
 
 
-@pytest.fixture
-def speaker() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
-    """Return a function that lets a plain function talk to every connection to a port; it gives
-    HOST:PORT.
+class Peer:
+    """What a script has of a connection: it may say anything, HTTP or not."""
 
-    For peers that no HTTP library could play.
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def receive(self) -> bytes:
+        """Return some bytes that have arrived; none when the client has left."""
+        try:
+            return bytes(await self._connection.receive())
+        except Gone:
+            return b""
+
+    async def head(self) -> bytes:
+        """Return a request's head; it is empty when the client has left."""
+        got = b""
+        while b"\r\n\r\n" not in got:
+            piece = await self.receive()
+            if not piece:
+                return b""
+            got += piece
+        return got
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes. Raises Gone when the client has left."""
+        await self._connection.send(data)
+
+    def reset(self) -> None:
+        self._connection.reset()
+
+
+Script = Callable[[Peer], Awaitable[None]]
+
+
+class Talk(Place):
+    """A place in memory at which a script talks to every connection."""
+
+    def __init__(self, script: Script, port: int) -> None:
+        super().__init__(App(), "http", "127.0.0.1", port, Link(), Link())
+        self._script = script
+
+    async def converse(self, connection: Any, number: int) -> None:
+        await converse(self._script, connection)
+
+
+async def converse(script: Script, connection: Any) -> None:
+    try:
+        await script(Peer(connection))
+    except Gone:
+        return
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def speaker() -> Iterator[Callable[[Any], str]]:
+    """Return a function that lets a script talk to every connection to a port; it gives HOST:PORT.
+
+    For peers that no HTTP library could play. A script is a coroutine function of a `Peer`. Where
+    the program is a process, it may also be a plain function of a socket.
     """
-    listeners: list[socket.socket] = []
+    with contextlib.ExitStack() as stack:
+
+        def start(script: Any) -> str:
+            if _Test.is_process:
+                return stack.enter_context(talking(script))
+            place = Talk(script, 40001 + len(_Test.places))
+            _Test.places.append(place)
+            return place.address
+
+        yield start
+
+
+@contextlib.contextmanager
+def talking(script: Any) -> Iterator[str]:
+    """Let a script talk to every connection to a port of this machine, each in a thread."""
     threads: list[threading.Thread] = []
 
-    def talk(connected: socket.socket, script: Callable[[socket.socket], None]) -> None:
+    def talk(connected: socket.socket) -> None:
+        if inspect.iscoroutinefunction(script):
+            connected.setblocking(False)
+            anyio.run(converse, script, SocketConnection(connected))
+            return
+        connected.settimeout(10)
         with connected, contextlib.suppress(OSError):
             script(connected)
 
-    def accept(listener: socket.socket, script: Callable[[socket.socket], None]) -> None:
+    def accept(listener: socket.socket) -> None:
         while True:
             try:
                 connected, _ = listener.accept()
             except OSError:
                 return
-            connected.settimeout(10)
-            thread = threading.Thread(target=talk, args=(connected, script))
-            thread.start()
-            threads.append(thread)
+            threads.append(threading.Thread(target=talk, args=(connected,)))
+            threads[-1].start()
 
-    def start(script: Callable[[socket.socket], None]) -> str:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-        thread = threading.Thread(target=accept, args=(listener, script))
-        thread.start()
-        threads.append(thread)
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-    yield start
-    for listener in listeners:
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
+    listener = socket.create_server(("127.0.0.1", 0))
+    threads.append(threading.Thread(target=accept, args=(listener,)))
+    threads[0].start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
     for thread in threads:
         thread.join()
 

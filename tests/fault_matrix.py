@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import sqlite3
+import ssl
 import tempfile
 import zlib
 from collections import Counter
@@ -28,7 +29,6 @@ from unittest import mock
 import anyio
 
 from _regsync import files
-from _regsync.errors import ConnectFailed
 from _regsync.state import database, sqlite
 from _regsync.sync import staging
 from conformance.content.images import Image, Seed
@@ -359,29 +359,28 @@ def _unreachable(side: str, how: str) -> Strike:
     @contextlib.asynccontextmanager
     async def strike(scene: Scene, times: int | None) -> AsyncIterator[None]:
         world, struck, host = scene.world, 0, scene.place(side).host
-        connect, start_tls = world._connect, world._start_tls
+        connect, start_tls = world.connect, world.start_tls
 
         def strikes(name: str) -> bool:
             nonlocal struck
             struck += name == host
             return name == host and (times is None or struck <= times)
 
-        async def refusing(name: str, port: int, timeouts: Any) -> Any:
+        async def refusing(name: str, port: int) -> Any:
             if how != "tls" and strikes(name):
-                await anyio.sleep(timeouts.connect if how == "silent" else 0)
-                raise ConnectFailed(f"{name}: no connection: {how}")
-            return await connect(name, port, timeouts)
+                if how == "silent":
+                    await anyio.sleep_forever()
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+            return await connect(name, port)
 
-        async def failing(below: Any, context: object, name: str, timeouts: Any) -> Any:
+        async def failing(below: Any, context: object, name: str) -> Any:
             if how == "tls" and strikes(name):
-                error = ConnectFailed(f"{name}: bad certificate")
-                error.retryable = False
-                raise error
-            return await start_tls(below, context, name, timeouts)
+                raise ssl.SSLError(1, "bad certificate")
+            return await start_tls(below, context, name)
 
         with (
-            mock.patch.object(world, "_connect", refusing),
-            mock.patch.object(world, "_start_tls", failing),
+            mock.patch.object(world, "connect", refusing),
+            mock.patch.object(world, "start_tls", failing),
         ):
             yield
         assert struck

@@ -307,6 +307,7 @@ def test_from_a_real_registry_to_the_api_and_to_another(name, serve, docker_regi
 # The other command.
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("kind", "options"), [("api", {}), ("fallback", {"referrers_api": False})])
 @pytest.mark.parametrize("name", ["single", "nested", "index", "index-typed"])
 def test_copy_does_the_same(name, kind, options, source, serve):

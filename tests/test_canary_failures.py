@@ -280,6 +280,7 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["dev", "lost output", "closed output", "refused", *MIDDLES])
 def test_a_process_shows_no_secret(how, serve, tmp_path, clean_env, secrets, monkeypatch):
     """With warnings about what is left open, a fault handler, no reader, nobody at home, an end in
@@ -333,6 +334,7 @@ def test_a_process_shows_no_secret(how, serve, tmp_path, clean_env, secrets, mon
     assert not traces.found({"standard output": out or "", "standard error": err})
 
 
+@pytest.mark.process
 def test_a_client_key_is_in_nothing_that_is_said(serve, tmp_path, clean_env, secrets, ca):
     """A server that asks for a certificate, one that nobody trusts, keys that are broken in all
     ways.

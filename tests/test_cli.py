@@ -461,6 +461,7 @@ def two_images(source: Server, target: Server, path: Path) -> list[str]:
     return ["sync", "--json", "-c", str(path)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str
 )
@@ -489,6 +490,7 @@ def test_a_signal_lets_what_is_under_way_end_and_begins_nothing_more(
     target.journal.check()
 
 
+@pytest.mark.process
 def test_an_interrupted_run_says_that_mappings_were_not_listed(source, target, tmp_path):
     stall = Stall(source, method="GET", kind="tag_list")
     arguments = two_images(source, target, tmp_path / "x.yaml")
@@ -508,6 +510,7 @@ def test_an_interrupted_run_says_that_mappings_were_not_listed(source, target, t
     assert f"interrupted, {words}\n" in err
 
 
+@pytest.mark.process
 def test_a_signal_when_all_is_under_way_leaves_nothing_undone(source, target, image, stalled):
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
     with started("copy", "--no-artifacts", *where) as process:
@@ -521,6 +524,7 @@ def test_a_signal_when_all_is_under_way_leaves_nothing_undone(source, target, im
     assert held(target, "app", image)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str
 )
@@ -537,6 +541,7 @@ def test_a_second_signal_ends_at_once(source, target, stalled, tmp_path, number,
     assert "Traceback" not in err
 
 
+@pytest.mark.process
 def test_what_does_not_end_in_time_after_a_signal_is_left(source, target, stalled, tmp_path):
     shorter = "import sys, regsync, _regsync.sync.run as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
     command = [sys.executable, "-c", shorter, *two_images(source, target, tmp_path / "x.yaml")]
@@ -571,6 +576,7 @@ def test_a_reader_that_left_is_no_traceback(source, target, image, more):
     assert "BrokenPipeError" not in err
 
 
+@pytest.mark.process
 def test_a_terminal_without_utf_8_gets_its_lines(source, target):
     def intercept(request: Request) -> Answer | None:
         body = json.dumps(
@@ -589,6 +595,7 @@ def test_a_terminal_without_utf_8_gets_its_lines(source, target):
     assert "container client" in hint
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_built_program_copies_from_any_directory(source, target, image, pyz):
     where = [f"{source.address}/app:v1", f"{target.address}/app"]

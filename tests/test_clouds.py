@@ -20,9 +20,8 @@ from _regsync.auth.cloud import CloudEnvironment, CloudLogin, CloudModule, Cloud
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
 from _regsync.config.model import Registry
+from _regsync.edge import using
 from _regsync.errors import AuthError, ConfigError, ConnectFailed, ContentError, SyncError, TimedOut
-from _regsync.net import pool
-from _regsync.net.streams import Timeouts
 from _regsync.providers import kind_of
 from _regsync.registry import transport as registry_transport
 from _regsync.registry.host import Machine
@@ -35,7 +34,6 @@ from conformance.server.exchange import Reception, Site
 from conformance.server.memory import Link, Place
 from tests.a_cloud import ECR, Cloud
 from tests.ends import Ran, Virtual, document, virtual
-from tests.wires import MemoryWire
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -496,16 +494,16 @@ async def test_who_waits_for_its_turn_does_not_send_a_login_that_was_refused_mea
 
 @contextlib.contextmanager
 def slow_dials(world: Virtual, host: str) -> Iterator[None]:
-    """Let each further connection to a host take 5 s longer than the one before."""
-    connect = world._connect
+    """Let each further connection to a host take 0.3 s longer than the one before."""
+    connect = world.connect
     dials = itertools.count()
 
-    async def dial(to: str, port: int, timeouts: Timeouts) -> MemoryWire:
+    async def dial(to: str, port: int) -> Any:
         if to == host:
-            await anyio.sleep(5 * next(dials))
-        return await connect(to, port, timeouts)
+            await anyio.sleep(0.3 * next(dials))
+        return await connect(to, port)
 
-    with mock.patch.object(world, "_connect", dial):
+    with mock.patch.object(world, "connect", dial):
         yield
 
 
@@ -669,10 +667,7 @@ async def exchange(world: Virtual, url: str, **given: Any) -> tuple[int, Mapping
         world.wall,
         log,
     )
-    with (
-        mock.patch.object(pool, "connect", world._connect),
-        mock.patch.object(pool, "start_tls", world._start_tls),
-    ):
+    with using(world.edge()):
         transport = Transport(edge)
         try:
             return await transport.fetch(None, "GET", url, [("Metadata", "true")], b"", **given)

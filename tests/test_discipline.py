@@ -22,6 +22,7 @@ from _regsync.state.database import StateFile
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.registry.tokens import TokenService
+from conformance.server.http1 import Endpoint
 from conformance.server.sockets import Server
 from tests.ends import (
     Ran,
@@ -514,7 +515,7 @@ def changed(
     image = seed.image(sizes=(900,) * (new - 1))
     load_all(source, {"app": {"v1": image}})
     clear(source)
-    if isinstance(target, Server):
+    if isinstance(target, Endpoint):
         clear(target)
     return image, sync_file(directory, ends, mapping)
 

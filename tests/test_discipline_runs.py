@@ -84,6 +84,7 @@ def kill_at(target: Server, running: list[subprocess.Popen[str]], request: int) 
     target.app.intercept = intercept
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(6))
 def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(tmp_path, serve, number):
@@ -127,6 +128,7 @@ def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(tmp_path, serv
     source.journal.matching("HEAD", "manifest").at_least(max(0, whole - 2))
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path, serve):
     """All that was answered half a second before is in the state, though the run never ended."""
@@ -173,6 +175,7 @@ def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(tmp_path, 
 # Two processes at once.
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_second_run_beside_the_first_says_so_and_spoils_nothing(tmp_path, serve):
     source, target = serve(), serve()

@@ -32,7 +32,7 @@ from conformance.messages import Answer, Request, Response, error
 from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.sockets import Server
-from tests.ends import QUICK, Ran, Start, document, run_regsync, sync, tags, until_blank_line
+from tests.ends import Peer, Ran, Start, document, run_regsync, sync, tags, until_blank_line
 
 USER, SECRET = "captain", "hunter2"
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
@@ -82,7 +82,11 @@ class Scene:
         for name, short in self.names:
             text = text.replace(name, short)
         lines = text.replace(str(self.directory), "DIR").splitlines()
-        return [line for line in lines if not line.startswith("warning: waiting for ")]
+        return [
+            line
+            for line in lines
+            if not line.startswith(("warning: waiting for ", "still running"))
+        ]
 
     def login(self, address: str, password: str = SECRET, **fields: Any) -> list[str]:
         """Write a configuration that knows one registry, with credentials."""
@@ -108,9 +112,9 @@ class Scene:
     def says(self, text: bytes) -> str:
         """Start a peer that reads one head and says `text`; return HOST:PORT."""
 
-        def script(connected: socket.socket) -> None:
-            until_blank_line(connected)
-            connected.sendall(text)
+        async def script(peer: Peer) -> None:
+            await peer.head()
+            await peer.send(text)
 
         return self.speaker(script)
 
@@ -147,14 +151,16 @@ MISSING = "The repository with name 'app' does not exist in the registry with id
 
 
 Case = Callable[[Scene], Ran]
-CASES: dict[str, tuple[Case, str, str | None]] = {}
+CASES: list[Any] = []
+
+ON_SOCKETS = pytest.mark.process  # for TLS
 
 
-def told(cause: str, hint: str | None = None) -> Callable[[Case], Case]:
+def told(cause: str, hint: str | None = None, *marks: Any) -> Callable[[Case], Case]:
     """Enter a way to fail with what the user reads of it: the code and the cause, the hint."""
 
     def enter(case: Case) -> Case:
-        CASES[case.__name__.replace("_", " ")] = (case, cause, hint)
+        CASES.append(pytest.param(case, cause, hint, marks=marks, id=case.__name__))
         return case
 
     return enter
@@ -281,6 +287,7 @@ def no_platform(scene: Scene) -> Ran:
     f"TARGET_ERROR: push blob T/app@DIGEST: status 404: NAME_UNKNOWN {MISSING}",
     "create the repository, or the project that it belongs to, at the target first: "
     "aws ecr create-repository --repository-name app --registry-id 123456789012 --region eu-west-1",
+    ON_SOCKETS,
 )
 def no_repository_at_ecr(scene: Scene) -> Ran:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -422,6 +429,7 @@ def a_page_instead(scene: Scene) -> Ran:
     "NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: its certificate comes from an "
     "unknown authority",
     "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE",
+    ON_SOCKETS,
 )
 def unknown_authority(scene: Scene) -> Ran:
     source = scene.secured("127.0.0.1")
@@ -431,6 +439,7 @@ def unknown_authority(scene: Scene) -> Ran:
 @told(
     "NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: its certificate has expired",
     "check this host's clock; if it is right, the registry's certificate must be renewed",
+    ON_SOCKETS,
 )
 def expired(scene: Scene) -> Ran:
     past = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
@@ -442,6 +451,7 @@ def expired(scene: Scene) -> Ran:
     "NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: its certificate is not valid "
     "for this name",
     "use a name in the certificate, or have it reissued",
+    ON_SOCKETS,
 )
 def another_name(scene: Scene) -> Ran:
     source = scene.secured("other.example")
@@ -449,11 +459,15 @@ def another_name(scene: Scene) -> Ran:
 
 
 @told(
-    "NETWORK_ERROR: look up T/app:v1: the connection broke: Connection reset by peer (waited for 0.4s)",
+    "NETWORK_ERROR: look up T/app:v1: the connection broke: Connection reset by peer (waited for 15s)",
     "write https://T if it serves HTTPS",
 )
 def http_to_https_that_hangs_up(scene: Scene) -> Ran:
-    return scene.copy(target=scene.secured("127.0.0.1"))
+    async def script(peer: Peer) -> None:
+        await peer.receive()
+        peer.reset()
+
+    return scene.copy(target=scene.speaker(script))
 
 
 @told(
@@ -465,11 +479,11 @@ def http_to_https_of_go(scene: Scene) -> Ran:
     return scene.copy(source=scene.says(words))
 
 
-@told("NETWORK_ERROR: look up T/app:v1: 127.0.0.1 does not speak TLS", PLAIN)
+@told("NETWORK_ERROR: look up T/app:v1: 127.0.0.1 does not speak TLS", PLAIN, ON_SOCKETS)
 def https_to_http(scene: Scene) -> Ran:
-    def script(connected: socket.socket) -> None:
-        connected.recv(65536)
-        connected.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    async def script(peer: Peer) -> None:
+        await peer.receive()
+        await peer.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
     target = scene.speaker(script)
     return scene.copy(*scene.config(f"https://{target}"), target=target)
@@ -477,8 +491,9 @@ def https_to_http(scene: Scene) -> Ran:
 
 @told(
     "NETWORK_ERROR: look up T/app:v1: 127.0.0.1 closed the connection during the TLS handshake "
-    "(waited for 0.4s)",
+    "(waited for 15s)",
     PLAIN,
+    ON_SOCKETS,
 )
 def https_to_a_server_that_hangs_up(scene: Scene) -> Ran:
     return scene.copy(*scene.config(f"https://{scene.target.address}"))
@@ -502,29 +517,42 @@ def no_such_name(scene: Scene) -> Ran:
 
 
 @told(
-    "NETWORK_ERROR: look up T/app:v1: no connection to T: connection refused (waited for 0.4s)",
+    "NETWORK_ERROR: look up T/app:v1: no connection to T: connection refused (waited for 15s)",
     UNREACHED,
 )
 def refused(scene: Scene) -> Ran:
     return scene.copy(target=closed_port())
 
 
-@told("NETWORK_ERROR: fetch manifest S/app:v1: no answer from S within 0.05 s (waited for 0.4s)")
+@told("NETWORK_ERROR: fetch manifest S/app:v1: no answer from S within 60 s (waited for 15s)")
 def silent(scene: Scene) -> Ran:
-    def script(connected: socket.socket) -> None:
-        until_blank_line(connected)
-        connected.recv(1)
+    async def script(peer: Peer) -> None:
+        await peer.head()
+        await peer.receive()
 
-    return scene.copy(source=scene.speaker(script), timeouts=QUICK._replace(head=0.05))
+    return scene.copy(source=scene.speaker(script))
 
 
 @told(
     "NETWORK_ERROR: fetch manifest S/app:v1: through the proxy http://P: no connection to P: "
-    "connection refused (waited for 0.4s)",
+    "connection refused (waited for 15s)",
     PROXY,
 )
 def proxy_gone(scene: Scene) -> Ran:
     return scene.copy(source="registry.example", proxy=closed_port())
+
+
+@told(
+    "NETWORK_ERROR: fetch manifest S/app:v1: the proxy http://P did not open a tunnel: "
+    "no answer from P within 60 s (waited for 15s)",
+    PROXY,
+)
+def proxy_silent(scene: Scene) -> Ran:
+    async def script(peer: Peer) -> None:
+        await peer.head()
+        await peer.receive()
+
+    return scene.copy(source="registry.example", proxy=scene.speaker(script))
 
 
 def proxy(scene: Scene, status: str, login: str = "") -> Ran:
@@ -556,9 +584,8 @@ def proxy_forbids_the_host(scene: Scene) -> Ran:
     return proxy(scene, "403 Forbidden")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_failure_says_what_where_why_and_what_to_do(scene, name):
-    case, cause, hint = CASES[name]
+@pytest.mark.parametrize(("case", "cause", "hint"), CASES)
+def test_a_failure_says_what_where_why_and_what_to_do(scene, case, cause, hint):
     ran = case(scene)
     failed, *more = scene.told(ran)
     where = (

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import json
 import resource
-import signal
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import anyio
@@ -21,7 +17,6 @@ import pytest
 
 from _regsync.app import environment
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
-from _regsync.net.streams import Timeouts
 from _regsync.oci.manifest import Manifest
 from _regsync.state.archive import RepositoryKey
 from _regsync.sync import discovery
@@ -29,9 +24,7 @@ from _regsync.sync.once import Once
 from conformance.content.images import Image, Seed
 from conformance.messages import Request
 from conformance.server.sockets import Server
-from tests.ends import ROOT, copy, document, held, only, run_regsync, sync, tags, until_blank_line
-
-_HURRIED = Timeouts(connect=5.0, head=0.05, first_answer=1.0)
+from tests.ends import Peer, copy, document, held, only, run_regsync, stopped_at, sync, tags
 
 
 @pytest.fixture
@@ -39,32 +32,24 @@ def image(source: Server) -> Image:
     return Seed(11).image().load_into(source.app, "app", tag="v1")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["copy", "sync"])
-def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
-    source, target, image, tmp_path, command
+async def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
+    world, image, tmp_path, command
 ):
-    asked = source.app.faults.on().stall()
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image.load_into(source.app, "app", tag="v1")
+    source.app.faults.on().stall()
     configuration = tmp_path / "x.yaml"
     configuration.write_text(document({"source": source, "target": target}, {"from": "app"}))
     where = {
         "copy": ["--no-artifacts", f"{source.address}/app:v1", f"{target.address}/app"],
-        "sync": ["-c", str(configuration)],
+        "sync": [],
     }
-    shorter = "import sys, regsync, _regsync.sync.run as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
-    arguments = [sys.executable, "-c", shorter, command, "--json", *where[command]]
-    pipes: dict[str, Any] = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "cwd": ROOT,
-    }
-    with subprocess.Popen(arguments, **pipes) as process:
-        asked.wait()
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=20)
-    assert process.returncode == 143
-    assert json.loads(out)["interrupted"] is True
+    async with stopped_at(1.0):
+        ran = await world.run(command, "--json", "-c", str(configuration), *where[command])
+    assert ran.status == 143
+    assert ran.report["interrupted"] is True
+    assert ran.seconds <= 26.1
 
 
 def test_a_registry_that_takes_connections_and_never_answers_stops_for_itself_only(
@@ -75,15 +60,15 @@ def test_a_registry_that_takes_connections_and_never_answers_stops_for_itself_on
     asked: list[bytes] = []
     up = serve()
 
-    def silent(connected: socket.socket) -> None:
-        asked.append(until_blank_line(connected))
-        connected.recv(1)
+    async def silent(peer: Peer) -> None:
+        asked.append(await peer.head())
+        await peer.receive()
 
     config = document(
         {"source": source, "up": up, "hangs": speaker(silent)},
         *({"from": f"r{n}", "targets": ["up", "hangs"], "tags": tags("v1")} for n in range(8)),
     )
-    ran = run_regsync("sync", "--json", "-q", "-c", "-", stdin=config, timeouts=_HURRIED)
+    ran = run_regsync("sync", "--json", "-q", "-c", "-", stdin=config)
     assert ran.status == 1
     assert all(held(up, f"r{n}", image) for n in range(8))
     assert len(ran.failed) == 8

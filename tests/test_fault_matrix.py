@@ -44,6 +44,7 @@ def test_an_ordinary_run_has_every_fault_on_every_side_as_often_as_it_can_be():
         assert {str(view(name)) for name in played} == {str(view(name)) for name in every}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "limit", [thorough(pytest.param(1_500_000, id="blobs")), pytest.param(3000, id="the state too")]
 )

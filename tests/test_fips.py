@@ -160,6 +160,7 @@ def serving(ca: trustme.CA) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.process
 def test_a_sync_over_tls_goes_through_the_provider(
     run: Run, modules: Path, serve: Start, ca: trustme.CA, tmp_path: Path
 ) -> None:

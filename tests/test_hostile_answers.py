@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import pytest
 
-from _regsync.net.streams import Timeouts
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.storage import OCI_MANIFEST
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.sockets import Server
 from tests.ends import (
-    QUICK,
+    Peer,
     Ran,
+    Script,
     Start,
     basic,
     document,
@@ -34,7 +34,6 @@ from tests.ends import (
     run_regsync,
     sync,
     tags,
-    until_blank_line,
 )
 
 USER, SECRET = "captain", "Xyzzy-0pen-Sesame"
@@ -43,7 +42,6 @@ LOGIN = {"auth_type": "basic", "credentials": {"username": USER, "password": SEC
 HTML = Response(
     200, [("Content-Type", "text/html")], b"<html><body>Welcome to the portal</body></html>"
 )
-SLOW = QUICK._replace(head=0.15, idle=0.15, manifest_put=0.15, finish=0.15)
 NOWHERE = "sha256:" + "0" * 64
 CONTENT, NETWORK, SOURCE, TARGET, AUTH = (
     f"{name}_ERROR" for name in ("CONTENT", "NETWORK", "SOURCE", "TARGET", "AUTH")
@@ -54,13 +52,12 @@ CONTENT, NETWORK, SOURCE, TARGET, AUTH = (
 class World:
     """Two registries that want a login, an image at the source, and what a row changes of it."""
 
-    speaker: Callable[[Callable[[socket.socket], None]], str]
+    speaker: Callable[[Script], str]
     source: Server
     target: Server
     seed: Seed
     image: Image
     source_url: str
-    timeouts: Timeouts = QUICK
     tag: str = "v1"
 
     def answer(
@@ -87,7 +84,7 @@ class World:
             "target": {"url": self.target.url, **LOGIN},
         }
         text = document(registries, {"from": "app", "tags": tags(self.tag)})
-        return run_regsync("sync", "--json", "-q", "-c", "-", stdin=text, timeouts=self.timeouts)
+        return run_regsync("sync", "--json", "-q", "-c", "-", stdin=text)
 
 
 @pytest.fixture
@@ -165,37 +162,36 @@ def blobs(answer: Callable[[bytes], bytes]) -> Arrange:
     return arrange
 
 
-def peer(script: Callable[[socket.socket], None], timeouts: Timeouts = QUICK) -> Arrange:
+def peer(script: Script) -> Arrange:
     """Put a script in the place of the source."""
 
     def arrange(world: World) -> None:
         world.source_url = f"http://{world.speaker(script)}"
-        world.timeouts = timeouts
 
     return arrange
 
 
-def endless(opening: bytes, again: bytes) -> Callable[[socket.socket], None]:
+def endless(opening: bytes, again: bytes, pause: float = 0.0) -> Script:
     """A peer that never ends its answer, until the client leaves."""
 
-    def script(connected: socket.socket) -> None:
-        until_blank_line(connected)
-        connected.sendall(opening)
+    async def script(peer: Peer) -> None:
+        await peer.head()
+        await peer.send(opening)
         while True:
-            connected.sendall(again)
+            await peer.send(again)
+            await anyio.sleep(pause)
 
     return script
 
 
-def halted(opening: bytes, *, closes: bool) -> Callable[[socket.socket], None]:
-    """A peer that says a part, and then closes its direction only or is silent."""
+def halted(opening: bytes, *, closes: bool) -> Script:
+    """A peer that says a part, and then closes the connection or is silent."""
 
-    def script(connected: socket.socket) -> None:
-        until_blank_line(connected)
-        connected.sendall(opening)
-        if closes:
-            connected.shutdown(socket.SHUT_WR)
-        connected.recv(65536)
+    async def script(peer: Peer) -> None:
+        await peer.head()
+        await peer.send(opening)
+        if not closes:
+            await peer.receive()
 
     return script
 
@@ -271,13 +267,13 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
         ),
         "interim answers without end": (
             "no answer",
-            peer(endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 99), SLOW),
+            peer(endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 99, 1.0)),
         ),
         "a banner": ("HTTP/1.1", given(MANIFEST, b"SSH-2.0-OpenSSH_9.2\r\n\r\n")),
         "half a head": ("ended", peer(halted(b"HTTP/1.1 200 OK\r\nContent-", closes=True))),
         "silence in a body": (
             "moved nothing",
-            peer(halted(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", closes=False), SLOW),
+            peer(halted(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", closes=False)),
         ),
     },
     ("source", AUTH): {
@@ -598,12 +594,12 @@ def test_an_answer_is_one_answer_or_none(speaker, target, name):
     said, words = SHAPES[name]
     served: list[int] = []
 
-    def script(connected: socket.socket) -> None:
+    async def script(peer: Peer) -> None:
         served.append(0)
-        while until_blank_line(connected):
+        while await peer.head():
             served[-1] += 1
             # A second exchange that read what was left of the first would get these tags.
-            connected.sendall(
+            await peer.send(
                 said
                 if len(served) == served[-1] == 1
                 else OK + b"Content-Length: 15\r\n\r\n" + PAGE

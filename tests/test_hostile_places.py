@@ -177,6 +177,7 @@ def test_an_upload_that_went_elsewhere_comes_not_back_with_a_login(serve, source
     assert all("authorization" not in entry.headers for entry in storage.journal.entries)
 
 
+@pytest.mark.process
 @pytest.mark.rule("R1")
 def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
     serve, target, ca, tmp_path
@@ -272,6 +273,8 @@ def rebound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", answer)
 
 
+@pytest.mark.in_process
+@pytest.mark.process
 @pytest.mark.rule("R4")
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_name_that_leads_to_this_machine_gets_no_request(

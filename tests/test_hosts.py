@@ -31,8 +31,8 @@ from typing import Any
 
 import pytest
 
-from tests import ends
 from tests.ends import program
+from tests.program import Chosen
 from tests.thinning import thorough
 from tools import hosts
 from tools.hosts import HOSTS, Absent, Failed, Host, Smoke
@@ -96,7 +96,7 @@ def test_host(smoke, host):
     reasons = []
     # Another user may not reach the first.
     pythons = [python.path for python in (CURRENT if host.user is not None else CURRENT[:1])]
-    if ends.program_file is not None:
+    if Chosen.file is not None:
         # What is asked of an interpreter has no meaning; the rest has.
         pythons = [""]
         host = host._replace(options=(), hook="")

@@ -31,6 +31,7 @@ def seed() -> Seed:
     return Seed(31)
 
 
+@pytest.mark.process
 @slow
 @pytest.mark.parametrize("index", [False, True], ids=["image", "index"])
 def test_skopeo_inspects_and_copies_by_our_names(source, target, seed, tmp_path, index):

@@ -444,7 +444,7 @@ async def test_an_outage_is_said_once_and_so_is_its_end(world):
         ran = await scene.sync(arguments=("-v",))
     lines = ran.err.splitlines()
     said = [line for line in lines if "waiting for target.test" in line]
-    assert said == ["warning: waiting for target.test (Connection refused), for 2m00s at most"]
+    assert said == ["warning: waiting for target.test (connection refused), for 2m00s at most"]
     back = only([line for line in lines if "answers again" in line])
     assert back.startswith("info: target.test answers again, after 2")
 
@@ -455,7 +455,7 @@ async def test_the_heartbeat_says_for_whom_a_run_waits(world):
     async with scene.away("target", "refused", 2.0, 40.0):
         ran = await scene.sync(arguments=())
     beat = only([line for line in ran.err.splitlines() if line.startswith("still running")])
-    assert beat.endswith("; waiting for target.test (Connection refused), 28s")
+    assert beat.endswith("; waiting for target.test (connection refused), 28s")
 
 
 @pytest.mark.parametrize("how", ["refused", "503", "lost"])

@@ -30,6 +30,7 @@ def known_names(tmp_path: Path) -> Iterator[Names]:
         yield found
 
 
+@pytest.mark.process
 def test_regsync_lists_a_source_that_is_old(seed):
     with persona("old") as old, persona("strict") as target:
         image = seed.image(sizes=(1,)).load_into(old.app, "app")

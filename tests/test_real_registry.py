@@ -23,6 +23,8 @@ from conformance.programs import HTPASSWD, PASSWORD, USER, skopeo
 from conformance.server.proxy import Proxy
 from tests.ends import basic, only, run_regsync
 
+pytestmark = pytest.mark.process  # for sockets and TLS
+
 Registries = Callable[..., str]
 LOGIN = f"Basic {basic(USER, PASSWORD)}"
 OCTETS = 300_000  # a layer above what leaves in one write

@@ -485,6 +485,7 @@ def test_nor_does_it_delay_the_end_of_a_run_that_gave_up():
     assert "r.test:443 within 0.05 s" in err
 
 
+@pytest.mark.process
 def test_a_manifest_that_is_being_put_is_waited_for(source, target):
     image: Image = Seed(1).image().load_into(source.app, "app", tag="v1")
     put = target.app.faults.on("PUT", "manifest").stall()
@@ -503,6 +504,7 @@ def test_a_manifest_that_is_being_put_is_waited_for(source, target):
     assert held(target, "app", image)
 
 
+@pytest.mark.process
 def test_a_second_signal_saves_the_state(source, target, tmp_path):
     Seed(1).image().load_into(source.app, "app", tag="v1")
     put = target.app.faults.on("PUT", "manifest").stall()

@@ -122,6 +122,7 @@ def loaded(pyz: Path, directory: Path, *words: str) -> tuple[set[str], int]:
     return set(told[1]), told[2]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("write", [block, generated])
 def test_a_sync_that_changes_nothing_loads_what_it_needs(pyz, tmp_path, ends, write):
     (tmp_path / "mirror.yaml").write_text(write(**ends))
@@ -131,6 +132,7 @@ def test_a_sync_that_changes_nothing_loads_what_it_needs(pyz, tmp_path, ends, wr
     assert threads == 0
 
 
+@pytest.mark.process
 def test_without_a_configuration_no_yaml_is_loaded(pyz, tmp_path, serve):
     server = serve()
     Seed(5).image(sizes=(1000,)).load_into(server.app, "app", tag="v1")
@@ -152,7 +154,7 @@ def test_a_registry_of_a_cloud_loads_what_that_cloud_needs(cloud):
 def test_version_loads_nothing_of_a_run(pyz, tmp_path):
     modules, _ = loaded(pyz, tmp_path, "version")
     rooms = {name.split(".")[1] for name in modules if name.startswith("_regsync.")}
-    assert rooms == {"app", "errors", "files", "fips", "text"}
+    assert rooms == {"app", "edge", "errors", "files", "fips", "text"}
     assert modules & {"anyio", "asyncio", "h11", "ssl", "yaml", *NEEDLESS} == set()
 
 

@@ -24,13 +24,13 @@ import trustme
 from conformance.content.images import Seed
 from conformance.registry.app import App
 from conformance.server.sockets import run_in_thread
-from tests import ends
+from tests.program import Chosen
 from tools.hosts import NOBODY, is_executable
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        ends.program_file is None or not is_executable(ends.program_file),
+        Chosen.file is None or not is_executable(Chosen.file),
         reason="runs with --file and a static executable",
     ),
 ]
@@ -49,8 +49,8 @@ def root(tmp_path: Path) -> Path:
     """Make a root that holds the file alone."""
     place = tmp_path / "root"
     place.mkdir(mode=0o755)
-    assert ends.program_file is not None
-    shutil.copy(ends.program_file, place / "regsync")
+    assert Chosen.file is not None
+    shutil.copy(Chosen.file, place / "regsync")
     return place
 
 

@@ -266,7 +266,7 @@ def test_what_the_registry_refuses_is_one_line(
         assert ran.out == ""
 
 
-def test_a_registry_that_is_not_there_is_a_network_error() -> None:
+def test_a_registry_that_is_not_there_is_a_network_error(source: Server) -> None:
     ran = run_regsync("tags", "127.0.0.1:1/app")
     assert ran.status == 2
     warning, failure, *_ = ran.err.splitlines()
@@ -319,6 +319,7 @@ def test_a_wrong_rule_is_status_3_and_asks_nothing(arguments: list[str], words: 
     assert ran.report["error"]["code"] == "CONFIG_ERROR"
 
 
+@pytest.mark.process
 def test_an_interrupt_ends_a_listing_with_130(source: Server) -> None:
     came, go = threading.Event(), threading.Event()
 

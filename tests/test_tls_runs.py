@@ -25,6 +25,8 @@ from conformance.messages import Request, Response
 from conformance.server.sockets import Server
 from tests.ends import ROOT, Ran, Start, document, held, run_regsync, tags
 
+pytestmark = pytest.mark.process  # for sockets and TLS
+
 HOME = "127.0.0.1"
 
 

@@ -165,7 +165,7 @@ async def test_a_dead_line_is_noticed_by_the_connect_time_out(world, seed):
     source.fail("silent")
     ran = await world.copy(source, target)
     assert ran.status != 0
-    assert "source.test: silent within 10 s" in ran.err
+    assert "no connection to source.test within 10 s" in ran.err
     assert "waited for 15s" in ran.err
     assert ran.seconds == pytest.approx(15.0, abs=0.1), "the first contact is a part of it"
 
@@ -246,15 +246,11 @@ async def test_an_answer_may_be_late_up_to_its_time_out(world, seed, seconds, as
     assert held(target, "app", image)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "finish", "asks"),
-    [(63.5, 60, 0), (64.5, 60, 1), (899.5, 899, 0), (900.5, 899, 1)],
-    ids=["in time", "late", "at most 15 minutes: in time", "at most 15 minutes: late"],
-)
+@pytest.mark.parametrize(("seconds", "asks"), [(63.5, 0), (64.5, 1)], ids=["in time", "late"])
 async def test_the_answer_to_a_body_is_waited_for_by_its_size_then_the_blob_is_asked_for(
-    world, seed, seconds, finish, asks
+    world, seed, seconds, asks
 ):
-    """4 MiB give the registry 4 s more than `finish`. An answer that is late is not needed: the blob
+    """4 MiB give the registry 4 s more than a minute. An answer that is late is not needed: the blob
     has arrived.
     """
     source, target = world.registry("source.test"), world.registry("target.test")
@@ -265,12 +261,12 @@ async def test_the_answer_to_a_body_is_waited_for_by_its_size_then_the_blob_is_a
     names = [f"{place.address}/app:v1" for place in (source, target)]
     registries = document({"source": source, "target": target})
     flags = ("copy", "--no-artifacts", "--json", "--no-progress", "-c", "-")
-    ran = await world.run(*flags, *names, stdin=registries, finish=finish)
+    ran = await world.run(*flags, *names, stdin=registries)
     assert (ran.status, ran.err) == (0, "")
     assert held(target, "app", image)
     assert target.journal.count("HEAD", "blob", reference=digest, status=200) == asks
     assert target.journal.count("PUT", "upload") == len(image.blobs)
-    assert ran.seconds == pytest.approx(min(seconds, finish + 4, 900), abs=0.1)
+    assert ran.seconds == pytest.approx(min(seconds, 64), abs=0.1)
 
 
 async def test_a_body_that_stalls_is_fetched_again_after_a_minute(world, seed):

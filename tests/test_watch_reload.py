@@ -119,16 +119,16 @@ async def test_a_hang_up_begins_a_cycle_with_the_new_file(stage):
 async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(stage):
     stage.load("v1")
     stage.write({"from": "app", "tags": tags("v1")})
-    stage.source.app.faults.on("GET", "manifest").first().delay(600)
+    stage.source.app.faults.on("GET", "manifest").first().delay(50)
 
     async def hang_up() -> None:
         signal.raise_signal(signal.SIGHUP)
-        await anyio.sleep(400)
+        await anyio.sleep(40)
         assert stage.source.journal.count("HEAD", "manifest") == 1, (
             "the second cycle, which follows the first"
         )
 
-    await stage.watch(hang_up, interval=1000, head=700.0)
+    await stage.watch(hang_up, interval=60)
 
 
 async def test_a_mounted_configuration_is_swapped_by_its_link(stage, tmp_path):
@@ -343,9 +343,7 @@ async def test_a_first_cycle_in_which_not_all_fails_makes_ready(stage, monkeypat
     assert seen == [(200, 1)]
 
 
-async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(
-    world, tmp_path, monkeypatch
-):
+async def test_a_cycle_is_not_ill_when_it_is_long(world, tmp_path, monkeypatch):
     told_by = tellers(monkeypatch)
     stage = Scene(world, tmp_path)
     slow = world.registry("slow.test", up=Link(bandwidth=2000), down=Link(bandwidth=2000))
@@ -357,15 +355,9 @@ async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(
     states: list[bool] = []
 
     async def look() -> None:
-        for _ in range(15):
+        for _ in range(30):
             states.append(told_by[0]("/healthz")[0] == 200)
             await anyio.sleep(60)
-        slow.fail("silent")
-        for _ in range(25):
-            await anyio.sleep(60)
-            states.append(told_by[0]("/healthz")[0] == 200)
-        slow.recover()
 
-    await stage.watch(look, interval=120, idle=3600.0, slow_window=36000.0)
-    assert all(states[:29])
-    assert not any(states[31:])
+    await stage.watch(look, interval=120)
+    assert all(states)

@@ -51,7 +51,6 @@ class Scene:
         more: tuple[str, ...] = (),
         interval: float = INTERVAL,
         forgets: bool = False,
-        **timeouts: float,
     ) -> Ran:
         """Watch, with a step after each cycle but the last; who `forgets` keeps no journal of what
         was.
@@ -92,7 +91,7 @@ class Scene:
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(play)
-            ran = await self.world.run(*arguments, **timeouts)
+            ran = await self.world.run(*arguments)
             tasks.cancel_scope.cancel()
         assert "Traceback" not in ran.err
         return ran

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 import errno
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from _regsync import edge
 from _regsync.app import commands
+from _regsync.app.commands import Outcome
 from _regsync.app.console import Console, terminal_size
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.files import null_output
@@ -71,7 +73,7 @@ class Command(NamedTuple):
     statuses: str  # the exit statuses that the command can return, separated by blanks
     examples: str
     add_arguments: Callable[[Parser], None]
-    run: Callable[[argparse.Namespace, Console], int]  # returns the exit status
+    run: Callable[[argparse.Namespace, Console], Outcome]
     # Exit status -> its meaning for this command, if that differs from STATUSES.
     own_statuses: Mapping[str, str] = MappingProxyType({})
     asks_registries: bool = True  # False if the command only reads and writes local files
@@ -194,7 +196,7 @@ def help_width() -> int:
     argparse itself would import `shutil` and three compression modules for this, on every start.
     """
     columns, _ = terminal_size(sys.stdout)
-    variable = os.environ.get("COLUMNS", "")
+    variable = edge.current().environ.get("COLUMNS", "")
     if variable.isdecimal() and int(variable) > 0:
         columns = int(variable)
     return columns - 2  # the margin of argparse
@@ -477,46 +479,93 @@ def add_version_arguments(parser: Parser) -> None:
 # Running
 
 
-def main(argv: Sequence[str], closed_reason: str = "") -> int:
-    """Run one command, and report the error that ends it. Returns the exit status.
+class Invocation:
+    """One command line: the console that its options ask for, and the exit status that its command
+    gives, or the error that ends it.
 
     `closed_reason` is the reason why the FIPS gate is closed. It is empty if the gate holds or if
     this build has no gate.
     """
-    # Look for these two options before parsing, because they decide how an error of the parser is
-    # shown.
-    writes_json = "--json" in argv
-    logs_json = "--log-format json" in " ".join(argv).replace("=", " ")
-    make_console = partial(
-        Console, sys.stdout, sys.stderr, writes_json=writes_json, logs_json=logs_json
-    )
-    # Until the other options have been parsed, a console with their defaults shows the errors.
-    console = make_console(level="warning", shows_progress=False)
-    shows_traceback = False
-    try:
+
+    def __init__(self, argv: Sequence[str], closed_reason: str) -> None:
+        self.status = 0
+        self._argv = argv
+        self._closed_reason = closed_reason
+        self._shows_traceback = False
+        # Look for these two options before parsing, because they decide how an error of the parser
+        # is shown.
+        self._make_console = partial(
+            Console,
+            sys.stdout,
+            sys.stderr,
+            writes_json="--json" in argv,
+            logs_json="--log-format json" in " ".join(argv).replace("=", " "),
+        )
+        # Until the other options have been parsed, a console with their defaults shows the errors.
+        self._console = self._make_console(level="warning", shows_progress=False)
+
+    def begin(self) -> Outcome:
+        """Parse the command line and run the command. Returns its exit status, or the work that is
+        left to do on an event loop.
+        """
+        argv = self._argv
+        closed_reason = self._closed_reason
         # Help and the schema are shown although the gate is closed, with this warning.
         asks_for_help = "-h" in argv or "--help" in argv
         if closed_reason and (asks_for_help or argv[:1] == ["schema"]):
-            console.log("warning", "gate_closed", closed_reason)
+            self._console.log("warning", "gate_closed", closed_reason)
         arguments = parse_arguments(argv)
-        shows_traceback = (arguments.v or 0) >= 2
-        console = make_console(
+        self._shows_traceback = (arguments.v or 0) >= 2
+        self._console = self._make_console(
             level=log_level(arguments), shows_progress=not (arguments.q or arguments.no_progress)
         )
         if closed_reason and arguments.command not in ("schema", "version"):
             raise ConfigError(closed_reason, hint=REMEDY)
         arguments.closed_reason = closed_reason  # `version` prints it
-        return COMMANDS[arguments.command].run(arguments, console)
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        # An invalid configuration or command line is no defect of this program.
-        if shows_traceback and not isinstance(error, ConfigError):
-            sys.excepthook(type(error), error, error.__traceback__)
-        return report_error(console, error)
-    finally:
-        if console.has_lost_output:
-            discard_lost_output()
+        return COMMANDS[arguments.command].run(arguments, self._console)
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Report the error that ends the block, and set the exit status accordingly."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.status = 130
+        except Exception as error:
+            # An invalid configuration or command line is no defect of this program.
+            if self._shows_traceback and not isinstance(error, ConfigError):
+                sys.excepthook(type(error), error, error.__traceback__)
+            self.status = report_error(self._console, error)
+        finally:
+            if self._console.has_lost_output:
+                discard_lost_output()
+
+
+def main(argv: Sequence[str], closed_reason: str = "") -> int:
+    """Run one command, on an event loop of its own if it needs one. Returns the exit status."""
+    invocation = Invocation(argv, closed_reason)
+    with invocation.reporting():
+        outcome = invocation.begin()
+        if not isinstance(outcome, int):
+            from _regsync.app.environment import run_async
+
+            outcome = run_async(outcome)
+        invocation.status = outcome
+    return invocation.status
+
+
+async def run(argv: Sequence[str], closed_reason: str = "") -> int:
+    """Run one command on the event loop of the caller. Returns the exit status."""
+    invocation = Invocation(argv, closed_reason)
+    with invocation.reporting():
+        outcome = invocation.begin()
+        if not isinstance(outcome, int):
+            from _regsync.app.environment import private_files
+
+            with private_files():
+                outcome = await outcome()
+        invocation.status = outcome
+    return invocation.status
 
 
 def log_level(arguments: argparse.Namespace) -> str:

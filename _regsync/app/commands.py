@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from _regsync import edge
 from _regsync.errors import ConfigError
 from _regsync.text import printable, reason_of
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
     from _regsync.tags import TagRule
+
+# What a command gives: its exit status, or the work that is left to do on an event loop, which
+# returns the exit status.
+Outcome: TypeAlias = "int | Callable[[], Awaitable[int]]"
 
 LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
 DEFAULT_INTERVAL = "5m"  # between two cycles of `watch`
@@ -68,9 +73,9 @@ def read_config_file(name: str) -> ConfigFile:
     return ConfigFile(
         text=read_bytes(name, LARGEST_CONFIG),
         name="standard input" if name == "-" else name,
-        environ=os.environ,
+        environ=edge.current().environ,
         base_dir=None if name == "-" else os.path.dirname(os.path.abspath(name)),
-        home=os.path.expanduser("~"),
+        home=edge.home(),
     )
 
 
@@ -178,15 +183,14 @@ def select_shard(shard: str | None, config: Config, log: Callable[..., None]) ->
             "--shard cannot be used with an image layout as target: only one process may write it",
             hint="leave --shard out, or give each part a configuration and a directory of its own",
         )
-    number, total = parse_shard(shard, os.environ)
+    number, total = parse_shard(shard, edge.current().environ)
     part = config_of_shard(config, number, total)
     message = f"shard {number} of {total}: {len(part.mappings)} of {len(config.mappings)} mappings"
     log("info", "shard", message, mappings=len(part.mappings), of=len(config.mappings))
     return part
 
 
-def run_copy(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.environment import run_async
+def run_copy(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.running import SingleImage, run
     from _regsync.config.model import ArtifactRule
 
@@ -217,7 +221,7 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     image = SingleImage(mapping, source_reference, target_reference)
     config = config._replace(mappings=(mapping,))
     # With `recheck` the image's artifacts are looked up whatever the saved state says about them.
-    return run_async(partial(run, config, console, kind="copy", image=image, recheck=True))
+    return partial(run, config, console, kind="copy", image=image, recheck=True)
 
 
 def mapping_between(
@@ -255,8 +259,7 @@ def mapping_between(
     return mapping
 
 
-def run_sync(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.environment import run_async
+def run_sync(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.running import run
 
     config = read_config(arguments.config, console)
@@ -269,8 +272,8 @@ def run_sync(arguments: Namespace, console: Console) -> int:
         # images.
         config = retry.narrow(config)
     kind: RunKind = "plan" if arguments.dry_run else "sync"
-    return run_async(
-        partial(run, config, console, kind=kind, recheck=arguments.recheck, lock=lock, retry=retry)
+    return partial(
+        run, config, console, kind=kind, recheck=arguments.recheck, lock=lock, retry=retry
     )
 
 
@@ -308,9 +311,8 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
     return retry
 
 
-def run_lock(arguments: Namespace, console: Console) -> int:
+def run_lock(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app import locking
-    from _regsync.app.environment import run_async
 
     config = read_config(arguments.config, console)
     options = locking.LockOptions(
@@ -321,21 +323,19 @@ def run_lock(arguments: Namespace, console: Console) -> int:
         prints_table=arguments.markdown,
     )
     file = locking.open_lock(lock_path(arguments))
-    return run_async(partial(locking.update_lock, file, config, options, console))
+    return partial(locking.update_lock, file, config, options, console)
 
 
-def run_analyze(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.environment import run_async
+def run_analyze(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.running import run
 
     config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)
     lock = read_lock(arguments, config)
-    return run_async(partial(run, config, console, kind="analysis", lock=lock))
+    return partial(run, config, console, kind="analysis", lock=lock)
 
 
-def run_audit(arguments: Namespace, console: Console) -> int:
+def run_audit(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.auditing import audit
-    from _regsync.app.environment import run_async
 
     if arguments.read < 0:
         raise ConfigError("--read: N must be 0 or more", hint="see `regsync audit --help`")
@@ -344,24 +344,20 @@ def run_audit(arguments: Namespace, console: Console) -> int:
         raise ConfigError(f"{printable(receipt)} cannot be written: its directory does not exist")
     config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)
     lock = read_lock(arguments, config)
-    return run_async(
-        partial(
-            audit, config, console, blobs_to_read=arguments.read, receipt_path=receipt, lock=lock
-        )
+    return partial(
+        audit, config, console, blobs_to_read=arguments.read, receipt_path=receipt, lock=lock
     )
 
 
-def run_auth(arguments: Namespace, console: Console) -> int:
+def run_auth(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.access import check_access
-    from _regsync.app.environment import run_async
 
     config = read_config(arguments.config, console)
-    return run_async(partial(check_access, config, console))
+    return partial(check_access, config, console)
 
 
-def run_watch(arguments: Namespace, console: Console) -> int:
+def run_watch(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app import watch
-    from _regsync.app.environment import run_async
     from _regsync.config import reader
     from _regsync.config.fields import parse_duration
 
@@ -384,11 +380,10 @@ def run_watch(arguments: Namespace, console: Console) -> int:
         parse_config=parse_config,
         read_lock=partial(read_lock, arguments),
     )
-    return run_async(partial(watch.run, console, files, interval, address, port))
+    return partial(watch.run, console, files, interval, address, port)
 
 
-def run_tags(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.environment import run_async
+def run_tags(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.running import list_tags
     from _regsync.config.model import registry_for
     from _regsync.tags import TagRule
@@ -411,7 +406,7 @@ def run_tags(arguments: Namespace, console: Console) -> int:
             console.log("info", "rule", f"the rule is that of mappings[{mapping.index}]")
         # Several mappings may have the same rule.
         rules = list(dict.fromkeys(mapping.tags for mapping in mappings)) or rules
-    return run_async(partial(list_tags, registry, reference.repository, rules, console))
+    return partial(list_tags, registry, reference.repository, rules, console)
 
 
 def rule_from_options(arguments: Namespace) -> TagRule:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import ceil
 from typing import TYPE_CHECKING, TextIO
 
+from _regsync import edge
 from _regsync.app.display import Progress, progress_lines
 from _regsync.errors import ConfigError, RegsyncError
 from _regsync.text import one_line
@@ -52,7 +53,8 @@ class Console:
         logs_json: bool,  # --log-format json
         shows_progress: bool,  # neither -q nor --no-progress
     ) -> None:
-        is_terminal = err.isatty() and os.environ.get("TERM") != "dumb"
+        environ = edge.current().environ
+        is_terminal = err.isatty() and environ.get("TERM") != "dumb"
         takes_escapes = is_terminal and not logs_json  # whether `err` may get escape sequences
         is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
         self.writes_json = writes_json
@@ -67,7 +69,7 @@ class Console:
         self._threshold = LEVELS[level]
         self._logs_json = logs_json
         # The escape sequence of each coloured level.
-        self._colours = COLOURS if takes_escapes and not os.environ.get("NO_COLOR") else {}
+        self._colours = COLOURS if takes_escapes and not environ.get("NO_COLOR") else {}
         # The characters for the done and the remaining part of a progress bar.
         self._marks = "█░" if is_utf8 else "#-"
         self._display_lines = list[str]()  # on the terminal now, from top to bottom
@@ -263,9 +265,9 @@ def terminal_size(stream: TextIO) -> tuple[int, int]:
 
 def timestamp() -> str:
     """Return the current time in UTC with milliseconds, in the format of RFC 3339."""
-    seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    seconds, milliseconds = divmod(int(edge.current().wall() * 1000), 1000)
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{nanoseconds // 1_000_000:03d}Z"
+    return f"{whole}.{milliseconds:03d}Z"
 
 
 def _json_pieces(document: Mapping[str, object]) -> Iterator[str]:

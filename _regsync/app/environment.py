@@ -11,12 +11,13 @@ import gc
 import os
 import signal
 import threading
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 
+from _regsync import edge
 from _regsync.app.console import Console
 from _regsync.app.progress import Work, show_progress
 from _regsync.errors import ConfigError
@@ -38,24 +39,19 @@ _OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
 def connect(console: Console, log: Callable[..., None] | None = None) -> Transport:
     """Create the transport for this process. Messages go to `log`, by default the console's."""
-    home = os.path.expanduser("~")  # still "~" if the home directory is unknown
+    world = edge.current()
     return Transport(
         Machine(
-            environ=os.environ,
-            home=None if home == "~" else home,
+            environ=world.environ,
+            home=edge.home(),
             read=read_login_file,
-            chance=random_fraction,
-            wall=time.time,
+            chance=world.chance,
+            wall=world.wall,
             log=log or console.log,
             traces=console.shows("trace"),
             open_files=raise_file_limit(),
         )
     )
-
-
-def random_fraction() -> float:
-    """Return a random number from 0 to 1, without 1. The module `random` takes long to import."""
-    return int.from_bytes(os.urandom(6), "big") / 2**48
 
 
 def read_login_file(path: str) -> bytes | None:
@@ -94,7 +90,7 @@ def raise_file_limit() -> int:
 
 
 def utc_now() -> str:
-    return time_text(time.time())
+    return time_text(edge.current().wall())
 
 
 def print_report(
@@ -110,19 +106,27 @@ def print_report(
     console.print_document(document)
 
 
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Make files and directories that are created in the block accessible to the user only."""
+    umask = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+
+
 def run_async(work: Callable[[], Awaitable[int]]) -> int:
     """Run a command's coroutine in a new event loop. Returns its exit status."""
-    # Files and directories that a run creates are accessible to the user only.
-    umask = os.umask(0o077)
     # Each request allocates and frees some hundred objects. With the default threshold of 700, the
     # garbage collector takes 5 % of a run's CPU time (docs/bodies.md section 4).
     thresholds = gc.get_threshold()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
     try:
-        return anyio.run(run_with_wakeup, work, backend="asyncio")
+        with private_files():
+            return anyio.run(run_with_wakeup, work, backend="asyncio")
     finally:
         gc.set_threshold(*thresholds)
-        os.umask(umask)
 
 
 async def run_with_wakeup(work: Callable[[], Awaitable[int]]) -> int:

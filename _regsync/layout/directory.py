@@ -23,8 +23,8 @@ from io import FileIO
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
-import anyio.to_thread
 
+from _regsync import edge
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import ContentError, SyncError, WrongBytes
 from _regsync.files import (
@@ -466,7 +466,7 @@ class Layout:
                 index_bytes = self.index().dump() if group.changes_index else None
                 # The shield lets the commit finish if a signal ends the run.
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(self._write_group, group, index_bytes, lock)
+                    await edge.current().in_thread(self._write_group, group, index_bytes, lock)
             except SyncError as error:
                 error.drop_frames()
                 if error.hint is None:

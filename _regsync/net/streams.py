@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import anyio.to_thread
 
-from _regsync import IS_STATIC
+from _regsync import IS_STATIC, edge
 from _regsync.addresses import Origin
 from _regsync.errors import ConnectFailed, Disconnected, WireError
 from _regsync.net.tls import explain
@@ -323,14 +323,50 @@ class _Address(NamedTuple):
     sockaddr: tuple[Any, ...]  # as getaddrinfo() returns it, depending on the family
 
 
-async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
-    """Resolve a name and connect to the first of its addresses that answers.
+class EdgeStream(Stream):
+    """A stream of another edge than the process's own, with the errors of this module."""
 
-    Raises ConnectFailed if no address answers in time.
-    """
+    def __init__(self, inner: edge.Stream) -> None:
+        self.inner = inner
+
+    def recv_into(self, buffer: memoryview) -> int:
+        try:
+            return self.inner.recv_into(buffer)
+        except OSError as error:
+            raise _connection_error(error) from error
+
+    def send(self, data: memoryview) -> int:
+        try:
+            return self.inner.send_now(data)
+        except OSError as error:
+            raise _connection_error(error) from error
+
+    async def wait(self, want: int) -> None:
+        try:
+            await self.inner.wait(want)
+        except OSError as error:
+            raise Disconnected("the connection was closed") from error
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+async def connect(host: str, port: int, timeouts: Timeouts) -> Stream:
+    """Connect to a port of a host. Raises ConnectFailed if there is no connection in time."""
     try:
         with anyio.fail_after(timeouts.connect):
-            return await _race(await _resolve(host, port))
+            stream = await edge.current().connect(host, port)
+    except (socket.gaierror, ValueError) as error:
+        reason = printable(getattr(error, "strerror", None) or str(error), 100)
+        failure = ConnectFailed(
+            f"the name {printable(host, 100)} could not be resolved: {reason}",
+            hint="check the name and this machine's name servers;"
+            " set HTTPS_PROXY if a proxy leads there",
+        )
+        # ValueError: the text cannot be a name. A name server that does not answer (EAI_AGAIN) may
+        # answer later.
+        failure.is_unknown_name = isinstance(error, ValueError) or error.errno in _UNKNOWN_NAME
+        raise failure from error
     except OSError as error:
         authority = Origin("", host, port).authority
         if _is_own_time_limit(error):
@@ -345,6 +381,15 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
             brief=brief,
             hint="check host, port and firewalls; set HTTPS_PROXY if a proxy leads there",
         ) from error
+    return stream if isinstance(stream, SocketStream) else EdgeStream(stream)
+
+
+async def dial(host: str, port: int) -> SocketStream:
+    """Resolve a name and connect to the first of its addresses that answers.
+
+    Raises OSError, or ValueError if the text cannot be a name.
+    """
+    return await _race(await _resolve(host, port))
 
 
 def _is_own_time_limit(error: OSError) -> bool:
@@ -355,8 +400,8 @@ def _is_own_time_limit(error: OSError) -> bool:
 
 
 async def _resolve(host: str, port: int) -> list[_Address]:
-    """Return the addresses of a host in the order in which to try them. Raises ConnectFailed if
-    there are none.
+    """Return the addresses of a host in the order in which to try them. Raises socket.gaierror or
+    ValueError if there are none.
     """
     # A literal address needs no resolver thread and no import of the IDNA codec. If the host is not
     # a literal address, inet_pton() raises an error.
@@ -365,23 +410,9 @@ async def _resolve(host: str, port: int) -> list[_Address]:
         socket.inet_pton(family, host)
         return [_Address(family, (host, port))]
 
-    try:
-        if IS_STATIC:  # the static program uses musl
-            rows = await _look_up_by_family(host, port)
-        else:
-            rows = await _look_up(host, port)
-    except (OSError, ValueError) as error:
-        reason = printable(getattr(error, "strerror", None) or str(error), 100)
-        failure = ConnectFailed(
-            f"the name {printable(host, 100)} could not be resolved: {reason}",
-            hint="check the name and this machine's name servers;"
-            " set HTTPS_PROXY if a proxy leads there",
-        )
-        # ValueError: the text cannot be a name. A name server that does not answer (EAI_AGAIN) may
-        # answer later.
-        failure.is_unknown_name = isinstance(error, ValueError) or error.errno in _UNKNOWN_NAME
-        raise failure from error
-    return _interleave(rows)
+    if IS_STATIC:  # the static program uses musl
+        return _interleave(await _look_up_by_family(host, port))
+    return _interleave(await _look_up(host, port))
 
 
 async def _look_up(host: str, port: int, family: int = socket.AF_UNSPEC) -> list[Any]:
@@ -510,15 +541,13 @@ async def start_tls(
 
     Raises ConnectFailed if the handshake fails. The caller then closes `below`.
     """
-    secured: SocketStream | TlsInsideStream
+    secured: Stream
     try:
-        if isinstance(below, SocketStream) and not below.is_secured():
-            secured = below.secure(context, host)
-        else:
-            secured = TlsInsideStream(below, context, host)
         with anyio.fail_after(timeouts.tls):
-            while (want := secured.handshake()) < 0:
-                await secured.wait(want)
+            if isinstance(below, EdgeStream):
+                secured = EdgeStream(await edge.current().start_tls(below.inner, context, host))
+            else:
+                secured = await edge.current().start_tls(below, context, host)
     except OSError as error:
         if _is_own_time_limit(error):
             raise ConnectFailed(
@@ -531,4 +560,20 @@ async def start_tls(
         ) from error
     except Disconnected as error:
         raise ConnectFailed(f"{host} ended the TLS handshake: {error.message}") from error
+    return secured
+
+
+async def handshake(
+    below: Stream, context: ssl.SSLContext, host: str
+) -> SocketStream | TlsInsideStream:
+    """Perform a TLS handshake on a plain socket, or inside another stream. Raises OSError, and
+    ValueError for a name that no certificate can have.
+    """
+    secured: SocketStream | TlsInsideStream
+    if isinstance(below, SocketStream) and not below.is_secured():
+        secured = below.secure(context, host)
+    else:
+        secured = TlsInsideStream(below, context, host)
+    while (want := secured.handshake()) < 0:
+        await secured.wait(want)
     return secured

@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
-import anyio.to_thread
 
+from _regsync import edge
 from _regsync.crypto import new_hash
 from _regsync.errors import (
     Disconnected,
@@ -182,8 +182,8 @@ class Relay(Pieces):
         start = self._position
         with self.source.adding_context("fetch blob", self._reference):
             try:
-                limiter = self._transport.movers
-                await anyio.to_thread.run_sync(self._pour_in_thread, write, limiter=limiter)
+                async with self._transport.movers:
+                    await edge.current().in_thread(self._pour_in_thread, write)
             except WireError as broken:
                 await self._resume(broken)
         self._transport.count_read(self._position - start)

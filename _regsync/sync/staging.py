@@ -23,9 +23,10 @@ from io import FileIO
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
+import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
+from _regsync import edge
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import SyncError
 from _regsync.files import (
@@ -189,7 +190,7 @@ class FilePieces(Pieces):
         if count is None:
             # `_read_now` returns None for disk errors too. They are raised by this second read.
             with _wrapping_disk_errors(), self._disk.timing():
-                count = await anyio.to_thread.run_sync(_read, self._file, room, self._offset)
+                count = await edge.current().in_thread(_read, self._file, room, self._offset)
         return room[:count]
 
     def _read_now(self, room: memoryview, offset: int) -> int | None:

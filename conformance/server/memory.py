@@ -398,8 +398,12 @@ class Network:
         """
         port = port or (443 if scheme == "https" else 80)
         place = Place(site, scheme, host, port, up or Link(), down or Link())
-        self._places[host, port] = place
+        self.attach(place)
         return place
+
+    def attach(self, place: Place) -> None:
+        """Make a place, which may have been in an earlier network, a part of this one."""
+        self._places[place.host, place.port] = place
 
     async def connect(self, host: str, port: int) -> End:
         """Connect to a place.

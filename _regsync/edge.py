@@ -1,0 +1,106 @@
+"""What the program takes from the world around it: connections, the environment, the time of day,
+chance, and threads for calls that block.
+
+Standard streams, files and signals are the process's own. Whoever calls `regsync.run` gives another
+edge, such as a network in memory.
+
+Invariant: no other module opens a connection, reads the environment, the time of day or random
+numbers that decide something, or starts a thread. Sleeping is anyio's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import ssl
+
+_T = TypeVar("_T")
+
+
+class Stream(Protocol):
+    """A connection. Only `wait` blocks.
+
+    `recv_into` and `send_now` return a number of bytes, or -1 if reading and -2 if writing would
+    have to be waited for; `wait` takes that number. `recv_into` returns 0 at the end. All raise
+    OSError if the connection is broken, and `wait` if it is closed meanwhile.
+    """
+
+    def recv_into(self, buffer: memoryview) -> int: ...
+    def send_now(self, data: memoryview) -> int: ...
+    async def wait(self, want: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Edge(NamedTuple):
+    """The world of one run."""
+
+    # Connect to a port of a host. Raises socket.gaierror or ValueError if the name has no address,
+    # and OSError if there is no connection. The caller limits the time.
+    connect: Callable[[str, int], Awaitable[Any]]
+
+    # Perform a TLS handshake on a stream, with a context, for a host's name. Returns the stream
+    # that encrypts. Raises OSError, and ValueError for a name that no certificate can have.
+    start_tls: Callable[[Any, ssl.SSLContext, str], Awaitable[Any]]
+
+    wall: Callable[[], float]  # the time of day, in seconds since 1970
+    chance: Callable[[], float]  # a random number from 0 to 1, without 1
+
+    # Call a function with arguments in a worker thread, and return its result.
+    in_thread: Callable[..., Awaitable[Any]]
+
+    environ: Mapping[str, str]
+
+
+def chance() -> float:
+    """Return a random number from 0 to 1, without 1. The module `random` takes long to import."""
+    return int.from_bytes(os.urandom(6), "big") / 2**48
+
+
+async def connect(host: str, port: int) -> Any:
+    from _regsync.net import streams  # imported late, because most commands connect to nothing
+
+    return await streams.dial(host, port)
+
+
+async def start_tls(stream: Any, context: ssl.SSLContext, host: str) -> Any:
+    from _regsync.net import streams
+
+    return await streams.handshake(stream, context, host)
+
+
+async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
+    import anyio.to_thread
+
+    return await anyio.to_thread.run_sync(partial(function, *arguments), abandon_on_cancel=False)
+
+
+_PROCESS = Edge(connect, start_tls, time.time, chance, in_thread, os.environ)
+_current: ContextVar[Edge] = ContextVar("edge", default=_PROCESS)
+
+current = _current.get  # the edge of the run that the caller belongs to
+
+
+def home() -> str | None:
+    """Return the user's home directory. Returns None if it is unknown."""
+    variable = current().environ.get("HOME")
+    if variable and os.name == "posix":
+        return variable
+    found = os.path.expanduser("~")  # still "~" if the home directory is unknown
+    return None if found == "~" else found
+
+
+@contextmanager
+def using(edge: Any) -> Iterator[None]:
+    """Let `edge` be the edge of what runs in the block. It has the fields of `Edge`."""
+    token = _current.set(edge)
+    try:
+        yield
+    finally:
+        _current.reset(token)
