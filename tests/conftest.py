@@ -53,6 +53,7 @@ FOR_ANY_FILE = (
     "test_cli",
     "test_cloud_runs",
     "test_hosts",
+    "test_killed",
     "test_output_lost",
     "test_proxy_runs",
     "test_real_registry",
