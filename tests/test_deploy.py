@@ -428,7 +428,7 @@ def test_what_an_ordinary_run_leaves_out_is_run_on_a_schedule():
     ]
     assert [words[1:] for words in commands] == [
         ["tools/check.py", "--thorough", "--order-seed", "$GITHUB_RUN_NUMBER"],
-        ["tools/check.py", "tests/test_mutants.py"],
+        ["tools/check.py", "tests/test_layering.py"],
         ["tools/mutants.py", "-j", "2"],
     ]
     assert all((DEPLOY.parent / words[1]).exists() for words in commands)
