@@ -66,14 +66,7 @@ FOR_ANY_FILE = (
 )
 
 # Whose tests of the built file are about the zipapp, its interpreter or its gate.
-FOR_THE_ZIPAPP = (
-    "test_demo",
-    "test_deploy",
-    "test_fips",
-    "test_start",
-    "test_supply_chain",
-    "test_zipapp",
-)
+FOR_THE_ZIPAPP = ("test_demo", "test_fips", "test_start", "test_supply_chain", "test_zipapp")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
