@@ -11,17 +11,13 @@ numbers that decide something, or starts a thread. Sleeping is anyio's.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import ssl
-
-_T = TypeVar("_T")
 
 
 class Stream(Protocol):
@@ -58,31 +54,7 @@ class Edge(NamedTuple):
     environ: Mapping[str, str]
 
 
-def chance() -> float:
-    """Return a random number from 0 to 1, without 1. The module `random` takes long to import."""
-    return int.from_bytes(os.urandom(6), "big") / 2**48
-
-
-async def connect(host: str, port: int) -> Any:
-    from _regsync.net import streams  # imported late, because most commands connect to nothing
-
-    return await streams.dial(host, port)
-
-
-async def start_tls(stream: Any, context: ssl.SSLContext, host: str) -> Any:
-    from _regsync.net import streams
-
-    return await streams.handshake(stream, context, host)
-
-
-async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
-    import anyio.to_thread
-
-    return await anyio.to_thread.run_sync(partial(function, *arguments), abandon_on_cancel=False)
-
-
-_PROCESS = Edge(connect, start_tls, time.time, chance, in_thread, os.environ)
-_current: ContextVar[Edge] = ContextVar("edge", default=_PROCESS)
+_current: ContextVar[Edge] = ContextVar("edge")
 
 current = _current.get  # the edge of the run that the caller belongs to
 

@@ -13,6 +13,7 @@ from tests.ends import ROOT
 
 TREE = "cp{}{}".format(*sys.version_info)
 WHEELS = ROOT / "build" / "wheels"
+NOBODY = 54321  # a user id that has no name
 
 
 def run(*command: object, cwd: str = "/", **variables: str) -> subprocess.CompletedProcess[str]:

@@ -60,6 +60,7 @@ FOR_ANY_FILE = (
     "test_cli",
     "test_cloud_runs",
     "test_hosts",
+    "test_killed",
     "test_output_lost",
     "test_proxy_runs",
     "test_real_registry",
@@ -72,14 +73,7 @@ FOR_ANY_FILE = (
 )
 
 # Whose tests of the built file are about the zipapp, its interpreter or its gate.
-FOR_THE_ZIPAPP = (
-    "test_demo",
-    "test_deploy",
-    "test_fips",
-    "test_start",
-    "test_supply_chain",
-    "test_zipapp",
-)
+FOR_THE_ZIPAPP = ("test_demo", "test_fips", "test_start", "test_supply_chain", "test_zipapp")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -175,3 +169,13 @@ def pyz(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
     return out / "regsync-nofips.pyz"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def process_edge() -> Iterator[None]:
+    """Give tests of the program's inside the edge of this process."""
+    from _regsync import edge
+    from _regsync.app.process import process_edge
+
+    with edge.using(process_edge()):
+        yield

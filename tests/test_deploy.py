@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import configparser
 import copy
-import json
-import lzma
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,20 +28,16 @@ from _regsync.app import cli
 from _regsync.app.commands import lock_path
 from _regsync.config import reader
 from _regsync.config.model import Config
-from _regsync.sync.mappings import config_of_shard, parse_shard
 from _regsync.sync.run import DRAIN_SECONDS
 from tests.ends import run_regsync
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
-MANIFESTS = sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").iterdir())
-WORKFLOW = DEPLOY / "ci" / "github-workflow.yml"
-LOCK_WORKFLOW = DEPLOY / "ci" / "github-lock.yml"
+WORKFLOW = DEPLOY / "ci" / "github.yml"
 THOROUGH = DEPLOY.parent / ".github" / "workflows" / "thorough.yml"
 # The oldest is the first in which all fields that are used here are in force.
 VERSIONS = ["1.33", kubernetes_validate.latest_version()]
-MOST_CONFIGMAP = 1024 * 1024  # bytes, of values and of what the API server stores beside them
-PROGRAM = ("regsync-program-1", "regsync-program-2")  # made as zipapp/cronjob.yaml shows
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -57,12 +50,7 @@ COMMON = {
     for path, each in DOCUMENTS
     if path.stem == "common"
 }
-WORKLOADS = {
-    path.relative_to(DEPLOY / "kubernetes").with_suffix("").as_posix(): each
-    for path, each in DOCUMENTS
-    if path.stem != "common"
-}
-ON_ZIPAPP = {name: each for name, each in WORKLOADS.items() if name.startswith("zipapp/")}
+WORKLOADS = {path.stem: each for path, each in DOCUMENTS if path.stem != "common"}
 MIRROR = COMMON["ConfigMap", "regsync-config"]["data"]["mirror.yaml"]
 SECRETS: dict[str, str] = COMMON["Secret", "regsync-secrets"]["stringData"]
 
@@ -89,33 +77,18 @@ def main_of(name: str) -> dict[str, Any]:
 
 
 def test_there_is_one_file_for_each_use():
-    kinds = {"cronjob": "CronJob", "seed-job": "Job", "sharded-job": "Job", "watch": "Deployment"}
-    on_zipapp = {f"zipapp/{name}": kind for name, kind in kinds.items()}
-    assert {name: each["kind"] for name, each in WORKLOADS.items()} == kinds | on_zipapp
+    kinds = {"cronjob": "CronJob", "watch": "Deployment"}
+    assert {name: each["kind"] for name, each in WORKLOADS.items()} == kinds
 
 
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in ON_ZIPAPP])
-def test_on_the_zipapp_it_is_the_same_work(name):
-    """What differs is how the program comes into the pod."""
-    one = pod_of(WORKLOADS[name])
-    other = pod_of(WORKLOADS[f"zipapp/{name}"])
-    for pod in (one, other):
-        (container,) = pod["containers"]
-        pod.pop("initContainers", None)
-        for key in ("image", "command", "env"):
-            container.pop(key, None)
-        for mounts in (container["volumeMounts"], pod["volumes"]):
-            mounts[:] = [each for each in mounts if each["name"] not in ("packed", "program")]
-        for key in ("runAsUser", "runAsGroup", "fsGroup"):
-            assert pod["securityContext"].pop(key) > 0
-    assert one == other
-
-
-def test_the_image_is_named_with_the_version_that_it_has():
+def test_the_image_is_named_with_the_version_that_it_has_and_files_that_are_there():
     shown = (DEPLOY / "kubernetes" / "common.yaml").read_text(encoding="utf-8")
-    images = {main_of(name)["image"] for name in WORKLOADS if name not in ON_ZIPAPP}
+    images = {main_of(name)["image"] for name in WORKLOADS}
     assert images == {f"registry.example.com/tools/regsync:{__version__}"}
     assert f"oci-archive:dist/regsync-linux.oci.tar docker://{images.pop()}" in shown
+    named = re.findall(r"deploy/[\w./-]+\.yaml", shown)
+    assert named
+    assert all((DEPLOY.parent / name).is_file() for name in named)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -139,7 +112,7 @@ def test_a_pod_may_do_nothing_that_it_need_not(name):
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+    for container in pod["containers"]:
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -166,18 +139,11 @@ def test_a_pod_has_the_resources_of_the_specification(name):
 def test_what_a_pod_mounts_and_names_is_there(name):
     pod = pod_of(WORKLOADS[name])
     volumes = {each["name"]: each for each in pod["volumes"]}
-    mounted = Counter(
-        mount["name"]
-        for each in (*pod.get("initContainers", ()), *pod["containers"])
-        for mount in each["volumeMounts"]
-    )
-    assert set(mounted) == set(volumes)
+    mounted = [mount["name"] for mount in main_of(name)["volumeMounts"]]
+    assert sorted(mounted) == sorted(volumes)
     for volume in volumes.values():
         if "configMap" in volume:
             assert ("ConfigMap", volume["configMap"]["name"]) in COMMON
-        if "projected" in volume:
-            sources = volume["projected"]["sources"]
-            assert tuple(source["configMap"]["name"] for source in sources) == PROGRAM
         if "persistentVolumeClaim" in volume:
             assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in COMMON
     for source in main_of(name)["envFrom"]:
@@ -193,11 +159,10 @@ def test_what_a_pod_mounts_and_names_is_there(name):
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_program_understands_its_arguments(name):
     container = main_of(name)
-    zipapp = ["python3", "/program/regsync.pyz"]
-    assert container.get("command") == (zipapp if name in ON_ZIPAPP else None)
+    assert "command" not in container
     arguments = parsed(container["args"])
     assert not arguments.q, "warnings are for the log"
-    assert arguments.command == ("watch" if name.endswith("watch") else "sync")
+    assert arguments.command == ("watch" if name == "watch" else "sync")
     paths = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert os.path.dirname(arguments.config) in paths
     assert os.path.basename(arguments.config) == "mirror.yaml"
@@ -220,36 +185,6 @@ def test_the_configuration_is_valid_and_nothing_in_it_is_doubted(tmp_path):
     assert set(re.findall(r"\$\{(\w+)\}", MIRROR)) == set(SECRETS)
 
 
-def test_the_pods_of_the_indexed_job_have_all_mappings_among_them():
-    spec = WORKLOADS["sharded-job"]["spec"]
-    assert spec["completionMode"] == "Indexed"
-    assert spec["completions"] == spec["parallelism"]
-    text = parsed(main_of("sharded-job")["args"]).shard
-    whole, dealt = load({}), list[int]()
-    for index in range(spec["completions"]):
-        number, total = parse_shard(text, {"JOB_COMPLETION_INDEX": str(index)})
-        assert total == spec["completions"]
-        found = config_of_shard(whole, number, total)
-        assert found.mappings, "none of them is idle"
-        dealt += [rule.index for rule in found.mappings]
-    assert sorted(dealt) == [*range(len(whole.mappings))]
-
-
-@pytest.mark.parametrize(
-    "name", ["seed-job", "sharded-job", "zipapp/seed-job", "zipapp/sharded-job"]
-)
-def test_what_stays_wrong_is_not_tried_again(name):
-    """Design, section 2: 3 and 4 are for configuration and logins."""
-    first, *_ = WORKLOADS[name]["spec"]["podFailurePolicy"]["rules"]
-    assert first["onExitCodes"] == {
-        "containerName": main_of(name)["name"],
-        "operator": "In",
-        "values": [3, 4],
-    }
-    assert first["action"] == ("FailIndex" if name.endswith("sharded-job") else "FailJob")
-    assert pod_of(WORKLOADS[name])["restartPolicy"] == "Never", "a policy of failures needs it"
-
-
 def test_the_cron_job_never_runs_twice_at_a_time():
     spec = WORKLOADS["cronjob"]["spec"]
     assert spec["concurrencyPolicy"] == "Forbid"
@@ -268,47 +203,6 @@ def test_the_probes_ask_where_watch_listens():
     assert WORKLOADS["watch"]["spec"]["strategy"]["type"] == "Recreate"
     labels = WORKLOADS["watch"]["spec"]["template"]["metadata"]["labels"]
     assert WORKLOADS["watch"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
-
-
-def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(pyz, tmp_path):
-    """By each file's own code, whose directories are put elsewhere."""
-    (tmp_path / "packed").mkdir()
-    (tmp_path / "program").mkdir()
-    packed = tmp_path / "regsync.pyz.xz"
-    packed.write_bytes(lzma.compress(pyz.read_bytes()))
-    subprocess.run(
-        ["split", "-n", "2", packed, tmp_path / "packed" / f"{packed.name}."], check=True
-    )
-    parts = sorted((tmp_path / "packed").iterdir())
-    assert len(parts) == len(PROGRAM)
-    assert all(part.stat().st_size < MOST_CONFIGMAP - 4096 for part in parts)
-    codes = {tuple(pod_of(each)["initContainers"][0]["command"]) for each in ON_ZIPAPP.values()}
-    ((interpreter, option, code),) = codes
-    assert (interpreter, option) == ("python3", "-c")
-    for directory in ("packed", "program"):
-        assert f'"/{directory}/' in code
-        code = code.replace(f'"/{directory}/', f'"{tmp_path}/{directory}/')
-    subprocess.run([sys.executable, option, code], check=True)
-    program = tmp_path / "program" / "regsync.pyz"
-    assert program.read_bytes() == pyz.read_bytes()
-    told = subprocess.run(
-        [sys.executable, program, "version", "--json"], capture_output=True, check=True
-    )
-    assert json.loads(told.stdout)
-    for each in ON_ZIPAPP.values():
-        volumes = {volume["name"]: volume for volume in pod_of(each)["volumes"]}
-        assert int(
-            volumes["program"]["emptyDir"]["sizeLimit"].removesuffix("Mi")
-        ) * MOST_CONFIGMAP > len(program.read_bytes())
-
-
-def test_the_commands_that_are_shown_are_those_that_the_files_need():
-    text = "".join(path.read_text(encoding="utf-8") for path in MANIFESTS)
-    assert "> regsync.pyz.xz && split -n 2 regsync.pyz.xz regsync.pyz.xz." in text
-    for name, part in zip(PROGRAM, ("aa", "ab"), strict=True):
-        assert f"create configmap {name} --from-file=regsync.pyz.xz.{part}" in text
-    for name in re.findall(r"deploy/[\w./-]+\.yaml", text):
-        assert (DEPLOY.parent / name).is_file(), name
 
 
 # --- systemd
@@ -428,7 +322,7 @@ def test_what_an_ordinary_run_leaves_out_is_run_on_a_schedule():
     ]
     assert [words[1:] for words in commands] == [
         ["tools/check.py", "--thorough", "--order-seed", "$GITHUB_RUN_NUMBER"],
-        ["tools/check.py", "tests/test_mutants.py"],
+        ["tools/check.py", "tests/test_layering.py"],
         ["tools/mutants.py", "-j", "2"],
     ]
     assert all((DEPLOY.parent / words[1]).exists() for words in commands)
@@ -448,46 +342,40 @@ def commands_of(job: dict[str, Any]) -> list[Any]:
     return commands
 
 
-def test_the_steps_of_the_workflow_are_commands_of_ours():
-    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
-    (job,) = workflow["jobs"].values()
-    commands = commands_of(job)
-    names = [each.command for each in commands]
-    assert names == ["validate", "sync", "sync", "report", "report"]
-    assert [each.to for each in commands if each.command == "report"] == ["markdown", "junit"]
-    # Both runs write the report that is shown.
-    written = [step["run"].partition(" > ")[2] for step in job["steps"] if " sync " in str(step)]
-    assert written == ["report.json"] * 2
-    assert all(each.json for each in commands if each.command == "sync")
-    assert workflow["permissions"] == {"contents": "read"}
-    # YAML 1.1, which PyYAML reads, takes `on` for a truth.
-    assert set(workflow[True]) == {"push", "pull_request"}
-    assert set(job["env"]) == set(SECRETS)
-
-
-def test_the_workflow_of_a_lock_proposes_what_it_then_copies():
+def test_the_workflow_proposes_what_it_then_copies():
     """The lock that one job writes and proposes is the one that starts the other job, and that this
     one reads.
     """
-    workflow = yaml.safe_load(LOCK_WORKFLOW.read_text(encoding="utf-8"))
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
     propose = workflow["jobs"]["propose"]
-    copies = workflow["jobs"]["copy"]
     (lock,) = commands_of(propose)
-    sync, *reports = commands_of(copies)
-    assert [each.to for each in reports] == ["markdown", "junit"]
-    assert (lock.command, lock.diff, lock.markdown) == ("lock", False, True)
-    assert (sync.command, sync.locked) == ("sync", True)
+    validate, shows, copies, *reports = commands_of(workflow["jobs"]["mirror"])
+    assert (lock.command, validate.command) == ("lock", "validate")
+    assert (shows.command, shows.locked, shows.dry_run) == ("sync", True, True)
+    assert (copies.command, copies.locked, copies.dry_run) == ("sync", True, False)
+    assert [(each.command, each.to) for each in reports] == [
+        ("report", "markdown"),
+        ("report", "junit"),
+    ]
     # A runner has no state: what came after its image would not be found, or not be copied.
     assert lock.recheck
-    assert sync.recheck
-    assert lock_path(lock) == lock_path(sync) == "mirror.lock"
+    assert copies.recheck
+    assert lock_path(lock) == lock_path(shows) == lock_path(copies) == "mirror.lock"
+    # Both runs write the report that is shown.
+    steps = workflow["jobs"]["mirror"]["steps"]
+    written = [step["run"].partition(" > ")[2] for step in steps if " sync " in str(step)]
+    assert written == ["report.json"] * 2
+    assert shows.json
+    assert copies.json
 
     proposal = propose["steps"][-1]["with"]
     assert proposal["add-paths"] == "mirror.lock"
     assert f"> {proposal['body-path']} ||" in propose["steps"][1]["run"]
-    assert "mirror.lock" in workflow[True]["push"]["paths"]
-    assert set(workflow[True]) == {"schedule", "workflow_dispatch", "push"}
+    # YAML 1.1, which PyYAML reads, takes `on` for a truth.
+    assert set(workflow[True]) == {"schedule", "workflow_dispatch", "pull_request", "push"}
+    for event in ("pull_request", "push"):
+        assert "mirror.lock" in workflow[True][event]["paths"]
     assert workflow["permissions"] == {"contents": "read"}
     assert propose["permissions"] == {"contents": "write", "pull-requests": "write"}
-    assert "permissions" not in copies
-    assert set(copies["env"]) == set(propose["env"]) == set(SECRETS)
+    assert "permissions" not in workflow["jobs"]["mirror"]
+    assert set(workflow["env"]) == set(SECRETS)

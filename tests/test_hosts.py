@@ -1,162 +1,303 @@
-"""The same built file on every host that this machine can be (issue of trust, item 7;
-tools/hosts.py has the table).
+"""The built file on every sort of host that this machine can be: a sync to two registries, one of
+them over TLS, is right and says nothing on standard error; the second one moves nothing; only the
+state is left, readable by its owner alone.
 
-| CPython 3.10 to 3.13, and the system's | those that are found; older ones are told what is needed
-(test_zipapp.py) | | `-I`, `-S`, `-OO`, `-W error -X dev -bb` | options of the interpreter | |
-read-only home, read-only root | mounts in a namespace of our own | | no HOME, HOME that is no
-directory, an unknown user id, both at once | the user's are root's to try | | umask 027 and 000 |
-what is left is the owner's alone all the same | | 64 open files, as the hard and as the soft limit
-| 32 images at once | | nothing writable but `cache_dir`, from `/` | an unknown user in folders of
-another | | LANG=C, no LANG, ASCII alone, an unknown locale, no `_locale` | the last two as with
-musl | | no standard input; folders with spaces, an umlaut, a byte that is no UTF-8 | | | no
-environment at all | | | without what is POSIX-only (modules, signals, calls), on a loop like
-Windows' | **simulated** |
-
-Each is tried by a copy from plain HTTP to TLS, a sync to two targets, one of them TLS, and a second
-sync that moves nothing; here what does not contradict is tried together, `python3 tools/hosts.py`
-tries each on each interpreter.
+Older interpreters are in test_zipapp.py.
 """
 
 from __future__ import annotations
 
-import functools
 import os
+import re
+import shutil
 import signal
 import socket
+import ssl
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
+import trustme
 
-from tests.ends import program
+from conformance.content.images import Seed
+from tests.builds import NOBODY
+from tests.ends import Start, clear, document, held, program, tags
 from tests.program import Chosen
+from tests.pythons import PYTHONS
 from tests.thinning import thorough
-from tools import hosts
-from tools.hosts import HOSTS, Absent, Failed, Host, Smoke
 
 pytestmark = pytest.mark.slow
 
-CURRENT = [each for each in hosts.interpreters() if each.version >= (3, 10)]
-PLAIN = HOSTS[0]
-SIMULATED = HOSTS[-1]
-TOGETHER = (
-    ("as it is",),
-    ("-I", "64 open files"),
-    ("-S", "read-only home"),
-    ("-OO", "read-only root"),
-    ("-W error -X dev -bb",),
-    ("no HOME", "no standard input"),
-    ("HOME is no directory", "umask 000", "path with spaces"),
-    ("umask 027", "no LANG"),
-    ("unknown user", "LANG=C"),
-    ("unknown user without HOME",),
-    ("nothing writable but cache_dir", "ASCII alone"),
-    ("empty root",),
-    ("path with an umlaut, ASCII alone", "without locales"),
-    (
-        "a locale that is not installed",
-        "path with a byte that is no UTF-8",
-        "64 open files, more on request",
+MANY = 30  # small images beside the others, for a host with few open files
+
+# `$1` is the folder of the configuration. Nothing may be written but the cache in it.
+READ_ONLY_ROOT = r"""
+mount --bind "$1/cache" "$1/cache" || exit 90
+while read -r _ where _ options _; do
+    case "$where:$options" in
+    */cache:*) ;;
+    *:rw*) mount -o remount,ro,bind "$where" 2>/dev/null ;;
+    esac
+done </proc/mounts
+cd / && shift || exit 91
+for each in / /tmp /var/tmp "$HOME"; do
+    touch "$each/x" 2>/dev/null && exit 92
+done
+exec "$@"
+"""
+
+# Nothing is there but that folder: no /etc, /dev, /proc, /tmp.
+EMPTY_ROOT = r"""
+mount -t tmpfs -o mode=755 none /mnt && mkdir -p "/mnt$1" || exit 90
+mount --bind "$1" "/mnt$1" && mount -o remount,ro /mnt && shift || exit 91
+exec /usr/sbin/chroot /mnt "$@"
+"""
+
+# Takes away what CPython does not have outside POSIX, before anything of the standard library looks.
+# The event loop then refuses what the one of Windows refuses, and msvcrt has its lock of files.
+WITHOUT_POSIX = """
+import _signal, _socket, fcntl, os, select, sys, types
+
+msvcrt = types.ModuleType("msvcrt")
+msvcrt.LK_NBLCK = 2
+msvcrt.locking = lambda file, mode, count, lock=fcntl.flock: lock(file, 6)
+for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "_posixshmem", "readline"):
+    sys.modules[name] = None
+KEPT = ("SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM", "SIG_DFL", "SIG_IGN")
+GONE = {
+    _signal: [each for each in dir(_signal) if each.startswith("SIG") and each not in KEPT]
+    + ["pthread_sigmask", "pthread_kill", "setitimer", "alarm", "pause", "sigwait", "siginterrupt"],
+    select: ["poll", "epoll", "kqueue"],
+    _socket: ["AF_UNIX", "socketpair", "CMSG_LEN", "sethostname"],
+    os: "fork forkpty getuid geteuid getgid getegid getgroups setuid setsid getpgid killpg fchmod fchown chown lchown "
+    "chroot mkfifo mknod nice openpty pread pwrite preadv pwritev posix_spawn posix_fadvise sendfile statvfs fstatvfs "
+    "uname getloadavg register_at_fork O_NOFOLLOW O_CLOEXEC O_DIRECTORY O_NONBLOCK set_blocking".split(),
+}
+for module, names in GONE.items():
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "_regsync.state.database":
+            import asyncio, subprocess  # which takes whoever has msvcrt for Windows
+
+            def refuse(*_):
+                raise NotImplementedError
+
+            for method in ("add_reader", "remove_reader", "add_writer", "remove_writer", "add_signal_handler"):
+                setattr(asyncio.SelectorEventLoop, method, refuse)
+            sys.modules["msvcrt"] = msvcrt
+
+
+sys.meta_path.insert(0, Refusing())
+"""
+
+
+class Host(NamedTuple):
+    """A way to start the program."""
+
+    options: Sequence[str] = ()  # the interpreter's
+    environ: Mapping[str, str | None] = {}  # None takes a variable away
+    shell: str = 'exec "$@"'
+    mounts: str = ""  # a script for a namespace of its own, in place of `shell`
+    user: int | None = None
+    folder: str = "place"
+    hook: str = ""  # a module that Python imports at its start
+    noise: str = "$."  # an expression for lines that standard error may have
+
+
+HOSTS = {
+    "as it is": Host(),
+    "isolated": Host(options=("-I", "-S", "-OO")),
+    # Debugging, asyncio tells of what took long: how long is this machine's affair.
+    "warnings are errors": Host(
+        options=("-W", "error", "-X", "dev", "-bb"), noise=r"Executing <.*> took [0-9.]+ seconds"
     ),
-    ("no environment at all",),
-    ("without what is POSIX-only (simulated)",),
+    "64 open files": Host(shell='ulimit -n 64; exec "$@"'),
+    "no environment, umask 000": Host(
+        environ=dict.fromkeys(("HOME", "LANG", "PATH")), shell='umask 000; exec "$@"'
+    ),
+    "no standard input, HOME is no directory": Host(
+        environ={"HOME": "/dev/null"}, shell='exec "$@" <&-', folder="a place"
+    ),
+    "unknown user without HOME": Host(environ={"HOME": None}, user=NOBODY),
+    "ASCII alone, a path that is no UTF-8": Host(
+        environ={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, folder="pl\udce4tze"
+    ),
+    "read-only root": Host(mounts=READ_ONLY_ROOT),
+    "empty root": Host(mounts=EMPTY_ROOT),
+    "without what is POSIX-only": Host(hook=WITHOUT_POSIX),
+}
+# An ordinary run has one of each sort: options, limits, users, mounts, systems.
+ORDINARY = {
+    *("as it is", "isolated", "64 open files", "unknown user without HOME", "read-only root"),
+    "without what is POSIX-only",
+}
+
+
+class Place:
+    """The folders and files of one host, and the program in them."""
+
+    def __init__(self, top: Path, host: Host, start: Sequence[str]) -> None:
+        self.host = host
+        self.home, self.hook, self.folder = top / "home", top / "hook", top / host.folder
+        self.cache = self.folder / "cache"
+        for folder in (self.home, self.hook, self.folder):
+            folder.mkdir(mode=0o755)
+        self.cache.mkdir(mode=0o700)
+        (self.hook / "sitecustomize.py").write_text(host.hook, encoding="utf-8")
+        *interpreter, file = start
+        copied = self.folder / "regsync.pyz"
+        shutil.copyfile(file, copied)
+        copied.chmod(0o755)
+        self.start = [*interpreter, str(copied)]
+        if host.user is not None:
+            os.chown(self.cache, host.user, host.user)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environ: dict[str, str | None] = {
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "PATH": os.defpath,
+            "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH"),
+            "PYTHONPATH": str(self.hook) if self.host.hook else None,
+            **self.host.environ,
+        }
+        command = ["/bin/sh", "-c", self.host.shell, "sh", *self.start, *arguments]
+        if self.host.mounts:
+            own = ["unshare", *([] if os.getuid() == 0 else ["-r"]), "-m", "--"]
+            script = ["/bin/sh", "-c", self.host.mounts, "sh", str(self.folder)]
+            command = [*own, *script, *self.start, *arguments]
+        return subprocess.run(
+            command,
+            env={name: value for name, value in environ.items() if value is not None},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=120,
+            check=False,
+            user=self.host.user,
+            group=self.host.user,
+            extra_groups=None if self.host.user is None else [],
+        )
+
+    def check_run(self, *arguments: str) -> str:
+        """Run a command that has to end well and say nothing on standard error; return its output."""
+        done = self.run(*arguments)
+        complaints = [
+            line for line in done.stderr.splitlines() if not re.fullmatch(self.host.noise, line)
+        ]
+        assert (done.returncode, complaints) == (0, [])
+        return done.stdout
+
+    def check_left(self) -> None:
+        entries = [*self.cache.rglob("*")]
+        assert {each.name for each in entries if each.is_file()} == {"state.db", "state.lock"}
+        assert not [each for each in entries if stat.S_IMODE(each.stat().st_mode) & 0o077]
+        assert {*os.listdir(self.folder), *os.listdir(self.home)} == {
+            *("regsync.pyz", "mirror.yaml", "ca.pem", "cache")
+        }
+
+
+@pytest.fixture
+def top() -> Iterator[Path]:
+    """Make a folder that every user may enter, which those of pytest are not."""
+    with tempfile.TemporaryDirectory(prefix="hosts-") as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
+
+
+def check_sync(place: Place, serve: Start) -> None:
+    """Sync twice as a user would, and look at what it did."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(place.folder / "ca.pem"))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    source, plain, secure = serve(), serve(), serve(ssl_context=context)
+    images = {
+        "v1": Seed(1).image(layers=[Seed(2).layer(1 << 21), b"a little"]),
+        "v2": Seed(3).index(),
+        **{f"m{number}": Seed(10 + number).image() for number in range(MANY)},
+    }
+    for tag, image in images.items():
+        image.load_into(source.app, "app", tag=tag)
+    registries = {
+        "source": source,
+        "plain": plain,
+        "secure": {"url": secure.url, "ca_file": "ca.pem"},
+    }
+    text = document(
+        registries,
+        {"from": "app", "tags": tags("*")},
+        defaults={"artifacts": {"enabled": True}},
+        **{"global": {"cache_dir": "cache"}},
+    )
+    config = place.folder / "mirror.yaml"
+    config.write_text(f"# Spiegel für alle\n{text}\n", encoding="utf-8")
+
+    output = place.check_run("sync", "-c", str(config))
+    assert len(re.findall("(?m)^synced ", output)) == 2 * len(images)
+    for target in (plain, secure):
+        assert all(held(target, "app", image) for image in images.values())
+
+    clear(source, plain, secure)
+    assert place.check_run("sync", "-c", str(config)) == ""
+    for server in (source, plain, secure):
+        asked = [each.method for each in server.journal.entries if each.kind != "tag_list"]
+        assert asked == ["HEAD"] * len(images)
+    place.check_left()
+
+
+def is_absent(place: Place) -> str:
+    """Say why this machine cannot be the host of a place, "": it can."""
+    if place.host.user is None and not place.host.mounts:
+        return ""
+    done = place.run("version")
+    return "" if done.returncode == 0 else f"status {done.returncode}: {done.stderr.strip()}"
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ORDINARY else thorough(pytest.param(name)) for name in HOSTS]
 )
-NAMED = {host.name: host for host in HOSTS}
-# An ordinary run has one of each sort: an interpreter's options, limits, users, places, systems.
-ORDINARY = {"as it is", "-I", "unknown user", "nothing writable but cache_dir", SIMULATED.name}
-
-
-def combined(names: tuple[str, ...]) -> Any:
-    host = functools.reduce(Host.beside, map(NAMED.__getitem__, names))
-    param = pytest.param(host, id=host.name)
-    return param if names[0] in ORDINARY else thorough(param)
-
-
-def test_every_host_of_the_table_is_tried():
-    assert sorted(name for names in TOGETHER for name in names) == sorted(NAMED)
-
-
-def test_hosts_that_contradict_are_not_tried_together():
-    with pytest.raises(ValueError, match="have different shell"):
-        NAMED["umask 027"].beside(NAMED["no standard input"])
-
-
-@pytest.fixture(scope="module")
-def smoke(pyz: Path) -> Iterator[Smoke]:
-    """Start the registries that all hosts are tried with."""
-    with Smoke(pyz) as smoke:
-        yield smoke
-
-
-@pytest.mark.parametrize("host", [combined(names) for names in TOGETHER])
-def test_host(smoke, host):
-    reasons = []
-    # Another user may not reach the first.
-    pythons = [python.path for python in (CURRENT if host.user is not None else CURRENT[:1])]
+def test_host(name: str, pyz: Path, top: Path, serve: Start) -> None:
+    host = HOSTS[name]
     if Chosen.file is not None:
-        # What is asked of an interpreter has no meaning; the rest has.
-        pythons = [""]
-        host = host._replace(options=(), hook="")
-    for python in pythons:
-        try:
-            smoke.run(host, python)
-        except Absent as error:
-            reasons.append(str(error))
-        else:
-            return
-    pytest.skip("; ".join(reasons))
+        host = host._replace(options=(), hook="")  # what is asked of an interpreter has no meaning
+    elif host.mounts == EMPTY_ROOT:
+        pytest.skip("an interpreter needs more files")
+    if host.user is not None and os.getuid() != 0:
+        pytest.skip("only root can be another user")
+    start = program(pyz, *host.options)
+    if host.user is not None and Chosen.file is None:
+        start[0] = "/usr/bin/python3"  # another user may not reach that of the tests
+    place = Place(top, host, start)
+    reason = is_absent(place)
+    if reason:
+        pytest.skip(reason)
+    check_sync(place, serve)
 
 
-def others() -> list[Any]:
-    """Return the interpreters beside the tests' own; those between the oldest and the newest are
-    for a thorough run.
-    """
-    ordered = sorted(CURRENT[1:], key=lambda python: python.version)
-    params = [pytest.param(python, id=python.name) for python in ordered]
-    return [*params[:1], *map(thorough, params[1:-1]), *params[1:][-1:]]
-
-
-@pytest.mark.in_process
-@pytest.mark.parametrize("python", others())
-def test_interpreter(smoke, python):
-    """From the sources in the file where it has no tree for this one."""
-    smoke.run(PLAIN, python.path)
-
-
-@pytest.mark.thorough
 @pytest.mark.in_process
 @pytest.mark.parametrize(
-    ("host", "problem"),
-    [
-        (
-            Host("it speaks", hook="import sys; sys.stderr.write('a word')"),
-            "version ended with 0: a word",
-        ),
-        (Host("it fails", shell="exit 7"), "version ended with 7"),
-        (Host("it leaves a file", shell='touch "$HOME/left"; exec "$@"'), "left behind: .'left'."),
-        (
-            Host("its cache is open", shell='"$@"; chmod -fR a+rx cache || true'),
-            "is open to others",
-        ),
-    ],
-    ids=lambda value: value.name if isinstance(value, Host) else "",
+    "python", [name if name == "python3.10" else thorough(pytest.param(name)) for name in PYTHONS]
 )
-def test_a_host_that_is_not_as_it_should_be_is_noticed(smoke, host, problem):
-    with pytest.raises(Failed, match=problem):
-        smoke.run(host, sys.executable)
-
-
-@pytest.mark.in_process
-def test_a_host_that_cannot_be_is_no_success(smoke):
-    with pytest.raises(Absent, match="status 3"):
-        smoke.run(Host("no namespaces", shell="exit 3  # unshare"), sys.executable)
+def test_interpreter(python: str, pyz: Path, top: Path, serve: Start) -> None:
+    """From the sources in the file where it has no tree for this one."""
+    check_sync(Place(top, Host(), [PYTHONS[python], str(pyz)]), serve)
 
 
 def without_posix(folder: Path) -> dict[str, str]:
-    (folder / "sitecustomize.py").write_text(SIMULATED.hook, encoding="utf-8")
+    (folder / "sitecustomize.py").write_text(WITHOUT_POSIX, encoding="utf-8")
     return {"PYTHONPATH": str(folder), "PATH": os.defpath, "HOME": str(folder)}
 
 

@@ -151,6 +151,7 @@ def test_every_option_exists_and_every_option_is_named():
     others |= {
         "--all",
         "--all-tags",
+        "--from",
         "-k",
         "-l",
         "-m",

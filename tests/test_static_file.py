@@ -1,7 +1,7 @@
 """What is the static executable's alone, on the one that `--file` names: nothing of the host is needed,
 names, certificate authorities where distributions keep them.
 
-tests/test_hosts.py copies and syncs by it in an empty root; other modules run it as they run the
+tests/test_hosts.py syncs by it in an empty root; other modules run it as they run the
 checkout (tests/conftest.py).
 """
 
@@ -24,8 +24,15 @@ import trustme
 from conformance.content.images import Seed
 from conformance.registry.app import App
 from conformance.server.sockets import run_in_thread
+from tests.builds import NOBODY
 from tests.program import Chosen
-from tools.hosts import NOBODY, is_executable
+
+
+def is_executable(path: Path) -> bool:
+    """Tell whether a file needs no interpreter (elf(5))."""
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
 
 pytestmark = [
     pytest.mark.slow,

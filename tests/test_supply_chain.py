@@ -18,12 +18,13 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.builds import TREE, WHEELS, copy_sources, run
+from tests.builds import NOBODY, TREE, WHEELS, copy_sources, run
 from tests.ends import ROOT
-from tools import build_zipapp, hosts
+from tools import build_zipapp
 from tools.build_zipapp import BUNDLE, BuildError
 
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_INDEX_URL": "http://127.0.0.1:9/"}
@@ -123,29 +124,28 @@ def test_another_user_with_another_release_of_python_builds_the_same(pyz, open_f
     shutil.copytree(WHEELS, folder / "wheels")
     shutil.copyfile(pyz, folder / "theirs.pyz")
     command = ["tools/build_zipapp.py", "--check", "theirs.pyz", "--cache", "wheels"]
-    for python in hosts.interpreters():
-        theirs = {"user": hosts.NOBODY, "group": hosts.NOBODY, "extra_groups": [], "umask": 0o027}
-        if python.version[:2] == sys.version_info[:2]:
-            try:
-                done = subprocess.run(
-                    [python.path, *command],
-                    cwd=folder,
-                    env=OFFLINE,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    **theirs,
-                )
-            except PermissionError:
-                continue
-            if done.returncode:
-                assert python.version[:3] != sys.version_info[:3]
-                assert "theirs.pyz has the sources of this checkout" in done.stderr
-                return
+    theirs: Any = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "umask": 0o027}
+    for python in (sys.executable, "/usr/bin/python{}.{}".format(*sys.version_info)):
+        try:
+            done = subprocess.run(
+                [python, *command],
+                cwd=folder,
+                env=OFFLINE,
+                capture_output=True,
+                text=True,
+                check=False,
+                **theirs,
+            )
+        except (PermissionError, FileNotFoundError):
+            continue
+        if done.returncode:
+            assert run(python, "-V").stdout != run(sys.executable, "-V").stdout
+            assert "theirs.pyz has the sources of this checkout" in done.stderr
+        else:
             assert done.stdout.startswith(
                 "theirs.pyz is regsync-nofips.pyz of this source, byte for byte"
             )
-            return
+        return
     pytest.skip("no interpreter of this version can be run by another user")
 
 

@@ -143,6 +143,7 @@ def test_tags_move_mappings_come_and_go_and_a_kill_loses_nothing(docker_registri
         assert process.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.process
 def test_an_address_that_is_taken_ends_it_before_it_asks_anything(pyz, tmp_path, speaker):
     taken = speaker(lambda connected: None).rpartition(":")[2]
     file = tmp_path / "mirror.yaml"

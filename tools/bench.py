@@ -10,12 +10,7 @@ SUBJECT is one of:
     compare     requests, bytes, time and results beside those of every other tool that is found
     cost        CPU of a request, a byte and a second target, beside a bare loop of h11
     bytes       requests and bytes of whole runs, beside the least that they could be
-    layout      speed into and out of an image layout, beside `cp`
-    memory      memory under a hard limit, CPU, and what a broken connection costs
-    fips        what the FIPS gate costs at a start and over TLS
-    rates       a sync to a registry that keeps ECR's published rates
-    artifacts   requests that signatures and SBOMs add to a run
-    reading     the figures by which the source text is looked at
+    memory      memory of large runs, under a hard limit
     props       what other subjects put around a program; not to be called by hand
 
 Owns: the names of the subjects, and the end of a command that fails: one line, status 1.
@@ -38,23 +33,10 @@ if str(ROOT) not in sys.path:
 
 from conformance.programs import MissingProgram  # noqa: E402
 from tools.benches.runner import BenchError  # noqa: E402
-from tools.fips_provider import ProviderError  # noqa: E402
 
 __all__ = ["SUBJECTS", "main"]
 
-SUBJECTS = (
-    "skopeo",
-    "compare",
-    "cost",
-    "bytes",
-    "layout",
-    "memory",
-    "fips",
-    "rates",
-    "artifacts",
-    "reading",
-    "props",
-)
+SUBJECTS = ("skopeo", "compare", "cost", "bytes", "memory", "props")
 DEFAULT = "skopeo"
 
 
@@ -89,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return subject.run(options)
-    except (BenchError, MissingProgram, ProviderError) as error:
+    except (BenchError, MissingProgram) as error:
         sys.stderr.write(f"bench: {error}\n")
         return 1
 

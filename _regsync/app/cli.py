@@ -22,6 +22,7 @@ from _regsync import edge
 from _regsync.app import commands
 from _regsync.app.commands import Outcome
 from _regsync.app.console import Console, terminal_size
+from _regsync.app.process import process_edge
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.files import null_output
 from _regsync.fips import REMEDY
@@ -543,14 +544,15 @@ class Invocation:
 
 def main(argv: Sequence[str], closed_reason: str = "") -> int:
     """Run one command, on an event loop of its own if it needs one. Returns the exit status."""
-    invocation = Invocation(argv, closed_reason)
-    with invocation.reporting():
-        outcome = invocation.begin()
-        if not isinstance(outcome, int):
-            from _regsync.app.environment import run_async
+    with edge.using(process_edge()):
+        invocation = Invocation(argv, closed_reason)
+        with invocation.reporting():
+            outcome = invocation.begin()
+            if not isinstance(outcome, int):
+                from _regsync.app.environment import run_async
 
-            outcome = run_async(outcome)
-        invocation.status = outcome
+                outcome = run_async(outcome)
+            invocation.status = outcome
     return invocation.status
 
 

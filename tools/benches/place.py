@@ -37,13 +37,7 @@ class Place(NamedTuple):
         """How many requests came since the last run began."""
         return sum(len(server.journal.entries) for server in self.servers)
 
-    def configure(
-        self,
-        repositories: Sequence[str],
-        *,
-        is_immutable: bool = False,
-        has_artifacts: bool = False,
-    ) -> Path:
+    def configure(self, repositories: Sequence[str], *, is_immutable: bool = False) -> Path:
         """Write the configuration of a sync of all tags, which may be said never to move."""
         return write_mirror(
             self.directory / "mirror.yaml",
@@ -51,7 +45,6 @@ class Place(NamedTuple):
             [server.url for server in self.targets],
             repositories,
             is_immutable=is_immutable,
-            has_artifacts=has_artifacts,
         )
 
     def sync(

@@ -201,7 +201,6 @@ def write_mirror(
     *,
     tags: str = "*",
     is_immutable: bool = False,
-    has_artifacts: bool = False,
 ) -> Path:
     """Write a configuration that copies repositories from one URL to others; return its path."""
     rule = {"glob": tags}
@@ -212,7 +211,7 @@ def write_mirror(
         file,
         {"source": source, **urls},
         [{"from": repository, "tags": rule} for repository in repositories],
-        {"source": "source", "targets": list(urls), "artifacts": {"enabled": has_artifacts}},
+        {"source": "source", "targets": list(urls), "artifacts": {"enabled": False}},
     )
 
 

@@ -67,15 +67,7 @@ from tools.benches.runner import (
     write_mirror,
 )
 
-__all__ = [
-    "Certificate",
-    "Machine",
-    "add_options",
-    "build_program",
-    "make_certificate",
-    "run",
-    "write_tls_config",
-]
+__all__ = ["add_options", "run"]
 
 DELAY = 0.02  # seconds, each way
 SETTLING = 5.0  # seconds that blocked streams get to fill what they fill
