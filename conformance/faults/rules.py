@@ -112,7 +112,7 @@ class Rule:
         self._is_of_each = False
         # Whether `check` passes if the rule never strikes.
         self._is_optional = False
-        # The conditions in the grammar of rules, for `str`.
+        # The conditions in words, for `str`.
         self._words: list[str] = []
         # Number of occurrences and of strikes. The key is the name of the request with `of_each`,
         # else empty.
@@ -286,7 +286,6 @@ class Rule:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        """Format the rule in the grammar of rules (grammar.py)."""
         return (
             f"{' '.join([str(self.selector), *self._words])}: {', '.join(map(str, self.effects))}"
         )

@@ -1,6 +1,6 @@
 """The verbs of fault rules.
 
-Owns: a class for each verb, and their table, `VERBS`.
+Owns: a class for each verb.
 May not know: sockets, which exchange is struck (rules.py), what a registry holds.
 Invariants: only anyio waits, so that waits take no time on a virtual clock. A verb that cannot be
 applied to an exchange leaves it unchanged and does not call `record`.
@@ -28,7 +28,6 @@ from .injection import Effect, Gate, require_one_of
 from .wire import Dropped, Pieces, Streamed, bodiless, pieces_of, size_of, with_framing
 
 __all__ = [
-    "VERBS",
     "Challenge",
     "Corrupt",
     "Delay",
@@ -653,12 +652,3 @@ def _wrong_value(name: str, value: str) -> str:
     if name in ("location", "link"):
         return value.replace("/v2/", "/v2/lie/", 1) if "/v2/" in value else value + "/lie"
     return value + "0" if value.isdigit() else f"not {value}"
-
-
-# The class of each verb, by name.
-VERBS: Mapping[str, type[Effect]] = {
-    effect.verb: effect
-    for effect in (
-        Status, Delay, Throttle, Drop, Truncate, Corrupt, Stall, Redirect, Challenge, Forget, Lie, Raw
-    )
-}  # fmt: skip

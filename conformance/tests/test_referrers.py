@@ -6,13 +6,13 @@ The walk is what the program is judged by, so it is shown to see each thing that
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from conformance.check import suite
 from conformance.client.attachments import (
     FAMILIES,
     Family,
@@ -22,10 +22,11 @@ from conformance.client.attachments import (
     plain,
     referrers_tag,
 )
-from conformance.client.graphs import Graph, client_of, equal, list_referrers, walk
+from conformance.client.copies import Client
+from conformance.client.graphs import Graph, equal, list_referrers, walk
 from conformance.content.images import Image, Seed
 from conformance.messages import Response
-from conformance.providers.personas import PERSONAS, Provider, imitate, persona
+from conformance.providers.personas import PERSONAS, Provider, imitate
 from conformance.providers.referrers import LATE
 from conformance.registry.app import App
 from conformance.registry.storage import OCI_INDEX
@@ -152,26 +153,6 @@ def test_a_referrer_is_listed_late(seed: Seed) -> None:
         now[0] += seconds
         assert len(referrers(app, image.top).json()["manifests"]) == count
     assert app.manifest("app", artifact.top) is not None
-
-
-@pytest.mark.parametrize("name", sorted(set(KINDS) - {"old", "distribution", "strict"}))
-def test_the_specification_is_kept_but_for_what_the_row_says(name: str) -> None:
-    """The same table of checks as for real registries: nothing fails that is not this kind's quirk."""
-    with persona(name) as served:
-        rows = suite.check_registry(f"{served.url}/team/app", workflows=["discovery"], keep=True)
-    failed = {row.check.name.partition(":")[0] for row in rows if row.outcome == "fail"}
-    expected = {
-        "referrers-unannounced": {"PUT manifest"},  # OCI-Subject is a MUST where the API is
-        "referrers-late": {"GET referrers", "GET referrers artifactType"},
-        "unknown-referrers-announced": {"PUT manifest"},
-        "unknown-200-in-html": {"GET referrers"},
-        "unknown-redirected": {"GET referrers"},
-        "unknown-405": {"GET referrers"},
-        "unknown-501": {"GET referrers"},
-    }
-    assert failed <= expected.get(name, set())
-    if name in expected and name != "referrers-late":
-        assert failed, "the quirk is not seen"
 
 
 # Families.
@@ -338,5 +319,5 @@ def test_a_walk_sees_a_page_that_fails() -> None:
     made = family("single")
     app = at("referrers-in-pages", made)
     app.faults.on("GET", "referrers").nth(2).status(500)
-    with client_of(app) as client, pytest.raises(AssertionError, match="500"):
+    with contextlib.closing(Client(app)) as client, pytest.raises(AssertionError, match="500"):
         list_referrers(client, "app", made.image.top)

@@ -1,7 +1,7 @@
 """The registry's answers, asked in memory: each of its refusals has a case here.
 
 A case fails when the check that it is about is taken out. That it does what the specification asks is
-in test_checks.py: every check of a registry passes on it.
+in test_docker_registry.py and test_skopeo.py: other programs answer and ask the same.
 """
 
 from __future__ import annotations
