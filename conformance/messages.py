@@ -171,7 +171,6 @@ class Access(NamedTuple):
 # `blobs` or `manifests`.
 _ROUTES = (
     ("ping", re.compile(r"/v2/\Z")),
-    ("catalog", re.compile(r"/v2/_catalog\Z")),
     ("upload_start", re.compile(r"/v2/(?P<name>.+)/blobs/uploads/\Z")),
     ("upload", re.compile(r"/v2/(?P<name>.+)/blobs/uploads/(?P<reference>[^/]+)\Z")),
     ("blob", re.compile(r"/v2/(?P<name>.+)/blobs/(?P<reference>[^/]+)\Z")),

@@ -208,12 +208,7 @@ def test_redirect_goes_to_an_origin_a_path_a_url_or_round(
 def test_challenge_is_words_or_made_of_its_parts(app: App) -> None:
     faults = app.faults
     faults.on().first().challenge(("Negotiate", 'Bearer realm="x'))
-    faults.on().challenge(
-        realm="http://evil.test/token",
-        service="s",
-        scope="repository:a:pull",
-        error="insufficient_scope",
-    )
+    faults.on().challenge(realm="http://evil.test/token", service="s", error="insufficient_scope")
     answer = app.request("GET", BLOB)
     assert [value for name, value in answer.headers if name == "WWW-Authenticate"] == [
         "Negotiate",
@@ -221,7 +216,7 @@ def test_challenge_is_words_or_made_of_its_parts(app: App) -> None:
     ]
     assert (answer.status, answer.codes) == (401, ["UNAUTHORIZED"])
     assert app.request("GET", BLOB).header("WWW-Authenticate") == (
-        'Bearer realm="http://evil.test/token",service="s",scope="repository:a:pull",error="insufficient_scope"'
+        'Bearer realm="http://evil.test/token",service="s",error="insufficient_scope"'
     )
 
 
@@ -351,8 +346,8 @@ def test_corrupt_changes_one_byte(app: App, client: Client, at: int) -> None:
 
 
 def test_corrupt_can_replace_a_body_by_one_as_long(app: App, client: Client) -> None:
-    app.faults.on("GET", "blob").corrupt(whole=True, filler=b"x")
-    assert client.get().data == b"x" * len(LAYER)
+    app.faults.on("GET", "blob").corrupt(whole=True)
+    assert client.get().data == bytes(len(LAYER))
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -470,14 +465,6 @@ async def test_delay_waits_at_its_place(app: App) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_delay_waits_between_pieces(app: App) -> None:
-    app.faults.on().delay(1, every=10_000)
-    assert waits(await timed(app)) == [1.0] * 10
-    assert app.journal.entries[0].response_bytes == len(LAYER)
-
-
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_throttle_moves_a_response_at_its_rate(app: App) -> None:
     app.faults.on().throttle(10_240)
     marks = await timed(app)
@@ -558,10 +545,8 @@ def struck(app: App, times: int = 12, target: str = "/v2/") -> list[int]:
         (lambda rule: rule, list(range(1, 13))),
         (lambda rule: rule.nth(2), [2]),
         (lambda rule: rule.nth(1, 5), [1, 5]),
-        (lambda rule: rule.every(4), [4, 8, 12]),
         (lambda rule: rule.first(3), [1, 2, 3]),
         (lambda rule: rule.since(10), [10, 11, 12]),
-        (lambda rule: rule.every(2).at_most(2), [2, 4]),
         (lambda rule: rule.chance(1), list(range(1, 13))),
     ],
 )
@@ -569,13 +554,6 @@ def test_which_occurrence(say: Callable[[Rule], Rule], expected: list[int]) -> N
     app = App()
     say(app.faults.on()).status(503)
     assert struck(app) == expected
-
-
-def test_of_each_counts_every_name_by_itself() -> None:
-    app = App()
-    app.faults.on("GET", "blob").first().of_each().status(503)
-    names = [f"/v2/{name}/blobs/{digest_of(data)}" for name in "ab" for data in (b"1", b"2")]
-    assert [app.request("GET", name).status for name in names * 2] == [503] * 4 + [404] * 4
 
 
 @pytest.mark.parametrize(
@@ -729,7 +707,6 @@ def test_a_rule_without_a_verb_fails_the_check(app: App) -> None:
         (lambda f: f.on().forget(), "only an upload"),
         (lambda f: f.on().drop(5, at="answer"), "either after bytes or at a place"),
         (lambda f: f.on().drop(0, at="head"), "either after bytes or at a place"),
-        (lambda f: f.on().delay(1, every=5, at="head"), "either after bytes or at a place"),
         (lambda f: f.on().drop(at="nowhere"), "at is one of request, answer, head"),
         (lambda f: f.on().delay(1, of="request"), "of needs after"),
         (lambda f: f.on().throttle(), "throttle takes"),
