@@ -69,7 +69,7 @@ def everything(server: Server, repository: str) -> dict[str, bytes]:
 
 
 # What a registry serves by a type that the harness's own client does not ask for.
-OTHER_TYPES = ("unknown-child", "buildkit-cache-index", "oras-manifest", "artifact-manifest")
+OTHER_TYPES = ("unknown-child", "buildkit-cache-index", "oras-manifest")
 
 
 @pytest.mark.parametrize("name", COPIED)
