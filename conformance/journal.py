@@ -60,7 +60,7 @@ _KEPT = frozenset(
 # Kinds of paths. `messages.Request` recognises all of them except `token` and `storage`, which are
 # set by those services.
 KINDS = (
-    *("ping", "catalog", "upload_start", "upload", "blob", "manifest", "tag_list", "referrers"),
+    *("ping", "upload_start", "upload", "blob", "manifest", "tag_list", "referrers"),
     *("token", "storage", "other"),
 )
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"})

@@ -171,7 +171,6 @@ class Access(NamedTuple):
 # `blobs` or `manifests`.
 _ROUTES = (
     ("ping", re.compile(r"/v2/\Z")),
-    ("catalog", re.compile(r"/v2/_catalog\Z")),
     ("upload_start", re.compile(r"/v2/(?P<name>.+)/blobs/uploads/\Z")),
     ("upload", re.compile(r"/v2/(?P<name>.+)/blobs/uploads/(?P<reference>[^/]+)\Z")),
     ("blob", re.compile(r"/v2/(?P<name>.+)/blobs/(?P<reference>[^/]+)\Z")),
@@ -315,12 +314,8 @@ def error(
     return errors(status, [(code, message, detail)], headers)
 
 
-# Characters that have an escape of their own between quotes.
-_ESCAPES = {"\\": "\\\\", '"': '\\"', "\r": "\\r", "\n": "\\n", "\t": "\\t"}
-
-
 def as_rule_text(value: object) -> str:
-    """Format a value in the grammar of fault rules (`conformance/faults/grammar.py`)."""
+    """Format a value for the description of a fault rule."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -338,11 +333,4 @@ def as_rule_text(value: object) -> str:
     is_word = text not in ("", "-") and not text.endswith(":")
     if is_word and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text):
         return text
-    return f'"{"".join(map(_escape, text))}"'
-
-
-def _escape(character: str) -> str:
-    """Return a character as it is written between quotes."""
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    return character if " " <= character <= "~" else f"\\x{ord(character):02x}"
+    return json.dumps(text)

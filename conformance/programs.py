@@ -20,14 +20,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import IO
 
 __all__ = [
-    "DISTRIBUTION_2_8_GAPS",
     "HTPASSWD",
     "PASSWORD",
     "USER",
-    "Gap",
     "MissingProgram",
     "docker_registry",
     "find_program",
@@ -43,44 +41,6 @@ HTPASSWD = f"{USER}:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW
 # The line of docker-registry's log that has its address.
 _LISTENING = re.compile(r'msg="listening on ([^",]+)')
 _START = 30.0  # maximum seconds until docker-registry listens; it usually takes 0.1
-
-
-class Gap(NamedTuple):
-    """Checks that a real registry is known not to pass."""
-
-    checks: str  # pattern of their names
-    outcome: Literal["fail", "skip"]
-    why: str
-
-
-# Gaps of distribution 2.8.2 of Debian with deletion enabled. conformance/tests/test_checks.py
-# compares them with the real outcomes.
-DISTRIBUTION_2_8_GAPS = (
-    Gap("GET manifest: by a malformed digest*", "fail", "500 with code UNKNOWN"),
-    Gap(
-        "POST upload digest: bytes of another digest*", "skip", "a single POST only opens a session"
-    ),
-    Gap("PATCH upload: the second chunk first*", "fail", "Content-Range is not looked at"),
-    Gap("PATCH upload: a chunk left out*", "fail", "Content-Range is not looked at"),
-    Gap("PATCH upload: a chunk twice*", "fail", "404 for a Location that is not the newest"),
-    Gap("PUT upload: a last chunk out of order*", "fail", "Content-Range is not looked at"),
-    Gap("GET upload: by an old Location*", "fail", "404 for a Location that is not the newest"),
-    Gap(
-        "GET upload: after a 416*",
-        "fail",
-        "there is no 416, and 404 for a Location that is not the newest",
-    ),
-    Gap("PUT manifest: above the limit*", "skip", "400 above 4 MiB"),
-    Gap("GET tags/list: in lexical order*", "fail", "tags in the order of the directory"),
-    Gap("GET tags/list n: n=0*", "fail", "n and last are not looked at"),
-    Gap("GET tags/list n: half*", "fail", "n and last are not looked at"),
-    Gap("GET tags/list n: pages by Link*", "skip", "n and last are not looked at"),
-    Gap("GET tags/list last*", "fail", "n and last are not looked at"),
-    Gap("GET referrers*", "skip", "no referrers API"),
-    Gap("PUT manifest: OCI-Subject*", "skip", "no referrers API"),
-    Gap("DELETE manifest: it is listed as a referrer no more*", "skip", "no referrers API"),
-    Gap("DELETE tag*", "skip", "no deletion of tags: 400"),
-)
 
 
 class MissingProgram(Exception):

@@ -49,7 +49,7 @@ __all__ = [
 # A manifest may be asked for by its digest while another tag's answer with the same bytes is under
 # way; how a blob comes to its place is decided when its image is promoted, and not again when it may
 # start.
-NOT_YET = ("manifest_fetched_twice", "blob_pulled_twice", "upload_without_mount")
+NOT_YET = ("manifest_fetched_twice", "upload_without_mount")
 
 # One host name of each kind, and what a configuration calls it.
 KINDS = {

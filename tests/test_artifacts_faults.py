@@ -23,14 +23,7 @@ from tests.attached import Scene
 from tests.ends import only
 from tests.thinning import Cell, thinned
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.virtual_time,
-    # What follows from an exchange that went wrong: what was learnt by it is asked or tried again.
-    pytest.mark.provokes(
-        "known_blob_asked", "blob_before_session", "second_session", "session_unused"
-    ),
-]
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 Verb = Callable[[Rule], Rule]
 FALLBACK = "unknown-404"

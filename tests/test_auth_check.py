@@ -428,7 +428,7 @@ class Zot(BasicAuth):
         return Response(200, headers, b"{}")
 
 
-@pytest.mark.provokes("ping", "credential_unasked")
+@pytest.mark.provokes("credential_unasked")
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize(
     ("side", "repository"),

@@ -429,7 +429,6 @@ async def test_a_password_that_was_good_is_asked_for_anew_once(cloud: Cloud) -> 
         assert len(cloud.asked) == 2
 
 
-@pytest.mark.provokes("refused_login_again")  # what went before the first 401 was here
 @pytest.mark.parametrize("takes", [0.01, 1.0])
 @pytest.mark.parametrize("scheme", ["basic", "token"])
 async def test_many_who_are_refused_at_once_share_one_new_login(

@@ -454,7 +454,6 @@ async def test_a_lost_last_answer_is_asked_for_before_anything_is_sent(world, ar
     assert len(reads(source, image)) == 1
 
 
-@pytest.mark.provokes("refused_login_again")
 @pytest.mark.parametrize("times", [1, 2, 3])
 async def test_a_login_that_expires_between_chunks_is_renewed_until_fresh_ones_fail(world, times):
     source = world.registry("source.test")
@@ -704,9 +703,7 @@ def put_there(site: App, image: Image, tag: str) -> Rule:
     return late
 
 
-@pytest.mark.provokes(
-    "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
-)
+@pytest.mark.provokes("manifest_refused", "refused_as_wrong")
 async def test_ecr_with_another_image_under_a_tag_that_never_moves_is_skipped(world, says):
     source, target = world.registry("source.test"), world.persona("ecr", immutable_tags=True)
     load(source, 3 * MIB)
@@ -721,9 +718,7 @@ async def test_ecr_with_another_image_under_a_tag_that_never_moves_is_skipped(wo
     target.journal.matching("HEAD", "manifest", reference="v1").exactly(2)
 
 
-@pytest.mark.provokes(
-    "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
-)
+@pytest.mark.provokes("manifest_refused", "refused_as_wrong")
 @pytest.mark.parametrize("host", [ECR, "target.test"])
 async def test_the_same_image_under_a_tag_that_never_moves_is_skipped_everywhere(world, host, says):
     source = world.registry("source.test")
@@ -741,9 +736,7 @@ async def test_the_same_image_under_a_tag_that_never_moves_is_skipped_everywhere
     assert only(again.images)["reason"] == "unchanged"
 
 
-@pytest.mark.provokes(
-    "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
-)
+@pytest.mark.provokes("manifest_refused", "refused_as_wrong")
 async def test_another_image_under_a_tag_that_never_moves_is_an_error_elsewhere(world, says):
     source = world.registry("source.test")
     target = world.registry("target.test", immutable_tags=True)
@@ -766,9 +759,7 @@ async def test_a_tag_that_this_run_has_put_is_synced_though_its_answer_was_lost(
     target.journal.matching("PUT", "manifest").exactly(2)
 
 
-@pytest.mark.provokes(
-    "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
-)
+@pytest.mark.provokes("manifest_refused", "refused_as_wrong")
 async def test_nothing_is_hung_on_an_image_that_a_tag_does_not_name(world):
     source, target = world.registry("source.test"), world.persona("ecr", immutable_tags=True)
     image = load(source, 3 * MIB)
@@ -780,9 +771,7 @@ async def test_nothing_is_hung_on_an_image_that_a_tag_does_not_name(world):
     target.journal.matching("PUT", "manifest").exactly(1)
 
 
-@pytest.mark.provokes(
-    "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
-)
+@pytest.mark.provokes("manifest_refused", "refused_as_wrong")
 async def test_who_waits_for_an_image_that_was_not_put_puts_it(world):
     """Two tags of one image, one of them taken by another: the other is put, and the index that
     names it too.
@@ -822,7 +811,7 @@ async def test_ecr_mounts_where_the_account_says_so_and_else_takes_the_session(w
     assert sum(each["blobs"]["mounted"] for each in ran.images) == (2 if mounts else 0)
 
 
-@pytest.mark.provokes("manifest_names_absent", "manifest_put_twice")
+@pytest.mark.provokes("manifest_names_absent")
 @pytest.mark.parametrize(("lag", "puts"), [(0.4, 2), (3.0, 4)])
 async def test_ecr_may_see_a_blob_late(world, lag, puts):
     """The manifest is put again after 0.5, 1 and 2 s (I5); no blob is asked for, or sent again."""

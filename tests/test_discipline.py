@@ -400,7 +400,6 @@ def test_where_no_token_covers_the_repository_to_mount_from_the_blob_is_uploaded
     target.journal.matching("PUT", "upload", status=201).exactly(3)
 
 
-@pytest.mark.provokes("upload_without_mount")  # decided just before another repository had it
 def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(tmp_path, serve):
     source, target = serve(), serve(mounts=False)
     images = several(Seed(12))

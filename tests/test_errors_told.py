@@ -598,7 +598,7 @@ def test_a_failure_says_what_where_why_and_what_to_do(scene, case, cause, hint):
     assert ran.out == "" or case is no_repository_to_list
 
 
-@pytest.mark.provokes("blob_pulled_twice", "second_session")
+@pytest.mark.provokes("blob_pulled_twice")
 def test_a_full_disk_fails_nothing_and_is_said_once(scene, monkeypatch):
     class Full(FileIO):
         def write(self, data: Any) -> int:

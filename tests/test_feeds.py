@@ -119,7 +119,6 @@ async def test_a_slow_target_sets_the_pace_and_the_source_is_read_once(world):
     assert (slow.ended_time or 0) - (fast.ended_time or 0) < 10
 
 
-@pytest.mark.provokes("blob_pulled_twice", "second_session")
 @pytest.mark.parametrize("resumable", [True, False])
 async def test_a_target_that_stalls_is_left_behind_and_served_by_a_reading_of_its_own(
     world, resumable
@@ -145,7 +144,6 @@ async def test_a_target_that_stalls_is_left_behind_and_served_by_a_reading_of_it
     assert second == (size - first if resumable else size)
 
 
-@pytest.mark.provokes("blob_pulled_twice", "second_session")
 async def test_a_target_that_is_not_ready_in_time_is_not_waited_for(world):
     source = world.registry("source.test")
     places = targets(world, None, None, None)
@@ -198,7 +196,6 @@ async def test_a_target_that_has_the_blob_is_not_waited_for(world):
     assert ran.seconds < 1
 
 
-@pytest.mark.provokes("blob_pulled_twice")
 async def test_a_target_that_breaks_ends_no_other_and_goes_on_by_itself(world):
     source = world.registry("source.test")
     places = targets(world, None, None, None, resumable=True)
@@ -219,7 +216,6 @@ async def test_a_target_that_breaks_ends_no_other_and_goes_on_by_itself(world):
         bodies(place, digest).exactly(1)
 
 
-@pytest.mark.provokes("blob_pulled_twice")
 async def test_targets_that_break_share_a_second_reading_which_the_end_of_the_first_leaves_alone(
     world,
 ):
@@ -240,7 +236,6 @@ async def test_targets_that_break_share_a_second_reading_which_the_end_of_the_fi
         bodies(place, digest).exactly(number)
 
 
-@pytest.mark.provokes("blob_pulled_twice", "second_session")
 async def test_a_source_that_breaks_for_good_is_read_again_for_all_at_once(world):
     """It goes on by Range five times; then the targets come together again."""
     source = world.registry("source.test")
@@ -415,7 +410,6 @@ async def test_a_failure_of_the_source_ends_all_requests_with_its_place():
 # Outages.
 
 
-@pytest.mark.provokes("blob_pulled_twice", "ping")  # nobody who waits has a request to repeat
 @pytest.mark.parametrize("seconds", [5, 60])
 @pytest.mark.parametrize("how", ["refused", "silent"])
 async def test_an_outage_of_the_source_is_waited_out_by_all_targets(world, how, seconds):

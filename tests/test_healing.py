@@ -150,7 +150,7 @@ def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(source, t
     target.journal.matching("PUT", "upload").exactly(5)
 
 
-@pytest.mark.provokes("manifest_names_absent", "mount_uncommitted")
+@pytest.mark.provokes("manifest_names_absent")
 @pytest.mark.parametrize("to", ["app", "beside"])
 def test_a_registry_that_has_lost_what_its_manifest_names_is_healed_without_a_state(
     source, target, tmp_path, to, sync_pair
@@ -238,7 +238,7 @@ def test_a_child_that_the_target_lost_and_the_source_no_longer_has_fails_its_ima
 
 
 @SAYS
-@pytest.mark.provokes("manifest_names_absent", "mount_uncommitted")
+@pytest.mark.provokes("manifest_names_absent")
 def test_a_target_that_lost_all_blobs_of_all_repositories_is_whole_again(
     source, target, says, sync_pair
 ):

@@ -174,7 +174,6 @@ CHANGES: list[Callable[[bytes], bytes]] = [
 ]
 
 
-@pytest.mark.provokes("second_session")  # the first one's body was given up
 @pytest.mark.parametrize("change", CHANGES, ids=["changed", "shorter", "longer"])
 def test_a_blob_that_was_changed_on_disk_is_read_again(tmp_path, serve, monkeypatch, change):
     source, one, two = serve(), serve(), serve()

@@ -167,7 +167,6 @@ async def test_nobody_is_asked_where_it_is_not_safe(place, kind):
 
 
 @pytest.mark.rule("R1", "R3")
-@pytest.mark.provokes("upload_elsewhere")
 @pytest.mark.parametrize("kind", ["manifest", "blob", "upload"])
 @pytest.mark.parametrize("place", STRANGERS)
 async def test_whoever_is_asked_elsewhere_sees_no_login(place, kind):
@@ -222,7 +221,6 @@ async def test_a_chain_that_left_the_registry_comes_back_without_credentials():
 
 
 @pytest.mark.rule("R1", "R3")
-@pytest.mark.provokes("upload_elsewhere")
 @pytest.mark.parametrize("kind", ["blob", "upload"])
 async def test_a_stranger_that_asks_for_a_login_gets_none(kind):
     async with world_of() as world:

@@ -386,7 +386,6 @@ def test_a_layout_is_not_staged_for_several_targets(serve, seed, tmp_path, monke
 
 
 # The layout takes a blob at once, and the registry's session may be a moment behind it.
-@pytest.mark.provokes("blob_before_session")
 def test_a_layout_and_a_registry_as_targets_of_one_source(source, target, seed, tmp_path):
     image, sbom, signature = signed(seed, source)
     registries = {"source": source, "target": target, "disk": {"url": "oci-layout:disk"}}
@@ -440,7 +439,6 @@ def test_a_recheck_mends_an_image_of_which_a_disk_has_lost_something(
     assert again.statuses() == ["skipped"] * 2
 
 
-@pytest.mark.provokes("second_session")
 @pytest.mark.parametrize("damage", ["changed", "cut", "longer", "gone", "linked"])
 def test_nothing_is_pushed_of_an_image_that_is_not_whole(target, seed, tmp_path, damage):
     good = seed.image()
@@ -692,7 +690,7 @@ def test_nobody_logs_in_to_a_layout(source, tmp_path):
 
 
 # The disk, which is in no journal, may open a blob before the registry has accepted an upload of it.
-@pytest.mark.provokes("blob_pulled_twice", "second_session", "blob_before_session")
+@pytest.mark.provokes("blob_pulled_twice")
 def test_a_layout_shares_a_reading_where_nothing_is_staged(source, target, seed, tmp_path):
     image = seed.image(sizes=(3_000_000, 2_000_000)).load_into(source.app, "app", tag="v1")
     registries = {"source": source, "target": target, "disk": {"url": "oci-layout:disk"}}

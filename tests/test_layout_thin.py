@@ -176,9 +176,7 @@ def test_what_was_left_out_is_found_at_the_target_before_anything_is_pushed(
 
 
 @pytest.mark.parametrize("mounts", [True, False])
-@pytest.mark.provokes(
-    "source_written", "blob_pulled_twice", "manifest_invented", "pulled_from_target"
-)
+@pytest.mark.provokes("source_written", "blob_pulled_twice", "manifest_invented")
 def test_a_new_repository_gets_it_from_the_one_of_its_line(source, serve, seed, tmp_path, mounts):
     target = serve(mounts=mounts)
     base = seed.layer(50_000)

@@ -204,15 +204,6 @@ PLACES = ("source", "target", "token", "blobs")
 WAYS = ("refused", "reset", "502", "503", "504", "silent", "lost")
 KIB = 1 << 10
 
-# What an outage makes a correct client do: ask again, read a rest again, leave a session behind.
-excused = pytest.mark.provokes(
-    "refused_login_again",
-    "session_unused",
-    "second_session",
-    "known_blob_asked",
-    "blob_pulled_twice",
-)
-
 
 class World:
     """A registry with its blobs elsewhere, one with a token service, and images to copy."""
@@ -359,7 +350,6 @@ def thorough(name: str, how: str, seconds: float) -> Any:
     return pytest.param(name, how, seconds, marks=[] if is_usual else [pytest.mark.thorough])
 
 
-@excused
 @pytest.mark.parametrize(
     ("name", "how", "seconds"),
     [
@@ -379,7 +369,6 @@ async def test_an_outage_is_waited_out(world, name, how, seconds):
     assert ran.seconds < 2.0 + seconds + (320 if how == "lost" else 20)
 
 
-@excused
 @pytest.mark.parametrize("name", ["target", "blobs", "token", "source"])
 @pytest.mark.parametrize("how", ["refused", "503"])
 async def test_one_probe_at_a_time_and_none_when_it_is_back(world, name, how):
@@ -420,7 +409,6 @@ async def test_a_name_that_does_not_exist_is_said_at_once(world):
     assert len(scene.connected["nobody.test"]) == 3
 
 
-@excused
 @pytest.mark.parametrize("how", ["refused", "503"])
 async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(world, how):
     """Each image fails once, and the other target has them all."""
@@ -437,7 +425,6 @@ async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(world, h
     assert all("waited for 2m00s" in line for line in ran.failed)
 
 
-@excused
 async def test_an_outage_is_said_once_and_so_is_its_end(world):
     scene = World(world, images=16)
     async with scene.away("target", "refused", 2.0, 20.0):
@@ -449,7 +436,6 @@ async def test_an_outage_is_said_once_and_so_is_its_end(world):
     assert back.startswith("info: target.test answers again, after 2")
 
 
-@excused
 async def test_the_heartbeat_says_for_whom_a_run_waits(world):
     scene = World(world, images=16)
     async with scene.away("target", "refused", 2.0, 40.0):
@@ -473,7 +459,6 @@ async def test_a_signal_ends_the_waiting_at_once(world, how):
     assert ran.seconds == pytest.approx(10.0, abs=0.1)
 
 
-@excused
 @pytest.mark.parametrize("how", ["refused", "503"])
 async def test_a_mount_that_an_outage_met_is_asked_for_again(world, how):
     """What is there in another repository is not uploaded because its host was away."""
@@ -485,7 +470,6 @@ async def test_a_mount_that_an_outage_met_is_asked_for_again(world, how):
     scene.check_sent_once()
 
 
-@excused
 @pytest.mark.parametrize(("times", "uploads"), [(1, 1), (2, 2)])
 async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(world, times, uploads):
     """A registry that always breaks at a mount gets the blob by upload."""
@@ -507,8 +491,6 @@ async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(world,
     assert len(puts) == uploads
 
 
-@excused
-@pytest.mark.provokes("ping")  # a shared reading can be no probe
 @pytest.mark.parametrize("how", ["refused", "503"])
 @pytest.mark.parametrize("settings", [{"staging_size_limit": 0}, {}], ids=["shared", "staged"])
 async def test_a_reading_for_several_targets_goes_on_where_it_broke(world, how, settings, tmp_path):
@@ -541,7 +523,6 @@ async def test_a_reading_for_several_targets_goes_on_where_it_broke(world, how, 
     assert ran.seconds < 43 + 15
 
 
-@excused
 async def test_an_upload_goes_on_through_as_many_outages_as_it_meets(world):
     """Five of 10 s each, in an upload of 64 s."""
     source = world.registry("source.test")

@@ -14,7 +14,7 @@ import pytest
 
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response
-from conformance.registry.tokens import Challenge, TokenService
+from conformance.registry.tokens import Challenge, TokenService, plain
 from conformance.server.memory import Link, Place
 from tests.ends import Virtual, held, tags
 
@@ -46,7 +46,7 @@ def without_error(challenge: Challenge) -> list[str]:
     return [f'Bearer realm="{challenge.realm}",service="{challenge.service}"']
 
 
-@pytest.mark.parametrize("form", ["plain", without_error])
+@pytest.mark.parametrize("form", [plain, without_error])
 @pytest.mark.parametrize(("uses", "images"), [(25, 12), (7, 4)])
 async def test_a_registry_whose_tokens_end_after_some_requests_loses_no_image(
     world, uses, images, form

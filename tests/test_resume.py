@@ -477,7 +477,6 @@ async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(worl
 # Answers that got lost, and logins.
 
 
-@pytest.mark.provokes("refused_login_again")
 @pytest.mark.parametrize("times", [1, 5, 6])
 async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(world, times):
     source = world.registry("source.test")
@@ -501,7 +500,6 @@ async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(
         assert "AUTH_ERROR" in only(ran.failed)
 
 
-@pytest.mark.provokes("refused_login_again")
 async def test_a_stray_basic_challenge_does_not_make_passwords_travel(world):
     source = world.registry("source.test")
     target = world.registry("target.test", auth=TokenService({"u": "p"}))
@@ -553,9 +551,7 @@ async def test_a_registry_that_is_late_to_see_a_blob_gets_time(world, times, at)
     assert times < 4 or "MANIFEST_BLOB_UNKNOWN" in only(ran.failed)
 
 
-@pytest.mark.provokes(
-    "manifest_names_absent", "blob_uploaded_twice", "blob_pulled_twice", "second_session"
-)
+@pytest.mark.provokes("manifest_names_absent", "blob_uploaded_twice", "blob_pulled_twice")
 async def test_a_blob_that_vanished_behind_its_upload_is_brought_again(world):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, 70_000, 900)

@@ -113,7 +113,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.provokes("tag_asked_twice", "manifest_fetched_twice")
+@pytest.mark.provokes("manifest_fetched_twice")
 @pytest.mark.parametrize("by_digest", [True, False], ids=["a child", "a tag"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("times", [1, 2], ids=["wrong once", "wrong always"])

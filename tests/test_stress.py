@@ -53,9 +53,7 @@ def check_stored_once(places: list[Place]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.provokes(
-    *NOT_YET, "blob_before_session", "mount_refused_again", "absent_tag_asked", "own_manifest_asked"
-)
+@pytest.mark.provokes(*NOT_YET)
 @pytest.mark.parametrize("number", seeds("STRESS", 6, 30))
 async def test_no_run_stands_still(number, tmp_path):
     random = Random(number)
@@ -112,10 +110,8 @@ def lose(app: App, repository: str, random: Random) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.provokes(
-    *NOT_YET, "blob_before_session", "mount_refused_again", "absent_tag_asked", "own_manifest_asked"
-)
-@pytest.mark.provokes("manifest_names_absent", "manifest_put_twice", "known_blob_asked")
+@pytest.mark.provokes(*NOT_YET, "own_manifest_asked")
+@pytest.mark.provokes("manifest_names_absent")
 @pytest.mark.parametrize("number", seeds("STRESS", 2, 10))
 async def test_targets_that_lose_things_behind_our_back_converge_in_the_next_run(number, tmp_path):
     """With a state from a run under faults, which may have failed in parts (I5)."""

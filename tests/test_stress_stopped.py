@@ -131,10 +131,7 @@ def check_outcomes(ran: Ran, places: list[Place], wanted: Wanted) -> None:
         assert there is None or tag not in there.tags or held(places[n], to, image)
 
 
-@pytest.mark.provokes(*NOT_YET, "mount_refused_again", "token_twice", "absent_tag_asked")
-# A run that ends may drop the upload whose start others waited for. Two sources bring one image's
-# signatures to one repository: the list of the first is read again for the second.
-@pytest.mark.provokes("blob_before_session", "own_manifest_asked")
+@pytest.mark.provokes(*NOT_YET)
 @NUMBERS
 async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
     number, tmp_path, ended
@@ -260,7 +257,7 @@ def asked(places: list[Place]) -> Counter[str]:
     )
 
 
-@pytest.mark.provokes(*NOT_YET, "mount_refused_again", "token_twice", "absent_tag_asked")
+@pytest.mark.provokes(*NOT_YET)
 @NUMBERS
 async def test_a_watch_converges_when_all_is_well(number, tmp_path, ended):
     random = Random(number)

@@ -114,7 +114,6 @@ async def test_json_is_a_document_a_cycle_that_counts_that_cycle_only(stage):
     assert len({cycle["run_id"] for cycle in (first, second, third)}) == 3
 
 
-@pytest.mark.provokes("asked_again_after_404")
 async def test_a_later_failure_comes_with_its_hint_again(stage):
     stage.write({"from": "app", "tags": tags("v1")})
 
@@ -130,7 +129,6 @@ async def test_a_later_failure_comes_with_its_hint_again(stage):
     assert failed == ["failed", "hint:"] * 2
 
 
-@pytest.mark.provokes("asked_again_after_404")
 async def test_a_failure_is_said_once_and_its_end_too(stage):
     stage.load("v1")
     stage.write({"from": "app", "tags": tags("v1", "v2")}, {"from": "none", "tags": tags("*")})
@@ -281,7 +279,6 @@ async def test_a_stopped_registry_is_tried_once_a_cycle_and_the_others_go_on(sta
     assert lines(ran, "no longer failing: source.test/app -> target.test/app (4)")
 
 
-@pytest.mark.provokes("refused_login_again")
 async def test_a_refused_login_costs_one_question_a_cycle(world, tmp_path):
     services: list[TokenService] = []
 
@@ -423,7 +420,6 @@ async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(stage, d
     assert [stage.asked[cycle] for cycle in (1, 4, 7)] == [warm] * 3
 
 
-@pytest.mark.provokes("asked_again_after_404")
 async def test_what_always_fails_leaves_no_staged_blobs_behind(stage, tmp_path):
     stage.world.listen(App(), "other.test")
     stage.write(

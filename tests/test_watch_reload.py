@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import pytest
 from trustme import CA
 
 from _regsync.config.model import Registry
@@ -115,7 +114,6 @@ async def test_a_hang_up_begins_a_cycle_with_the_new_file(stage):
 
 
 # Three cycles count as one: the last one's look at artifacts is a second question.
-@pytest.mark.provokes("tag_asked_twice", "referrers_twice")
 async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(stage):
     stage.load("v1")
     stage.write({"from": "app", "tags": tags("v1")})

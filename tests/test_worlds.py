@@ -59,23 +59,6 @@ from tests.worlds import (
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time, pytest.mark.slow]
 
-# What only costs requests. A host in an outage is pinged; how a blob comes to its place is decided when
-# its image is promoted (see NOT_YET). The others were seen in a hundred worlds, and not each was
-# traced to what went wrong there.
-CLUMSY = [
-    "ping",
-    *NOT_YET,
-    "blob_before_session",
-    "known_blob_asked",
-    "listing_twice",
-    "manifest_put_twice",
-    "own_manifest_asked",
-    "referrers_twice",
-    "second_session",
-    "tag_asked_twice",
-    "token_twice",
-]
-
 
 @contextlib.contextmanager
 def looked_at() -> Iterator[None]:
@@ -139,7 +122,7 @@ def moved(places: list[Place]) -> int:
 # No journal tells what a layout holds that is a source. A first piece whose answer was lost with a
 # reused connection is sent once more over a new one (docs/design.md section 6, rule 16): nobody has
 # heard of the newer Location of a PATCH, or that a PUT has ended the session.
-@pytest.mark.provokes(*CLUMSY, "manifest_invented", "location_stale", "session_after_end")
+@pytest.mark.provokes(*NOT_YET, "manifest_invented", "location_stale", "session_after_end")
 @pytest.mark.parametrize("number", seeds("WORLDS", 2, 20))
 async def test_whatever_happened_the_next_run_completes_it(number, tmp_path, monkeypatch):
     monkeypatch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)

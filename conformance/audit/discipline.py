@@ -2,8 +2,9 @@
 
 Owns: docs/design.md section 6 as rules about sequences of requests.
 May not know: credentials, the grammar of requests.
-Invariants: a request may be repeated once for each failure of it. The client is assumed to know an
-answer only if the answer was complete before the next request was sent.
+Invariants: most rules hold in undisturbed runs only (`Run.is_disturbed`). In the others a request may
+be repeated once for each failure of it. The client is assumed to know an answer only if the answer
+was complete before the next request was sent.
 Follows: docs/design.md sections 6 and 7 (I4).
 """
 
@@ -19,7 +20,6 @@ from .rules import rule, single
 
 __all__: list[str] = []
 
-_LOST_ANSWER_QUESTIONS = 3  # number of HEADs that one lost answer excuses (rule 16)
 # Digests of blobs whose bytes every client knows: `{}` and the empty blob.
 _TRIVIAL = (digest_of(b"{}"), digest_of(b""))
 
@@ -63,14 +63,6 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
         if act.status != 404 or not act.has_final_answer or ":" in act.reference:
             continue
 
-        puts = [
-            earlier
-            for earlier in run.select("PUT", "manifest")
-            if earlier.place == act.place and earlier.before(act)
-        ]
-        if any(earlier.target == act.target for earlier in puts):
-            continue  # the client checks whether its own put was carried out
-
         listings = [
             earlier
             for earlier in run.select("GET", "tag_list")
@@ -97,21 +89,21 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
                 for act in run.acts
                 if act.repository == first.repository and first.begun < act.begun < second.begun
             ]
-            # The second request is justified if the tag was put in between, or its manifest is
-            # gone.
-            was_put = any((act.method, act.kind) == ("PUT", "manifest") for act in between)
-            is_gone = any(act.status == 404 and ":" in act.reference for act in between)
-            if not was_put and not is_gone:
+            # The second request is justified if the tag was put in between.
+            if not any((act.method, act.kind) == ("PUT", "manifest") for act in between):
                 yield first, second
 
 
-@rule("discipline", "a manifest is fetched again whose bytes are known")
+@rule("discipline", "a manifest is fetched again whose bytes are known", after_faults=True)
 def manifest_fetched_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    # What fails at a target excuses no second reading of the source.
+    targets = {act.place for act in run.acts if act.is_write and act.kind != "token"}
     fetched = [act for act in run.select("GET", "manifest") if act.is_success]
     by_content = group_by(fetched, lambda act: (*act.repository, act.said_digest))
     for acts in by_content.values():
         again = [act for act in acts[1:] if ":" in act.reference]
-        if again and len(again) > run.excuses(again[0].digest, again[-1]):
+        others = targets - {acts[0].place}
+        if again and len(again) > run.excuses(again[0].digest, again[-1], acts[0], others):
             yield acts[0], *again
 
 
@@ -213,7 +205,9 @@ def absent_api_asked(run: Run) -> Iterator[tuple[Act, ...]]:
 # Blobs.
 
 
-@rule("discipline", "a blob is pulled again for what one reading of it could serve")
+@rule(
+    "discipline", "a blob is pulled again for what one reading of it could serve", after_faults=True
+)
 def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     pulls = [
         act for act in run.select("GET", "blob") if act.is_success and "range" not in act.headers
@@ -238,7 +232,7 @@ def trivial_blob_fetched(act: Act) -> bool:
     return (act.method, act.kind) == ("GET", "blob") and act.reference in _TRIVIAL
 
 
-@rule("discipline", "a blob is uploaded twice to one repository")
+@rule("discipline", "a blob is uploaded twice to one repository", after_faults=True)
 def blob_uploaded_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     sent = (act for act in run.acts if act.kind in ("upload", "upload_start") and act.digest)
     ended = [act for act in sent if act.status in (201, 204) and not _is_probing_post(act)]
@@ -253,8 +247,6 @@ def _is_probing_post(act: Act) -> bool:
 
 @rule("discipline", "a blob is asked for of which this run knows whether it is there")
 def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
-    # After a refused manifest, a client checks the blobs that the manifest names (I5).
-    refused = [act for act in run.select("PUT", "manifest") if act.is_failure]
     for act in run.select("HEAD", "blob"):
         answers = [
             earlier
@@ -265,16 +257,7 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             and earlier.kind in ("blob", "upload", "upload_start")
             and earlier.method != "PATCH"
         ]
-        doubted = [
-            earlier
-            for earlier in refused
-            if earlier.repository == act.repository and earlier.before(act)
-        ]
-        # After a lost answer, three HEADs are allowed (rule 16).
-        excuses = run.excuses(act.digest, act)
-        heads = [earlier for earlier in answers if earlier.method == "HEAD"]
-        is_too_often = not excuses or len(heads) > _LOST_ANSWER_QUESTIONS * excuses
-        if answers and is_too_often and not doubted and not _verifies_probe(run, answers[-1], act):
+        if answers and not _verifies_probe(run, answers[-1], act):
             yield answers[-1], act
 
 
@@ -350,8 +333,7 @@ def _has_probed_present_blob(run: Run, session: Session) -> bool:
 )
 def second_session(run: Run) -> Iterator[tuple[Act, ...]]:
     for sessions in _sessions_by_blob(run):
-        last = sessions[-1].opener
-        if len(sessions) > 1 + run.excuses(sessions[0].digest, last, sessions[0].opener):
+        if len(sessions) > 1:
             yield tuple(session.opener for session in sessions)
 
 
@@ -360,7 +342,7 @@ def session_unused(run: Run) -> Iterator[tuple[Act, ...]]:
     single = [sessions[0] for sessions in _sessions_by_blob(run) if len(sessions) == 1]
     nameless = [session for session in run.sessions if not session.digest]
     unused = [session.opener for session in (*single, *nameless) if not session.acts]
-    if len(unused) > len(run.failures):
+    if unused:
         yield tuple(unused)
 
 

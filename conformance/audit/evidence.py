@@ -8,6 +8,7 @@ a hook is no evidence against the client.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -224,7 +225,9 @@ class Run:
 
     `sites` has them by origin, as in `http://127.0.0.1:5000`. Exchanges that began at or before
     `since` belong to an earlier run. `readonly` holds origins of registries that are only sources.
-    With `remembered`, the client knows the challenges of earlier runs.
+    With `remembered`, the client knows the challenges of earlier runs. `away` holds origins that
+    could not be reached for some time, which is in no journal. `has_failed` says that the client
+    did not succeed.
     """
 
     def __init__(
@@ -234,8 +237,11 @@ class Run:
         *,
         readonly: Collection[str] = (),
         remembered: bool = False,
+        away: Collection[str] = (),
+        has_failed: bool = False,
     ) -> None:
         self.sites = sites
+        self.away = away
         self.readonly = readonly
 
         # Exchanges in the order in which they began.
@@ -269,6 +275,17 @@ class Run:
             location.giver for location in self.redirects if location.target not in reached
         ]
         self.failures += [act for act in self.select("GET", "blob") if self._is_lie(act)]
+
+        # Whether anything failed: a fault or a hook changed an exchange, a registry refused one or
+        # was away, or the client failed. A 401 asks for a login, unless it was sent a token.
+        self.is_disturbed = (
+            has_failed
+            or bool(away)
+            or any(act.is_disturbed for act in self.acts)
+            or any(
+                act.status != 401 or act.authorization.scheme == "bearer" for act in self.failures
+            )
+        )
 
         # Upload sessions, and uploads that belong to no session.
         self.sessions = self._find_sessions()
@@ -312,21 +329,13 @@ class Run:
     def lacks_referrers(self, act: Act) -> bool:
         """Whether an answer shows that there is no referrers API (rule 15).
 
-        Such an answer is an error, or a success that is not an index, directly or after a redirect.
+        Such an answer is an error, or a success that is not an index.
         """
         if act.is_disturbed:
             return False
         if act.status in (404, 405, 501):
             return not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & set(act.entry.codes)
-        targets = [
-            location.target for location in self.redirects if location.giver.entry is act.entry
-        ]
-        pages = [
-            other for other in self.acts if other.place == act.place and other.target in targets
-        ]
-        answers = [act, *pages]
-        is_answered = any(answer.is_success for answer in answers)
-        return is_answered and not any(self.lists_referrers(answer) for answer in answers)
+        return act.is_success and not self.lists_referrers(act)
 
     def had_read(self, earlier: Act, act: Act) -> bool:
         """Whether the client had read the answer to `earlier` when it sent `act`.
@@ -359,11 +368,16 @@ class Run:
         blob = self.repository(*act.repository).blobs.get(digest or "")
         return blob is not None and blob.digest(act.reference.partition(":")[0]) != digest
 
-    def excuses(self, digest: str | None, act: Act, first: Act | None = None) -> int:
+    def excuses(
+        self, digest: str | None, act: Act, first: Act, without: Collection[str] = ()
+    ) -> float:
         """Count the failures of requests about a digest, after `first` and before `act`.
 
         A request may be repeated once for each failure. With a digest of None, all failures count.
+        Places in `without` do not count. Nobody knows how often a place that was away failed.
         """
+        if not set(self.away) <= set(without):
+            return math.inf
         # Most requests of an upload session do not name the digest.
         in_sessions = {
             id(other.entry)
@@ -371,13 +385,13 @@ class Run:
             if digest and session.digest == digest
             for other in (session.opener, *session.acts)
         }
-        begun = first.begun if first else 0
         return sum(
             1
             for other in self.failures
-            if (digest in (None, other.digest) or id(other.entry) in in_sessions)
+            if other.place not in without
+            and (digest in (None, other.digest) or id(other.entry) in in_sessions)
             # A request that was sent before `first` counts too if it failed later.
-            and (other.entry.ended or other.begun) > begun
+            and (other.entry.ended or other.begun) > first.begun
             and other.begun < act.begun
         )
 

@@ -2,8 +2,9 @@
 
 Owns: the table of mistakes and their order.
 May not know: how a client works, which task it had.
-Invariants: a finding has the name of its mistake and its exchanges. Requests that a failure or an
-answer of a hook explains are no findings.
+Invariants: a finding has the name of its mistake and its exchanges. In a run in which something
+failed (`Run.is_disturbed`) no request is unnecessary, but for bytes of a blob that move again
+without a failure, and manifests that are read again because a target failed.
 
 The rules are in `protocol` (requests that strict registries refuse), `safety` (secrets and content)
 and `discipline` (requests that were not needed).
@@ -51,6 +52,8 @@ def audit(
     excused: Collection[str] = (),
     readonly: Collection[str] = (),
     remembered: bool = False,
+    away: Collection[str] = (),
+    has_failed: bool = False,
 ) -> list[Finding]:
     """Return the mistakes of one run.
 
@@ -58,11 +61,13 @@ def audit(
     excludes earlier runs (see `latest`). `Run` describes the other arguments. A violation in a
     registry's journal that no rule explains is the mistake `refused_as_wrong`.
     """
-    run = Run(sites, since, readonly=readonly, remembered=remembered)
+    run = Run(
+        sites, since, readonly=readonly, remembered=remembered, away=away, has_failed=has_failed
+    )
     findings = [
         Finding(rule.name, rule.kind, rule.text, acts)
         for rule in RULES.values()
-        if rule.kind in kinds
+        if rule.kind in kinds and (rule.is_always or not run.is_disturbed)
         for acts in rule.check(run)
     ]
     if "protocol" in kinds:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 from ..messages import is_digest, is_name, is_tag
@@ -171,16 +170,6 @@ def chunk_order(run: Run) -> Iterator[tuple[Act, ...]]:
                 break
             sent.append(act)
             offset += act.entry.request_bytes
-
-
-@rule("protocol", "a chunk that is not the last is shorter than OCI-Chunk-Min-Length")
-def chunk_too_short(run: Run) -> Iterator[tuple[Act, ...]]:
-    for session in run.sessions:
-        least = session.opener.response_headers.get("oci-chunk-min-length", "0")
-        chunks = [act for act in session.acts if act.method == "PATCH"]
-        for act, following in pairwise(chunks):
-            if act.is_success and (_length(act) or act.entry.request_bytes) < int(least):
-                yield act, following
 
 
 @single(

@@ -53,17 +53,22 @@ class Rule(NamedTuple):
     kind: Class
     text: str
     check: Check
+    is_always: bool  # whether it holds in a disturbed run too
 
 
 # All rules by name. Importing a module of rules adds its rules.
 RULES: dict[str, Rule] = {}
 
 
-def rule(kind: Class, text: str) -> Callable[[Check], Check]:
-    """Add a function that yields the exchanges of each mistake."""
+def rule(kind: Class, text: str, *, after_faults: bool = False) -> Callable[[Check], Check]:
+    """Add a function that yields the exchanges of each mistake.
+
+    A rule of `discipline` holds in a disturbed run only with `after_faults`, all others always.
+    """
 
     def add(check: Check) -> Check:
-        RULES[check.__name__] = Rule(check.__name__, kind, text, check)
+        is_always = after_faults or kind != "discipline"
+        RULES[check.__name__] = Rule(check.__name__, kind, text, check, is_always)
         return check
 
     return add
@@ -76,8 +81,8 @@ def single(kind: Class, text: str) -> Callable[[Callable[[Act], bool]], Callable
         def check(run: Run) -> Iterator[tuple[Act, ...]]:
             return ((act,) for act in run.acts if is_wrong(act))
 
-        name = is_wrong.__name__
-        RULES[name] = Rule(name, kind, text, check)
+        check.__name__ = is_wrong.__name__
+        rule(kind, text)(check)
         return is_wrong
 
     return add

@@ -8,11 +8,14 @@ Follows: docs/protocol-facts.md sections 1.3 to 1.7.
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from urllib.parse import urljoin
+from typing import NamedTuple
+from urllib.parse import urljoin, urlsplit
 
 from ..content.images import Image
 from ..messages import digest_of, has_digest
@@ -24,41 +27,123 @@ from ..registry.storage import (
     OCI_MANIFEST,
     is_foreign,
 )
-from .http import Connections, Reply, next_page, with_query
+from ..server.exchange import Site
 
-__all__ = ["ACCEPT", "fetch_http", "identical", "push_http"]
+__all__ = ["ACCEPT", "Client", "Reply", "fetch_http", "identical", "push_http"]
 
 ACCEPT = ", ".join((OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST))
+_NEXT = re.compile(r"<([^>]*)>\s*;(?:[^,]*;)?\s*rel=\"?next\"?", re.IGNORECASE)
+_TIMEOUT = 60.0  # seconds for one read or write
 
 
-class _Client:
-    """One connection to one registry."""
+class Reply(NamedTuple):
+    """An answer."""
+
+    method: str  # of the request
+    url: str  # of the request
+    status: int
+    headers: Mapping[str, str]  # names in lower case; repeated headers are joined by commas
+    body: bytes
+
+    def header(self, name: str) -> str:
+        return self.headers.get(name.lower(), "")
+
+    def __str__(self) -> str:
+        return f"{self.method} {urlsplit(self.url).path} answered {self.status}"
+
+
+class Client:
+    """Requests to one registry: a Site in memory, or one that listens at HOST:PORT.
+
+    With a `context` it is asked by HTTPS. There is one connection for each origin.
+    """
 
     def __init__(
-        self, address: str, authorization: str | None, context: ssl.SSLContext | None
+        self,
+        at: Site | str,
+        authorization: str | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
+        self._site = None if isinstance(at, str) else at
+        address = at if isinstance(at, str) else "registry.test"
         self._origin = f"{'http' if context is None else 'https'}://{address}"
         # Headers of every request to the registry's own origin.
         self._always = {"Authorization": authorization} if authorization else {}
-        self._connections = Connections(context)
+        self._context = context
+        self._connections: dict[str, http.client.HTTPConnection] = {}
 
     def close(self) -> None:
-        self._connections.close()
+        for connection in self._connections.values():
+            connection.close()
 
     def ask(
         self,
         method: str,
         target: str,
-        statuses: tuple[int, ...],
+        statuses: tuple[int, ...] = (),
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """Send one request. Raises AssertionError if the status is not in `statuses`."""
-        url = urljoin(self._origin, target)
-        always = self._always if url.startswith(self._origin + "/") else {}
-        reply = self._connections(method, url, {**always, **(headers or {})}, body)
-        assert reply.status in statuses, f"{reply}: {reply.body[:500]!r}"
+        """Send one request, and follow the redirects of a download.
+
+        Raises AssertionError if the status is not in `statuses`, unless these are empty.
+        """
+        reply = self._send(method, urljoin(self._origin, target), body, headers or {})
+        for _ in range(5):
+            if method not in ("GET", "HEAD") or not 300 < reply.status < 400:
+                break
+            reply = self._send(
+                method, urljoin(reply.url, reply.header("Location")), body, headers or {}
+            )
+        assert not statuses or reply.status in statuses, f"{reply}: {reply.body[:500]!r}"
         return reply
+
+    def pages(self, target: str, headers: Mapping[str, str] | None = None) -> Iterator[Reply]:
+        """Yield the pages of a list by Link."""
+        following: str | None = target
+        while following is not None:
+            reply = self.ask("GET", following, headers=headers)
+            yield reply
+            following = next_page(reply)
+
+    def _send(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+        parts = urlsplit(url)
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        sent = dict(headers)
+        if url.startswith(self._origin + "/"):
+            sent |= self._always
+        if self._site is not None:
+            fields = [("host", parts.netloc), *sent.items()]
+            given = self._site.request(method, target, fields, body)
+            return Reply(method, url, given.status, _joined(given.headers), given.data)
+
+        connection = self._connection(parts.scheme, parts.netloc)
+        connection.request(method, target, body, sent)
+        answer = connection.getresponse()
+        return Reply(method, url, answer.status, _joined(answer.getheaders()), answer.read())
+
+    def _connection(self, scheme: str, netloc: str) -> http.client.HTTPConnection:
+        if netloc not in self._connections:
+            self._connections[netloc] = (
+                http.client.HTTPSConnection(netloc, timeout=_TIMEOUT, context=self._context)
+                if scheme == "https"
+                else http.client.HTTPConnection(netloc, timeout=_TIMEOUT)
+            )
+        return self._connections[netloc]
+
+
+def _joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    lines: dict[str, str] = {}
+    for name, value in headers:
+        lower = name.lower()
+        lines[lower] = f"{lines[lower]}, {value}" if lower in lines else value
+    return lines
+
+
+def next_page(reply: Reply) -> str | None:
+    """Return the URL of the next page from a Link with rel=next, or None."""
+    match = _NEXT.search(reply.header("Link"))
+    return urljoin(reply.url, match[1]) if match else None
 
 
 def push_http(
@@ -70,13 +155,14 @@ def push_http(
     context: ssl.SSLContext | None = None,
 ) -> Image:
     """Push the whole graph, children first, then the top under all tags, or by its digest."""
-    with closing(_Client(address, authorization, context)) as client:
+    with closing(Client(address, authorization, context)) as client:
         base = f"/v2/{repository}"
         for digest, data in image.blobs.items():
             if client.ask("HEAD", f"{base}/blobs/{digest}", (200, 404)).status == 200:
                 continue
             opened = client.ask("POST", f"{base}/blobs/uploads/", (202,), b"")
-            target = with_query(urljoin(opened.url, opened.header("Location")), digest=digest)
+            location = urljoin(opened.url, opened.header("Location"))
+            target = f"{location}{'&' if '?' in location else '?'}digest={digest}"
             client.ask("PUT", target, (201,), data, {"Content-Type": "application/octet-stream"})
         for digest, (media_type, body) in image.manifests.items():
             references = tags if tags and digest == image.top else (digest,)
@@ -102,7 +188,7 @@ def fetch_http(
     graph are fetched too, by the API or the fallback tag.
     """
     contents: dict[str, bytes] = {}
-    with closing(_Client(address, authorization, context)) as client:
+    with closing(Client(address, authorization, context)) as client:
         waiting = [reference]
         while waiting:
             next_reference = waiting.pop()
@@ -121,7 +207,7 @@ def fetch_http(
     return contents
 
 
-def _fetch_manifest(client: _Client, repository: str, reference: str) -> tuple[str, bytes]:
+def _fetch_manifest(client: Client, repository: str, reference: str) -> tuple[str, bytes]:
     """Return the digest and the bytes of a manifest. Asserts that its digest and type are right."""
     target = f"/v2/{repository}/manifests/{reference}"
     answer = client.ask("GET", target, (200,), headers={"Accept": ACCEPT})
@@ -136,7 +222,7 @@ def _fetch_manifest(client: _Client, repository: str, reference: str) -> tuple[s
 
 
 def _fetch_blob(
-    client: _Client, repository: str, part: Mapping[str, str], contents: dict[str, bytes]
+    client: Client, repository: str, part: Mapping[str, str], contents: dict[str, bytes]
 ) -> None:
     """Add a blob to `contents`, unless it is an absent foreign layer."""
     digest = part["digest"]
@@ -147,7 +233,7 @@ def _fetch_blob(
         contents[digest] = answer.body
 
 
-def _referrers(client: _Client, repository: str, digest: str) -> list[str]:
+def _referrers(client: Client, repository: str, digest: str) -> list[str]:
     """Return the digests of a manifest's referrers, by the API or the fallback tag."""
     first = client.ask("GET", f"/v2/{repository}/referrers/{digest}", (200, 404))
     if first.status == 404:

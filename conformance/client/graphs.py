@@ -11,20 +11,18 @@ Follows: docs/protocol-facts.md section 1.10 and cosign specs/SIGNATURE_SPEC.md.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..messages import digest_of, has_digest
 from ..registry.storage import OCI_INDEX, is_foreign, read_manifest
 from ..server.exchange import Site
 from .attachments import referrers_tag
-from .copies import ACCEPT, identical
-from .http import Client, Connections, Reply, Send
+from .copies import ACCEPT, Client, identical
 
-__all__ = ["COSIGN", "Graph", "client_of", "equal", "list_referrers", "sending_to", "walk"]
+__all__ = ["COSIGN", "Graph", "equal", "list_referrers", "walk"]
 
 # Suffixes of cosign's tags.
 COSIGN = (".sig", ".att", ".sbom")
@@ -46,35 +44,12 @@ class Graph:
     manifests: set[str] = field(default_factory=set)  # digests
 
 
-def sending_to(site: Site) -> Send:
-    """Return a function that sends requests to a Site in memory."""
-
-    def send(method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
-        parts = urlsplit(url)
-        target = parts.path + (f"?{parts.query}" if parts.query else "")
-        answer = site.request(method, target, [("host", parts.netloc), *headers.items()], body)
-        lines = {name.lower(): value for name, value in answer.headers}
-        return Reply(method, url, answer.status, lines, answer.data)
-
-    return send
-
-
-@contextmanager
-def client_of(at: Site | str) -> Iterator[Client]:
-    """Yield a client of a Site in memory, or of a registry at HOST:PORT over plain HTTP."""
-    if not isinstance(at, str):
-        yield Client("http://registry.test", sending_to(at))
-        return
-    with closing(Connections()) as connections:
-        yield Client(f"http://{at}", connections)
-
-
 def walk(at: Site | str, repository: str, roots: Iterable[str]) -> Graph:
     """Read all content that is reachable from some digests.
 
     Raises AssertionError if content is missing or wrong.
     """
-    with client_of(at) as client:
+    with closing(Client(at)) as client:
         return _walk(client, repository, roots)
 
 
@@ -103,7 +78,9 @@ def _walk(client: Client, repository: str, roots: Iterable[str]) -> Graph:
 
         for suffix in COSIGN:
             tag = digest.replace(":", "-") + suffix
-            reply = client.ask("HEAD", f"/v2/{repository}/manifests/{tag}", {"Accept": ACCEPT})
+            reply = client.ask(
+                "HEAD", f"/v2/{repository}/manifests/{tag}", headers={"Accept": ACCEPT}
+            )
             assert reply.status in (200, 404), reply
             if reply.status == 200:
                 graph.tags[tag] = reply.header("Docker-Content-Digest")
@@ -124,7 +101,7 @@ def list_referrers(
     if pages[0].status != 200 or pages[0].header("Content-Type") != OCI_INDEX:
         assert pages[0].status in (200, 400, 404, 405, 501), pages[0]
         tag = referrers_tag(digest)
-        index = client.ask("GET", f"/v2/{repository}/manifests/{tag}", {"Accept": ACCEPT})
+        index = client.ask("GET", f"/v2/{repository}/manifests/{tag}", headers={"Accept": ACCEPT})
         if index.status == 404:
             return [], {}
         assert "subject" not in json.loads(index.body), f"{index}: the list has a subject"
@@ -164,7 +141,7 @@ def _check_entry(client: Client, repository: str, subject: str, entry: Entry, wh
 
 
 def _manifest(client: Client, repository: str, digest: str) -> tuple[str, bytes, dict[str, Any]]:
-    reply = client.ask("GET", f"/v2/{repository}/manifests/{digest}", {"Accept": ACCEPT})
+    reply = client.ask("GET", f"/v2/{repository}/manifests/{digest}", headers={"Accept": ACCEPT})
     assert reply.status == 200, reply
     assert has_digest(reply.body, digest), f"{reply}: other bytes"
     document = json.loads(reply.body)

@@ -11,23 +11,10 @@ sections 1.3 and 1.10, and the documents of the named tools.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..registry.storage import DOCKER_MANIFEST
-from .images import (
-    EMPTY,
-    EMPTY_CONFIG,
-    TYPES,
-    Image,
-    Part,
-    Seed,
-    compose,
-    compose_index,
-    encode,
-    single,
-)
+from .images import EMPTY, TYPES, Image, Part, Seed, compose, compose_index, encode, single
 from .samples import Sample, Shape
 
 __all__ = ["ARTIFACTS"]
@@ -38,13 +25,6 @@ COSIGN = "cosign specs/SIGNATURE_SPEC.md"
 BUILDKIT = "buildkit docs/attestations/attestation-storage.md"
 NOTARY = "application/vnd.cncf.notary.signature"
 UNKNOWN = {"platform": {"architecture": "unknown", "os": "unknown"}}
-
-
-def _typed(seed: Seed, config_type: str, *layer_types: str, **fields: Any) -> Image:
-    """Build an artifact of the older kind, whose config's media type is the artifact's type."""
-    config = Part(config_type, encode({"name": "example", "seed": seed.blob(8).hex()}))
-    layers = [Part(layer_type, seed.blob(300)) for layer_type in layer_types]
-    return compose(config, layers, **fields)
 
 
 def _referring(
@@ -122,6 +102,12 @@ def _cosign_children(seed: Seed) -> Sample:
     return Sample(index, tagged=tagged)
 
 
+def _image_attached(seed: Seed) -> Sample:
+    """Build an image with a whole image as referrer, whose type is that of its config."""
+    image = seed.image()
+    return Sample(image, (seed.image(subject=image, annotations={"soci": "v2"}),))
+
+
 def _fallback(seed: Seed) -> Sample:
     """Build an image with two referrers and their index under the fallback tag."""
     image = seed.image()
@@ -169,68 +155,6 @@ def _index_attached(seed: Seed) -> Sample:
     return Sample(image, (typed, seed.index([seed.artifact()], subject=image)))
 
 
-def _image_attached(seed: Seed) -> Sample:
-    """Build an image with a whole image as referrer, whose type is that of its config."""
-    image = seed.image()
-    return Sample(image, (seed.image(subject=image, annotations={"soci": "v2"}),))
-
-
-def _notation(seed: Seed) -> Sample:
-    image = seed.image()
-    print_of: Mapping[str, Any] = {
-        "annotations": {"io.cncf.notary.x509chain.thumbprint#S256": '["ab12"]'}
-    }
-    jose = Part("application/jose+json", seed.blob(600))
-    cose = Part("application/cose", seed.blob(600))
-    older = compose(Part(NOTARY, EMPTY_CONFIG), [jose], subject=image.descriptor(), **print_of)
-    return Sample(image, (older, _referring(seed, image, NOTARY, cose, **print_of)))
-
-
-def _bundle(seed: Seed) -> Sample:
-    kind = "application/vnd.dev.sigstore.bundle.v0.3+json"
-    image = seed.image()
-    notes = {
-        "dev.sigstore.bundle.content": "dsse-envelope",
-        "dev.sigstore.bundle.predicateType": "x",
-    }
-    return Sample(
-        image, (_referring(seed, image, kind, Part(kind, seed.blob(900)), annotations=notes),)
-    )
-
-
-def _cosign_1_1(seed: Seed) -> Sample:
-    image = seed.image()
-    kind = "application/vnd.dev.cosign.artifact.sig.v1+json"
-    return Sample(image, (_referring(seed, image, kind, _signed_layer(seed, image)),))
-
-
-def _soci(seed: Seed) -> Sample:
-    image = seed.image()
-    kind = "application/vnd.amazon.soci.index.v1+json"
-    notes = {"annotations": {"com.amazon.soci.image-layer-digest": next(iter(image.blobs))}}
-    layers = [Part("application/octet-stream", seed.blob(200), notes) for _ in range(2)]
-    return Sample(image, (compose(Part(kind, b"{}"), layers, subject=image.descriptor()),))
-
-
-def _attested(seed: Seed) -> Image:
-    """Build an index as newer versions of buildkit do.
-
-    The attestation is an artifact, and its subject is the image beside it.
-    """
-    image = seed.image()
-    kind = "application/vnd.docker.attestation.manifest.v1+json"
-    notes = {"annotations": {"in-toto.io/predicate-type": "https://slsa.dev/provenance/v1"}}
-    proof = _referring(
-        seed, image, kind, Part("application/vnd.in-toto+json", seed.blob(300), notes)
-    )
-    reference = {
-        "vnd.docker.reference.digest": image.top,
-        "vnd.docker.reference.type": "attestation-manifest",
-    }
-    platform = {"platform": {"architecture": "amd64", "os": "linux"}}
-    return compose_index([(image, platform), (proof, {**UNKNOWN, "annotations": reference})])
-
-
 def _cache(seed: Seed) -> Image:
     """Build the older form of buildkit's cache, an index whose entries are blobs."""
     layers = [Part(TYPES["oci"]["layer"], seed.layer(size)) for size in (200, 300)]
@@ -256,19 +180,9 @@ def _oras(seed: Seed, kind: str) -> Image:
     return single(body, kind, {blob.digest: blob.data})
 
 
-HELM = "application/vnd.cncf.helm.config.v1+json"
-CHART = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 ARTIFACTS: tuple[Shape, ...] = (
     # Artifacts.
     Shape("artifact", "An artifact with the empty config.", ARTIFACT, lambda s: s.artifact()),
-    Shape(
-        "artifact-no-data",
-        "The empty config without data.",
-        ARTIFACT,
-        lambda s: compose(
-            EMPTY._replace(more={}), [Part("text/plain", s.blob(9))], artifactType="a/b"
-        ),
-    ),
     Shape(
         "artifact-empty",
         "An artifact that is nothing but annotations: config and layer are empty.",
@@ -278,95 +192,12 @@ ARTIFACTS: tuple[Shape, ...] = (
         ),
     ),
     Shape(
-        "artifact-typed-twice",
-        "A type of its own and another in the config.",
-        ARTIFACT,
-        lambda s: _typed(
-            s, "application/vnd.example.config+json", "text/csv", artifactType="text/x"
-        ),
-    ),
-    Shape(
-        "artifact-untyped",
-        "The empty config and no type at all.",
-        ARTIFACT,
-        lambda s: s.artifact(artifact_type=None),
-    ),
-    Shape(
         "artifact-in-index",
         "An index with an artifact beside an image.",
         "image-spec image-index.md",
         lambda s: compose_index(
             [(s.image(), {}), (s.artifact(), {"artifactType": "application/vnd.a"})]
         ),
-    ),
-    Shape(
-        "helm-chart",
-        "A Helm chart with its provenance.",
-        "helm HIP 6",
-        lambda s: _typed(s, HELM, CHART, "application/vnd.cncf.helm.chart.provenance.v1.prov"),
-    ),
-    Shape(
-        "wasm",
-        "A WebAssembly component.",
-        "CNCF wasm OCI artifact layout",
-        lambda s: _typed(s, "application/vnd.wasm.config.v0+json", "application/wasm"),
-    ),
-    Shape(
-        "wasm-older",
-        "A WebAssembly module as wasm-to-oci pushed it.",
-        "wasm-to-oci",
-        lambda s: _typed(
-            s, "application/vnd.wasm.config.v1+json", "application/vnd.wasm.content.layer.v1+wasm"
-        ),
-    ),
-    Shape(
-        "flux",
-        "A source of Flux.",
-        "fluxcd RFC-0003",
-        lambda s: _typed(
-            s,
-            "application/vnd.cncf.flux.config.v1+json",
-            "application/vnd.cncf.flux.content.v1.tar+gzip",
-        ),
-    ),
-    Shape(
-        "singularity",
-        "A SIF image.",
-        "sylabs sif media types",
-        lambda s: _typed(
-            s,
-            "application/vnd.sylabs.sif.config.v1+json",
-            "application/vnd.sylabs.sif.layer.v1.sif",
-        ),
-    ),
-    Shape(
-        "docker-plugin",
-        "A Docker plugin.",
-        "moby plugin push",
-        lambda s: _typed(
-            s,
-            "application/vnd.docker.plugin.v1+json",
-            TYPES["docker"]["layer"],
-            media_type=DOCKER_MANIFEST,
-        ),
-    ),
-    Shape(
-        "docker-model",
-        "A model with types of its own in a Docker manifest.",
-        "ollama registry",
-        lambda s: _typed(
-            s,
-            TYPES["docker"]["config"],
-            "application/vnd.ollama.image.model",
-            "application/vnd.ollama.image.license",
-            media_type=DOCKER_MANIFEST,
-        ),
-    ),
-    Shape(
-        "buildkit-cache",
-        "A cache as an image manifest.",
-        "buildkit cache image-manifest=true",
-        lambda s: _typed(s, "application/vnd.buildkit.cacheconfig.v0", TYPES["oci"]["layer"]),
     ),
     Shape(
         "buildkit-cache-index",
@@ -388,13 +219,6 @@ ARTIFACTS: tuple[Shape, ...] = (
         lambda s: _oras(s, "application/vnd.cncf.oras.artifact.manifest.v1+json"),
         options={"any_manifest_type": True},
     ),
-    Shape(
-        "artifact-manifest",
-        "The artifact manifest that OCI 1.1 dropped.",
-        "image-spec 1.1.0-rc2 artifact.md",
-        lambda s: _oras(s, "application/vnd.oci.artifact.manifest.v1+json"),
-        options={"any_manifest_type": True},
-    ),
     # Attestations.
     Shape(
         "attestations",
@@ -402,13 +226,6 @@ ARTIFACTS: tuple[Shape, ...] = (
         BUILDKIT,
         lambda s: s.index(attestations=True),
     ),
-    Shape(
-        "attestations-docker",
-        "Attestations in a Docker list.",
-        BUILDKIT,
-        lambda s: s.index(format="docker", attestations=True),
-    ),
-    Shape("attestation-artifact", "An attestation with a subject.", BUILDKIT, _attested),
     # Referrers.
     Shape("referrer", "An SBOM of an image.", REFERRERS, _referrer),
     Shape(
@@ -439,13 +256,4 @@ ARTIFACTS: tuple[Shape, ...] = (
         lambda s: _cosign_tags(s, s.image()),
     ),
     Shape("cosign-recursive", "An index whose children are signed too.", COSIGN, _cosign_children),
-    Shape("cosign-referrer", "A signature of cosign in OCI 1.1 mode.", COSIGN, _cosign_1_1),
-    Shape("sigstore-bundle", "A bundle of sigstore.", "cosign specs/BUNDLE_SPEC.md", _bundle),
-    Shape(
-        "notation",
-        "Signatures of notation in both envelopes.",
-        "notaryproject signature-specification.md",
-        _notation,
-    ),
-    Shape("soci", "An index of SOCI with the type in its config.", "soci-snapshotter docs", _soci),
 )

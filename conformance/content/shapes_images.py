@@ -9,12 +9,11 @@ Follows: the OCI image specification 1.1 and Docker's schema 2.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..registry.storage import DOCKER_LIST, DOCKER_MANIFEST, MANIFEST_LIMIT, OCI_MANIFEST
-from .images import TYPES, Image, Part, Seed, compose, compose_index, encode, store_gzip, store_tar
+from ..registry.storage import MANIFEST_LIMIT, OCI_MANIFEST
+from .images import TYPES, Image, Part, Seed, compose, compose_index, encode
 from .samples import Shape
 
 __all__ = ["IMAGES", "base", "layer_of", "rewritten"]
@@ -47,27 +46,9 @@ def layer_of(
     )
 
 
-def config_of(seed: Seed, config: Part) -> Image:
-    """Build an image with ordinary layers and a config of another kind."""
-    _, layers = base(seed)
-    return compose(config, layers)
-
-
 def rewritten(image: Image, write: Callable[[dict[str, Any]], bytes]) -> Image:
     """Return an image whose manifest is encoded by `write`."""
     return image.with_manifest(write(image.document), image.media_type)
-
-
-def _sorted_backwards(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _sorted_backwards(value[key]) for key in sorted(value, reverse=True)}
-    return [_sorted_backwards(item) for item in value] if isinstance(value, list) else value
-
-
-def _escaped(document: Mapping[str, Any]) -> bytes:
-    """Encode a document with needless escapes: slashes, letters, and surrogates outside ASCII."""
-    text = json.dumps({**document, "annotations": {"name": "ü\U0001f433", "path": "a/b"}})
-    return text.replace("/", "\\/").replace("application", "\\u0061pplication").encode()
 
 
 def _padded(document: Mapping[str, Any], size: int) -> bytes:
@@ -173,20 +154,6 @@ def _sharing(seed: Seed) -> Image:
     return seed.index([seed.index([shared, seed.image()]), seed.index([shared]), shared])
 
 
-def _emptied(seed: Seed) -> Image:
-    nothing = store_gzip(store_tar({}))
-    return seed.image(layers=[nothing, seed.layer(300), nothing])
-
-
-def _docker_zstd(seed: Seed) -> Image:
-    config, _ = base(seed)
-    return compose(
-        config._replace(media_type=TYPES["docker"]["config"]),
-        [Part("application/vnd.docker.image.rootfs.diff.tar.zstd", seed.blob(400))],
-        DOCKER_MANIFEST,
-    )
-
-
 def _inline(seed: Seed) -> Image:
     config, layers = base(seed)
     config, *layers = [
@@ -221,24 +188,6 @@ def _sha512_child(seed: Seed) -> Image:
     )
 
 
-def _stargz(seed: Seed) -> Image:
-    names = {"containerd.io/snapshot/stargz/toc.digest": "sha256:" + "1" * 64}
-    names["io.containers.estargz.uncompressed-size"] = "4096"
-    return layer_of(seed, LAYER_TYPE, annotations=names)
-
-
-def _zstd_chunked(seed: Seed) -> Image:
-    prefix = "io.github.containers.zstd-chunked.manifest-"
-    names = {f"{prefix}checksum": "sha256:" + "2" * 64, f"{prefix}position": "100:200:300:1"}
-    return layer_of(seed, f"{TAR}+zstd", annotations=names)
-
-
-def _encrypted(seed: Seed) -> Image:
-    prefix = "org.opencontainers.image.enc."
-    names = {f"{prefix}keys.jwe": "ZXlK", f"{prefix}pubopts": "eyJjaXBoZXIi"}
-    return layer_of(seed, f"{LAYER_TYPE}+encrypted", seed.blob(700), annotations=names)
-
-
 IMAGES: tuple[Shape, ...] = (
     # Formats and indexes.
     Shape("oci-image", "An OCI image with two layers.", MANIFEST, lambda s: s.image()),
@@ -249,12 +198,6 @@ IMAGES: tuple[Shape, ...] = (
         "A Docker manifest list of four platforms.",
         DOCKER,
         lambda s: s.index(format="docker"),
-    ),
-    Shape(
-        "docker-list-of-both",
-        "A Docker list with an OCI and a Docker child, as builders of two ages leave it.",
-        "docs/protocol-facts.md 1.3",
-        lambda s: s.index([s.image(), s.image(format="docker")], format="docker"),
     ),
     Shape(
         "oci-index-of-both",
@@ -287,24 +230,12 @@ IMAGES: tuple[Shape, ...] = (
         lambda s: _deep(s, 4),
     ),
     Shape(
-        "nested-lists",
-        "A Docker list of Docker lists.",
-        "docs/protocol-facts.md 1.5",
-        lambda s: s.index([s.index(format="docker"), s.index(format="docker")], format="docker"),
-    ),
-    Shape(
         "nested-shared",
         "Two nested indexes that share a child.",
         "docs/protocol-facts.md 1.5",
         _sharing,
     ),
     Shape("empty-index", "An index without entries.", INDEX, lambda s: s.index([])),
-    Shape(
-        "empty-list",
-        "A Docker list without entries.",
-        DOCKER,
-        lambda s: s.index([], format="docker"),
-    ),
     Shape(
         "index-of-1000",
         "An index with a thousand entries.",
@@ -327,15 +258,6 @@ IMAGES: tuple[Shape, ...] = (
         ),
     ),
     Shape(
-        "index-annotated",
-        "Annotations of an index and of its entries.",
-        "image-spec annotations.md",
-        lambda s: compose_index(
-            [(s.image(), {"annotations": {"org.opencontainers.image.ref.name": "v1"}})],
-            annotations={"org.opencontainers.image.created": "2020-01-01T00:00:00Z"},
-        ),
-    ),
-    Shape(
         "index-null-fields",
         "Optional fields as null, as some Go programs write them.",
         INDEX,
@@ -352,15 +274,8 @@ IMAGES: tuple[Shape, ...] = (
         _arms,
     ),
     Shape(
-        "arm-variants-docker",
-        "The same in a Docker list.",
-        DOCKER,
-        lambda s: _arms(s, format="docker"),
-    ),
-    Shape(
         "windows", "Windows by os.version, with os.features.", INDEX, lambda s: _windows(s, "oci")
     ),
-    Shape("windows-docker", "Windows in a Docker list.", DOCKER, lambda s: _windows(s, "docker")),
     Shape("odd-platforms", "Empty, unknown and strange platforms.", INDEX, _odd_platforms),
     # Layers.
     Shape("no-layers", "An image without layers.", MANIFEST, lambda s: s.image(layers=[])),
@@ -369,18 +284,6 @@ IMAGES: tuple[Shape, ...] = (
         "A layer of no bytes.",
         DESCRIPTOR,
         lambda s: s.image(layers=[b"", s.layer(300)]),
-    ),
-    Shape(
-        "zero-byte-config",
-        "A config of no bytes.",
-        DESCRIPTOR,
-        lambda s: compose(Part("application/vnd.example.config", b""), [Part(TAR, s.blob(50))]),
-    ),
-    Shape(
-        "empty-tar-layer",
-        "The empty layer that docker writes for a line that changes nothing.",
-        LAYER,
-        _emptied,
     ),
     Shape(
         "repeated-layers",
@@ -395,12 +298,6 @@ IMAGES: tuple[Shape, ...] = (
         lambda s: s.image(layers=[s.blob((5 << 20) + 1)]),
     ),
     Shape(
-        "127-layers",
-        "As many layers as docker allows.",
-        "moby layer store, maximum depth",
-        lambda s: s.image(sizes=(40,) * 127),
-    ),
-    Shape(
         "1000-layers",
         "More layers than docker could run.",
         MANIFEST,
@@ -412,54 +309,6 @@ IMAGES: tuple[Shape, ...] = (
         DESCRIPTOR,
         lambda s: _retyped(s, TAR),
     ),
-    Shape(
-        "large-config",
-        "A config of a mebibyte.",
-        "image-spec config.md",
-        lambda s: config_of(s, Part(CONFIG_TYPE, encode({"fill": "x" * (1 << 20)}))),
-    ),
-    Shape(
-        "tar-layer",
-        "A layer that is not compressed.",
-        LAYER,
-        lambda s: layer_of(s, TAR, store_tar({"a": s.blob(80)})),
-    ),
-    Shape(
-        "zstd-layer",
-        "A layer of type zstd.",
-        LAYER,
-        lambda s: layer_of(s, f"{TAR}+zstd", s.blob(400)),
-    ),
-    Shape(
-        "zstd-chunked-layer",
-        "A layer that containers/storage reads in part.",
-        "containers/storage zstd:chunked",
-        _zstd_chunked,
-    ),
-    Shape(
-        "docker-zstd-layer",
-        "A Docker manifest with a zstd layer, as buildkit writes with force-compression.",
-        "buildkit compression=zstd",
-        _docker_zstd,
-    ),
-    Shape(
-        "estargz-layer",
-        "A layer that is pulled lazily.",
-        "stargz-snapshotter docs/estargz.md",
-        _stargz,
-    ),
-    Shape(
-        "nydus-layer",
-        "A nydus blob as a layer.",
-        "nydus docs/nydus-design.md",
-        lambda s: layer_of(
-            s,
-            "application/vnd.oci.image.layer.nydus.blob.v1",
-            s.blob(400),
-            annotations={"containerd.io/snapshot/nydus-blob": "true"},
-        ),
-    ),
-    Shape("encrypted-layer", "An encrypted layer.", "ocicrypt", _encrypted),
     Shape(
         "typed-with-parameter",
         "A media type with a parameter.",
@@ -481,18 +330,6 @@ IMAGES: tuple[Shape, ...] = (
         lambda s: s.image(foreign=["https://mirror.invalid/1"]),
     ),
     Shape(
-        "oci-foreign-tar",
-        "The same without compression.",
-        "docs/protocol-facts.md 1.6",
-        lambda s: _foreign(s, TYPES["oci"]["foreign"].removesuffix("+gzip"), held=False),
-    ),
-    Shape(
-        "oci-foreign-zstd",
-        "The same in zstd.",
-        "docs/protocol-facts.md 1.6",
-        lambda s: _foreign(s, TYPES["oci"]["foreign"].replace("gzip", "zstd"), held=False),
-    ),
-    Shape(
         "foreign-without-urls",
         "A foreign layer that does not say where it is.",
         "docs/protocol-facts.md 1.6",
@@ -511,34 +348,12 @@ IMAGES: tuple[Shape, ...] = (
         lambda s: _foreign(s, LAYER_TYPE, held=True),
     ),
     # Fields.
-    Shape(
-        "inline-config",
-        "The config in its descriptor's data too.",
-        DESCRIPTOR,
-        lambda s: s.image(inline_config=True),
-    ),
     Shape("inline-everything", "Every blob in its descriptor's data too.", DESCRIPTOR, _inline),
     Shape(
         "unknown-fields",
         "Fields that no specification knows, of every JSON type.",
         MANIFEST,
         _unknown_fields,
-    ),
-    Shape(
-        "annotations",
-        "Annotations of every kind.",
-        "image-spec annotations.md",
-        lambda s: s.image(
-            annotations={"": "", "k": "v\n\t\x1b[31m\x00", "ключ": "値", "long": "x" * 900}
-        ),
-    ),
-    Shape(
-        "null-annotations",
-        "Annotations whose values are null.",
-        "image-spec annotations.md",
-        lambda s: rewritten(
-            s.image(), lambda d: encode({**d, "annotations": {"a": None, "b": "c"}})
-        ),
     ),
     Shape(
         "image-with-subject",
@@ -569,48 +384,9 @@ IMAGES: tuple[Shape, ...] = (
         lambda s: s.image(spacing="odd"),
     ),
     Shape(
-        "odd-spacing-index",
-        "The same for an index and its children.",
-        "RFC 8259",
-        lambda s: s.index([s.image(spacing="odd"), s.image(spacing="indent")], spacing="odd"),
-    ),
-    Shape(
-        "trailing-newline",
-        "A newline at the end, as editors leave it.",
-        "RFC 8259",
-        lambda s: rewritten(s.image(), lambda d: encode(d) + b"\n"),
-    ),
-    Shape(
-        "key-order",
-        "Keys in an order that no program would give them.",
-        "RFC 8259",
-        lambda s: rewritten(s.image(), lambda d: encode(_sorted_backwards(d))),
-    ),
-    Shape(
-        "escapes",
-        "Letters, slashes and astral characters escaped.",
-        "RFC 8259",
-        lambda s: rewritten(s.image(), _escaped),
-    ),
-    Shape(
-        "non-ascii",
-        "UTF-8 that is not escaped.",
-        "RFC 8259",
-        lambda s: s.image(annotations={"name": "ü\U0001f433 \u202e\u2028"}),
-    ),
-    Shape(
         "4-mib-manifest",
         "A manifest of exactly 4 MiB.",
         "docs/protocol-facts.md 1.4",
         lambda s: rewritten(s.image(), lambda d: _padded(d, MANIFEST_LIMIT)),
-    ),
-    Shape(
-        "4-mib-index",
-        "A Docker list of exactly 4 MiB.",
-        "docs/protocol-facts.md 1.4",
-        lambda s: rewritten(
-            compose_index([(s.image(format="docker"), {})], DOCKER_LIST),
-            lambda d: _padded(d, MANIFEST_LIMIT),
-        ),
     ),
 )

@@ -12,8 +12,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar
 
 import anyio
 import anyio.from_thread
@@ -23,7 +23,7 @@ from ..journal import Entry
 from ..messages import Answer, Request, as_rule_text
 from .wire import Pieces, Wire, as_wire, size_of
 
-__all__ = ["Effect", "Gate", "Injection", "parameters_of", "require_one_of"]
+__all__ = ["Effect", "Gate", "Injection", "require_one_of"]
 
 
 class Gate:
@@ -96,7 +96,8 @@ class Effect:
         return " ".join([self.verb, *self._arguments()])
 
     def _arguments(self) -> Iterator[str]:
-        for number, parameter in enumerate(parameters_of(self)):
+        parameters = [field for field in fields(self) if field.init and field.repr]
+        for number, parameter in enumerate(parameters):
             value = getattr(self, parameter.name)
             if isinstance(value, Mapping):
                 yield from (f"header.{name}={as_rule_text(text)}" for name, text in value.items())
@@ -152,11 +153,6 @@ class Effect:
     def surround(self, pieces: Pieces) -> Pieces:
         """Return the whole answer as it is to be sent, with its head and framing."""
         return pieces
-
-
-def parameters_of(effect: Effect | type[Effect]) -> list[Field[Any]]:
-    """Return the parameters of a verb that its text has."""
-    return [field for field in fields(effect) if field.init and field.repr]
 
 
 def require_one_of(name: str, value: object, known: Sequence[object]) -> None:

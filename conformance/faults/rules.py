@@ -9,7 +9,7 @@ effect.
 Rules read like sentences:
 
     faults.on("PATCH", "upload", repository="app/web").nth(2).drop(after=64 * 1024)
-    faults.on("GET", "blob").first(2).of_each().delay(30).status(503, retry_after=5)
+    faults.on("GET", "blob").first(2).delay(30).status(503, retry_after=5)
     faults.on("GET HEAD", "manifest").chance(0.1).lie("Docker-Content-Digest")
 
 Rules are applied in the order in which they were written. All rules that match an exchange take
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -106,18 +105,10 @@ class Rule:
         self._occurrence: Callable[[int], bool] | None = None
         # Probability of a strike. None: 1.
         self._chance: float | None = None
-        # Maximum number of strikes.
-        self._most: float = math.inf
-        # Whether occurrences are counted for each name of a request.
-        self._is_of_each = False
         # Whether `check` passes if the rule never strikes.
         self._is_optional = False
-        # The conditions in the grammar of rules, for `str`.
+        # The conditions in words, for `str`.
         self._words: list[str] = []
-        # Number of occurrences and of strikes. The key is the name of the request with `of_each`,
-        # else empty.
-        self._counts: Counter[Name] = Counter()
-        self._hits: Counter[Name] = Counter()
         # Number of random numbers drawn, by the name of the request.
         self._draws: Counter[Name] = Counter()
         # Notified when a verb takes effect. Guards `done`.
@@ -130,12 +121,6 @@ class Rule:
         if not numbers or min(numbers) < 1:
             raise ValueError("occurrences are counted from 1")
         return self._set_occurrence(f"nth={','.join(map(str, numbers))}", lambda n: n in numbers)
-
-    def every(self, number: int) -> Rule:
-        """Strike every `number`th occurrence."""
-        if number < 1:
-            raise ValueError("every takes a number from 1")
-        return self._set_occurrence(f"every={number}", lambda n: n % number == 0)
 
     def first(self, number: int = 1) -> Rule:
         """Strike the first `number` occurrences."""
@@ -159,20 +144,6 @@ class Rule:
             raise ValueError("one probability, above 0 and up to 1")
         self._chance = probability
         self._words.append(f"chance={probability:g}")
-        return self
-
-    def at_most(self, number: int) -> Rule:
-        """Strike at most `number` times."""
-        if number < 1:
-            raise ValueError("at_most takes a number from 1")
-        self._most = number
-        self._words.append(f"at-most={number}")
-        return self
-
-    def of_each(self) -> Rule:
-        """Count occurrences and strikes separately for each name of a request (see `_name`)."""
-        self._is_of_each = True
-        self._words.append("of-each")
         return self
 
     def optional(self) -> Rule:
@@ -214,15 +185,11 @@ class Rule:
         ):
             return False
         self.matched += 1
-        name = _name(request)
-        key = name if self._is_of_each else ()
-        self._counts[key] += 1
-        is_due = self._occurrence is None or self._occurrence(self._counts[key])
+        is_due = self._occurrence is None or self._occurrence(self.matched)
         if is_due and self._chance is not None:
-            is_due = self._draw(name) < self._chance
-        if not is_due or self._hits[key] >= self._most or self._try_admit():
+            is_due = self._draw(_name(request)) < self._chance
+        if not is_due or self._try_admit():
             return False
-        self._hits[key] += 1
         self.struck.append(entry)
         return True
 
@@ -286,7 +253,6 @@ class Rule:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        """Format the rule in the grammar of rules (grammar.py)."""
         return (
             f"{' '.join([str(self.selector), *self._words])}: {', '.join(map(str, self.effects))}"
         )

@@ -1,6 +1,6 @@
 """The verbs of fault rules.
 
-Owns: a class for each verb, and their table, `VERBS`.
+Owns: a class for each verb.
 May not know: sockets, which exchange is struck (rules.py), what a registry holds.
 Invariants: only anyio waits, so that waits take no time on a virtual clock. A verb that cannot be
 applied to an exchange leaves it unchanged and does not call `record`.
@@ -28,7 +28,6 @@ from .injection import Effect, Gate, require_one_of
 from .wire import Dropped, Pieces, Streamed, bodiless, pieces_of, size_of, with_framing
 
 __all__ = [
-    "VERBS",
     "Challenge",
     "Corrupt",
     "Delay",
@@ -108,12 +107,10 @@ class Status(_Answering):
     verb: ClassVar[str] = "status"
     code: int
     error: str | None = None
-    message: str = "as the test wants it"
     retry_after: float | datetime | str | None = None
     body: bytes | None = None
     at: At = "request"
     early: bool | None = None
-    close: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -134,8 +131,7 @@ class Status(_Answering):
             answer = Response(self.code, headers, self.body or b"")
         else:
             code = self.error or _CODES.get(self.code, "UNKNOWN")
-            answer = error(self.code, code, self.message, headers=headers)
-        answer.close = self.close
+            answer = error(self.code, code, "as the test wants it", headers=headers)
         return answer
 
 
@@ -149,8 +145,6 @@ class Redirect(_Answering):
     verb: ClassVar[str] = "redirect"
     to: str = ""
     code: int = 307
-    early: bool | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_one_of("code", self.code, (301, 302, 303, 307, 308))
@@ -158,24 +152,21 @@ class Redirect(_Answering):
     def answer(self, request: Request) -> Answer:
         is_origin_or_empty = re.fullmatch(r"(?:https?://[^/?#]*)?", self.to) is not None
         target = self.to + request.target if is_origin_or_empty else self.to
-        return Response(self.code, [("Location", target), *self.headers.items()])
+        return Response(self.code, [("Location", target)])
 
 
 @dataclass
 class Challenge(_Answering):
     """Answer with a challenge. Each string of `words` is the value of a WWW-Authenticate header.
 
-    Without `words`, a Bearer challenge is made from `realm`, `service`, `scope` and `error`.
+    Without `words`, a Bearer challenge is made from `realm`, `service` and `error`.
     """
 
     verb: ClassVar[str] = "challenge"
     words: str | tuple[str, ...] = ()
     realm: str = ""
     service: str = ""
-    scope: str = ""
     error: str = ""
-    code: int = 401
-    early: bool | None = None
 
     def __post_init__(self) -> None:
         if bool(self.words) == bool(self.realm):
@@ -184,11 +175,11 @@ class Challenge(_Answering):
     def answer(self, request: Request) -> Answer:
         words = (self.words,) if isinstance(self.words, str) else self.words
         if not words:
-            named = ("realm", "service", "scope", "error")
+            named = ("realm", "service", "error")
             listed = [f'{name}="{getattr(self, name)}"' for name in named if getattr(self, name)]
             words = (f"Bearer {','.join(listed)}",)
         headers = [("WWW-Authenticate", line) for line in words]
-        return error(self.code, "UNAUTHORIZED", "authentication required", headers=headers)
+        return error(401, "UNAUTHORIZED", "authentication required", headers=headers)
 
 
 @dataclass
@@ -196,7 +187,6 @@ class Forget(_Answering):
     """Lose an upload session: answer 404 to this and all later requests of the session."""
 
     verb: ClassVar[str] = "forget"
-    early: bool | None = None
 
     def answer(self, request: Request) -> Answer:
         return error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
@@ -209,11 +199,9 @@ class Raw(_Answering):
     verb: ClassVar[str] = "raw"
     data: bytes
     where: Literal["instead", "before", "after"] = "instead"
-    at: At = "request"
 
     def __post_init__(self) -> None:
         require_one_of("where", self.where, ("instead", "before", "after"))
-        require_one_of("at", self.at, ("request", "answer"))
 
     @property
     def ends_exchange(self) -> bool:
@@ -253,13 +241,11 @@ class _Placed(Effect):
     # ("request"), when the request has been carried out but not answered ("answer"), or in the
     # middle of the answer's head ("head").
     at: At
-    # Act each time after this number of bytes.
-    every: int | None = None
 
     # Set by `prepare`. The place in the exchange: "request", "request body", "answer", "head" or
     # "response body".
     place: str
-    # The number of bytes of that body after which the verb acts next.
+    # The number of bytes of that body after which the verb acts.
     offset: int
 
     async def strike(self) -> None:
@@ -272,16 +258,15 @@ class _Placed(Effect):
         require_one_of("of", self.of, (None, "request", "response"))
         if self.after is not None and self.after < 0:
             raise ValueError("after is a number of bytes")
-        if self.of is not None and self.after is None and self.every is None:
+        if self.of is not None and self.after is None:
             raise ValueError("of needs after: how many bytes of it")
-        if self.at != "request" and (self.after is not None or self.every is not None):
+        if self.at != "request" and self.after is not None:
             raise ValueError("either after bytes or at a place")
 
     def prepare(self, request: Request) -> None:
         own = "request" if request.method in ("POST", "PUT", "PATCH") else "response"
-        in_body = self.after is not None or self.every is not None
-        self.place = f"{self.of or own} body" if in_body else str(self.at)
-        self.offset = self.after or self.every or 0
+        self.place = f"{self.of or own} body" if self.after is not None else str(self.at)
+        self.offset = self.after or 0
 
     async def on_head(self, request: Request) -> Answer | None:
         if self.place == "request":
@@ -294,12 +279,8 @@ class _Placed(Effect):
         return None
 
     async def pace(self, count: int, received: int) -> None:
-        while self.place == "request body" and received >= self.offset and not self._is_over():
+        if self.place == "request body" and received >= self.offset and not self.took_place:
             await self.strike()
-            self.offset += self.every or 0
-
-    def _is_over(self) -> bool:
-        return self.took_place and self.every is None
 
     async def on_answer(self, request: Request, answer: Answer) -> Answer:
         if self.place == "answer":
@@ -314,13 +295,12 @@ class _Placed(Effect):
         async with aclosing(pieces):
             async for piece in pieces:
                 rest = memoryview(piece)
-                while sent + len(rest) >= self.offset and not self._is_over():
+                if sent + len(rest) >= self.offset and not self.took_place:
                     if self.offset > sent:
                         yield rest[: self.offset - sent]
                         rest = rest[self.offset - sent :]
                         sent = self.offset
                     await self.strike()
-                    self.offset += self.every or 0
                 if rest:
                     yield rest
                     sent += len(rest)
@@ -343,20 +323,17 @@ class _Placed(Effect):
 
 @dataclass
 class Delay(_Placed):
-    """Wait for `seconds`, once at its place or after each `every` bytes of a body."""
+    """Wait for `seconds`."""
 
     verb: ClassVar[str] = "delay"
     seconds: float
     after: int | None = None
     of: Side | None = None
     at: At = "request"
-    every: int | None = None
 
     def __post_init__(self) -> None:
         self._check_place()
         self.seconds = float(self.seconds)
-        if self.every is not None and (self.every < 1 or self.after is not None):
-            raise ValueError("every is a number of bytes, without after")
 
     async def strike(self) -> None:
         self.record()
@@ -543,7 +520,7 @@ class Truncate(Effect):
 
 @dataclass
 class Corrupt(Effect):
-    """Change one bit of the byte at position `at`, or with `whole` all bytes to `filler`.
+    """Change one bit of the byte at position `at`, or with `whole` all bytes to zero.
 
     A negative position is counted from the end.
     """
@@ -552,12 +529,9 @@ class Corrupt(Effect):
     at: int = 0
     of: Side = "response"
     whole: bool = False
-    filler: bytes = b"\0"
 
     def __post_init__(self) -> None:
         require_one_of("of", self.of, ("request", "response"))
-        if len(self.filler) != 1:
-            raise ValueError("filler is one byte")
         if self.at < 0 and self.of == "request":
             raise ValueError("the end of a request's body is not known before it is there")
 
@@ -567,7 +541,7 @@ class Corrupt(Effect):
         `offset` is the position of its first byte, `at` that of the byte to change.
         """
         if self.whole and data:
-            return bytearray(self.filler * len(data))
+            return bytearray(len(data))
         if not offset <= at < offset + len(data):
             return None
         changed = bytearray(data)
@@ -653,12 +627,3 @@ def _wrong_value(name: str, value: str) -> str:
     if name in ("location", "link"):
         return value.replace("/v2/", "/v2/lie/", 1) if "/v2/" in value else value + "/lie"
     return value + "0" if value.isdigit() else f"not {value}"
-
-
-# The class of each verb, by name.
-VERBS: Mapping[str, type[Effect]] = {
-    effect.verb: effect
-    for effect in (
-        Status, Delay, Throttle, Drop, Truncate, Corrupt, Stall, Redirect, Challenge, Forget, Lie, Raw
-    )
-}  # fmt: skip

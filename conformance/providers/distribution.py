@@ -39,7 +39,6 @@ _PAGE = [_PLAIN, _NOSNIFF]
 # The values of Allow, by kind of path.
 _ALLOWED = {
     "ping": "GET, HEAD, OPTIONS",
-    "catalog": "GET",
     "tag_list": "GET",
     "manifest": "DELETE, GET, HEAD, PUT",
     "blob": "DELETE, GET, HEAD",
@@ -150,15 +149,14 @@ def _no_page(provider: Provider, request: Request) -> Response | None:
 
 
 def _manifests_by_sha256(provider: Provider, request: Request) -> Response | None:
-    """Refuse malformed and sha512 digests of manifests, and deletions of tags (section 1.7)."""
+    """Refuse malformed and sha512 digests of manifests (section 1.7)."""
     if request.kind != "manifest":
         return None
     is_by_digest = ":" in request.reference
     is_malformed = is_by_digest and not is_digest(request.reference)
     if request.method in ("GET", "HEAD") and is_malformed:
         return error(500, "UNKNOWN", "unknown error", "invalid checksum digest format")
-    is_sha512 = request.method == "PUT" and request.reference.startswith("sha512:")
-    if is_sha512 or (request.method == "DELETE" and not is_by_digest):
+    if request.method == "PUT" and request.reference.startswith("sha512:"):
         return error(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
     return None
 
@@ -228,7 +226,7 @@ def _uploads(provider: Provider, request: Request, answer: Response) -> Response
 
 def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
     """Answer as Go's http.ServeContent: conditions, malformed ranges, caching for a year."""
-    if request.kind != "blob" or answer.status not in (200, 206, 416) or request.method == "DELETE":
+    if request.kind != "blob" or answer.status not in (200, 206, 416):
         return answer
     cached = ("Cache-Control", "max-age=31536000")
     blob_headers = [
@@ -287,7 +285,7 @@ PERSONAS: Mapping[str, Persona] = {
         # Debian's docker-registry 2.8.2. Tests compare both.
         source="docs/protocol-facts.md sections 1.2, 1.7 to 1.12",
         hosts={"registry": "distribution.test"},
-        options={"referrers_api": False, "single_post": False, "resumable": False, "sha512": True},
+        options={"referrers_api": False, "single_post": False, "resumable": False},
         rewrites=(_start_with_anything, _chunks_anywhere, _state_is_an_offset, _whole_lists),
         before=(_any_ping, _lost_session, _no_page, _manifests_by_sha256),
         judges=(_layers_with_urls,),

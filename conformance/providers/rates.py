@@ -35,7 +35,7 @@ def actions_of(request: Request) -> tuple[str, ...]:
     """Return the actions of a request: none for a ping, two for a PUT with a body."""
     method = request.method
     kind = request.kind
-    if kind in ("tag_list", "catalog"):
+    if kind == "tag_list":
         return ("tag_list",)
     if kind == "referrers":
         return ("manifest_get",)

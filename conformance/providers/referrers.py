@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 from ..messages import Request, Response, error
 from .provider import Before, Persona, Provider
@@ -21,24 +20,15 @@ from .provider import Before, Persona, Provider
 __all__ = ["LATE", "PERSONAS"]
 
 LATE = 60.0  # seconds until a new referrer is listed
-_LOGIN = "/login"
 _UNKNOWN = ("referrers", "other")  # kinds of paths that are unknown to a registry without the API
 
 
-def _page(status: int, media_type: str = "text/html; charset=utf-8") -> Before:
-    """Return a function that answers unknown paths with a page."""
-    text = (
-        "404 page not found\n"
-        if media_type.startswith("text/plain")
-        else "<!doctype html><title>Registry</title>\n"
-    )
-
-    def answer(provider: Provider, request: Request) -> Response | None:
-        if request.kind not in _UNKNOWN:
-            return None
-        return Response(status, [("Content-Type", media_type)], text.encode())
-
-    return answer
+def _page(provider: Provider, request: Request) -> Response | None:
+    """Answer unknown paths with a page, as a success."""
+    if request.kind not in _UNKNOWN:
+        return None
+    html = ("Content-Type", "text/html; charset=utf-8")
+    return Response(200, [html], b"<!doctype html><title>Registry</title>\n")
 
 
 def _refusal(status: int) -> Before:
@@ -50,19 +40,6 @@ def _refusal(status: int) -> Before:
         return error(status, "UNSUPPORTED", "the operation is unsupported")
 
     return answer
-
-
-def _redirect_to_page(provider: Provider, request: Request) -> Response | None:
-    """Redirect unknown paths to a login page."""
-    if request.path == _LOGIN:
-        return Response(
-            200,
-            [("Content-Type", "text/html; charset=utf-8")],
-            b"<!doctype html><title>Log in</title>\n",
-        )
-    if request.kind in _UNKNOWN:
-        return Response(302, [("Location", f"{_LOGIN}?next={quote(request.path, safe='')}")])
-    return None
 
 
 def _no_api(provider: Provider, request: Request) -> Response | None:
@@ -118,14 +95,7 @@ _ROWS: Mapping[str, Mapping[str, Any]] = {
     "unknown-referrers-announced": {"before": (_no_api,)},
     "unknown-404": {"options": _NO_API, "before": (_refusal(404),)},
     "unknown-405": {"options": _NO_API, "before": (_refusal(405),)},
-    "unknown-501": {"options": _NO_API, "before": (_refusal(501),)},
-    "unknown-404-in-html": {"options": _NO_API, "before": (_page(404),)},
-    "unknown-404-in-text": {
-        "options": _NO_API,
-        "before": (_page(404, "text/plain; charset=utf-8"),),
-    },
-    "unknown-200-in-html": {"options": _NO_API, "before": (_page(200),)},
-    "unknown-redirected": {"options": _NO_API, "before": (_redirect_to_page,)},
+    "unknown-200-in-html": {"options": _NO_API, "before": (_page,)},
 }
 
 PERSONAS: Mapping[str, Persona] = {

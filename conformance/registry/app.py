@@ -30,6 +30,7 @@ from ..messages import (
     digest_of,
     error,
     errors,
+    is_digest,
     is_name,
     is_tag,
 )
@@ -55,11 +56,10 @@ _BYTES_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z")
 # The methods that are allowed, by kind of path.
 METHODS = {
     "ping": {"GET", "HEAD"},
-    "catalog": {"GET"},
     "tag_list": {"GET"},
     "referrers": {"GET"},
-    "manifest": {"GET", "HEAD", "PUT", "DELETE"},
-    "blob": {"GET", "HEAD", "DELETE"},
+    "manifest": {"GET", "HEAD", "PUT"},
+    "blob": {"GET", "HEAD"},
     "upload_start": {"POST"},
     "upload": {"GET", "PATCH", "PUT", "DELETE"},
 }
@@ -98,8 +98,6 @@ class App(Uploads):
     require_blobs: bool = True
     any_manifest_type: bool = False
     immutable_tags: bool = False
-    deletes: bool = True
-    tag_deletes: bool = True
     # Lists.
     page_size: int | None = None
     referrers_api: bool = True
@@ -217,7 +215,7 @@ class App(Uploads):
             )
 
         if kind in ("blob", "referrers") or (kind == "manifest" and ":" in reference):
-            if not self._can_verify(reference):
+            if not is_digest(reference):
                 return self._refuse_mistake(
                     request, 400, "DIGEST_INVALID", "invalid digest", {"digest": reference}
                 )
@@ -258,8 +256,6 @@ class App(Uploads):
         """Return the permissions that a request needs."""
         if request.kind == "ping":
             return []
-        if request.kind == "catalog":
-            return [Access("registry", "catalog", "*")]
         actions = {"GET": ["pull"], "HEAD": ["pull"], "DELETE": ["delete"]}.get(
             request.method, ["pull", "push"]
         )
@@ -308,15 +304,6 @@ class App(Uploads):
         if isinstance(page, Response):
             return page
         return self._answer_list({"name": request.repository, "tags": page.names}, page.headers)
-
-    def _get_catalog(self, request: Request) -> Response:
-        names = sorted(
-            name for name, repository in self.repositories.items() if repository.manifests
-        )
-        page = self._page_of(request, names, self.page_size)
-        if isinstance(page, Response):
-            return page
-        return self._answer_list({"repositories": page.names}, page.headers)
 
     def _get_referrers(self, request: Request) -> Response:
         if not self.referrers_api:
@@ -490,20 +477,6 @@ class App(Uploads):
         entries = [("MANIFEST_BLOB_UNKNOWN", text, {"digest": digest}) for digest in missing]
         return errors(400, entries) if entries else None
 
-    def _delete_manifest(self, request: Request) -> Response:
-        if not self.deletes:
-            return error(405, "UNSUPPORTED", "deletion is disabled")
-        if ":" not in request.reference and not self.tag_deletes:
-            return error(405, "UNSUPPORTED", "deletion of tags is disabled")
-        repository = self._repository(request.repository)
-        if repository.find(request.reference) is None:
-            return error(404, "MANIFEST_UNKNOWN", "manifest unknown")
-        if ":" in request.reference:
-            repository.remove_manifest(request.reference)
-        else:
-            del repository.tags[request.reference]
-        return Response(202)
-
     # Blobs.
 
     def _get_blob(self, request: Request) -> Response:
@@ -536,13 +509,3 @@ class App(Uploads):
     @staticmethod
     def _refuse_unknown_blob(request: Request) -> Response:
         return error(404, "BLOB_UNKNOWN", "blob unknown to registry", {"digest": request.reference})
-
-    def _delete_blob(self, request: Request) -> Response:
-        if not self.deletes:
-            return error(405, "UNSUPPORTED", "deletion is disabled")
-        blobs = self._repository(request.repository).blobs
-        return (
-            Response(202)
-            if blobs.pop(request.reference, None)
-            else self._refuse_unknown_blob(request)
-        )

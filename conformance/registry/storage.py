@@ -181,8 +181,6 @@ class Upload:
     # Part of each Location. It increases with every answer, so that an old Location is detected.
     sequence: int = 0
     is_busy: bool = False  # whether a body is being received
-    # Whether the last chunk was shorter than OCI-Chunk-Min-Length. No chunk may follow then.
-    is_short: bool = False
 
 
 @dataclass
@@ -193,8 +191,7 @@ class Repository:
     blobs: dict[str, Content] = field(default_factory=dict)  # by digest
     tags: dict[str, str] = field(default_factory=dict)  # digests, by tag
     uploads: dict[str, Upload] = field(default_factory=dict)  # open sessions, by identity
-    # Whether a manifest has ever been put. Without one, `tags/list` answers 404. Deletions do not
-    # change this.
+    # Whether a manifest has ever been put. Without one, `tags/list` answers 404.
     is_founded: bool = False
 
     def find(self, reference: str) -> Stored | None:
@@ -214,11 +211,6 @@ class Repository:
             for digest, manifest in self.manifests.items()
             if any(part["digest"] == blob for part in manifest.blobs)
         ]
-
-    def remove_manifest(self, digest: str) -> None:
-        """Remove a manifest and all its tags."""
-        del self.manifests[digest]
-        self.tags = {tag: named for tag, named in self.tags.items() if named != digest}
 
     def referrers(self, subject: str) -> list[Stored]:
         """Return the manifests with this subject, sorted by digest."""

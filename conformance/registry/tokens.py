@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl
 from ..messages import Access, Answer, Request, Response, error
 from ..server.exchange import Reception, Site, receive_whole
 
-__all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService", "read_basic", "read_form"]
+__all__ = ["BasicAuth", "Challenge", "Form", "TokenService", "plain", "read_basic", "read_form"]
 
 # Reports whether a user has a permission. None stands for an anonymous client.
 Grants: TypeAlias = "Callable[[str | None, Access], bool]"
@@ -51,41 +51,10 @@ class Challenge:
 Form: TypeAlias = "Callable[[Challenge], list[str]]"
 
 
-def _parameters(challenge: Challenge, *left_out: str) -> list[tuple[str, str]]:
-    """Return the parameters that have a value, except those named in `left_out`."""
-    parameters = [
-        ("realm", challenge.realm),
-        ("service", challenge.service),
-        ("scope", challenge.scope),
-    ]
-    parameters.append(("error", challenge.error or ""))
-    return [(key, value) for key, value in parameters if value and key not in left_out]
-
-
-def _quoted(challenge: Challenge, *left_out: str) -> str:
-    return ",".join(f'{key}="{value}"' for key, value in _parameters(challenge, *left_out))
-
-
-# The forms of challenges (docs/protocol-facts.md section 2.1), by name.
-FORMS: Mapping[str, Form] = {
-    "plain": lambda c: [f"Bearer {_quoted(c)}"],
-    "no_service": lambda c: [f"Bearer {_quoted(c, 'service')}"],
-    "no_scope": lambda c: [f"Bearer {_quoted(c, 'scope')}"],
-    "unquoted_service": lambda c: [f"Bearer {_quoted(c, 'service')},service={c.service}"],
-    "spaces": lambda c: ["Bearer " + " ".join(f'{k}="{v}"' for k, v in _parameters(c))],
-    "lower_case": lambda c: [f"bearer {_quoted(c)}"],
-    "upper_case": lambda c: [
-        "BEARER " + ", ".join(f'{k.upper()}="{v}"' for k, v in _parameters(c))
-    ],
-    "escaped": lambda c: ["Bearer " + ",".join(f'{k}="{_escape(v)}"' for k, v in _parameters(c))],
-    "basic_first": lambda c: [f'Basic realm="{c.service}", Bearer {_quoted(c)}'],
-    "two_lines": lambda c: [f'Basic realm="{c.service}"', f"Bearer {_quoted(c)}"],
-    "negotiate_first": lambda c: ["Negotiate", f"Bearer {_quoted(c)}"],
-}
-
-
-def _escape(text: str) -> str:
-    return re.sub(r"([/:])", r"\\\1", text)
+def plain(challenge: Challenge) -> list[str]:
+    """Format a challenge as most services do. Empty parameters are left out."""
+    values = dataclasses.asdict(challenge)
+    return ["Bearer " + ",".join(f'{key}="{value}"' for key, value in values.items() if value)]
 
 
 class _Login(NamedTuple):
@@ -188,22 +157,16 @@ class TokenService(Site):
     realm: str | None = None  # the URL of the service; None if it is at `path` of the registry
     path: str = "/token"
     service: str = "registry.test"
-    form: Form | str = "plain"  # of challenges: a function, or one of FORMS by name
+    form: Form = plain  # of challenges
     # The seconds for which a token is valid, which answers tell. None: they do not, and `lifetime`
     # has the seconds.
     expires_in: int | None = 300
     lifetime: float = 300
     uses: float = math.inf  # number of requests for which a token is valid
-    field: str = "token"  # name of the field of answers that has the token
-    jwt: bool = False  # whether the token is a JWT
     one_scope: bool = False  # whether only the first scope parameter counts
-    # Whether a token for more repositories than the request needs is refused with 403, as at
-    # cgr.dev.
-    exact_scope: bool = False
-    protects_ping: bool = True  # whether `/v2/` needs a token
     refresh_tokens: dict[str, str] = dataclasses.field(default_factory=dict)  # users, by token
     now: Callable[[], float] = time.monotonic  # the clock for the validity of tokens
-    wall: Callable[[], float] = time.time  # the clock for `exp` of a JWT
+    wall: Callable[[], float] = time.time  # the clock of dates, for services of clouds
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -229,8 +192,6 @@ class TokenService(Site):
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
         """Refuse a request unless it has a valid token with all needed permissions."""
-        if not needs and not self.protects_ping:
-            return None
         scheme, _, value = request.header("authorization").partition(" ")
         if not value:
             return self._challenge(request, needs, None)
@@ -239,10 +200,6 @@ class TokenService(Site):
             return self._challenge(request, needs, "invalid_token")
         if not set(needs) <= token.access:
             return self._challenge(request, needs, "insufficient_scope")
-        needed = {(need.type, need.name) for need in needs}
-        granted = {(access.type, access.name) for access in token.access}
-        if self.exact_scope and needs and granted - needed:
-            return error(403, "DENIED", "the token is for more than this request")
         token.uses -= 1
         return None
 
@@ -259,14 +216,9 @@ class TokenService(Site):
     ) -> Response:
         realm = self.realm or request.origin + self.path
         challenge = Challenge(realm, self.service, _scopes_of(needs), problem)
-        headers = [("WWW-Authenticate", line) for line in self._format(challenge)]
+        headers = [("WWW-Authenticate", line) for line in self.form(challenge)]
         detail = [need._asdict() for need in needs] or None
         return error(401, "UNAUTHORIZED", "authentication required", detail, headers)
-
-    def _format(self, challenge: Challenge) -> list[str]:
-        """Return the values of the WWW-Authenticate headers."""
-        form = FORMS[self.form] if isinstance(self.form, str) else self.form
-        return form(challenge)
 
     # The token service.
 
@@ -354,7 +306,7 @@ class TokenService(Site):
         offline: bool,
     ) -> Response:
         """Return an answer with a new token. With `offline`, a user gets a refresh token too."""
-        challenge_line = self._format(Challenge("realm", self.service, "", None))[-1]
+        challenge_line = self.form(Challenge("realm", self.service, "", None))[-1]
         if service != self.service and "service=" in challenge_line.lower():
             return self._refuse_mistake(request, f"service {service!r} is not the challenge's")
 
@@ -370,7 +322,7 @@ class TokenService(Site):
         token = self.write_token(user)
         ends = self.now() + (self.lifetime if self.expires_in is None else self.expires_in)
         self._tokens[token] = _Token(user, granted, ends, self.uses)
-        document: dict[str, object] = {self.field: token}
+        document: dict[str, object] = {"token": token}
         if self.expires_in is not None:
             document["expires_in"] = self.expires_in
         if offline and user is not None:
@@ -384,19 +336,5 @@ class TokenService(Site):
         return [scope for value in counting for scope in value.split()]
 
     def write_token(self, user: str | None) -> str:
-        """Return the text of a new token. A JWT has an expiry time and an invalid signature."""
-        number = len(self.issued)
-        if not self.jwt:
-            return f"token-{number}.{self._own}"
-        seconds = self.lifetime if self.expires_in is None else self.expires_in
-        claims = {
-            "jti": f"{number}.{self._own}",
-            "sub": user or "",
-            "exp": int(self.wall() + seconds),
-        }
-        parts = ({"alg": "none", "typ": "JWT"}, claims)
-        encoded = [
-            base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
-            for part in parts
-        ]
-        return ".".join([*encoded, "c2lnbmF0dXJl"])
+        """Return the text of a new token."""
+        return f"token-{len(self.issued)}.{self._own}"

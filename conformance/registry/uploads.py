@@ -13,9 +13,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Literal
 
-from ..messages import Content, Request, Response, error, is_digest, is_name
+from ..messages import Request, Response, error, is_digest, is_name
 from ..server.exchange import Reception, Site
 from .storage import Repository, Upload
 
@@ -31,12 +30,8 @@ class Uploads(Site):
     """The repositories of a registry, and its answers to requests under /blobs/uploads/."""
 
     mounts: bool = True
-    automatic_mounts: bool = False
     single_post: bool = True
     resumable: bool = True
-    sha512: bool = True
-    chunk_min_length: int | None = None
-    locations: Literal["absolute", "relative"] = "absolute"
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -63,7 +58,7 @@ class Uploads(Site):
         source = request.parameter("from")
         whole = request.parameter("digest")
         for digest in (mount, whole):
-            if digest is not None and not self._can_verify(digest):
+            if digest is not None and not is_digest(digest):
                 return self._refuse_mistake(
                     request, 400, "DIGEST_INVALID", "invalid digest", {"digest": digest}
                 )
@@ -73,8 +68,8 @@ class Uploads(Site):
                 request, 400, "NAME_INVALID", "invalid repository name", {"name": source}
             )
 
-        if mount is not None and self.mounts:
-            blob = self._find_to_mount(mount, source)
+        if mount is not None and source is not None and self.mounts:
+            blob = self._repository(source).blobs.get(mount)
             if blob is not None:
                 self.repositories[request.repository].blobs[mount] = blob
                 return self._answer_created(request, mount)
@@ -94,22 +89,6 @@ class Uploads(Site):
         self.repositories[request.repository].uploads[upload.identity] = upload
         return self._answer_with_location(request, upload)
 
-    def _can_verify(self, digest: str) -> bool:
-        return is_digest(digest) and (self.sha512 or not digest.startswith("sha512:"))
-
-    def _find_to_mount(self, digest: str, source: str | None) -> Content | None:
-        """Return a blob to mount, or None.
-
-        Only the repository `source` is searched. Without `source` and with `automatic_mounts`, all
-        repositories are searched.
-        """
-        if source is not None:
-            return self._repository(source).blobs.get(digest)
-        holders = tuple(self.repositories.values()) if self.automatic_mounts else ()
-        return next(
-            (repository.blobs[digest] for repository in holders if digest in repository.blobs), None
-        )
-
     def _refuse_type(self, request: Request) -> Response | None:
         media_type = request.header("content-type")
         if request.has_body and media_type not in ("", OCTETS):
@@ -128,20 +107,16 @@ class Uploads(Site):
         upload.sequence += 1
         path = f"/v2/{request.repository}/blobs/uploads/{upload.identity}?_state={upload.sequence}"
         headers = [
-            ("Location", path if self.locations == "relative" else request.origin + path),
+            ("Location", request.origin + path),
             # As at distribution, 0-0 stands for no byte and for one byte (docs/protocol-facts.md
             # section 1.9).
             ("Range", f"0-{max(upload.content.size - 1, 0)}"),
             ("Docker-Upload-UUID", upload.identity),
         ]
-        if self.chunk_min_length is not None:
-            headers.append(("OCI-Chunk-Min-Length", str(self.chunk_min_length)))
         return Response(status, headers)
 
     def _answer_created(self, request: Request, digest: str) -> Response:
-        location = f"/v2/{request.repository}/blobs/{digest}"
-        if self.locations == "absolute":
-            location = request.origin + location
+        location = f"{request.origin}/v2/{request.repository}/blobs/{digest}"
         return Response(201, [("Location", location), ("Docker-Content-Digest", digest)])
 
     def _find_session(self, request: Request) -> Upload | Response:
@@ -168,11 +143,6 @@ class Uploads(Site):
         refusal = self._refuse_type(request)
         if refusal is not None:
             return refusal
-        if upload.is_short and request.method == "PATCH":
-            return self._refuse_mistake(
-                request, 400, "SIZE_INVALID", "the chunk before this one was too short"
-            )
-
         declared = request.header("content-range")
         if not declared:
             return None
@@ -210,7 +180,6 @@ class Uploads(Site):
 
         def finish(received: int) -> Response:
             upload.is_busy = False
-            upload.is_short = received < (self.chunk_min_length or 0)
             if digest is None:
                 return self._answer_with_location(request, upload)
             del self.repositories[request.repository].uploads[upload.identity]
@@ -229,7 +198,7 @@ class Uploads(Site):
 
     def _put_upload(self, request: Request) -> Response | Reception:
         digest = request.parameter("digest")
-        if digest is None or not self._can_verify(digest):
+        if digest is None or not is_digest(digest):
             text = "digest missing" if digest is None else "invalid digest"
             return self._refuse_mistake(request, 400, "DIGEST_INVALID", text, {"digest": digest})
         return self._receive(request, digest)

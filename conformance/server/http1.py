@@ -3,9 +3,9 @@
 Owns: heads, framing, keep-alive, when a connection ends.
 May not know: sockets, TLS, what a registry is.
 Invariants: one exchange at a time per connection. A body of known length is received into the
-buffer of `Exchange.room`, and sent from the stored pieces, without another buffer. h11 parses only
-chunked bodies and the heads that `heads` does not support, because its buffer costs two copies
-(docs/bodies.md). Each exchange has a parser of its own.
+buffer of `Exchange.room`, and sent from the stored pieces, without another buffer. h11 parses heads
+and chunked bodies only, because its buffer costs two copies (docs/bodies.md). Each exchange has a
+parser of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ..journal import Entry, Journal
 from ..messages import Request, Response
 from .connection import Connection, Gone
 from .exchange import Dropped, Exchange, Site, Wire
-from .heads import read_plain_head
 
 __all__ = ["Endpoint"]
 
@@ -36,7 +35,7 @@ class _Head(NamedTuple):
 
     request: Request
     behind: bytes  # bytes that were received after the head
-    parser: h11.Connection | None  # the parser of the head; None if h11 was not needed
+    parser: h11.Connection  # the parser of the head
     is_last: bool  # whether the connection ends after this exchange
 
 
@@ -144,18 +143,6 @@ class Endpoint:
                 self.journal.hellos += 1
                 return None
 
-        plain = read_plain_head(data)
-        if plain is None:
-            return await self._read_unusual_head(connection, number, data)
-        request = Request(
-            plain.method, plain.target, plain.headers, scheme=self.scheme, connection=number
-        )
-        return _Head(request, data[plain.length :], None, _ends_connection(request))
-
-    async def _read_unusual_head(
-        self, connection: Connection, number: int, data: bytes
-    ) -> _Head | None:
-        """Read a head by h11. `data` holds its first bytes. Returns None after a refusal."""
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_LIMIT)
         try:
             parser.receive_data(data)
@@ -181,7 +168,6 @@ class Endpoint:
     async def _receive_body(self, connection: Connection, head: _Head, exchange: Exchange) -> bytes:
         """Receive the body into the exchange. Returns the bytes that were received after it."""
         if exchange.request.is_chunked:
-            assert head.parser is not None, "a head with a transfer coding is h11's"
             return await self._receive_chunks(connection, head.parser, exchange)
 
         missing = exchange.request.length() or 0

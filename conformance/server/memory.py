@@ -297,6 +297,8 @@ class Place(Endpoint):
         self._connections = 0  # number of connections so far
         self._open: list[End] = []  # the server's ends; some may be closed
         self._outage: Literal["refused", "silent"] | None = None
+        # Whether it was away, or its connections were reset, since `forget_outages`.
+        self.was_away = False
         # Set at the end of the current outage.
         self._over = anyio.Event()
 
@@ -311,6 +313,10 @@ class Place(Endpoint):
         self._up.link = up or self._up.link
         self._down.link = down or self._down.link
 
+    def forget_outages(self) -> None:
+        """Begin to look for outages anew. One that lasts counts again."""
+        self.was_away = self._outage is not None
+
     def open_connections(self) -> int:
         """Count the connections that neither side has closed."""
         self._open = [end for end in self._open if not end.closed]
@@ -318,6 +324,7 @@ class Place(Endpoint):
 
     def reset_connections(self) -> None:
         """Reset all open connections."""
+        self.was_away = True
         for end in self._open:
             end.reset()
         self._open.clear()
@@ -325,6 +332,7 @@ class Place(Endpoint):
     def fail(self, how: Literal["refused", "silent"]) -> None:
         """Begin an outage: "refused" as by a dead program, "silent" as by a dead line."""
         self._outage = how
+        self.was_away = True
         self._over = anyio.Event()
         if how == "refused":
             self.reset_connections()
@@ -333,6 +341,7 @@ class Place(Endpoint):
     def recover(self) -> None:
         """End the outage. Bytes in transit on a silent line continue."""
         self._outage = None
+        self.was_away = True
         self._over.set()
         self._set_silent(False)
 

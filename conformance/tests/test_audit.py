@@ -192,3 +192,61 @@ def test_what_an_earlier_run_put_may_be_named_before_it_is_put_again(app: App) -
     app.journal.clear()
     hang()
     assert wrong <= names(app)
+
+
+def unnecessary(app: App) -> None:
+    """Ping a registry, and read a blob twice."""
+    digest = app.add_blob("app", b"bytes")
+    app.request("GET", "/v2/")
+    for _ in range(2):
+        app.request("GET", f"/v2/app/blobs/{digest}")
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, {"ping", "blob_pulled_twice"}),
+        ({"has_failed": True}, {"blob_pulled_twice"}),
+        ({"away": [PLACE]}, set()),
+    ],
+)
+def test_a_disturbed_run_is_held_to_few_rules(
+    app: App, options: dict[str, object], found: set[str]
+) -> None:
+    unnecessary(app)
+    assert names(app, **options) == found
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_refusal_disturbs_a_run(app: App, status: int) -> None:
+    app.faults.on("HEAD").status(status)
+    app.request("HEAD", f"/v2/app/blobs/{digest_of(b'a')}")
+    unnecessary(app)
+    assert names(app) == {"blob_pulled_twice"}
+
+
+def test_a_login_that_is_asked_for_disturbs_nothing() -> None:
+    app = App(auth=BasicAuth({"captain": "secret"}))
+    app.request("GET", TAGS)
+    app.request("GET", "/v2/", [("authorization", "Basic Y2FwdGFpbjpzZWNyZXQ=")])
+    assert names(app) == {"ping"}
+
+
+@pytest.mark.parametrize(
+    ("failing", "found"), [("target", {"manifest_fetched_twice"}), ("source", set())]
+)
+def test_a_failure_excuses_reading_a_manifest_again_where_it_was(
+    app: App, failing: str, found: set[str]
+) -> None:
+    target = App()
+    image = Seed(1).image().load_into(app, "app", "v1")
+    path = f"/v2/app/manifests/{image.top}"
+    site = {"source": app, "target": target}[failing]
+    app.request("GET", path, [("accept", ACCEPT)])
+    site.faults.on("PUT" if failing == "target" else "GET", "manifest").status(503)
+    kind = [("content-type", image.media_type)]
+    target.request("PUT", path, kind, image.body)
+    app.request("GET", path, [("accept", ACCEPT)])
+    site.faults.clear()
+    app.request("GET", path, [("accept", ACCEPT)])
+    assert names(app, target) - {"manifest_names_absent"} == found

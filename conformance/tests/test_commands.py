@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import signal
@@ -41,30 +40,17 @@ def test_the_harness_imports_nothing_of_the_program_and_few_others() -> None:
 
 @pytest.mark.slow
 def test_serve_says_where_and_ends_at_a_signal() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "conformance",
-        "serve",
-        "--seed-images",
-        "--user",
-        "me:secret",
-        "--auth",
-        "basic",
-    ]
+    command = [sys.executable, "-m", "conformance", "serve", "--seed-images"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
         try:
             assert said.startswith("serving http://127.0.0.1:")
             address = said.split("/")[-1].strip()
-            secret = "Basic " + base64.b64encode(b"me:secret").decode()
-            got = fetch_http(address, "seed/signed", "v1", authorization=secret, referrers=True)
+            got = fetch_http(address, "seed/signed", "v1", referrers=True)
             assert (
                 len(got) == 4 + 2 * 2 + 1
             )  # image with config and two layers; two artifacts; one config
-            with pytest.raises(AssertionError, match="401"):
-                fetch_http(address, "seed/oci", "v1")
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0

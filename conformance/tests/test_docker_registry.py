@@ -101,7 +101,6 @@ def talk_paths(talk: Talk) -> None:
     ask("ping by OPTIONS", "OPTIONS", "/v2/")
     ask("ping without its slash", "GET", "/v2")
     ask("root", "GET", "/")
-    ask("catalog of nothing", "GET", "/v2/_catalog")
     ask("unknown path", "GET", "/v2/team/app/what/ever")
     ask("wrong method", "POST", "manifests/v1", b"")
     ask("bad repository", "GET", "/v2/NO/such/manifests/v1", Accept=ACCEPT)
@@ -277,23 +276,12 @@ def talk_foreign_layers(talk: Talk, seed: Seed) -> None:
         )
 
 
-def talk_lists_and_deletions(talk: Talk, docker: Image, data: bytes) -> None:
+def talk_lists(talk: Talk) -> None:
     ask = talk.ask
-    digest = digest_of(data)
     ask("tags", "GET", "tags/list")
     ask("tags of an unknown repository", "GET", "/v2/no/such/tags/list")
     for query in ("n=2", "n=2&last=index", "n=0", "n=x", "n=-1", "n=100000"):
         ask(f"tags?{query}", "GET", f"tags/list?{query}")
-    ask("catalog", "GET", "/v2/_catalog")
-    ask("catalog?n=1", "GET", "/v2/_catalog?n=1")
-    ask("DELETE of a tag", "DELETE", "manifests/v2")
-    ask("DELETE of a bad digest", "DELETE", "manifests/sha256:12")
-    for label, path in {"manifest": f"manifests/{docker.top}", "blob": f"blobs/{digest}"}.items():
-        ask(f"DELETE {label}", "DELETE", path)
-        ask(f"DELETE {label} again", "DELETE", path)
-        ask(f"GET deleted {label}", "GET", path, Accept=ACCEPT)
-    ask("GET of its tag", "GET", "manifests/docker", Accept=ACCEPT)
-    ask("GET where it was mounted", "GET", f"/v2/team/b/blobs/{digest}")
 
 
 def conversation(talk: Talk) -> None:
@@ -304,7 +292,8 @@ def conversation(talk: Talk) -> None:
     talk_blobs(talk, data)
     talk_starts(talk, data, other)
     talk_uploads(talk, data, other)
-    talk_lists_and_deletions(talk, talk_manifests(talk, seed), data)
+    talk_manifests(talk, seed)
+    talk_lists(talk)
 
 
 # What `distribution` answers otherwise: status and error codes.
@@ -315,7 +304,6 @@ DISTRIBUTION = {
     "GET by sha512": (200,),  # under the digest that was asked for
     "GET list without Accept": (200,),  # its amd64 image as it is, not as schema 1
     "GET list, */*": (200,),
-    "catalog?n=1": (200,),  # a Link although nothing follows
 }
 # What the strict registry answers otherwise: it refuses more, and is newer than 2.8.2. These hold
 # the facts that it must not be "corrected" to.
@@ -371,7 +359,6 @@ STRICT = {
     "tags?n=0": (200,),
     "tags?n=x": (400, "UNSUPPORTED"),
     "tags?n=-1": (400, "UNSUPPORTED"),
-    "DELETE of a tag": (202,),
 }
 
 

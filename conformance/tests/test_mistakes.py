@@ -208,12 +208,6 @@ def a_range_in_httpss_form(client: Script) -> None:
     client.ask("PATCH", client.begin(), OCTETS, ("content-range", "bytes 0-4/5"), body=b"first")
 
 
-@script("chunk_too_short", chunk_min_length=1000)
-def chunks_below_the_least_length(client: Script) -> None:
-    where = client.where(client.patch(client.begin(), b"first", 0))
-    client.patch(where, b"second", 5)
-
-
 @script("location_stale")
 def a_location_used_for_every_chunk(client: Script) -> None:
     where = client.begin()
@@ -503,7 +497,7 @@ def a_layer_that_must_not_be_distributed(client: Script) -> None:
     client.ask("GET", f"/v2/app/blobs/{foreign}", at=SOURCE)
 
 
-@script("deleted")
+@script("deleted path_unknown")
 def a_tag_deleted(client: Script) -> None:
     client.seed.image().load_into(client.app, "app", "v1")
     client.ask("DELETE", "/v2/app/manifests/v1")

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fnmatch
 import http.client
 import json
 import os
 import ssl
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from conformance.check import checks, suite
 from conformance.client.copies import ACCEPT
 from conformance.content.images import Image, Seed
 from conformance.messages import Response
-from conformance.programs import DISTRIBUTION_2_8_GAPS, skopeo
+from conformance.programs import skopeo
 from conformance.providers.ecr import LAG
 from conformance.providers.personas import PERSONAS, Persona, Provider, Running, imitate, persona
 from conformance.providers.rates import Cap
@@ -127,64 +125,6 @@ def test_distribution_lists_all_tags_whatever_is_asked(seed: Seed) -> None:
     assert (sorted(listed.json()["tags"]), listed.header("Link")) == (["a", "b", "c"], "")
 
 
-@pytest.mark.slow
-def test_distribution_3_looks_at_no_content_range_of_a_put() -> None:
-    """The digest decides."""
-    failed = [row.check.name for row in checked("distribution3") if row.outcome == "fail"]
-    assert failed == ["PUT upload: a last chunk out of order, 416 (blob)"]
-
-
-@pytest.mark.slow
-def test_distribution_has_the_gaps_that_checks_find_in_the_real_one() -> None:
-    found = {
-        (row.outcome, row.check.name) for row in checked("distribution") if row.outcome != "pass"
-    }
-    listed = [check.name for check in checks.CHECKS]
-    gaps = {
-        (gap.outcome, name)
-        for gap in DISTRIBUTION_2_8_GAPS
-        for name in fnmatch.filter(listed, gap.checks)
-    }
-    assert found == gaps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "lacks"),
-    [
-        ("strict", set[str]()),
-        ("dockerhub", set[str]()),
-        ("redirecting", {"GET blob: its digest in a header"}),  # object storage sends none
-        (
-            "old",
-            {
-                "POST upload digest",
-                "POST upload mount",
-                "GET referrers",
-                "PUT manifest: OCI-Subject",
-            },
-        ),
-    ],
-)
-def test_checks_fail_nothing_and_miss_what_the_row_leaves_out(name: str, lacks: set[str]) -> None:
-    rows = checked(name, {"user": "password"} if name == "dockerhub" else None)
-    assert len(rows) > 200
-    assert [row for row in rows if row.outcome == "fail"] == []
-    missing = {row.check.name for row in rows if row.outcome == "skip"}
-    alone = {each for each in missing if "as a referrer" not in each}
-    assert {each for each in lacks if any(found.startswith(each) for found in missing)} == lacks
-    assert {found for found in alone if not found.startswith(tuple(lacks))} == set()
-
-
-def checked(name: str, users: Mapping[str, str] | None = None) -> list[checks.Row]:
-    """Have the specification's checks ask a persona."""
-    with persona(name, users=users) as served:
-        credentials = next(iter(users.items())) if users else None
-        return list(
-            suite.check_registry(f"{served.url}/team/app", credentials=credentials, keep=True)
-        )
-
-
 # The frame.
 
 
@@ -218,15 +158,12 @@ def test_a_row_changes_requests_and_answers_by_functions(seed: Seed) -> None:
     row = Persona(
         source="section 9",
         hosts={"registry": "made-up.test"},
-        before=(lambda app, request: Response(418) if request.kind == "catalog" else None,),
+        before=(lambda app, request: Response(418) if request.kind == "ping" else None,),
         after=(lambda app, request, answer: Response(answer.status, [("X-Kind", request.kind)]),),
     )
     app = Provider(row)
-    answers = [
-        app.request("GET", "/v2/_catalog"),
-        app.request("PUT", "/v2/a/manifests/v1", body=b"{}"),
-    ]
-    assert [answer.header("X-Kind") for answer in answers] == ["catalog", "manifest"]
+    answers = [app.request("GET", "/v2/"), app.request("PUT", "/v2/a/manifests/v1", body=b"{}")]
+    assert [answer.header("X-Kind") for answer in answers] == ["ping", "manifest"]
     assert answers[0].status == 418
 
 

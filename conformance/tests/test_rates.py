@@ -43,12 +43,10 @@ def asked(
     [
         ("GET", "/v2/", (), ()),
         ("GET", "/v2/app/tags/list?n=5", (), ("tag_list",)),
-        ("GET", "/v2/_catalog", (), ("tag_list",)),
         ("HEAD", "/v2/app/manifests/v1", (), ("manifest_head",)),
         ("GET", "/v2/app/manifests/v1", (), ("manifest_get",)),
         ("GET", f"/v2/app/referrers/{DIGEST}", (), ("manifest_get",)),
         ("PUT", "/v2/app/manifests/v1", BODY, ("manifest_put",)),
-        ("DELETE", "/v2/app/manifests/v1", (), ()),
         ("HEAD", f"/v2/app/blobs/{DIGEST}", (), ("blob_head",)),
         ("GET", f"/v2/app/blobs/{DIGEST}", (), ("blob_get",)),
         ("POST", "/v2/app/blobs/uploads/", NONE, ("upload_start",)),

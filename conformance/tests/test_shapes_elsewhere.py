@@ -32,24 +32,19 @@ UNKNOWN_TYPE = "it knows four types of manifest"
 DOCKER_REGISTRY = {  # 2.8.2
     "docker-foreign": URLS,
     "oci-foreign": URLS,
-    "oci-foreign-tar": URLS,
     "urls-on-a-layer": URLS,
     "foreign-without-urls": "without urls a foreign layer has to be there",
     "sha512-child": "a manifest is known by its sha256 only",
     "unknown-child": UNKNOWN_TYPE,
     "oras-manifest": UNKNOWN_TYPE,
-    "artifact-manifest": UNKNOWN_TYPE,
 }
 NESTED = "it takes no index within an index"
 LAYER_TYPES = "it knows few types of layers in Docker manifests"
 SKOPEO = {  # 1.9.3
     "nested-index": NESTED,
     "nested-4-deep": NESTED,
-    "nested-lists": NESTED,
     "nested-shared": NESTED,
     "referrers-of-children": NESTED,
-    "docker-zstd-layer": LAYER_TYPES,
-    "docker-model": LAYER_TYPES,
     "foreign-without-urls": "a layer without urls is fetched whatever its type",
     "urls-on-a-layer": "a layer with urls is not pushed whatever its type",
     "sha512-blobs": "what it pushes it calls by its sha256",
@@ -58,7 +53,6 @@ SKOPEO = {  # 1.9.3
     "buildkit-cache-index": "entries of an index are manifests for it",
     "unknown-child": UNKNOWN_TYPE,
     "oras-manifest": UNKNOWN_TYPE,
-    "artifact-manifest": UNKNOWN_TYPE,
 }
 
 

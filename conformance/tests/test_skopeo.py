@@ -80,12 +80,7 @@ def test_one_platform_of_an_index_is_copied_alone(format: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"locations": "relative"}, id="relative locations"),
-        pytest.param({"mounts": False}, id="no mounts"),
-        pytest.param({"automatic_mounts": True}, id="mounts from anywhere"),
-    ],
+    "options", [pytest.param({"mounts": False}, id="no mounts"), pytest.param({}, id="mounts")]
 )
 def test_copies_to_every_kind_of_registry_and_within_it(
     options: Mapping[str, Any], tmp_path: Path
@@ -103,9 +98,6 @@ def test_copies_to_every_kind_of_registry_and_within_it(
 AUTHS: Mapping[str, Callable[[], Any]] = {
     "basic": lambda: BasicAuth({USER: PASSWORD}),
     "bearer": lambda: TokenService({USER: PASSWORD}, anonymous=False),
-    "web tokens": lambda: TokenService(
-        {USER: PASSWORD}, anonymous=False, jwt=True, field="access_token"
-    ),
 }
 
 
@@ -134,7 +126,7 @@ def test_copies_with_passwords_over_tls(auth: str, ca: trustme.CA, tmp_path: Pat
     assert other.repositories["c/d"].manifests.keys() == image.manifests.keys()
 
 
-def test_tags_are_listed_page_by_page_and_deleted(tmp_path: Path) -> None:
+def test_tags_are_listed_page_by_page(tmp_path: Path) -> None:
     app = App(page_size=10)
     tags = [f"v{number:02}" for number in range(35)]
     seed = Seed(8)
@@ -145,8 +137,6 @@ def test_tags_are_listed_page_by_page_and_deleted(tmp_path: Path) -> None:
         listed = json.loads(skopeo("list-tags", "--tls-verify=false", where, home=tmp_path))
         assert listed["Tags"] == tags
         assert server.journal.count("GET", "tag_list") == 4
-        skopeo("delete", "--tls-verify=false", f"{where}:v07", home=tmp_path)
-    assert sorted(app.tags("a/b")) == [tag for tag in tags if tag != "v07"]
 
 
 def test_a_copy_by_digest_and_a_look(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from conformance.client.copies import fetch_http, identical
 from conformance.content.images import Seed
 from conformance.messages import Response
 from conformance.registry.app import App
-from conformance.registry.tokens import FORMS, BasicAuth, Challenge, TokenService
+from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.exchange import Site
 from conformance.server.sockets import run_in_thread
 from conformance.tests.asking import NOWHERE, refused
@@ -57,8 +57,7 @@ def test_a_challenge_names_realm_service_and_scope(guarded: App) -> None:
     for method, target, scope in (
         ("GET", "/v2/", ""),
         ("POST", "/v2/a/b/blobs/uploads/", "repository:a/b:pull,push"),
-        ("DELETE", "/v2/a/b/manifests/v1", "repository:a/b:delete"),
-        ("GET", "/v2/_catalog", "registry:catalog:*"),
+        ("DELETE", "/v2/a/b/blobs/uploads/x", "repository:a/b:delete"),
         (
             "POST",
             f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=c",
@@ -89,7 +88,7 @@ def test_a_token_opens_what_its_scope_says(guarded: App, tokens: TokenService) -
     for target, method in (("/v2/a/b/blobs/uploads/", "POST"), ("/v2/other/tags/list", "GET")):
         answer = refused(guarded.request(method, target, pull), 401, "UNAUTHORIZED")
         assert 'error="insufficient_scope"' in answer.header("WWW-Authenticate")
-    refused(guarded.request("DELETE", "/v2/a/b/manifests/v1", push), 401, "UNAUTHORIZED")
+    refused(guarded.request("DELETE", "/v2/a/b/blobs/uploads/x", push), 401, "UNAUTHORIZED")
     answer = refused(
         guarded.request("GET", "/v2/", [("Authorization", "Bearer x")]), 401, "UNAUTHORIZED"
     )
@@ -108,7 +107,7 @@ def test_grants_are_the_intersection_of_what_is_asked_and_allowed(guarded: App) 
     assert guarded.request("GET", "/v2/a/b/tags/list", anonymous).status == 200
     refused(guarded.request("POST", "/v2/a/b/blobs/uploads/", anonymous), 401, "UNAUTHORIZED")
     everything = bearer(guarded, "service=registry.test&scope=repository:a/b:*", "me:secret:1")
-    assert guarded.request("DELETE", "/v2/a/b/manifests/v1", everything).status == 202
+    assert guarded.request("DELETE", "/v2/a/b/blobs/uploads/x", everything).status == 404
 
 
 @pytest.mark.parametrize("one_scope", [False, True])
@@ -124,15 +123,6 @@ def test_several_scopes_are_one_token(
     assert guarded.request("GET", "/v2/a/b/tags/list", header).status == 200
     expected = 401 if one_scope and "&scope" in form else 404
     assert guarded.request("GET", "/v2/c/d/tags/list", header).status == expected
-
-
-def test_a_token_wider_than_the_request_is_403_where_scopes_are_exact(
-    guarded: App, tokens: TokenService
-) -> None:
-    tokens.exact_scope = True
-    wide = bearer(guarded, f"{PULL}&scope=repository:c/d:pull")
-    refused(guarded.request("GET", "/v2/a/b/tags/list", wide), 403, "DENIED")
-    assert guarded.request("GET", "/v2/a/b/tags/list", bearer(guarded, PULL)).status == 200
 
 
 def test_tokens_end(guarded: App, tokens: TokenService) -> None:
@@ -234,37 +224,6 @@ def test_malformed_grants_are_refused_and_noted(
 
 def test_tokens_are_given_to_get_and_post_only(guarded: App) -> None:
     refused(guarded.request("PUT", "/token", FORM, GRANT.encode()), 405, "UNSUPPORTED")
-
-
-def test_every_form_of_challenge_has_its_marks() -> None:
-    challenge = Challenge("https://a/token", "svc", "repository:a/b:pull,push", "invalid_token")
-    for name, form in FORMS.items():
-        lines = form(challenge)
-        joined = "\n".join(lines).lower()
-        assert ("svc" in joined) == (name != "no_service")
-        assert ("pull,push" in joined) == (name != "no_scope")
-        assert "invalid_token" in joined
-    app = App(
-        auth=TokenService(form=lambda challenge: [f"Own {challenge.realm}"], protects_ping=False)
-    )
-    assert app.request("GET", "/v2/").status == 200
-    answer = app.request("GET", "/v2/a/tags/list", [("Host", "name.test:5000")])
-    assert answer.header("WWW-Authenticate") == "Own http://name.test:5000/token"
-    app = App(auth=TokenService(form="two_lines"))
-    lines = [v for k, v in app.request("GET", "/v2/").headers if k == "WWW-Authenticate"]
-    assert [line.split()[0] for line in lines] == ["Basic", "Bearer"]
-
-
-def test_a_json_web_token_says_when_it_ends() -> None:
-    service = TokenService(jwt=True, expires_in=100, wall=lambda: 1000.0, field="access_token")
-    answer = ask_token(service, PULL).json()
-    claims = answer["access_token"].split(".")[1]
-    assert json.loads(base64.urlsafe_b64decode(claims + "=="))["exp"] == 1100
-    assert answer["expires_in"] == 100
-    service.expires_in = None
-    service.lifetime = 7
-    claims = ask_token(service, PULL).json()["access_token"].split(".")[1]
-    assert json.loads(base64.urlsafe_b64decode(claims + "=="))["exp"] == 1007
 
 
 def test_the_token_service_can_live_elsewhere(seed: Seed) -> None:
