@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
+from _regsync import edge
 from _regsync.app.console import Console
 from _regsync.app.display import Progress, in_steps, progress_lines
 from _regsync.app.progress import Pace, show_progress
@@ -191,7 +192,8 @@ def test_json_log_lines_are_objects_with_their_events_fields(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The last moment of a second: the milliseconds must not round up alone.
-    monkeypatch.setattr("_regsync.app.console.time.time_ns", lambda: 1_700_000_000_999_999_999)
+    world = edge.current()._replace(wall=lambda: 1_700_000_000.9999)
+    monkeypatch.setattr(edge, "current", lambda: world)
     screen = Screen(logs_json=True, shows_progress=True, terminal=True)
     screen.console.log("warning", "min_tags", "too few", kept=1)
     screen.console.show_outcome(outcome("failed", REFUSED))
