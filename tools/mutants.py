@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
 """Change the program in small ways that matter, and see whether the tests notice each of them.
 
-    python3 tools/mutants.py                    every mutant, with the tests that are likeliest to kill it
-    python3 tools/mutants.py -k staging -j 2    those with the word in their file or title, two at a time
+    python3 tools/mutants.py reach              run the tests once, and note which lines each executes
+    python3 tools/mutants.py try                try the mutants that have no verdict yet
+    python3 tools/mutants.py try -k staging     those with the word in their file or title, again
 
 A mutant is a piece of `_regsync` that is replaced by another one; `mutant_lists/` has them, a file
-for each package. It is killed by a test that fails or hangs. What lives shows that no test cares
-for what the title says: it takes a test, or the mutant changes nothing that anybody can see and
-goes. A mutant is stale when its text no longer stands in its file, exactly once: then it is written
-again for the code that took the place, or goes with the promise that it broke.
+for each package. The judges are the tests that know only the boundary (tests/test_*.py) and the
+pure units (tests/unit): of these, those that execute the line, the quick ones first. A kill counts
+when it happens twice, and the test passes twice without the mutant. The verdicts go to
+build/kills.json, which is gone on with.
+
+What lives shows that no test cares for what the title says: it takes a test, or the mutant changes
+nothing that anybody can see and goes. A mutant is stale when its text no longer stands in its file,
+exactly once: then it is written again for the code that took the place, or goes with its promise.
 
 Exit status: 0 where all are killed, 1 where one lives, 2 where one is stale.
 
-Owns: which mutants there are, the copies of the tree that they run in, the verdicts.
-May not know: what the program does, but by the titles.
-Invariants: the checkout is never written to; each mutant runs alone in a whole copy of it.
+Invariants: the checkout is never written to but below build/; each mutant runs alone in a copy.
 """
 
 from __future__ import annotations
@@ -22,286 +25,334 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import multiprocessing
+import json
 import os
 import queue
-import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import pytest
 import yaml
-
-__all__ = ["Mutant", "Verdict", "main", "read_lists", "run", "troubles"]
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "tools" / "mutant_lists"
 PROGRAM = "_regsync"
-WITHOUT = (
-    ".git",
-    ".venv",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-    ".hypothesis",
-    "build",
-    "dist",
-)
-HANGS_AFTER = 60  # seconds for one test; few take more than two
-LIMIT = 600  # seconds for one file of tests
+REACH = ROOT / "build" / "reach.json"
+KILLS = ROOT / "build" / "kills.json"
+WITHOUT = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "build", "dist")
 
-# Of pytest's exit statuses: 1 and 2 are a test or a module that fails, by the mutant as no other
-# file differs; others are a mistake in the list, such as a file of tests that does not exist.
-KILLED = (1, 2)
+# Files of tests that judge nothing of `_regsync`, or take minutes for what others show in seconds.
+NO_JUDGES = ("layering", "demo", "deploy", "hosts", "readme", "static", "static_file", "zipapp")
 
-# A process of tests is forked off one that has imported what takes long and is not the program.
-FORKS = multiprocessing.get_context("forkserver")
-PRELOADED = [
-    "pytest",
-    "trio.testing",
-    "hypothesis.strategies",
-    "trustme",
-    "h11",
-    "yaml",
-    "anyio.to_thread",
-    # These share no code with the program.
-    "conformance.registry.app",
-    "conformance.audit.mistakes",
-    "conformance.providers.personas",
-]
+MOST_SECONDS = 100.0  # that the tests which judge a mutant took when they were noted
+LONGEST = 20.0  # seconds that one test may take, or it counts as one that hangs
+LATE = 3 * MOST_SECONDS  # seconds after which a whole try has hung
 
 
 class Mutant(NamedTuple):
-    """One change of one file, and where it is likeliest to be noticed."""
+    """One change of one file."""
 
     breaks: str  # what is no longer so, or what is wrong instead; its title
     file: str  # below _regsync/
     old: str  # stands exactly once in the file
     new: str
-    tests: tuple[str, ...]  # `tokens` for tests/test_tokens.py, the likeliest first
-
-
-class Verdict(NamedTuple):
-    """What came of one mutant."""
-
-    mutant: Mutant
-    is_killed: bool
-    by: str  # the test that failed, or why that proves nothing
 
 
 def read_lists() -> list[Mutant]:
-    """Read all mutants."""
     rows = [
         row
         for path in sorted(LISTS.glob("*.yaml"))
         for row in yaml.safe_load(path.read_text("utf-8"))
     ]
-    return [Mutant(**{**row, "tests": tuple(row["tests"].split())}) for row in rows]
+    return [Mutant(row["breaks"], row["file"], row["old"], row["new"]) for row in rows]
 
 
-def troubles(mutants: Iterable[Mutant], root: Path = ROOT) -> list[str]:
-    """Tell which mutants cannot be run as they stand, a line for each."""
+def troubles(mutants: Iterable[Mutant]) -> list[str]:
+    """Tell which mutants cannot be tried as they stand, a line for each."""
+    found = []
+    for mutant in mutants:
+        path = ROOT / PROGRAM / mutant.file
+        count = path.read_text("utf-8").count(mutant.old) if path.exists() else 0
+        if count != 1:
+            found.append(f"{mutant.file}: {mutant.breaks}: its text stands there {count} times")
+    return found
+
+
+# Which lines a test executes
+
+
+def judges() -> list[str]:
+    """Return the paths of the tests that may judge."""
     return [
-        f"{mutant.file}: {mutant.breaks}: {trouble}"
-        for mutant in mutants
-        for trouble in _troubles_of(mutant, root)
+        str(path.relative_to(ROOT))
+        for folder in ("tests", "tests/unit")
+        for path in sorted((ROOT / folder).glob("test_*.py"))
+        if path.stem.removeprefix("test_") not in NO_JUDGES
     ]
 
 
-def _troubles_of(mutant: Mutant, root: Path) -> Iterator[str]:
-    path = root / PROGRAM / mutant.file
-    count = path.read_text("utf-8").count(mutant.old) if path.exists() else 0
-    if count != 1:
-        yield f"its text stands there {count} times: {mutant.old!r}"
-    if mutant.new == mutant.old:
-        yield "it changes nothing"
-    for name in mutant.tests:
-        if not (root / _test_file(name)).exists():
-            yield f"there is no {_test_file(name)}"
+class Noting:
+    """A plugin of pytest: which lines of the program each test executes, and how long it takes."""
+
+    def __init__(self, directory: Path) -> None:
+        import coverage
+
+        self._coverage = coverage.Coverage(
+            data_file=str(directory / "data"),
+            data_suffix=True,
+            source=[str(ROOT / PROGRAM)],
+            config_file=False,
+        )
+        self._times = directory / f"times.{os.getpid()}"
+
+    def pytest_sessionstart(self) -> None:
+        self._coverage.start()
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self._coverage.switch_context(item.nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call":
+            with self._times.open("a", encoding="utf-8") as file:
+                file.write(f"{report.duration:.3f} {report.outcome} {report.nodeid}\n")
+
+    def pytest_sessionfinish(self) -> None:
+        self._coverage.stop()
+        self._coverage.save()
 
 
-def _test_file(name: str) -> str:
-    return f"tests/test_{name}.py"
+def note_reach(at_once: int) -> int:
+    """Run all judges, and write REACH: the seconds of each test, and the tests of each line."""
+    import coverage
+
+    with tempfile.TemporaryDirectory(prefix="reach-") as name:
+        directory = Path(name)
+        files = judges()
+        parts = [files[number::at_once] for number in range(at_once)]
+        code = (
+            "import sys, pathlib, pytest; sys.path.insert(0, '.'); from tools import mutants;"
+            "noting = mutants.Noting(pathlib.Path(sys.argv[1]));"
+            "sys.exit(pytest.main(['-q', '--tb=no', '-p', 'no:cacheprovider', *sys.argv[2:]],"
+            " plugins=[noting]))"
+        )
+        processes = [
+            subprocess.Popen([sys.executable, "-c", code, name, *part], cwd=ROOT) for part in parts
+        ]
+        for process in processes:
+            process.wait()
+
+        seconds = {}
+        for path in directory.glob("times.*"):
+            for line in path.read_text("utf-8").splitlines():
+                took, outcome, test = line.split(" ", 2)
+                if outcome == "passed":
+                    seconds[test] = float(took)
+        data = coverage.CoverageData(str(directory / "all"))
+        for path in directory.glob("data.*"):
+            part = coverage.CoverageData(str(path))
+            part.read()
+            data.update(part)
+        tests = sorted(seconds)
+        number_of = {test: number for number, test in enumerate(tests)}
+        lines: dict[str, dict[int, list[int]]] = {}
+        for path_text in data.measured_files():
+            key = str(Path(path_text).relative_to(ROOT / PROGRAM))
+            lines[key] = {
+                line: sorted(number_of[test] for test in contexts if test in number_of)
+                for line, contexts in data.contexts_by_lineno(path_text).items()
+            }
+    REACH.parent.mkdir(exist_ok=True)
+    REACH.write_text(json.dumps({"seconds": seconds, "tests": tests, "lines": lines}), "utf-8")
+    print(f"{len(tests)} tests reach {sum(map(len, lines.values()))} lines")
+    return 0
 
 
-def run(
-    mutants: Sequence[Mutant],
-    tell: Callable[[Verdict], None],
-    *,
-    root: Path = ROOT,
-    at_once: int = 1,
-) -> list[Verdict]:
-    """Run mutants in copies of the tree, tell each verdict as it comes, and return them all."""
-    verdicts: list[Verdict] = []
-    FORKS.set_forkserver_preload(PRELOADED)
-    with (
-        tempfile.TemporaryDirectory(prefix="mutants-") as directory,
-        ThreadPoolExecutor(at_once) as pool,
-    ):
+class Reach:
+    """What `note_reach` has written."""
+
+    def __init__(self) -> None:
+        read = json.loads(REACH.read_text("utf-8"))
+        self.seconds: dict[str, float] = read["seconds"]
+        self._tests: list[str] = read["tests"]
+        self._lines: dict[str, dict[str, list[int]]] = read["lines"]
+
+    def judges_of(self, mutant: Mutant) -> list[str]:
+        """Return the tests that execute what the mutant changes, in the order in which to ask them:
+        of each function of tests its quickest case first, then the others.
+        """
+        found: set[int] = set()
+        lines = self._lines.get(mutant.file, {})
+        for line in lines_of(mutant):
+            found.update(lines.get(str(line), ()))
+        tests = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
+        cases: defaultdict[str, list[str]] = defaultdict(list)
+        for test in tests:
+            cases[test.partition("[")[0]].append(test)
+        ordered = [each[0] for each in cases.values()]
+        ordered += [test for each in cases.values() for test in each[1:]]
+
+        chosen = []
+        total = 0.0
+        for test in ordered:
+            total += self.seconds[test] + 0.01
+            if total > MOST_SECONDS:
+                break
+            chosen.append(test)
+        return chosen
+
+
+def lines_of(mutant: Mutant) -> range:
+    """Return the numbers of the lines that the mutant changes, or of the smallest statement that
+    has them where it begins before.
+    """
+    text = (ROOT / PROGRAM / mutant.file).read_text("utf-8")
+    start = text[: text.index(mutant.old)].count("\n") + 1
+    end = start + mutant.old.count("\n")
+    inner = range(start, end + 1)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Return, ast.Assign, ast.Expr, ast.AugAssign, ast.AnnAssign)):
+            first, last = node.lineno, node.end_lineno or node.lineno
+            if first <= start and end <= last:
+                inner = range(first, last + 1)
+    return inner
+
+
+# Trying
+
+
+def try_all(mutants: Sequence[Mutant], at_once: int) -> dict[str, str]:
+    """Try mutants in copies of the tree. Returns, and writes as it goes, what killed each by its
+    title; "" where nothing did.
+    """
+    reach = Reach()
+    kills: dict[str, str] = json.loads(KILLS.read_text("utf-8")) if KILLS.exists() else {}
+    lock = threading.Lock()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for number in range(at_once):
-            copies.put(_copy_tree(root, Path(directory) / str(number)))
-        futures = [pool.submit(_try, mutant, copies) for mutant in mutants]
-        for future in as_completed(futures):
-            verdicts.append(future.result())
-            tell(verdicts[-1])
-    return verdicts
+            copies.put(copy_tree(Path(directory) / str(number)))
+
+        def work(mutant: Mutant) -> None:
+            tree = copies.get()
+            try:
+                killer = killer_of(mutant, reach.judges_of(mutant), tree)
+            finally:
+                copies.put(tree)
+            with lock:
+                kills[mutant.breaks] = killer
+                KILLS.write_text(json.dumps(kills, indent=0, sort_keys=True), "utf-8")
+                fate = f"killed by {killer}" if killer else "LIVES"
+                print(f"{mutant.file}: {mutant.breaks}: {fate}", flush=True)
+
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(work, mutants))
+    return kills
 
 
-def _copy_tree(root: Path, place: Path) -> Path:
+def copy_tree(place: Path) -> Path:
     tree = place / "tree"
-    shutil.copytree(root, tree, ignore=shutil.ignore_patterns(*WITHOUT), symlinks=True)
-    if (root / "build").exists():  # what the tests have fetched, such as a FIPS provider
-        (tree / "build").symlink_to(root / "build")
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*WITHOUT), symlinks=True)
     return tree
 
 
-def _try(mutant: Mutant, copies: queue.SimpleQueue[Path]) -> Verdict:
-    """Ask one file of tests after the other, as most mutants are killed by the first."""
-    tree = copies.get()
-    try:
-        with _applied(mutant, tree):
-            killer = _first_killer(mutant, tree)
-        if not killer:
-            return Verdict(mutant, False, "")
-        # A test that fails or hangs by itself, or under load, has noticed nothing.
-        tests = _tests_of(killer)
-        if _killer(tree, tests):
-            return Verdict(mutant, False, f"{tests} fails without it, too")
-        return Verdict(mutant, True, killer)
-    except (RuntimeError, SyntaxError) as error:
-        return Verdict(mutant, False, f"it cannot be tried: {error}")  # the rest of the list can
-    finally:
-        copies.put(tree)
-
-
-def _first_killer(mutant: Mutant, tree: Path) -> str:
-    for name in mutant.tests:
-        if killer := _killer(tree, _test_file(name)):
-            return killer
-    return ""
-
-
-def _tests_of(killer: str) -> str:
-    """Return what pytest runs again: the test with all its parameters, or the file that hangs."""
-    if "::" in killer:
-        return killer.partition("[")[0]
-    return killer.partition(":")[0]
+def killer_of(mutant: Mutant, tests: Sequence[str], tree: Path) -> str:
+    """Return the first test that fails or hangs with the mutant and not without it."""
+    if not tests:
+        return ""
+    with applied(mutant, tree):
+        killer = failing(tests, tree)
+        if not killer or not failing([killer], tree):
+            return ""
+    if failing([killer], tree) or failing([killer], tree):
+        return ""
+    return killer
 
 
 @contextlib.contextmanager
-def _applied(mutant: Mutant, tree: Path) -> Iterator[None]:
-    """Change the copy, and change it back with its old times, by which Python knows what is
-    compiled.
-    """
+def applied(mutant: Mutant, tree: Path) -> Iterator[None]:
+    """Change the copy, and change it back."""
     path = tree / PROGRAM / mutant.file
     text = path.read_text("utf-8")
     changed = text.replace(mutant.old, mutant.new)
     ast.parse(changed, f"{mutant.file} ({mutant.breaks})")  # else all tests would kill it
-    times = path.stat()
     path.write_text(changed, "utf-8")
     try:
         yield
     finally:
         path.write_text(text, "utf-8")
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def _killer(tree: Path, tests: str) -> str:
-    """Run tests in a copy. Returns the first test that fails or hangs, "" if all pass.
-
-    Raises RuntimeError if pytest itself fails.
-    """
-    log = tree.parent / "log"
-    process = FORKS.Process(target=_run_pytest, args=(tree, tests, log))
-    process.start()
-    process.join(LIMIT)
-    is_late = process.exitcode is None
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid or 0, signal.SIGKILL)  # what its tests have started, too
-    process.join()
-    output = log.read_text("utf-8", "replace")
-    if is_late:
-        return f"{tests}: no end within {LIMIT} s"
-    if process.exitcode == 0:
-        return ""
-    # The dump of a hanging test's stacks may end the process by a signal.
-    hangs = re.search(r"(?m)^Timeout \(", output) is not None
-    if process.exitcode not in KILLED and not hangs:
-        raise RuntimeError(f"{tests}: pytest ended with {process.exitcode}: {output[-2000:]}")
-    failed = re.search(r"(?m)^(?:FAILED|ERROR) (\S+)", output)
-    return failed[1] if failed else f"{tests}: a test that hangs"
-
-
-def _run_pytest(tree: Path, tests: str, log: Path) -> None:
-    """Be a process of pytest in a copy of the tree."""
-    os.setsid()
-    os.chdir(tree)
-    sys.dont_write_bytecode = False  # the next mutant finds compiled what this one leaves as it is
-    sys.path[:] = [
-        str(tree),
-        *(place for place in sys.path if not place.startswith(str(ROOT / "tools"))),
-    ]
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    options = ["-q", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider"]
-    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is preloaded
-    options += ["-o", f"faulthandler_timeout={HANGS_AFTER}", f"--basetemp={tree.parent / 'tmp'}"]
-    status = int(pytest.ExitCode.INTERNAL_ERROR)
+def failing(tests: Sequence[str], tree: Path) -> str:
+    """Run tests in a copy. Returns the first that fails or hangs, "" if all pass."""
+    begun = tree.parent / "begun"
+    names = tree.parent / "names"
+    names.write_text("\n".join(tests), "utf-8")
+    options = ["-q", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-p", "tools.begun"]
+    options += ["-o", f"faulthandler_timeout={LONGEST}", f"--basetemp={tree.parent / 'tmp'}"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "BEGUN": str(begun)}
+    begun.write_text("", "utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options, f"@{names}"],
+        cwd=tree,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
-        status = int(pytest.main([*options, tests]))
-    finally:
-        sys.stdout.flush()
-        os._exit(status)  # whatever threads the tests have left
+        status = process.wait(LATE)
+    except subprocess.TimeoutExpired:
+        status = 1
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what its tests have started, too
+    process.wait()
+    if status == 0:
+        return ""
+    return begun.read_text("utf-8") or tests[0]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the mutants that are asked for; return the exit status."""
     parser = argparse.ArgumentParser(
         description="Change the program, and see whether tests notice."
     )
-    parser.add_argument(
-        "-k", metavar="WORD", default="", help="those with it in their file or title"
-    )
-    parser.add_argument("-j", metavar="N", type=int, default=1, help="so many at a time")
+    parser.add_argument("what", choices=["reach", "try"])
+    parser.add_argument("-k", metavar="WORD", help="those with it in their file or title, again")
+    parser.add_argument("-j", metavar="N", type=int, default=2, help="so many at a time")
     arguments = parser.parse_args(argv)
+    if arguments.what == "reach":
+        return note_reach(arguments.j)
 
-    mutants = [
-        mutant
-        for mutant in read_lists()
-        if arguments.k.lower() in f"{mutant.file} {mutant.breaks}".lower()
-    ]
-    if not mutants:
-        parser.error(f"no mutant has {arguments.k!r} in its file or title")
+    mutants = read_lists()
     stale = troubles(mutants)
-    for line in stale:
-        print(f"stale   {line}", flush=True)
-    if stale:
-        return 2
-
-    began = time.monotonic()
-    verdicts = run(mutants, _print, at_once=arguments.j)
-    living = [verdict.mutant for verdict in verdicts if not verdict.is_killed]
-    seconds = time.monotonic() - began
-    print(f"{len(verdicts)} mutants, {len(living)} live, {seconds:.0f} s")
+    print("\n".join(f"stale   {line}" for line in stale))
+    known = json.loads(KILLS.read_text("utf-8")) if KILLS.exists() else {}
+    word = (arguments.k or "").lower()
+    stale_titles = "\n".join(stale)
+    wanted = [
+        mutant
+        for mutant in mutants
+        if f"{mutant.file}: {mutant.breaks}: " not in stale_titles
+        and (
+            word in f"{mutant.file} {mutant.breaks}".lower()
+            if word
+            else mutant.breaks not in known
+        )
+    ]
+    kills = try_all(wanted, arguments.j)
+    living = [mutant for mutant in mutants if not kills.get(mutant.breaks)]
     for mutant in living:
         print(f"lives   {mutant.file}: {mutant.breaks}")
-    return 1 if living else 0
-
-
-def _print(verdict: Verdict) -> None:
-    mutant = verdict.mutant
-    why = f" ({verdict.by})" if verdict.by else ""
-    fate = "killed" if verdict.is_killed else "LIVES "
-    print(f"{fate}  {mutant.file}: {mutant.breaks}{why}", flush=True)
+    print(f"{len(mutants)} mutants, {len(living)} live")
+    return 2 if stale else 1 if living else 0
 
 
 if __name__ == "__main__":
