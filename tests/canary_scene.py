@@ -10,21 +10,16 @@ verify is tested elsewhere.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import anyio
 
-from _regsync.app import access, auditing, cli, locking, running, watch
-from _regsync.app.console import Console
 from conformance.clouds.google import make_key
 from conformance.content.images import Seed
 from conformance.messages import Answer, Content, Request, Response
@@ -188,19 +183,6 @@ class Storage(Site):
         return Response(200, [], body) if body is not None else Response(404)
 
 
-def _told(work: Callable[..., Any]) -> Callable[..., Any]:
-    async def run(*arguments: Any, **named: Any) -> int:
-        try:
-            return int(await work(*arguments, **named))
-        except Exception as error:
-            given = (*arguments, *named.values())
-            console = next(each for each in given if isinstance(each, Console))
-            sys.excepthook(type(error), error, error.__traceback__)  # as with -vv
-            return cli.report_error(console, error)
-
-    return run
-
-
 @dataclass
 class Scene:
     """What a variant's machine has, and who answers it; `heard`: all that servers were shown."""
@@ -315,20 +297,7 @@ class Scene:
         return file
 
     async def run(self, *words: str) -> Ran:
-        """Run the program; what leaves a command that talks to registries is told as the command
-        line tells it.
-        """
-        with contextlib.ExitStack() as patched:
-            for module, name in (
-                (running, "run"),
-                (running, "list_tags"),
-                (access, "check_access"),
-                (auditing, "audit"),
-                (locking, "update_lock"),
-                (watch, "run"),
-            ):
-                patched.enter_context(mock.patch.object(module, name, _told(getattr(module, name))))
-            return await self.world.run(*words, env=self.env)
+        return await self.world.run(*words, env=self.env)
 
 
 def targets(scene: Scene) -> None:

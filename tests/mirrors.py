@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from _regsync.sync.report import schema
 from conformance.client.attachments import fallback_lists
 from conformance.content.images import Image, Seed
 from conformance.registry.app import App
 from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, tags
+from tests.program import report_schema
 
 SBOM = "application/spdx+json"
 SIGNATURE = "application/vnd.example.signature"
@@ -181,7 +181,7 @@ class AuditedMirror(Mirror):
     async def audit(self, *options: str, **top: Any) -> Ran:
         """Run an audit, which writes nothing and whose document is as the schema says."""
         ran = await self.run("audit", *options, **top)
-        Draft202012Validator(schema()).validate(ran.report)
+        Draft202012Validator(report_schema()).validate(ran.report)
         for place in (self.source, *self.targets.values()):
             place.journal.matching(WRITES).none()
         counted = Counter(finding["finding"] for finding in ran.report["findings"])

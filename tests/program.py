@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
 import io
 import json
@@ -139,6 +140,14 @@ def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     }
     command = [*words(), *arguments]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
+
+
+@functools.cache
+def report_schema() -> dict[str, Any]:
+    """Return the JSON Schema of what `--json` writes, as the program prints it."""
+    document = json.loads(run_process("schema", "--report").out)
+    assert isinstance(document, dict)
+    return document
 
 
 # The program on the event loop of the test

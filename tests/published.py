@@ -6,18 +6,18 @@ from typing import Any
 
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from _regsync.sync.report import schema
 from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response
 from conformance.server.sockets import Server
 from tests.ends import Ran, document, run_regsync, tags
+from tests.program import report_schema
 
 
 def check(name: str, written: dict[str, Any]) -> None:
     """Hold one document to the schema, to the shape of its name alone, and to no other field than
     named.
     """
-    published = schema()
+    published = report_schema()
     Draft202012Validator.check_schema(published)
     Draft202012Validator(published).validate(written)
     strict = closed({**published, "anyOf": [{"$ref": f"#/$defs/{name}"}]})

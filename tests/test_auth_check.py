@@ -15,7 +15,6 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.auth.cloud import Login
 from _regsync.errors import ContentError
-from _regsync.sync.report import schema
 from conformance.clouds.aws import Aws, Private
 from conformance.content.images import Seed
 from conformance.messages import Access, Answer, Request, Response, error
@@ -25,6 +24,7 @@ from conformance.server.exchange import Reception
 from conformance.server.memory import Place
 from tests.a_cloud import ECR, Cloud
 from tests.ends import Ran, Virtual, document
+from tests.program import report_schema
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -45,7 +45,7 @@ async def check(
     """Ask in JSON; return the run, and its rows by repository."""
     text = document(registries, *({"from": name, **mapping} for name in repositories))
     ran = await world.run("auth", "check", "--json", verbose, "-c", "-", stdin=text)
-    Draft202012Validator(schema()).validate(ran.report)
+    Draft202012Validator(report_schema()).validate(ran.report)
     assert set(ran.report) == {"schema", "access"}
     rows = ran.report["access"]
     assert [row["repository"] for row in rows] == sorted(row["repository"] for row in rows)
@@ -324,7 +324,7 @@ async def check_ecr(
 
 
 def rows_of(ran: Ran) -> dict[str, dict[str, Any]]:
-    Draft202012Validator(schema()).validate(ran.report)
+    Draft202012Validator(report_schema()).validate(ran.report)
     return {
         row["repository"].removeprefix(f"{ECR}/"): row
         for row in ran.report["access"]

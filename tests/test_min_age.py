@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import pytest
 
-from _regsync.sync.report import schema
 from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response
 from tests.ends import Ran, Virtual, document, held, tags
 from tests.mirrors import Mirror, asked
+from tests.program import report_schema
 from tests.watching import lines
 
 HOUR = 3600.0
@@ -287,10 +287,10 @@ async def test_an_analysis_is_about_all_that_is_selected(mirror):
 
 @pytest.mark.virtual_time
 async def test_the_schema_names_what_is_new():
-    image = schema()["$defs"]["image"]["properties"]
+    image = report_schema()["$defs"]["image"]["properties"]
     assert "min_age" in image["reason"]["enum"]
     assert "until" in image
-    assert "held" in schema()["$defs"]["images"]["properties"]
+    assert "held" in report_schema()["$defs"]["images"]["properties"]
 
 
 # --- state that is lost, shared, damaged, refused

@@ -10,12 +10,13 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
-from _regsync.sync.report import MappingSelection, Outcome, Report, general_message, schema
+from _regsync.sync.report import MappingSelection, Outcome, Report, general_message
 from _regsync.text import duration_text, size_text
 from conformance.content.images import Seed, encode
 from conformance.server.sockets import Server
 from tests.ends import document as written
 from tests.ends import run_regsync, tags
+from tests.program import report_schema
 from tests.published import check, mixed_run
 
 
@@ -448,4 +449,4 @@ def test_the_schema_refuses_what_is_not_so(spoil: Callable[[dict[str, Any]], Non
     told = document(made)
     check("report", told)
     spoil(told)
-    assert not Draft202012Validator(schema()).is_valid(told)
+    assert not Draft202012Validator(report_schema()).is_valid(told)

@@ -20,13 +20,13 @@ import pytest
 import yaml
 
 from _regsync.app import cli
-from _regsync.sync.report import schema
 from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.sockets import Server
 from tests.ends import ROOT, Ran, Start, Virtual, held, only, run_regsync, started
+from tests.program import report_schema
 
 SECRET = "Xyzzy-0pen-Sesame"
 SIGNATURE = f"sha256-{'a' * 64}.sig"
@@ -125,7 +125,7 @@ def test_json_is_what_its_schema_says(source: Server) -> None:
         },
         "missing": [],
     }
-    jsonschema.Draft202012Validator(schema()).validate(told)
+    jsonschema.Draft202012Validator(report_schema()).validate(told)
 
 
 def test_log_lines_in_json_name_tag_and_reason(source: Server) -> None:
@@ -407,7 +407,7 @@ def test_schemas_are_json_on_standard_output() -> None:
     plain, told = run_regsync("schema"), run_regsync("schema", "--report")
     assert (plain.status, plain.err, told.status, told.err) == (0, "", 0, "")
     assert "mappings" in plain.report["properties"]
-    assert told.report == schema()
+    assert told.report == report_schema()
 
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
