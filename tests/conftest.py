@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import resource
@@ -43,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+_session = contextlib.ExitStack()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Tell those who decide when they are imported."""
     fuzzing.begin(thorough=config.getoption("--thorough"))
@@ -51,6 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--program"):
         Chosen.checkout = Path(config.getoption("--program")).resolve()
         sys.path.insert(0, str(Chosen.checkout))
+    if Chosen.file is None and Chosen.checkout == ROOT:
+        # Tests of the program's inside have the edge of this process.
+        from _regsync import edge
+        from _regsync.app.process import process_edge
+
+        _session.enter_context(edge.using(process_edge()))
 
 
 # Whose tests run any file as they run the checkout: they only look at what it says and asks for.
@@ -169,13 +179,3 @@ def pyz(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
     return out / "regsync-nofips.pyz"
-
-
-@pytest.fixture(autouse=True, scope="session")
-def process_edge() -> Iterator[None]:
-    """Give tests of the program's inside the edge of this process."""
-    from _regsync import edge
-    from _regsync.app.process import process_edge
-
-    with edge.using(process_edge()):
-        yield

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import anyio
-import pytest
 
-from _regsync.errors import ConfigError
 from conformance.client.attachments import referrers_tag
 from conformance.content.images import Image
 from conformance.registry.tokens import TokenService
@@ -188,6 +186,7 @@ async def test_a_time_in_the_lock_counts(world, tmp_path):
 
 async def test_without_a_place_for_the_times_nothing_is_attempted(mirror):
     config = mirror.text({"from": "app", "tags": tags("v1"), "min_age": "3d"})
-    with pytest.raises(ConfigError, match="min_age"):
-        await mirror.world.run("audit", "-c", "-", stdin=config)
+    ran = await mirror.world.run("audit", "-c", "-", stdin=config)
+    assert ran.status == 3
+    assert "min_age" in ran.err
     mirror.target.journal.matching().none()

@@ -31,7 +31,7 @@ from tests.program import Chosen
 from tests.pythons import PYTHONS
 from tests.thinning import thorough
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 MANY = 30  # small images beside the others, for a host with few open files
 
