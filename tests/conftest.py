@@ -47,6 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _session = contextlib.ExitStack()
 
 
+def pytest_unconfigure() -> None:
+    _session.close()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Tell those who decide when they are imported."""
     fuzzing.begin(thorough=config.getoption("--thorough"))
