@@ -135,19 +135,20 @@ def note_reach(at_once: int) -> int:
 
     with tempfile.TemporaryDirectory(prefix="reach-") as name:
         directory = Path(name)
-        files = judges()
-        parts = [files[number::at_once] for number in range(at_once)]
         code = (
             "import sys, pathlib, pytest; sys.path.insert(0, '.'); from tools import mutants;"
             "noting = mutants.Noting(pathlib.Path(sys.argv[1]));"
-            "sys.exit(pytest.main(['-q', '--tb=no', '-p', 'no:cacheprovider', *sys.argv[2:]],"
-            " plugins=[noting]))"
+            "options = ['-q', '--tb=no', '-p', 'no:cacheprovider', '-o', 'faulthandler_timeout=0'];"
+            "sys.exit(pytest.main([*options, sys.argv[2]], plugins=[noting]))"
         )
-        processes = [
-            subprocess.Popen([sys.executable, "-c", code, name, *part], cwd=ROOT) for part in parts
-        ]
-        for process in processes:
-            process.wait()
+
+        def run(file: str) -> None:
+            command = [sys.executable, "-c", code, name, file]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            print(file, *done.stdout.splitlines()[-1:], flush=True)
+
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(run, judges()))
 
         seconds = {}
         for path in directory.glob("times.*"):
