@@ -694,7 +694,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "lock": ("lock", "-vv", "--recheck", "-c", "FILE"),
     "lock --diff": ("lock", "-vv", "--recheck", "--diff", "--markdown", "-c", "FILE"),
     "sync --locked": ("sync", "--locked", "-vv", "--json", "-c", "FILE"),
-    "audit": ("audit", "-vv", "--json", "--read", "3", "-c", "FILE"),
+    "audit": ("audit", "-vv", "--json", "--read", "-c", "FILE"),
     "auth": ("auth", "check", "-vv", "-c", "FILE"),
     "auth, json": ("auth", "check", "-vv", "--json", "-c", "FILE"),
     "tags": ("tags", "-vv", "-c", "FILE", "REGISTRY/app"),

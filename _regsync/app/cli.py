@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -52,6 +53,11 @@ METAVARS = {
 }
 LIST_TYPES = ("one_or_texts", "all_or_texts")  # the types of METAVARS whose fields take a list
 
+# Old commands and options -> what to do instead. An option follows its command; its N is a number.
+GONE = {
+    "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings"
+}
+
 # Characters of an unknown command that are compared with the commands. The comparison of long texts
 # takes quadratic time.
 LONGEST_COMPARED = 64
@@ -90,8 +96,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if name is None and "--version" in words:
         words.remove("--version")
         name = "version"
-    if name is not None and name not in COMMANDS:
-        raise unknown_command_error(name)
+    if name is not None:
+        check_is_not_gone(name, words)
+        if name not in COMMANDS:
+            raise unknown_command_error(name)
 
     # Without a command, the options are parsed all the same, because one of them may be `--help`.
     parser = program_parser() if name is None else command_parser(name, COMMANDS[name])
@@ -103,6 +111,16 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if name is None:
         raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
+
+
+def check_is_not_gone(name: str, words: Sequence[str]) -> None:
+    """Raise ConfigError if the command, or one of its options in `words`, is one of GONE."""
+    line = f"{name} {' '.join(words)} ".replace("=", " ")
+    for old, instead in GONE.items():
+        command, *options = old.split(maxsplit=1)
+        option = "".join(f".* {option}" for option in options).replace("N", "[0-9]+")
+        if re.match(f"{command}{option} ", line):
+            raise ConfigError(f"`{old}` is gone: {instead}")
 
 
 def unknown_command_error(name: str) -> ConfigError:
@@ -396,10 +414,8 @@ def add_audit_arguments(parser: Parser) -> None:
     add_locked(parser, "expect at targets what the lock file names, and contact no source")
     parser.add_argument(
         "--read",
-        metavar="N",
-        type=int,
-        default=0,
-        help="download N blobs of each target, chosen at random, and check their bytes",
+        action="store_true",
+        help="download all blobs of the targets, and check their bytes",
     )
     parser.add_argument(
         "--receipt",
@@ -647,7 +663,7 @@ Only sources are asked. A mapping that fails keeps its old lines.""",
         statuses="0 1 2 3 130",
         examples="""\
 regsync audit -c mirror.yaml
-regsync audit -c mirror.yaml --read 20 --json >audit.json
+regsync audit -c mirror.yaml --read --json >audit.json
 regsync audit -c mirror.yaml --locked --receipt there.txt
 
 Every tag, manifest, blob and artifact is asked for, and nothing is written to any registry. Without --locked the

@@ -337,17 +337,13 @@ def run_audit(arguments: Namespace, console: Console) -> int:
     from _regsync.app.auditing import audit
     from _regsync.app.environment import run_async
 
-    if arguments.read < 0:
-        raise ConfigError("--read: N must be 0 or more", hint="see `regsync audit --help`")
     receipt = arguments.receipt
     if receipt is not None and not os.path.isdir(os.path.dirname(receipt) or "."):
         raise ConfigError(f"{printable(receipt)} cannot be written: its directory does not exist")
     config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)
     lock = read_lock(arguments, config)
     return run_async(
-        partial(
-            audit, config, console, blobs_to_read=arguments.read, receipt_path=receipt, lock=lock
-        )
+        partial(audit, config, console, reads_blobs=arguments.read, receipt_path=receipt, lock=lock)
     )
 
 
