@@ -337,7 +337,7 @@ def test_a_command_that_copies_nothing_does_not_say_that_it_copies():
 def test_q_hides_warnings_as_its_help_says(tmp_path):
     assert "no warnings" in run_regsync_help("validate")
     path = tmp_path / "mirror.yaml"
-    mapping = "{from: a, source: a, targets: [b], tags: {immutable_tags: latest}}"
+    mapping = "{from: a, source: a, targets: [b], tags: {glob: x, exclude: x}}"
     path.write_text(
         f"registries: {{a: {{url: a.example}}, b: {{url: b.example}}}}\nmappings: [{mapping}]"
     )

@@ -97,14 +97,11 @@ def read_optional_config(name: str | None) -> Config:
     return load(read_config_file(name))
 
 
-def read_config(name: str, console: Console, *, should_lint: bool = False) -> Config:
-    """Read a configuration and log its warnings.
-
-    With `should_lint`, valid settings that are probably mistakes cause warnings too.
-    """
+def read_config(name: str, console: Console) -> Config:
+    """Read a configuration and log its warnings."""
     from _regsync.config.reader import load
 
-    config = load(read_config_file(name), should_lint=should_lint)
+    config = load(read_config_file(name))
     for warning in config.warnings:
         console.log("warning", "config", warning)
     return config
@@ -442,7 +439,7 @@ def mappings_from(registry: Registry, repository: str, config: Config) -> list[M
 
 
 def run_validate(arguments: Namespace, console: Console) -> int:
-    read_config(arguments.file, console, should_lint=True)
+    read_config(arguments.file, console)
     return 0
 
 
