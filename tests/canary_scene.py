@@ -692,7 +692,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sync --dry-run": ("sync", "--dry-run", "-vv", "--json", "-c", "FILE"),
     "analyze": ("analyze", "-vv", "-c", "FILE"),
     "lock": ("lock", "-vv", "--recheck", "-c", "FILE"),
-    "lock --diff": ("lock", "-vv", "--recheck", "--diff", "--markdown", "-c", "FILE"),
+    "lock --check": ("lock", "-vv", "--recheck", "--check", "-c", "FILE"),
     "sync --locked": ("sync", "--locked", "-vv", "--json", "-c", "FILE"),
     "audit": ("audit", "-vv", "--json", "--read", "-c", "FILE"),
     "auth": ("auth", "check", "-vv", "-c", "FILE"),

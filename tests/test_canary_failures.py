@@ -123,7 +123,7 @@ ONLINE = (
     *("sync", "sync, its log", "sync --dry-run", "analyze", "lock", "audit", "auth", "tags"),
     "copy",
 )
-FROM_A_LOCK = ("lock --diff", "sync --locked")
+FROM_A_LOCK = ("lock --check", "sync --locked")
 OFFLINE = ("validate", "expand", "schema", "version")
 
 

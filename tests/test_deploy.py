@@ -475,7 +475,7 @@ def test_the_workflow_of_a_lock_proposes_what_it_then_copies():
     (lock,) = commands_of(propose)
     sync, *reports = commands_of(copies)
     assert [each.to for each in reports] == ["markdown", "junit"]
-    assert (lock.command, lock.diff, lock.markdown) == ("lock", False, True)
+    assert (lock.command, lock.check) == ("lock", False)
     assert (sync.command, sync.locked) == ("sync", True)
     # A runner has no state: what came after its image would not be found, or not be copied.
     assert lock.recheck

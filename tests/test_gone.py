@@ -7,8 +7,12 @@ import pytest
 from _regsync.app.cli import GONE
 from tests.ends import run_regsync
 
-# By the row of GONE, a command line with the old word in it, and a part of what to do instead.
-OLD = {"audit --read N": ("audit -c - --read 20", "reads all blobs")}
+# By the row of GONE: a command line with the old word in it, and a part of what to do instead.
+OLD = {
+    "lock --diff": ("lock -c - --lock x --diff", "lock --check"),
+    "lock --markdown": ("lock --markdown -c mirror.yaml", "a line for each change"),
+    "audit --read N": ("audit -c - --read 20", "reads all blobs"),
+}
 
 
 def test_each_old_word_has_a_command_line_here() -> None:

@@ -262,7 +262,7 @@ async def test_the_output_that_is_shown_is_the_programs(world, tmp_path):
     await call("tags", "-v", "ghcr.io/org/app", *rule, password="right", glob="*")
     await call("lock", password="right", glob="v1.2.*")
     Seed(9).image().load_into(source.app, "org/app", tag="v1.2.4")
-    await call("lock", "--diff", password="right", glob="v1.2.*")
+    await call("lock", "--check", password="right", glob="v1.2.*")
 
     shortened = {re.sub(r"(sha256:[0-9a-f]{8})[0-9a-f]{56}", r"\1…", line) for line in output}
     told = [line for line in samples() if not line.startswith("$ ")]

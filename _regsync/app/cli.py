@@ -55,7 +55,9 @@ LIST_TYPES = ("one_or_texts", "all_or_texts")  # the types of METAVARS whose fie
 
 # Old commands and options -> what to do instead. An option follows its command; its N is a number.
 GONE = {
-    "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings"
+    "lock --diff": "`lock --check` shows the changes and does not write the lock file",
+    "lock --markdown": "`lock` prints a line for each change",
+    "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings",
 }
 
 # Characters of an unknown command that are compared with the commands. The comparison of long texts
@@ -385,12 +387,9 @@ def add_lock_arguments(parser: Parser) -> None:
         help="the lock file (default: FILE with .lock as its ending: mirror.lock for mirror.yaml)",
     )
     parser.add_argument(
-        "--diff", action="store_true", help="show the changes, and do not write the lock file"
-    )
-    parser.add_argument(
-        "--markdown",
+        "--check",
         action="store_true",
-        help="print the changes to standard output as a table in Markdown",
+        help="show what has come, moved or gone, and do not write the lock file",
     )
     parser.add_argument(
         "--only",
@@ -648,7 +647,7 @@ run does with each image, use `sync --dry-run`.""",
         statuses="0 1 2 3 4 130",
         examples="""\
 regsync lock -c mirror.yaml
-regsync lock -c mirror.yaml --diff --markdown
+regsync lock -c mirror.yaml --check
 regsync lock -c mirror.yaml --only library/alpine
 regsync lock -c mirror.yaml --recheck
 regsync sync -c mirror.yaml --locked
@@ -656,7 +655,11 @@ regsync sync -c mirror.yaml --locked
 Only sources are asked. A mapping that fails keeps its old lines.""",
         add_arguments=add_lock_arguments,
         run=commands.run_lock,
-        own_statuses={"0": "nothing failed, with or without changes"},
+        own_statuses={
+            "0": "nothing failed, with or without changes; --check: without changes",
+            "1": "something failed, but not everything; --check: nothing failed, and there are changes",
+            "2": "everything failed, or an unexpected error; --check: something failed",
+        },
     ),
     "audit": Command(
         summary="check that targets hold what they should hold",

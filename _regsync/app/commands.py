@@ -314,8 +314,7 @@ def run_lock(arguments: Namespace, console: Console) -> int:
         mappings=locking.select_mappings(arguments.only, config),
         keeps_others=bool(arguments.only),  # the lines of the mappings that `--only` does not name
         recheck=arguments.recheck,
-        writes_file=not arguments.diff,
-        prints_table=arguments.markdown,
+        is_check=arguments.check,
     )
     file = locking.open_lock(lock_path(arguments))
     return run_async(partial(locking.update_lock, file, config, options, console))

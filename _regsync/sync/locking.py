@@ -23,12 +23,14 @@ from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.lockfile import (
+    Change,
     Lock,
     LockedArtifact,
     LockedImage,
     LockedMapping,
     SourceKey,
     artifact_rule,
+    compare,
     locked_mapping,
     source_key,
 )
@@ -56,6 +58,8 @@ class NewLock(NamedTuple):
     resolved_count: int
     failed_mappings: tuple[Failure, ...]
     failed_images: tuple[Failure, ...]
+    # The source repositories of `failed_mappings`, as in lines of the lock.
+    failed_repositories: frozenset[str]
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -65,6 +69,18 @@ class NewLock(NamedTuple):
     def is_writable(self) -> bool:
         """Whether the lock has lines for every mapping."""
         return all(failure.keeps_lines for failure in self.failed_mappings)
+
+    def changes_from(self, old_lock: Lock) -> list[Change]:
+        """Return the differences from the old lock, sorted like the lines of a lock.
+
+        No image of a mapping that has failed is gone, because its source has not said so.
+        """
+        return [
+            change
+            for change in compare(old_lock, self.lock)
+            if change.kind != "gone"
+            or change.image.source.repository not in self.failed_repositories
+        ]
 
 
 class _Selection(NamedTuple):
@@ -339,12 +355,14 @@ class Locking:
         # The mappings of the old lock whose old lines are kept.
         kept_mappings = self._mappings_not_resolved_now() if self._keeps_others else []
         failed_mappings = list[Failure]()
+        failed_repositories = set[str]()
         for result in results:
             mapping = locked_mapping(result.rule)
             if result.error is None:
                 resolved_mappings.append(mapping)
                 new_images += result.images
                 continue
+            failed_repositories.add(mapping.source.repository)
             has_old_lines = mapping in self._old_lock.mappings
             failed_mappings.append(
                 Failure(str(mapping.source), result.error, keeps_lines=has_old_lines)
@@ -365,6 +383,7 @@ class Locking:
             resolved_count=self._resolved_tag_count,
             failed_mappings=tuple(failed_mappings),
             failed_images=tuple(self._failed_images.values()),
+            failed_repositories=frozenset(failed_repositories),
         )
 
     def _mappings_not_resolved_now(self) -> list[LockedMapping]:
