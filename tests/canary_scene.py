@@ -690,7 +690,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sync": ("sync", "-vv", "--json", "-c", "FILE"),
     "sync, its log": ("sync", "--recheck", "-vv", "--log-format", "json", "-c", "FILE"),
     "sync --dry-run": ("sync", "--dry-run", "-vv", "--json", "-c", "FILE"),
-    "analyze": ("analyze", "-vv", "-c", "FILE"),
     "lock": ("lock", "-vv", "--recheck", "-c", "FILE"),
     "lock --check": ("lock", "-vv", "--recheck", "--check", "-c", "FILE"),
     "sync --locked": ("sync", "--locked", "-vv", "--json", "-c", "FILE"),

@@ -9,6 +9,7 @@ from tests.ends import run_regsync
 
 # By the row of GONE: a command line with the old word in it, and a part of what to do instead.
 OLD = {
+    "analyze": ("analyze -c mirror.yaml --locked", "sync --dry-run"),
     "lock --diff": ("lock -c - --lock x --diff", "lock --check"),
     "lock --markdown": ("lock --markdown -c mirror.yaml", "a line for each change"),
     "audit --read N": ("audit -c - --read 20", "reads all blobs"),

@@ -271,7 +271,7 @@ async def test_the_output_that_is_shown_is_the_programs(world, tmp_path):
 
 
 SHORTEST = {
-    **{name: [name, "-c", "x"] for name in ("sync", "watch", "analyze", "lock", "audit")},
+    **{name: [name, "-c", "x"] for name in ("sync", "watch", "lock", "audit")},
     **{name: [name, "x"] for name in ("tags", "report", "validate", "expand")},
     "auth": ["auth", "check", "-c", "x"],
     "copy": ["copy", "a", "b"],
@@ -328,10 +328,9 @@ def test_a_configuration_is_named_with_or_without_an_option(name, tmp_path):
 
 
 def test_a_command_that_copies_nothing_does_not_say_that_it_copies():
-    for name in ("analyze", "audit"):
-        locked = next(action for action in commands()[name]._actions if action.dest == "locked")
-        assert locked.help
-        assert "copy" not in locked.help
+    locked = next(action for action in commands()["audit"]._actions if action.dest == "locked")
+    assert locked.help
+    assert "copy" not in locked.help
 
 
 def test_q_hides_warnings_as_its_help_says(tmp_path):

@@ -55,6 +55,7 @@ LIST_TYPES = ("one_or_texts", "all_or_texts")  # the types of METAVARS whose fie
 
 # Old commands and options -> what to do instead. An option follows its command; its N is a number.
 GONE = {
+    "analyze": "`sync --dry-run` shows how many images and bytes a run would move, and what it would mount",
     "lock --diff": "`lock --check` shows the changes and does not write the lock file",
     "lock --markdown": "`lock` prints a line for each change",
     "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings",
@@ -372,13 +373,6 @@ def add_watch_arguments(parser: Parser) -> None:
     )
 
 
-def add_analyze_arguments(parser: Parser) -> None:
-    add_config(parser)
-    add_locked(parser, "look at what the lock file names, and not at what sources have now")
-    add_shard(parser)
-    add_json(parser)
-
-
 def add_lock_arguments(parser: Parser) -> None:
     add_config(parser)
     parser.add_argument(
@@ -628,19 +622,6 @@ A changed configuration is read before the next cycle; SIGHUP begins one at once
         add_arguments=add_watch_arguments,
         run=commands.run_watch,
         own_statuses={"0": "stopped by SIGINT or SIGTERM", "2": "an unexpected error"},
-    ),
-    "analyze": Command(
-        summary="show how large the selected images are, what they share, and the bytes and requests of a run",
-        statuses="0 1 2 3 4 130",
-        examples="""\
-regsync analyze -c mirror.yaml
-
-It prints the number of images and blobs, their size with each blob once, how much a run would send to each target,
-how many requests each registry would get, and the largest images and layers. For this the manifests of all selected
-images are read, unchanged ones too, and targets are asked what they have. Nothing is changed. To see what the next
-run does with each image, use `sync --dry-run`.""",
-        add_arguments=add_analyze_arguments,
-        run=commands.run_analyze,
     ),
     "lock": Command(
         summary="pin the digest of each selected tag in a file, for review",

@@ -320,15 +320,6 @@ def run_lock(arguments: Namespace, console: Console) -> int:
     return run_async(partial(locking.update_lock, file, config, options, console))
 
 
-def run_analyze(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.environment import run_async
-    from _regsync.app.running import run
-
-    config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)
-    lock = read_lock(arguments, config)
-    return run_async(partial(run, config, console, kind="analysis", lock=lock))
-
-
 def run_audit(arguments: Namespace, console: Console) -> int:
     from _regsync.app.auditing import audit
     from _regsync.app.environment import run_async
