@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from _regsync.app import commands
-from _regsync.app.console import Console, terminal_size
+from _regsync.app.console import Console, terminal_columns
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.files import null_output
 from _regsync.fips import REMEDY
@@ -214,7 +214,7 @@ def help_width() -> int:
 
     argparse itself would import `shutil` and three compression modules for this, on every start.
     """
-    columns, _ = terminal_size(sys.stdout)
+    columns = terminal_columns(sys.stdout)
     variable = os.environ.get("COLUMNS", "")
     if variable.isdecimal() and int(variable) > 0:
         columns = int(variable)

@@ -9,11 +9,10 @@ Follows: docs/design.md section 12.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, count
-from types import MappingProxyType
 from typing import NamedTuple
 
 import anyio
@@ -158,13 +157,8 @@ class Audit:
         _read_blobs      download all blobs and verify their digests, if that is wanted
     """
 
-    # The verb for an image in the progress display.
-    verb = "looking at"
     # When a drain after a signal ends. Always None, because a signal ends an audit at once.
     drain_deadline = None
-    # The number of failures by host, for the progress display. Always empty, because an audit
-    # prints each failure at once.
-    failures: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self,
@@ -220,10 +214,8 @@ class Audit:
 
         # Images selected so far, at all targets.
         self.images_known = 0
-        # The bytes to read back, for the progress display.
+        # The bytes to read back, for the progress line.
         self.traffic = Traffic()
-        # The target references of the images that are being checked. A dict keeps their order.
-        self._under_way = dict[str, None]()
 
     @property
     def images_done(self) -> int:
@@ -232,10 +224,6 @@ class Audit:
     @property
     def bytes_moved(self) -> int:
         return self.transport.blob_bytes
-
-    def images_under_way(self) -> list[str]:
-        """Return the target references of the images that are being checked."""
-        return list(self._under_way)
 
     async def run(self) -> None:
         """Check all images, and add findings and failures to the report."""
@@ -320,12 +308,10 @@ class Audit:
     async def _check_image(self, image: _AuditedImage) -> None:
         """Check one image with its artifacts, and report the result."""
         check = _Check(image)
-        self._under_way[image.target_name] = None
         try:
             await self._check_tag(check)
         except SyncError as error:
             check.error = check.error or error
-        del self._under_way[image.target_name]
         self._report.images_done += 1
         self._report_check(check)
 

@@ -10,10 +10,9 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
-from types import MappingProxyType
 from typing import NamedTuple
 
 from _regsync.config.model import ArtifactRule, MappingRule
@@ -114,12 +113,10 @@ class _MappingResult(NamedTuple):
 class Locking:
     """The work of making one new lock."""
 
-    # The progress display reads these attributes of any work. A lock copies nothing, and ends
+    # The progress line reads these attributes of any work. A lock copies nothing, and ends
     # immediately after a signal.
-    verb = "asking for"
     bytes_moved = 0
     traffic = Traffic()
-    failures: Mapping[str, int] = MappingProxyType({})
     drain_deadline = None
 
     def __init__(
@@ -145,8 +142,6 @@ class Locking:
         # How many tags are selected so far, and how many of them have a result.
         self.images_known = 0
         self.images_done = 0
-        # The references of the tags that are being resolved, oldest first. The values are unused.
-        self._under_way = dict[str, None]()
 
         self._discovery = discovery
         self._referrers = referrers
@@ -185,10 +180,6 @@ class Locking:
 
         # By source and digest, the request for a new line. All tags of a digest share it.
         self._new_images: dict[tuple[SourceKey, str], Once[LockedImage]] = defaultdict(Once)
-
-    def images_under_way(self) -> list[str]:
-        """Return the references of the images that are being resolved."""
-        return list(self._under_way)
 
     async def resolve(self) -> NewLock:
         """Resolve all mappings and return the new lock."""
@@ -238,7 +229,6 @@ class Locking:
         result has the tag's line of the old lock, or no line if the old lock has none.
         """
         name = self._discovery.source_of(rule).name_of(tag)
-        self._under_way[name] = None
         try:
             image = await self._resolve_image(rule, tag)
             self._resolved_tag_count += 1
@@ -253,7 +243,6 @@ class Locking:
             self._failed_images[name] = Failure(name, error, keeps_lines=old_image is not None)
             return _TagResult(old_image)
         finally:
-            self._under_way.pop(name, None)
             self.images_done += 1
 
     async def _resolve_image(self, rule: MappingRule, tag: str) -> LockedImage:

@@ -23,7 +23,7 @@ import anyio.abc
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.layout.layouts import Layouts
-from _regsync.oci.reference import is_digest, split_full_name
+from _regsync.oci.reference import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import COPIED, NO_CHECK, Snapshot, key_of
@@ -867,13 +867,10 @@ class Run:
                 self._report_outcome(outcome)
 
     def _report_outcome(self, outcome: Outcome) -> None:
-        """Add an outcome to the report and the counters, and emit it."""
+        """Add an outcome to the report, count it, and emit it."""
         self.scheduler.images_done += 1
         if outcome.error is not None:
             outcome.error.drop_frames()  # the frames would keep buffers alive until the run ends
-            reference = getattr(outcome.error, "reference", None) or outcome.target
-            host, _ = split_full_name(reference)
-            self.scheduler.failures[host] += 1
         self._report.outcomes.append(outcome)
         self._emit(outcome)
 
