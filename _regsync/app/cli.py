@@ -118,11 +118,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def check_is_not_gone(name: str, words: Sequence[str]) -> None:
     """Raise ConfigError if the command, or one of its options in `words`, is one of GONE."""
-    line = f"{name} {' '.join(words)} ".replace("=", " ")
+    text = f" {' '.join(words)} ".replace("=", " ")
     for old, instead in GONE.items():
-        command, *options = old.split(maxsplit=1)
-        option = "".join(f".* {option}" for option in options).replace("N", "[0-9]+")
-        if re.match(f"{command}{option} ", line):
+        command, _, option = old.partition(" ")
+        pattern = f" {option.replace('N', '[0-9]+')} "
+        if command == name and (not option or re.search(pattern, text)):
             raise ConfigError(f"`{old}` is gone: {instead}")
 
 
