@@ -20,6 +20,7 @@ from _regsync.text import size_text
 from conformance.client.attachments import FAMILIES, family, has_api, referrers_tag
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
+from conformance.messages import digest_of
 from conformance.providers.personas import PERSONAS
 from conformance.server.memory import Link
 from tests.attached import MOVES, Scene
@@ -351,6 +352,9 @@ async def test_a_receipt_names_what_is_there(world, tmp_path):
     there = {*image.contents(), *bill.contents()} - {lost, wrong}
     lines = receipt.read_text().splitlines()
     assert lines == sorted(f"{digest} target.test/app" for digest in there)
+    # Nobody needs to read these two bytes to know them.
+    assert digest_of(b"{}") in there
+    mirror.target.journal.matching("GET", "blob", reference=digest_of(b"{}")).none()
 
 
 @pytest.mark.parametrize("trouble", ["no directory", "full disk"])
