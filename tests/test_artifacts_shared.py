@@ -204,16 +204,6 @@ async def test_where_no_state_can_be_kept_a_quarter_of_the_day_decides(mirror):
     assert sum(looks) == 4, looks
 
 
-async def test_an_analysis_counts_what_hangs_on_images(mirror):
-    chain(mirror)
-    mirror.write({"from": "app", "tags": tags("v*")})
-    ran = await mirror.run("analyze")
-    assert ran.status == 0, ran.err
-    (target,) = ran.report["targets"].values()
-    assert target["bytes"] == target["to_move"] == ran.report["blobs"]["unique_bytes"]
-    assert ran.report["images"] == 1
-
-
 @pytest.mark.parametrize("referrers_api", [True, False])
 async def test_an_artifact_that_is_a_child_too_is_put_once(world, referrers_api, tmp_path):
     """An index names an image, and a signature of the image; the source lists the signature, too."""

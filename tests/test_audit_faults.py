@@ -20,6 +20,7 @@ from _regsync.text import size_text
 from conformance.client.attachments import FAMILIES, family, has_api, referrers_tag
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
+from conformance.messages import digest_of
 from conformance.providers.personas import PERSONAS
 from conformance.server.memory import Link
 from tests.attached import MOVES, Scene
@@ -85,14 +86,14 @@ async def test_a_target_of_any_kind_is_looked_at_whole(world, name, tmp_path):
     image.load_into(target, repository, "v1")
     mirror.registries["target"] = {"url": f"https://{target.row.hosts['registry']}"}
     mirror.mapping["to"] = repository
-    ran = await mirror.run("audit", "--read", "2")
+    ran = await mirror.run("audit", "--read")
     target.journal.matching(MOVES).none()
     if name in CLOSED:
         assert (ran.status, ran.report["findings"]) == (2, [])
         assert only(ran.report["failures"])["error"]["code"] == "AUTH_ERROR"
     else:
         assert whole(ran) == 1
-        assert ran.totals["read"]["blobs"] == 2
+        assert ran.totals["read"]["blobs"] == len(image.blobs)
         target.journal.matching("HEAD", "blob", status=200).exactly(len(image.blobs))
 
 
@@ -309,9 +310,7 @@ async def test_an_audit_shows_how_far_it_is(world, tmp_path):
     mirror.target.app.faults.on("HEAD", "blob").delay(40)
     file = str(tmp_path / "mirror.yaml")
     ran = await world.run("audit", "-c", file)
-    [line] = ran.err.splitlines()
-    assert line.startswith("still running: 0 of 1 images, ")
-    assert line.endswith("; looking at target.test/app:v1")
+    assert ran.err.splitlines() == ["still running: 0 of 1 images"]
 
 
 # The process.
@@ -346,11 +345,14 @@ async def test_a_receipt_names_what_is_there(world, tmp_path):
     lose_blob(mirror.target.app, lost)
     mirror.target.app.faults.on("GET", "blob", reference=wrong).corrupt()
     receipt = tmp_path / "there.txt"
-    ran = await mirror.audit("--read", "99", "--receipt", str(receipt))
+    ran = await mirror.audit("--read", "--receipt", str(receipt))
     assert found(ran) == sorted([("incomplete", lost), ("corrupt", wrong)])
     there = {*image.contents(), *bill.contents()} - {lost, wrong}
     lines = receipt.read_text().splitlines()
     assert lines == sorted(f"{digest} target.test/app" for digest in there)
+    # Nobody needs to read these two bytes to know them.
+    assert digest_of(b"{}") in there
+    mirror.target.journal.matching("GET", "blob", reference=digest_of(b"{}")).none()
 
 
 @pytest.mark.parametrize("trouble", ["no directory", "full disk"])
@@ -371,13 +373,6 @@ def test_a_receipt_that_cannot_be_written_is_an_error_that_names_it(
         target.journal.matching().none()
     else:
         assert (ran.status, os.listdir(tmp_path)) == (2, [])
-
-
-@pytest.mark.parametrize("number", ["-1", "many"])
-def test_a_number_of_blobs_that_is_none_is_refused(number):
-    ran = run_regsync("audit", "-c", "-", "--read", number, stdin='{"mappings": []}')
-    assert ran.status == 3
-    assert "--read" in ran.err
 
 
 def test_an_audit_that_finds_nothing_says_nothing_and_findings_are_lines(source, target):
@@ -427,7 +422,7 @@ def test_what_was_left_out_of_a_layout_is_not_missed(source, target, tmp_path):
     disk = {"url": "oci-layout:disk", "assume": "far.txt"}
     file.write_text(document({"source": source, "target": disk}, rule))
     assert run_regsync("sync", "-q", "-c", str(file)).status == 0
-    ran = run_regsync(*audit, "--read", "9")
+    ran = run_regsync(*audit, "--read")
     assert whole(ran) == 1
     assert ran.totals["blobs"] == 1, "the config alone is there"
 
@@ -471,9 +466,7 @@ def test_between_two_real_registries(docker_registries, tmp_path):
     made.push(source)
     assert run_regsync("sync", "-q", "-c", file).status == 0
     receipt = tmp_path / "there.txt"
-    ran = run_regsync(
-        "audit", "--json", "-q", "-c", file, "--read", "99", "--receipt", str(receipt)
-    )
+    ran = run_regsync("audit", "--json", "-q", "-c", file, "--read", "--receipt", str(receipt))
     assert whole(ran) == 1
     assert ran.totals["artifacts"] == len(made.travelling)
     requests = ran.totals["requests"][target]

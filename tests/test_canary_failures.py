@@ -119,11 +119,8 @@ FAILURES: dict[str, Callable[[Scene], contextlib.AbstractContextManager[None]]] 
     each.__name__: each
     for each in (crashed, interrupted, full, locked, changed, unreachable, circling)
 }
-ONLINE = (
-    *("sync", "sync, its log", "sync --dry-run", "analyze", "lock", "audit", "auth", "tags"),
-    "copy",
-)
-FROM_A_LOCK = ("lock --diff", "sync --locked")
+ONLINE = (*("sync", "sync, its log", "sync --dry-run", "lock", "audit", "auth", "tags"), "copy")
+FROM_A_LOCK = ("lock --check", "sync --locked")
 OFFLINE = ("validate", "expand", "schema", "version")
 
 
@@ -159,7 +156,7 @@ async def test_each_command_shows_no_secret(world, tmp_path, clean_env):
     scene = arranged(world, tmp_path, clean_env)
     scene.config()
     traces = Traces(scene.canaries, tmp_path, clean_env)
-    online = ("sync --dry-run", "analyze", "lock", *FROM_A_LOCK, "auth, json", "tags", "copy")
+    online = ("sync --dry-run", "lock", *FROM_A_LOCK, "auth, json", "tags", "copy")
     for command in (*online, *OFFLINE):
         for host in ("written.test", "static.test") if command in ("tags", "copy") else ("",):
             ran = await scene.run(*words(scene, command, host))

@@ -293,7 +293,7 @@ TYPED: list[tuple[str, ...]] = [
     ("watch", "-c", "/dev/null", "--health-port", URL),
     ("auth", URL),
     ("auth", "check", URL),
-    ("analyze", "--log-format", URL, "-c", "x"),
+    ("audit", "--log-format", URL, "-c", "x"),
     ("validate", URL),
     ("expand", URL),
     ("schema", URL),

@@ -227,17 +227,16 @@ def test_a_valid_configuration_says_nothing(tmp_path):
         assert (ran.status, ran.out, ran.err) == (0, "", "")
 
 
-def test_what_can_hardly_be_meant_is_said_by_validate_alone():
+def test_a_warning_of_the_configuration_names_its_place_in_each_command():
     text = """
-registries: {a: {url: a.test}, b: {url: b.test, auth_type: static_token, token: written-out}}
+registries: {a: {url: a.test}, b: {url: "http://b.test", auth_type: static_token, token: written-out}}
 mappings: []
 """
-    ran = call("validate", "-", stdin=text)
-    assert (ran.status, ran.out) == (0, "")
-    assert all(line.startswith("warning: standard input:2:") for line in ran.err.splitlines())
-    assert "${NAME}" in ran.err
-    assert "written-out" not in ran.err
-    assert call("sync", "-c", "-", stdin=text).err == ""
+    for command in (("validate", "-"), ("sync", "-c", "-")):
+        ran = call(*command, stdin=text)
+        assert (ran.status, ran.out) == (0, "")
+        assert ran.err.startswith("warning: standard input:2:")
+        assert "written-out" not in ran.err
 
 
 def test_registries_of_a_configuration_are_found_by_host(serve, image, source):

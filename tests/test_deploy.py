@@ -350,7 +350,7 @@ def test_the_workflow_proposes_what_it_then_copies():
     propose = workflow["jobs"]["propose"]
     (lock,) = commands_of(propose)
     validate, shows, copies, *reports = commands_of(workflow["jobs"]["mirror"])
-    assert (lock.command, validate.command) == ("lock", "validate")
+    assert (lock.command, lock.check, validate.command) == ("lock", False, "validate")
     assert (shows.command, shows.locked, shows.dry_run) == ("sync", True, True)
     assert (copies.command, copies.locked, copies.dry_run) == ("sync", True, False)
     assert [(each.command, each.to) for each in reports] == [

@@ -245,7 +245,7 @@ def test_deep_or_long_yaml_is_refused_in_bounded_work(unit):
 # Command lines.
 
 WORDS = st.sampled_from([
-    "copy", "sync", "tags", "analyze", "validate", "expand", "schema", "version", "watch", "auth", "check",
+    "copy", "sync", "tags", "audit", "validate", "expand", "schema", "version", "watch", "auth", "check",
     "nonsense", "-c",
     "--config", "--config=-", "-", "--json", "--dry-run", "-v", "-vv", "-q", "--log-format", "json", "text",
     "--log-format=xml",

@@ -614,7 +614,7 @@ def test_an_audit_reads_a_layout_and_its_receipt_thins_another(source, seed, tmp
     to_layout(tmp_path, source, {"from": "app", "tags": tags("v1")})
     config = str(tmp_path / "out.yaml")
     receipt = str(tmp_path / "far.txt")
-    ran = run_regsync("audit", "-c", config, "--read", "9", "--receipt", receipt)
+    ran = run_regsync("audit", "-c", config, "--read", "--receipt", receipt)
     assert (ran.status, ran.out) == (0, "")
     registries = {"source": source, "disk": {"url": "oci-layout:thin", "assume": "far.txt"}}
     text = document(registries, {"from": "app", "tags": tags("v1")}, defaults=ALL)

@@ -146,7 +146,7 @@ def test_a_layout_is_made_read_and_changed_on_a_real_disk(tmp_path, kind):
         disk.mount()
         assert scene.sync().statuses() == ["skipped"] * 2
         assert (disk.layout / "index.json").read_bytes() == first
-        audit = scene.run("audit", "--json", "--read", "100")
+        audit = scene.run("audit", "--json", "--read")
         assert audit.status == 0, audit.err
 
         scene.images["app:v1"] = scene.seed.image()

@@ -64,7 +64,8 @@ async def test_one_image_that_moves_is_one_line(mirror):
     moved = mirror.push("v1")
     signature = mirror.attach(moved)
 
-    ran = await mirror.succeed("lock", "--diff")
+    ran = await mirror.run("lock", "--check")
+    assert ran.status == 1
     assert mirror.lock.read_text().splitlines() == before
     assert not ran.report["written"]
     check("lock", ran.report)
@@ -330,6 +331,36 @@ async def test_everything_that_fails_for_want_of_a_login_is_status_4(mirror):
     mirror.write({"from": "app", "tags": tags("v*")})
     mirror.source.app.faults.on("GET", "tag_list").status(403)
     assert (await mirror.run("lock")).status == 4
+    assert (await mirror.run("lock", "--check")).status == 2
+
+
+@pytest.mark.parametrize("rules", ["the same", "others", "other platforms"])
+async def test_what_could_not_be_looked_up_is_never_gone(mirror, world, rules):
+    """Not even where the rules are others, so that the lock cannot keep its old lines."""
+    for repository in ("app", "other"):
+        mirror.push("v1", mirror.seed.index(), repository=repository)
+    lost = mirror.push("v2", repository="other")
+    mapping = {"from": "app", "tags": tags("v*")}
+    mirror.write(mapping, {"from": "other", "tags": tags("v*")})
+    await mirror.succeed("lock")
+    before = mirror.lock.read_text()
+
+    mapping |= {
+        "the same": {},
+        "others": {"tags": {"glob": "v*", "exclude": "v9"}},
+        "other platforms": {"platforms": ["linux/amd64"]},
+    }[rules]
+    mirror.write(mapping, {"from": "other", "tags": tags("v*")})
+    mirror.source.app.faults.on("GET", "tag_list", repository="app").status(403)
+    del mirror.source.app.repositories["other"].tags["v2"]
+    for check_only, status in ((["--check"], 2), ([], 1)):
+        ran = await world.run("lock", *check_only, "-c", str(mirror.file))
+        assert ran.status == status
+        gone = [line for line in ran.out.splitlines() if line.startswith("gone ")]
+        assert gone == [f"gone source.test/other:v2 {lost.top}"]
+        assert "failed source.test/app" in ran.err
+        assert ("was not written" in ran.err) is (rules != "the same" and not check_only)
+        assert (mirror.lock.read_text() == before) is (bool(check_only) or rules != "the same")
 
 
 async def test_an_image_that_is_itself_at_fault_fails_alone(mirror):
@@ -378,7 +409,8 @@ async def test_only_some_repositories(mirror):
     mirror.push("v1")
     mirror.push("v1", repository="other")
 
-    ran = await mirror.succeed("lock", "--only", "other", "--diff")
+    ran = await mirror.run("lock", "--only", "other", "--check")
+    assert ran.status == 1
     assert [each["source"] for each in ran.report["changes"]] == ["source.test/other:v1"]
     await mirror.succeed("lock", "--only", "source.test/other")
     assert mirror.source.journal.count(repository="app") == 0
@@ -491,8 +523,8 @@ async def test_a_lock_that_cannot_be_read_is_a_configuration_error(mirror):
 # What is shown.
 
 
-async def test_what_changed_is_a_line_each_or_a_table(mirror, world):
-    old = {tag: mirror.push(tag) for tag in ("v1", "v2")}
+async def test_what_changed_is_a_line_each(mirror, world):
+    old = {tag: mirror.push(tag) for tag in ("v1", "v2", "v3")}
     mirror.write({"from": "app", "tags": tags("v*")})
     said = await world.run("lock", "-c", str(mirror.file))
     assert said.out.splitlines() == [
@@ -500,26 +532,25 @@ async def test_what_changed_is_a_line_each_or_a_table(mirror, world):
         "changed the mappings, or their rules",
     ]
     assert (await world.run("lock", "-c", str(mirror.file))).out == ""
-    assert (await world.run("lock", "--markdown", "-c", str(mirror.file))).out == ""
+    ran = await world.run("lock", "--check", "-c", str(mirror.file))
+    assert (ran.status, ran.out, ran.err) == (0, "", "")
 
     new = mirror.push("v1")
     signature = mirror.attach(old["v2"])
-    options = ("lock", "--diff", "--recheck", "-c", str(mirror.file))
+    del mirror.source.app.repositories["app"].tags["v3"]
+    options = ("lock", "--recheck", "-c", str(mirror.file))
+    checked = await world.run(*options, "--check")
+    assert checked.status == 1
+    assert signature.top not in mirror.lock.read_text()
     said = await world.run(*options)
+    assert (said.status, said.out) == (0, checked.out)
     assert said.out.splitlines() == [
         f"moved source.test/app:v1 {old['v1'].top} -> {new.top}",
         f"changed source.test/app:v2 {old['v2'].top} (artifacts: 1 came, 0 gone)",
+        f"gone source.test/app:v3 {old['v3'].top}",
     ]
-    said = await world.run(*options, "--markdown")
-    assert said.out.splitlines() == [
-        "1 moved, 1 changed",
-        "",
-        "| | image | was | is | artifacts |",
-        "|---|---|---|---|---|",
-        f"| moved | `source.test/app:v1` | `{old['v1'].top[:19]}` | `{new.top[:19]}` | 0 |",
-        f"| changed | `source.test/app:v2` | `{old['v2'].top[:19]}` | `{old['v2'].top[:19]}` | 1 |",
-    ]
-    assert signature.top not in mirror.lock.read_text()
+    assert signature.top in mirror.lock.read_text()
+    assert (await world.run(*options, "--check")).status == 0
 
 
 # A run from a lock.
@@ -565,7 +596,7 @@ async def test_a_lock_that_is_not_for_this_configuration_stops_the_run_before_an
         {"from": "app", "tags": tags("v*"), "artifacts": {"enabled": False}},
     ):
         mirror.write({"from": "app", "tags": tags("v*"), "to": "x"}, mapping)
-        for command in ("sync", "analyze"):
+        for command in ("sync", "audit"):
             ran = await mirror.run(command, "--locked")
             assert ran.status == 3
             assert "mappings[1], from source.test/app" in ran.err
@@ -873,7 +904,7 @@ async def test_an_image_that_requires_an_artifact_and_has_none_in_the_lock_fails
     assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 
 
-async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(mirror):
+async def test_a_dry_run_and_a_shard_are_from_the_lock_too(mirror):
     images = {name: mirror.push("v1", repository=name) for name in ("app", "other")}
     mirror.attach(images["app"])
     mapping = {"tags": tags("v*"), "artifacts": {"exclude": [SIGNATURE]}}
@@ -899,10 +930,6 @@ async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(mirror):
     assert source_was_asked_by_digest_alone()
     assert mirror.source.journal.count(kind="referrers") == 0
     assert mirror.target.app.repositories == {}
-
-    ran = await mirror.succeed("analyze", "--locked")
-    assert ran.report["images"] == 2
-    assert source_was_asked_by_digest_alone()
 
     ran = await mirror.succeed("sync", "--locked", "--shard", "1/2")
     assert ran.statuses() == ["synced"]

@@ -273,18 +273,6 @@ async def test_a_dry_run_says_what_waits_and_leaves_no_trace(mirror):
     assert ran.totals["images"] == {"synced": 0, "skipped": 0, "failed": 0, "would_sync": 1}
 
 
-async def test_an_analysis_is_about_all_that_is_selected(mirror):
-    image = mirror.push("v1")
-    mirror.file.write_text(
-        document(
-            {"source": mirror.source, "target": mirror.target},
-            {"from": "app", "tags": tags("v1"), "min_age": "3d"},
-        )
-    )
-    ran = await mirror.world.run("analyze", "--json", "-c", str(mirror.file), env={"CI": "true"})
-    assert (ran.status, ran.report["blobs"]["unique"]) == (0, len(image.blobs))
-
-
 @pytest.mark.virtual_time
 async def test_the_schema_names_what_is_new():
     image = report_schema()["$defs"]["image"]["properties"]

@@ -1,10 +1,7 @@
-"""`sync --dry-run` and `analyze`: nothing is changed, and what they foretell is what a run then
-does.
-"""
+"""`sync --dry-run`: nothing is changed, and what it foretells is what a run then does."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from _regsync.text import size_text
 from conformance.content.images import Seed
 from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, run_regsync, tags
@@ -26,7 +24,7 @@ def command(
 ) -> Ran:
     file = directory / "mirror.yaml"
     file.write_text(document(registries, *mappings))
-    words = {"dry": ["sync", "--dry-run"], "sync": ["sync"], "analyze": ["analyze"]}[what]
+    words = {"dry": ["sync", "--dry-run"], "sync": ["sync"]}[what]
     return run_regsync(*words, more, "-c", str(file))
 
 
@@ -62,7 +60,7 @@ def test_a_dry_run_foretells_what_the_run_then_does(tmp_path: Path, serve: Start
     assert foretold.report["dry_run"] is True
     assert Counter(foretold.statuses()) == {"would_sync": 7}
     done = command(tmp_path, "sync", ends, *mappings)
-    for key in ("bytes", "layers"):
+    for key in ("bytes", "layers", "saved"):
         assert foretold.totals[key] == done.totals[key], key
     assert foretold.totals["images"] == {"synced": 0, "skipped": 0, "failed": 0, "would_sync": 7}
     assert done.totals["images"] == {"synced": 7, "skipped": 0, "failed": 0}
@@ -97,6 +95,22 @@ def test_a_dry_run_says_per_mapping_and_image_what_would_happen(
     ]
     assert "4 blobs, 7" in told[1]
     assert told[1].endswith("0 mounted, 0 there)")
+    size = told[1].partition(" blobs, ")[2].partition(",")[0]
+    assert told[4] == f"Data: {size} of {size} to transfer"
+
+
+def test_the_bytes_to_transfer_are_told_beside_those_of_all_blobs(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, target = serve(), serve()
+    mappings, ends = shared_base(source), {"source": source, "target": target}
+    told = command(tmp_path, "dry", ends, *mappings, more="-q").out.splitlines()
+    totals = command(tmp_path, "dry", ends, *mappings).totals
+    assert totals["layers"]["mounted"] == 4
+    all_bytes = totals["bytes"] + totals["saved"]["mounted"]
+    data = f"{size_text(totals['bytes'])} of {size_text(all_bytes)}"
+    assert told[-1] == f"Data: {data} to transfer"
+    assert totals["saved"]["mounted"] > 2 * 70_000, "the base, in two of the repositories"
 
 
 def test_a_dry_run_asks_for_no_more_than_pull(tmp_path: Path, serve: Start) -> None:
@@ -108,67 +122,6 @@ def test_a_dry_run_asks_for_no_more_than_pull(tmp_path: Path, serve: Start) -> N
     scopes = [entry.target for entry in target.journal.entries if "scope=" in entry.target]
     assert scopes
     assert not any("push" in scope for scope in scopes)
-
-
-@pytest.mark.parametrize("filled", [False, True], ids=["cold", "done"])
-def test_an_analysis_counts_shares_mounts_and_requests(
-    tmp_path: Path, serve: Start, filled: bool
-) -> None:
-    source, target = serve(), serve()
-    mappings, ends = shared_base(source), {"source": source, "target": target}
-    if filled:
-        command(tmp_path, "sync", ends, *mappings)
-        source.journal.clear()
-        target.journal.clear()
-    ran = command(tmp_path, "analyze", ends, *mappings)
-    assert ran.status == 0, ran.err
-    assert changed_nothing(source, target)
-    found = json.loads(ran.out)
-    assert found["images"] == 7
-    # Two base layers in six images; the seven configs and six own layers are in one image each.
-    assert found["blobs"]["shared"] == 2
-    assert found["targets"][target.address]["mounts_possible"] == 4
-    if filled:
-        assert found["targets"][target.address]["to_move"] == 0
-        return
-    done = command(tmp_path, "sync", ends, *mappings)
-    assert found["targets"][target.address]["to_move"] == done.totals["bytes"]
-    assert found["requests"] == done.totals["requests"]
-
-
-def test_an_analysis_of_a_fan_out_counts_each_read_of_the_source_once(
-    tmp_path: Path, serve: Start
-) -> None:
-    source, one, two = serve(), serve(), serve()
-    mappings, ends = shared_base(source), {"source": source, "one": one, "two": two}
-    found = json.loads(command(tmp_path, "analyze", ends, *mappings).out)
-    assert changed_nothing(source, one, two)
-    done = command(tmp_path, "sync", ends, *mappings)
-    assert (done.status, done.failed) == (0, [])
-    assert found["requests"] == done.totals["requests"]
-    blobs = found["blobs"]["unique"]
-    assert found["requests"][source.address]["blob_get"] == blobs
-    source.journal.matching("GET", "blob").exactly(blobs)
-
-
-def test_an_analysis_is_readable(tmp_path: Path, serve: Start) -> None:
-    source, target = serve(), serve()
-    mappings = shared_base(source)
-    told = command(
-        tmp_path, "analyze", {"source": source, "target": target}, *mappings, more="-q"
-    ).out
-    assert told.startswith("Images: 7\nBlobs: ")
-    assert f"Target {target.address}: " in told
-    assert "4 mounts possible" in told
-    assert "in 6 images" in told
-
-
-def test_what_no_run_fetches_is_not_foretold(tmp_path: Path, serve: Start) -> None:
-    source, target = serve(), serve()
-    Seed(4).artifact().load_into(source.app, "app", tag="v1")
-    ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
-    found = json.loads(command(tmp_path, "analyze", ends, mapping).out)
-    assert found["requests"] == command(tmp_path, "sync", ends, mapping).totals["requests"]
 
 
 # Artifacts that stay behind.
@@ -264,3 +217,4 @@ def test_a_dry_run_finds_what_the_target_has(tmp_path: Path, serve: Start) -> No
     assert [each["blobs"]["skipped"] for each in foretold.images] == [1]
     done = command(tmp_path, "sync", ends, {"from": "app", "tags": {"glob": "v*"}})
     assert foretold.totals["bytes"] == done.totals["bytes"] > 0
+    assert foretold.totals["saved"] == done.totals["saved"]

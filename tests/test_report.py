@@ -418,7 +418,6 @@ def test_what_a_run_would_do_and_cost_is_as_published(source: Server, target: Se
         "would_sync",
         "would_sync",
     ]
-    check("analysis", run_regsync("analyze", "--json", "-q", "-c", "-", stdin=config).report)
 
 
 def test_tags_and_version_are_as_published(source: Server) -> None:

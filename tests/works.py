@@ -29,10 +29,7 @@ def work(**fields: Any) -> Any:
         "images_done": 1,
         "bytes_moved": 60_000_000,
         "traffic": traffic,
-        "failures": Counter(),
         "drain_deadline": None,
-        "verb": "copying",
-        "images_under_way": lambda: ["s/app:1", "s/app:2"],
     }
     return SimpleNamespace(**{**usual, **fields})
 

@@ -31,17 +31,16 @@ async def audit(
     config: Config,
     console: Console,
     *,
-    blobs_to_read: int,
+    reads_blobs: bool,
     receipt_path: str | None,
     lock: Lock | None,
 ) -> int:
     """Check that targets hold the images that a configuration selects. Returns the exit status.
 
-    `blobs_to_read` is the number of blobs per target whose bytes are downloaded and checked. A
-    receipt lists every manifest and blob that was found. It is written to `receipt_path`, unless
-    that is None or a signal interrupts the audit. With a lock, no source is contacted: the lock has
-    the expected digests and artifacts. After a signal, the exit status is 128 and the signal's
-    number.
+    With `reads_blobs`, the bytes of all blobs at the targets are downloaded and checked. A receipt
+    lists every manifest and blob that was found. It is written to `receipt_path`, unless that is
+    None or a signal interrupts the audit. With a lock, no source is contacted: the lock has the
+    expected digests and artifacts. After a signal, the exit status is 128 and the signal's number.
     """
     start = anyio.current_time()
     started_at = utc_now()
@@ -64,7 +63,7 @@ async def audit(
             config,
             show,
             report,
-            blobs_to_read=blobs_to_read,
+            reads_blobs=reads_blobs,
             first_seen=first_seen,
             lock=lock,
         )

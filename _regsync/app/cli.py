@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from _regsync import edge
 from _regsync.app import commands
 from _regsync.app.commands import Outcome
-from _regsync.app.console import Console, terminal_size
+from _regsync.app.console import Console, terminal_columns
 from _regsync.app.process import process_edge
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.files import null_output
@@ -54,6 +55,14 @@ METAVARS = {
     "all_or_texts": "OS/ARCH[/VARIANT]",
 }
 LIST_TYPES = ("one_or_texts", "all_or_texts")  # the types of METAVARS whose fields take a list
+
+# Old commands and options -> what to do instead. An option follows its command; its N is a number.
+GONE = {
+    "analyze": "`sync --dry-run` shows how many images and bytes a run would move, and what it would mount",
+    "lock --diff": "`lock --check` shows the changes and does not write the lock file",
+    "lock --markdown": "`lock` prints a line for each change",
+    "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings",
+}
 
 # Characters of an unknown command that are compared with the commands. The comparison of long texts
 # takes quadratic time.
@@ -93,8 +102,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if name is None and "--version" in words:
         words.remove("--version")
         name = "version"
-    if name is not None and name not in COMMANDS:
-        raise unknown_command_error(name)
+    if name is not None:
+        check_is_not_gone(name, words)
+        if name not in COMMANDS:
+            raise unknown_command_error(name)
 
     # Without a command, the options are parsed all the same, because one of them may be `--help`.
     parser = program_parser() if name is None else command_parser(name, COMMANDS[name])
@@ -106,6 +117,16 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if name is None:
         raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
+
+
+def check_is_not_gone(name: str, words: Sequence[str]) -> None:
+    """Raise ConfigError if the command, or one of its options in `words`, is one of GONE."""
+    text = f" {' '.join(words)} ".replace("=", " ")
+    for old, instead in GONE.items():
+        command, _, option = old.partition(" ")
+        pattern = f" {option.replace('N', '[0-9]+')} "
+        if command == name and (not option or re.search(pattern, text)):
+            raise ConfigError(f"`{old}` is gone: {instead}")
 
 
 def unknown_command_error(name: str) -> ConfigError:
@@ -196,7 +217,7 @@ def help_width() -> int:
 
     argparse itself would import `shutil` and three compression modules for this, on every start.
     """
-    columns, _ = terminal_size(sys.stdout)
+    columns = terminal_columns(sys.stdout)
     variable = edge.current().environ.get("COLUMNS", "")
     if variable.isdecimal() and int(variable) > 0:
         columns = int(variable)
@@ -355,13 +376,6 @@ def add_watch_arguments(parser: Parser) -> None:
     )
 
 
-def add_analyze_arguments(parser: Parser) -> None:
-    add_config(parser)
-    add_locked(parser, "look at what the lock file names, and not at what sources have now")
-    add_shard(parser)
-    add_json(parser)
-
-
 def add_lock_arguments(parser: Parser) -> None:
     add_config(parser)
     parser.add_argument(
@@ -370,12 +384,9 @@ def add_lock_arguments(parser: Parser) -> None:
         help="the lock file (default: FILE with .lock as its ending: mirror.lock for mirror.yaml)",
     )
     parser.add_argument(
-        "--diff", action="store_true", help="show the changes, and do not write the lock file"
-    )
-    parser.add_argument(
-        "--markdown",
+        "--check",
         action="store_true",
-        help="print the changes to standard output as a table in Markdown",
+        help="show what has come, moved or gone, and do not write the lock file",
     )
     parser.add_argument(
         "--only",
@@ -399,10 +410,8 @@ def add_audit_arguments(parser: Parser) -> None:
     add_locked(parser, "expect at targets what the lock file names, and contact no source")
     parser.add_argument(
         "--read",
-        metavar="N",
-        type=int,
-        default=0,
-        help="download N blobs of each target, chosen at random, and check their bytes",
+        action="store_true",
+        help="download all blobs of the targets, and check their bytes",
     )
     parser.add_argument(
         "--receipt",
@@ -665,25 +674,12 @@ A changed configuration is read before the next cycle; SIGHUP begins one at once
         run=commands.run_watch,
         own_statuses={"0": "stopped by SIGINT or SIGTERM", "2": "an unexpected error"},
     ),
-    "analyze": Command(
-        summary="show how large the selected images are, what they share, and the bytes and requests of a run",
-        statuses="0 1 2 3 4 130",
-        examples="""\
-regsync analyze -c mirror.yaml
-
-It prints the number of images and blobs, their size with each blob once, how much a run would send to each target,
-how many requests each registry would get, and the largest images and layers. For this the manifests of all selected
-images are read, unchanged ones too, and targets are asked what they have. Nothing is changed. To see what the next
-run does with each image, use `sync --dry-run`.""",
-        add_arguments=add_analyze_arguments,
-        run=commands.run_analyze,
-    ),
     "lock": Command(
         summary="pin the digest of each selected tag in a file, for review",
         statuses="0 1 2 3 4 130",
         examples="""\
 regsync lock -c mirror.yaml
-regsync lock -c mirror.yaml --diff --markdown
+regsync lock -c mirror.yaml --check
 regsync lock -c mirror.yaml --only library/alpine
 regsync lock -c mirror.yaml --recheck
 regsync sync -c mirror.yaml --locked
@@ -691,14 +687,18 @@ regsync sync -c mirror.yaml --locked
 Only sources are asked. A mapping that fails keeps its old lines.""",
         add_arguments=add_lock_arguments,
         run=commands.run_lock,
-        own_statuses={"0": "nothing failed, with or without changes"},
+        own_statuses={
+            "0": "nothing failed, with or without changes; --check: without changes",
+            "1": "something failed, but not everything; --check: nothing failed, and there are changes",
+            "2": "everything failed, or an unexpected error; --check: something failed",
+        },
     ),
     "audit": Command(
         summary="check that targets hold what they should hold",
         statuses="0 1 2 3 130",
         examples="""\
 regsync audit -c mirror.yaml
-regsync audit -c mirror.yaml --read 20 --json >audit.json
+regsync audit -c mirror.yaml --read --json >audit.json
 regsync audit -c mirror.yaml --locked --receipt there.txt
 
 Every tag, manifest, blob and artifact is asked for, and nothing is written to any registry. Without --locked the

@@ -102,14 +102,11 @@ def read_optional_config(name: str | None) -> Config:
     return load(read_config_file(name))
 
 
-def read_config(name: str, console: Console, *, should_lint: bool = False) -> Config:
-    """Read a configuration and log its warnings.
-
-    With `should_lint`, valid settings that are probably mistakes cause warnings too.
-    """
+def read_config(name: str, console: Console) -> Config:
+    """Read a configuration and log its warnings."""
     from _regsync.config.reader import load
 
-    config = load(read_config_file(name), should_lint=should_lint)
+    config = load(read_config_file(name))
     for warning in config.warnings:
         console.log("warning", "config", warning)
     return config
@@ -319,33 +316,22 @@ def run_lock(arguments: Namespace, console: Console) -> Outcome:
         mappings=locking.select_mappings(arguments.only, config),
         keeps_others=bool(arguments.only),  # the lines of the mappings that `--only` does not name
         recheck=arguments.recheck,
-        writes_file=not arguments.diff,
-        prints_table=arguments.markdown,
+        is_check=arguments.check,
     )
     file = locking.open_lock(lock_path(arguments))
     return partial(locking.update_lock, file, config, options, console)
 
 
-def run_analyze(arguments: Namespace, console: Console) -> Outcome:
-    from _regsync.app.running import run
-
-    config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)
-    lock = read_lock(arguments, config)
-    return partial(run, config, console, kind="analysis", lock=lock)
-
-
 def run_audit(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.auditing import audit
 
-    if arguments.read < 0:
-        raise ConfigError("--read: N must be 0 or more", hint="see `regsync audit --help`")
     receipt = arguments.receipt
     if receipt is not None and not os.path.isdir(os.path.dirname(receipt) or "."):
         raise ConfigError(f"{printable(receipt)} cannot be written: its directory does not exist")
     config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)
     lock = read_lock(arguments, config)
     return partial(
-        audit, config, console, blobs_to_read=arguments.read, receipt_path=receipt, lock=lock
+        audit, config, console, reads_blobs=arguments.read, receipt_path=receipt, lock=lock
     )
 
 
@@ -441,7 +427,7 @@ def mappings_from(registry: Registry, repository: str, config: Config) -> list[M
 
 
 def run_validate(arguments: Namespace, console: Console) -> int:
-    read_config(arguments.file, console, should_lint=True)
+    read_config(arguments.file, console)
     return 0
 
 

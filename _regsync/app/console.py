@@ -13,13 +13,11 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from math import ceil
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from _regsync import edge
-from _regsync.app.display import Progress, progress_lines
 from _regsync.errors import ConfigError, RegsyncError
-from _regsync.text import one_line
+from _regsync.text import duration_text, one_line, size_text
 
 if TYPE_CHECKING:
     from _regsync.sync.findings import AuditReport
@@ -28,16 +26,41 @@ if TYPE_CHECKING:
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}  # escape sequence of each coloured level
 NO_COLOUR = "\x1b[0m"
-CLEAR_BELOW = "\x1b[J"  # clears the screen from the cursor to the end
+CLEAR_LINE = "\r\x1b[K"  # clears the line that the cursor is in, and returns to its beginning
 
 # Characters. A line has room for two references and a cause, each of which has a limit of its own.
 LONGEST_LINE = 2000
 
 DOCUMENT_PIECE = 64 * 1024  # characters of a JSON document in one write
 
-# The size of a terminal that does not report its size.
-USUAL_COLUMNS = 80
-USUAL_ROWS = 24
+USUAL_COLUMNS = 80  # of a terminal that does not report its size
+
+
+class Progress(NamedTuple):
+    """The progress of a run at one moment. The field names are those of the heartbeat's JSON."""
+
+    done: int  # images with a result
+    known: int  # images found so far, including `done`
+    bytes: int  # bytes moved
+    expected: int  # bytes to move for the known images, including `bytes`
+    rate: float  # bytes per second
+    elapsed: float  # seconds
+    remaining: float | None = None  # seconds; None if unknown
+    stopping: float | None = None  # seconds until unfinished copies are cancelled after a signal
+    registries: tuple[str, ...] = ()  # a text for each registry that is away, throttled or slow
+
+    def __str__(self) -> str:
+        text = f"{self.done} of {self.known} images"
+        if self.expected or self.bytes:
+            # A blob that is sent again adds bytes that were not expected.
+            total = max(self.bytes, self.expected)
+            rate = size_text(int(self.rate))
+            text += f", {size_text(self.bytes)} of {size_text(total)}, {rate}/s"
+        if self.remaining is not None:
+            text += f", {duration_text(self.remaining)} left"
+        if self.stopping is not None:
+            text = f"stopping in {duration_text(self.stopping)} at most; {text}"
+        return "; ".join((text, *self.registries))
 
 
 class Console:
@@ -56,12 +79,11 @@ class Console:
         environ = edge.current().environ
         is_terminal = err.isatty() and environ.get("TERM") != "dumb"
         takes_escapes = is_terminal and not logs_json  # whether `err` may get escape sequences
-        is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
         self.writes_json = writes_json
         self.shows_progress = shows_progress
-        # Whether progress is a display of several lines that is redrawn at the bottom of the
-        # terminal. Otherwise it is a log line every 30 seconds.
-        self.has_display = shows_progress and takes_escapes
+        # Whether progress is a line that is redrawn at the bottom of the terminal. Otherwise it is a
+        # log line every 30 seconds.
+        self.has_progress_line = shows_progress and takes_escapes
         self.has_lost_output = False  # whether a write to either stream has failed
         self.shown_hints = set[str]()  # hints that are not to be shown again
         self._out = out
@@ -70,9 +92,7 @@ class Console:
         self._logs_json = logs_json
         # The escape sequence of each coloured level.
         self._colours = COLOURS if takes_escapes and not environ.get("NO_COLOR") else {}
-        # The characters for the done and the remaining part of a progress bar.
-        self._marks = "█░" if is_utf8 else "#-"
-        self._display_lines = list[str]()  # on the terminal now, from top to bottom
+        self._progress_line = ""  # on the terminal now
 
         # If all images have the same two hosts, the hosts are printed once, in a heading above the
         # first image, and the lines of images have no hosts.
@@ -178,7 +198,7 @@ class Console:
         A value that is an iterator is written as an array, one item at a time, so that a long list
         of images need not fit in memory.
         """
-        self.clear_display()
+        self.clear_progress()
         buffer = ""
         for piece in _json_pieces(document):
             buffer += piece
@@ -196,45 +216,33 @@ class Console:
             self.print_line(text)
 
     def update_progress(self, progress: Progress) -> None:
-        """Redraw the display with `progress`. Without a display, log a line instead."""
-        if not self.has_display:
+        """Redraw the line on the terminal with `progress`. Without a terminal, log a line instead."""
+        if not self.has_progress_line:
             fields = progress._asdict()
             self._log_line("info", "heartbeat", str(progress), prefix="still running: ", **fields)
             return
-        columns, rows = terminal_size(self._err)
-        # The cursor can only be moved back to lines that have not scrolled off the screen.
-        most_lines = max(1, rows - 1)
-        lines = progress_lines(progress, columns, self._marks)[:most_lines]
-        if lines != self._display_lines:
-            # Clear and draw in one write, so that the display does not flicker.
-            self._write(self._err, self._clearing_sequence() + "\n".join(lines))
-            self._display_lines = lines
+        line = one_line(str(progress), LONGEST_LINE)
+        # The last column stays blank, because some terminals wrap a line that fills it. Clearing
+        # the line would then leave a part of it on the screen.
+        columns = terminal_columns(self._err)
+        if len(line) >= columns:
+            line = f"{line[: max(0, columns - 2)]}~"
+        if line != self._progress_line:
+            # Clear and draw in one write, so that the line does not flicker.
+            self._write(self._err, f"{CLEAR_LINE}{line}")
+            self._progress_line = line
 
-    def clear_display(self) -> None:
-        """Remove the display from the terminal.
+    def clear_progress(self) -> None:
+        """Remove the line of progress from the terminal.
 
-        Every other write does this first, so that lines do not mix with the display.
+        Every other write does this first, so that its text does not mix with the line.
         """
-        if self._display_lines:
-            clearing_sequence = self._clearing_sequence()
-            self._display_lines = []
-            self._write(self._err, clearing_sequence)
-
-    def _clearing_sequence(self) -> str:
-        """Return the characters that remove the display from the terminal, or "" without a display.
-
-        After the display has been drawn, the cursor is at the end of its last line.
-        """
-        if not self._display_lines:
-            return ""
-        columns, _ = terminal_size(self._err)
-        # If the terminal has become narrower, it has wrapped the lines of the display.
-        height = sum(max(1, ceil(len(line) / columns)) for line in self._display_lines)
-        up = f"\x1b[{height - 1}A" if height > 1 else ""
-        return f"\r{up}{CLEAR_BELOW}"
+        if self._progress_line:
+            self._progress_line = ""
+            self._write(self._err, CLEAR_LINE)
 
     def _write_line(self, stream: TextIO, text: str) -> None:
-        self.clear_display()
+        self.clear_progress()
         try:
             self._write(stream, text + "\n")
         except UnicodeEncodeError:  # the stream's encoding lacks a character of the text
@@ -253,14 +261,13 @@ class Console:
                 raise
 
 
-def terminal_size(stream: TextIO) -> tuple[int, int]:
-    """Return the columns and rows of a stream's terminal, or 80 and 24 if they are unknown."""
+def terminal_columns(stream: TextIO) -> int:
+    """Return the columns of a stream's terminal, or 80 if they are unknown."""
     try:
-        columns, rows = os.get_terminal_size(stream.fileno())
+        columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
-        return USUAL_COLUMNS, USUAL_ROWS
-    # Some terminals report a size of 0 by 0.
-    return columns or USUAL_COLUMNS, rows or USUAL_ROWS
+        return USUAL_COLUMNS
+    return columns or USUAL_COLUMNS  # some terminals report a size of 0 by 0
 
 
 def timestamp() -> str:

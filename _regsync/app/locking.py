@@ -9,8 +9,7 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -27,24 +26,11 @@ from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import first_seen_for
 from _regsync.sync.discovery import Discovery
-from _regsync.sync.lockfile import (
-    Change,
-    Lock,
-    LockedImage,
-    compare,
-    lines_of,
-    read_lock,
-    source_key,
-)
-from _regsync.sync.locking import Locking, NewLock
+from _regsync.sync.lockfile import Change, Lock, LockedImage, lines_of, read_lock, source_key
+from _regsync.sync.locking import Failure, Locking, NewLock
 from _regsync.sync.referrers import Referrers
 from _regsync.sync.report import error_json, exit_status_for
 from _regsync.text import printable, reason_of
-
-# Rows of the Markdown table. With more of them a comment on GitHub could exceed 65,536 characters.
-MOST_ROWS = 250
-
-SHORT_DIGEST = len("sha256:") + 12  # characters of a digest in the table
 
 # The permissions of a new lock file. The file is meant to be committed, so everybody may read it.
 MODE = 0o644
@@ -56,8 +42,7 @@ class LockOptions(NamedTuple):
     mappings: Sequence[MappingRule]  # the mappings to resolve
     keeps_others: bool  # whether lines of repositories outside `mappings` are kept
     recheck: bool  # whether to look up artifacts of images whose digest has not changed
-    writes_file: bool  # whether the lock file is written
-    prints_table: bool  # whether changes are printed as a Markdown table
+    is_check: bool  # whether the lock is only compared, and its file is not written
 
 
 class LockFile(NamedTuple):
@@ -118,24 +103,45 @@ async def update_lock(
 ) -> int:
     """Resolve a new lock, write it, and show how it differs from the old one.
 
-    Returns the exit status.
+    Returns the exit status. That of a check is 0 if the lock is what the sources have, 1 if it
+    differs, and 2 if something could not be looked up.
     """
     with closing(connect(console)) as transport:
         new = await resolve_lock(transport, file.lock, config, options, console)
 
-    log_failures(file, new, console)  # before the file is replaced, which may fail
+    # Logged before the file is replaced, which may fail.
+    log_failures(new, console)
+    if not options.is_check:
+        log_incomplete_mappings(file, new, console)
     has_changed = new.lock != file.lock
-    should_write = options.writes_file and new.is_writable and has_changed
+    should_write = new.is_writable and has_changed and not options.is_check
     if should_write:
         replace_lock(file, new.lock)
+    changes = new.changes_from(file.lock)
+    have_rules_changed = file.lock.mappings != new.lock.mappings
     if console.writes_json:
-        document = lock_document(file, new, transport.requests, is_written=should_write)
+        document = {
+            "schema": 1,
+            "lock": file.path,
+            "written": should_write,
+            "locked": len(new.lock),
+            "changes": [change_json(change) for change in changes],
+            "rules_changed": have_rules_changed,
+            "failed": [failure_json(failure) for failure in new.failures],
+            "requests": {host: dict(actions) for host, actions in transport.requests.items()},
+        }
         console.print_document(document)
-    elif options.prints_table:
-        console.print_lines(markdown_table(compare(file.lock, new.lock)))
     else:
-        print_changes(file.lock, new.lock, console)
-    return exit_status(new)
+        console.print_lines(map(change_line, changes))
+        if have_rules_changed:
+            console.print_line("changed the mappings, or their rules")
+
+    if not options.is_check:
+        codes = [failure.error.code for failure in new.failures]
+        return exit_status_for(codes, has_all_failed=not new.resolved_count)
+    if new.failures:
+        return 2
+    return 1 if changes or have_rules_changed else 0
 
 
 async def resolve_lock(
@@ -208,53 +214,21 @@ def select_mappings(names: Sequence[str], config: Config) -> Sequence[MappingRul
 # Output.
 
 
-def log_failures(file: LockFile, new: NewLock, console: Console) -> None:
-    """Log each failure, then the effect of each failed mapping on the lock file."""
+def log_failures(new: NewLock, console: Console) -> None:
     for failure in new.failures:
         error = failure.error
         text = f"failed {failure.name}: {error.code}: {error}"
         console.log("error", "lock_failed", text, code=error.code, hint=error.hint)
+
+
+def log_incomplete_mappings(file: LockFile, new: NewLock, console: Console) -> None:
+    """Log the effect of each failed mapping on the lock file."""
     for failure in new.failed_mappings:
         if failure.keeps_lines:
             text = f"{failure.name}: keeps its old lines in the lock"
         else:
             text = f"{printable(file.path)} was not written: it would lack {failure.name}"
         console.log("warning", "lock_incomplete", text)
-
-
-def print_changes(old: Lock, new: Lock, console: Console) -> None:
-    """Print a line for each changed image, and another line if the mappings have changed."""
-    console.print_lines(map(change_line, compare(old, new)))
-    if old.mappings != new.mappings:
-        console.print_line("changed the mappings, or their rules")
-
-
-def lock_document(
-    file: LockFile, new: NewLock, requests: Mapping[str, Counter[str]], *, is_written: bool
-) -> dict[str, object]:
-    """Return the JSON document of `--json`."""
-    return {
-        "schema": 1,
-        "lock": file.path,
-        "written": is_written,
-        "locked": len(new.lock),
-        "changes": [change_json(change) for change in compare(file.lock, new.lock)],
-        "rules_changed": file.lock.mappings != new.lock.mappings,
-        "failed": [
-            {
-                "source": failure.name,
-                "keeps_lines": failure.keeps_lines,
-                "error": error_json(failure.error),
-            }
-            for failure in new.failures
-        ],
-        "requests": {host: dict(actions) for host, actions in requests.items()},
-    }
-
-
-def exit_status(new: NewLock) -> int:
-    codes = [failure.error.code for failure in new.failures]
-    return exit_status_for(codes, has_all_failed=not new.resolved_count)
 
 
 def change_line(change: Change) -> str:
@@ -279,33 +253,6 @@ def differences(before: LockedImage, after: LockedImage) -> Iterator[str]:
         yield f"artifacts: {added} came, {removed} gone"
 
 
-def markdown_table(changes: Sequence[Change]) -> Iterator[str]:
-    """Yield the lines of a Markdown table of the changes, below their counts by kind.
-
-    Yields nothing without changes.
-    """
-    if not changes:
-        return
-    counts = Counter(change.kind for change in changes)
-    yield ", ".join(f"{counts[kind]} {kind}" for kind in counts)
-    yield ""
-    yield "| | image | was | is | artifacts |"
-    yield "|---|---|---|---|---|"
-    for change in changes[:MOST_ROWS]:
-        before = change.before
-        after = change.after
-        artifacts = "" if after is None else str(len(after.artifacts))
-        digests = f"{digest_cell(before)} | {digest_cell(after)}"
-        yield f"| {change.kind} | `{change.image}` | {digests} | {artifacts} |"
-    if len(changes) > MOST_ROWS:
-        yield ""
-        yield f"and {len(changes) - MOST_ROWS} more"
-
-
-def digest_cell(image: LockedImage | None) -> str:
-    return "" if image is None else f"`{image.digest[:SHORT_DIGEST]}`"
-
-
 def change_json(change: Change) -> dict[str, object]:
     """Return the entry of a change in `changes` of the JSON document."""
     platforms = change.image.source.platforms
@@ -325,4 +272,13 @@ def line_json(image: LockedImage | None) -> dict[str, object] | None:
         "digest": image.digest,
         "pushed": image.pushed,
         "artifacts": [artifact.digest for artifact in image.artifacts],
+    }
+
+
+def failure_json(failure: Failure) -> dict[str, object]:
+    """Return the entry of a failure in `failed` of the JSON document."""
+    return {
+        "source": failure.name,
+        "keeps_lines": failure.keeps_lines,
+        "error": error_json(failure.error),
     }

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 
@@ -20,11 +20,10 @@ from _regsync.app.console import Console
 from _regsync.app.environment import carry_out, connect, print_report, utc_now
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import Side
-from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge
-from _regsync.state.seen import FirstSeen, first_seen_for
+from _regsync.state.seen import first_seen_for
 from _regsync.sync.discovery import Discovery
-from _regsync.sync.report import Report, analysis_lines
+from _regsync.sync.report import Report
 from _regsync.sync.run import Run
 from _regsync.tags import Reason, TagRule, literal_tag
 
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
 
-# sync: all mappings; copy: one image; plan: what a sync would do; analysis: sizes and requests.
-RunKind = Literal["sync", "copy", "plan", "analysis"]
-WRITING_KINDS = ("sync", "copy")  # the kinds that write to targets
+# sync: all mappings; copy: one image; plan: what a sync would do.
+RunKind = Literal["sync", "copy", "plan"]
 
 
 class SingleImage(NamedTuple):
@@ -65,13 +63,20 @@ async def run(
     """
     start = anyio.current_time()
     started_at = utc_now()
-    if kind in WRITING_KINDS and config.cache_dir is None:
+    if kind != "plan" and config.cache_dir is None:
         message = "nothing is kept for the next run: there is no configuration file"
         console.log("info", "no_state", f"{message}, and no absolute cache_dir")
 
     report = Report()
     stop = anyio.Event()  # set by the first signal
     with closing(connect(console)) as transport:
+        first_seen = first_seen_for(
+            config,
+            transport.machine.wall,
+            transport.machine.log,
+            may_write=kind != "plan",
+            locked_times=lock.first_seen_times() if lock is not None else None,
+        )
         work = Run(
             transport,
             config,
@@ -79,7 +84,7 @@ async def run(
             report,
             kind,
             recheck=recheck,
-            first_seen=_load_first_seen(kind, config, transport, lock),
+            first_seen=first_seen,
             lock=lock,
             retry=retry,
         )
@@ -96,10 +101,7 @@ async def run(
         console.log("warning", "interrupted", report.undone_text())
     if kind == "sync":
         console.print_summary(report, elapsed)
-    if kind == "analysis":
-        assert work.dry_run is not None  # it is None only for WRITING_KINDS
-        _print_analysis(work.dry_run.analysis(), console)
-    elif console.writes_json:
+    if console.writes_json:
         print_report(report, started_at, elapsed, transport, console)
     elif kind == "plan":
         console.print_lines(report.plan())
@@ -107,28 +109,6 @@ async def run(
     if report.interrupted:
         return 128 + signals[0]
     return report.exit_status()
-
-
-def _load_first_seen(
-    kind: RunKind, config: Config, transport: Transport, lock: Lock | None
-) -> FirstSeen | None:
-    """Load when each digest was first seen. Returns None if the run needs no such times."""
-    if kind == "analysis":
-        return None  # an analysis includes images that `min_age` holds back
-    return first_seen_for(
-        config,
-        transport.machine.wall,
-        transport.machine.log,
-        may_write=kind in WRITING_KINDS,
-        locked_times=lock.first_seen_times() if lock is not None else None,
-    )
-
-
-def _print_analysis(analysis: dict[str, Any], console: Console) -> None:
-    if console.writes_json:
-        console.print_document(analysis)
-    else:
-        console.print_lines(analysis_lines(analysis))
 
 
 def _host_pairs(config: Config) -> set[tuple[str, str]]:

@@ -364,7 +364,7 @@ class Watch:
         )
         async with anyio.create_task_group() as tasks:
             self._cycle_scope = tasks.cancel_scope  # a second signal cancels it
-            if self._console.has_display:
+            if self._console.has_progress_line:
                 tasks.start_soon(show_progress, self._console, work.scheduler)
             await work.sync(self._stop)
             tasks.cancel_scope.cancel()  # ends `show_progress`

@@ -42,7 +42,7 @@ def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
     are masked. A text that is not secret keeps its variables if one of them also occurs in a
     secret. Raises ConfigError as `load` does.
     """
-    reader = Reader(file, should_lint=False)
+    reader = Reader(file)
     document = reader.read_document()
     expansion = _Expansion(reader, show_secrets=show_secrets)
     return dump(expansion.to_plain(document.node, DOCUMENT))

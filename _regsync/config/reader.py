@@ -12,26 +12,17 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from _regsync.addresses import is_loopback
 from _regsync.config.fields import SECTIONS, Field
-from _regsync.config.lint import (
-    LintWarning,
-    lint_artifact_rule,
-    lint_min_age,
-    lint_moving_tags,
-    lint_repositories,
-    lint_tag_rule,
-    unused_logins,
-)
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
 from _regsync.config.yaml import DocumentError, Node, compose, substitute, variable_names
 from _regsync.errors import ConfigError, Problem
 from _regsync.oci.reference import LAYOUT_SCHEME
-from _regsync.providers import kind_of
-from _regsync.tags import TagRule
+from _regsync.providers import canonical_host, kind_of
+from _regsync.tags import TagRule, literal_tag, select
 from _regsync.text import mask_unless_word, printable, strip_userinfo
 
 _T = TypeVar("_T")
@@ -114,13 +105,12 @@ class ConfigFile(NamedTuple):
         return f"{self.base_dir.rstrip('/')}/{path}"
 
 
-def load(file: ConfigFile, *, should_lint: bool = False) -> Config:
+def load(file: ConfigFile) -> Config:
     """Read and validate a configuration.
 
-    If `should_lint` is set, `Config.warnings` also has warnings about valid but doubtful settings.
     Raises ConfigError with all problems, in the order of the file.
     """
-    reader = Reader(file, should_lint=should_lint)
+    reader = Reader(file)
     document = reader.read_document()
 
     # The values of `global`. Except for `cache_dir`, they are fields of Config with the same names.
@@ -203,9 +193,8 @@ def _join_path(path: str, key: str) -> str:
 class Diagnostics:
     """The problems and warnings of one file, in the order in which they are found."""
 
-    def __init__(self, file_name: str, *, should_lint: bool) -> None:
+    def __init__(self, file_name: str) -> None:
         self.file_name = file_name
-        self.should_lint = should_lint  # whether to warn about valid but doubtful settings
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
 
@@ -250,12 +239,6 @@ class Section(NamedTuple):
         node = self.nodes.get(name, self.node)
         self.diagnostics.add_warning(node, _join_path(self.path, name), message)
 
-    def lint(self, check: Callable[[_T], Iterable[LintWarning]], subject: _T) -> None:
-        """Add the warnings of one of the checks of `lint`, if these warnings are wanted."""
-        if self.is_valid and self.diagnostics.should_lint:
-            for warning in check(subject):
-                self.add_warning(warning.field, warning.message)
-
 
 class Reader:
     """Converts the nodes of one configuration file to values.
@@ -265,9 +248,9 @@ class Reader:
     as `mappings[0].tags`, is used only in messages.
     """
 
-    def __init__(self, file: ConfigFile, *, should_lint: bool) -> None:
+    def __init__(self, file: ConfigFile) -> None:
         self.file = file
-        self.diagnostics = Diagnostics(file.name, should_lint=should_lint)
+        self.diagnostics = Diagnostics(file.name)
 
         # The registries by alias and the groups by name that have been read so far. The value of an
         # invalid entry is None, so that a reference to the entry adds no second problem.
@@ -303,17 +286,7 @@ class Reader:
         document: Section = self.convert(root, DOCUMENT, "")
         if self.diagnostics.problems:
             raise self.diagnostics.error()
-        if self.diagnostics.should_lint:
-            self.warn_of_unused_logins(document)
         return document
-
-    def warn_of_unused_logins(self, document: Section) -> None:
-        registries = [registry for registry in self.registries.values() if registry]
-        for alias in unused_logins(registries, document.values["mappings"]):
-            key = document.nodes["registries"].entries[alias].key
-            path = f"registries.{alias[:_MAX_NAME_IN_PATH]}"
-            message = "its credentials are never used: no mapping names it"
-            self.diagnostics.add_warning(key, path, message)
 
     def suggest_name(self, unknown: str, names: list[str]) -> str:
         """Return ": did you mean 'NAME'?", the end of a message about an unknown name.
@@ -497,23 +470,11 @@ class Reader:
             _check_form(node, field)
             text = substitute(node.text, self.file.environ)
             if field.is_secret(text):
-                self.record_secret(node, path)
+                self.secret_variables |= variable_names(node.text)
             return self.parse_text(text, field)
         except ValueError as error:
             self.diagnostics.add_problem(node, path, str(error))
             return None
-
-    def record_secret(self, node: Node, path: str) -> None:
-        """Add the variables of a secret field to `secret_variables`.
-
-        Adds a lint warning if the secret has no variables, and so is written in the file itself.
-        """
-        names = variable_names(node.text)
-        self.secret_variables |= names
-        if self.diagnostics.should_lint and not names:
-            remedy = "write ${NAME}, and set NAME in the environment"
-            message = f"the secret stands here in plain text: {remedy}"
-            self.diagnostics.add_warning(node, path, message)
 
     def parse_text(self, text: str, field: Field) -> Any:
         """Return the value of a scalar's text. All variables in the text must have been replaced.
@@ -585,7 +546,6 @@ class Reader:
         if section.values.get("platforms") == ():
             message = "'all' undoes a default and means nothing in `defaults`: omit the field"
             section.add_problem("platforms", message)
-        section.lint(lint_min_age, section.values.get("min_age", 0.0))
         self.defaults = section
 
     def build_mapping(self, section: Section) -> MappingRule | None:
@@ -613,9 +573,11 @@ class Reader:
             artifacts=values.get("artifacts", ArtifactRule()),
             min_age=values.get("min_age", 0.0),
         )
-        section.lint(lint_min_age, section.values.get("min_age", 0.0))
-        section.lint(lint_repositories, rule)
-        section.lint(lint_moving_tags, rule)
+        first, _, rest = rule.source_repository.partition("/")
+        # A name without a dot, such as `harbor`, may also be the name of a team.
+        if "." in first and rest and canonical_host(first) == rule.source.host:
+            trouble = "begins with the registry's own host, which does not belong here"
+            section.add_warning("from", f"{rule.source_repository!r} {trouble}: write {rest!r}")
         if rule.min_age and rule.source.is_layout:
             message = "images in an image layout have no age: write `min_age: 0`"
             section.add_problem("min_age", message)
@@ -660,7 +622,9 @@ def _build_tags(section: Section) -> TagRule:
     if "latest" in section.nodes and section.nodes.keys().isdisjoint({"sort", "semver"}):
         section.add_problem("latest", "needs `sort` or `semver`")
     rule = TagRule(**section.values)
-    section.lint(lint_tag_rule, rule)
+    literal_tags = [tag for tag in map(literal_tag, rule.glob) if tag is not None]
+    for tag in select(literal_tags, TagRule(glob=rule.glob, exclude=rule.exclude)).dropped:
+        section.add_warning("glob", f"{tag!r} is never copied: the exclude rule drops it")
     return rule
 
 
@@ -675,7 +639,6 @@ def _build_artifacts(section: Section) -> ArtifactRule:
             message = "contradicts `enabled: false`: remove one of them"
             section.add_problem("require_artifacts", message)
         section.add_warning("enabled", "is false: signatures and SBOMs are stripped at targets")
-    section.lint(lint_artifact_rule, rule)
     return rule
 
 

@@ -9,11 +9,10 @@ Follows: docs/design.md section 12.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, count
-from types import MappingProxyType
 from typing import NamedTuple
 
 import anyio
@@ -141,8 +140,8 @@ class _Subject(NamedTuple):
     is_at_source: bool
 
 
-class _SampledBlob(NamedTuple):
-    """A blob to read back, and an image that names it."""
+class _FoundBlob(NamedTuple):
+    """A blob at a target, and an image that names it."""
 
     image: _AuditedImage
     blob: Descriptor
@@ -155,16 +154,11 @@ class Audit:
 
         _select_images   list the sources and select tags
         _check_images    check each tag, the manifests and blobs below it, and its artifacts
-        _read_samples    download some blobs, chosen at random, and verify their digests
+        _read_blobs      download all blobs and verify their digests, if that is wanted
     """
 
-    # The verb for an image in the progress display.
-    verb = "looking at"
     # When a drain after a signal ends. Always None, because a signal ends an audit at once.
     drain_deadline = None
-    # The number of failures by host, for the progress display. Always empty, because an audit
-    # prints each failure at once.
-    failures: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self,
@@ -173,14 +167,14 @@ class Audit:
         emit: Callable[[Finding | Outcome], None],
         report: AuditReport,
         *,
-        blobs_to_read: int = 0,
+        reads_blobs: bool = False,
         first_seen: FirstSeen | None = None,
         lock: Lock | None = None,
     ) -> None:
         """Prepare to check all images that `config` selects.
 
         `emit` is called with each finding, and with each image that could not be checked.
-        `blobs_to_read` blobs of each target host are downloaded and verified. `first_seen` has the
+        With `reads_blobs` all blobs at targets are downloaded and verified. `first_seen` has the
         times for `min_age`. With a lock, tags and digests are those of the lock, and sources are
         not asked.
         """
@@ -189,7 +183,7 @@ class Audit:
         self._config = config
         self._emit = emit
         self._report = report
-        self._sample_size = blobs_to_read
+        self._reads_blobs = reads_blobs
         self._first_seen = first_seen
         self._log = machine.log
 
@@ -215,17 +209,13 @@ class Audit:
         # digest.
         self._tag_reads = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
 
-        # By target host, the number of blobs that were found there.
-        self._blobs_found = defaultdict[str, int](int)
         # By target host, the blobs to read back.
-        self._samples = defaultdict[str, list[_SampledBlob]](list)
+        self._blobs_to_read = defaultdict[str, list[_FoundBlob]](list)
 
         # Images selected so far, at all targets.
         self.images_known = 0
-        # The bytes to read back, for the progress display.
+        # The bytes to read back, for the progress line.
         self.traffic = Traffic()
-        # The target references of the images that are being checked. A dict keeps their order.
-        self._under_way = dict[str, None]()
 
     @property
     def images_done(self) -> int:
@@ -235,10 +225,6 @@ class Audit:
     def bytes_moved(self) -> int:
         return self.transport.blob_bytes
 
-    def images_under_way(self) -> list[str]:
-        """Return the target references of the images that are being checked."""
-        return list(self._under_way)
-
     async def run(self) -> None:
         """Check all images, and add findings and failures to the report."""
         for registry in self._config.registries_in_use:
@@ -247,7 +233,7 @@ class Audit:
         try:
             images = await self._select_images()
             await self._check_images(images)
-            await self._read_samples()
+            await self._read_blobs()
             self._report.interrupted = False
         finally:
             self._report.images_undone = self.images_known - self.images_done
@@ -322,12 +308,10 @@ class Audit:
     async def _check_image(self, image: _AuditedImage) -> None:
         """Check one image with its artifacts, and report the result."""
         check = _Check(image)
-        self._under_way[image.target_name] = None
         try:
             await self._check_tag(check)
         except SyncError as error:
             check.error = check.error or error
-        del self._under_way[image.target_name]
         self._report.images_done += 1
         self._report_check(check)
 
@@ -507,31 +491,15 @@ class Audit:
             self._record_blob(check.image, blob)
 
     def _record_blob(self, image: _AuditedImage, blob: Descriptor) -> None:
-        """Record in the report that a target has a blob. The blob may be chosen to be read back."""
+        """Record in the report that a target has a blob, and that it is to be read back."""
         digest_and_target = (blob.digest, image.target.key)
         if digest_and_target in self._report.blobs_present:
             return
         self._report.blobs_present.add(digest_and_target)
         # There is no need to read an empty JSON object, or a blob that is embedded in its
         # descriptor.
-        if known_body(blob) is None:
-            self._offer_to_sample(image, blob)
-
-    def _offer_to_sample(self, image: _AuditedImage, blob: Descriptor) -> None:
-        """Perhaps choose a blob to be read back, in place of a blob that was chosen before.
-
-        The number of blobs at a host is not known in advance, so this is reservoir sampling. Each
-        of the blobs found so far is in the host's sample with the same probability.
-        """
-        host = image.target.host.key
-        self._blobs_found[host] += 1
-        sample = self._samples[host]
-        if len(sample) < self._sample_size:
-            sample.append(_SampledBlob(image, blob))
-            return
-        index = int(self.transport.machine.chance() * self._blobs_found[host])
-        if index < self._sample_size:
-            sample[index] = _SampledBlob(image, blob)
+        if self._reads_blobs and known_body(blob) is None:
+            self._blobs_to_read[image.target.host.key].append(_FoundBlob(image, blob))
 
     # Artifacts.
 
@@ -669,15 +637,19 @@ class Audit:
 
     # Blobs that are read back.
 
-    async def _read_samples(self) -> None:
-        samples = list(chain.from_iterable(self._samples.values()))
-        self.traffic.expected_bytes = sum(sampled.blob.size for sampled in samples)
-        await gather(partial(self._read_back, sampled) for sampled in samples)
+    async def _read_blobs(self) -> None:
+        queues = self._blobs_to_read.values()
+        self.traffic.expected_bytes = sum(found.blob.size for queue in queues for found in queue)
+        # Each target host has its own queue, as in `_check_images`.
+        await gather(
+            partial(gather, [partial(self._read_back, found) for found in queue])
+            for queue in queues
+        )
 
-    async def _read_back(self, sampled: _SampledBlob) -> None:
+    async def _read_back(self, found: _FoundBlob) -> None:
         """Read a blob, verify its digest, and report the result."""
-        image = sampled.image
-        blob = sampled.blob
+        image = found.image
+        blob = found.blob
         check = _Check(image)
         with check.catching_errors("blob", blob.digest, Flaw.incomplete("blob", blob)):
             await self._read_blob(image.target, blob)

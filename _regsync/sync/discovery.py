@@ -255,18 +255,15 @@ class Discovery:
         *,
         layouts: Layouts | None = None,
         reads_only: bool = False,
-        wants_all_trees: bool = False,
     ) -> None:
         """Create a Discovery without making a request.
 
-        If `reads_only` is set, tokens are requested without the right to push. If `wants_all_trees`
-        is set, the manifests of every image are fetched, even if no target lacks the image.
+        If `reads_only` is set, tokens are requested without the right to push.
         """
         self._transport = transport
         self._knowledge = knowledge
         self._layouts = layouts or Layouts(transport)
         self._reads_only = reads_only
-        self._wants_all_trees = wants_all_trees
 
         # `log_once(level, event, text)` logs each text once in a run.
         self.log_once = cache(transport.machine.log)
@@ -462,9 +459,8 @@ class Discovery:
         digest, if an index has named the digest. With `first_seen` the digest is recorded there,
         and the image is held back until the digest is `min_age` old.
 
-        Fetches the manifests that some target lacks, unless the image is held back. With
-        `wants_all_trees` all manifests are fetched. Raises SyncError if the source fails. The error
-        of a target is kept in its TargetTag.
+        Fetches the manifests that some target lacks, unless the image is held back. Raises
+        SyncError if the source fails. The error of a target is kept in its TargetTag.
         """
         source = self.source_of(mapping)
         # An image that is held back needs no manifest in this run.
@@ -482,7 +478,7 @@ class Discovery:
                     source.key, source_image.digest, mapping.min_age
                 )
             is_to_be_copied = bool(lacking_tags) and held_until is None
-            if not is_to_be_copied and not self._wants_all_trees:
+            if not is_to_be_copied:
                 return _lookup_without_tree(
                     source, reference, source_image, tags, lacking_tags, held_until
                 )
@@ -538,8 +534,6 @@ class Discovery:
         A HEAD is enough if all targets are up to date. Otherwise the manifest costs a second
         request (docs/design.md section 6, rule 4).
         """
-        if self._wants_all_trees:
-            return False
         if all(tag.was_copied for tag in tags):
             return True
         if mapping.platforms:
@@ -738,14 +732,13 @@ class Discovery:
 
         `lacking_repositories` are the target repositories that do not have the image under its
         reference. Returns None if there are none. Returns a tree of `root` alone if all of them
-        have the root, so that only its tag is missing. If `wants_all_trees` is set, returns the
-        whole tree.
+        have the root, so that only its tag is missing.
         """
-        if not lacking_repositories and not self._wants_all_trees:
+        if not lacking_repositories:
             return None
 
         def is_left_out(manifest: Descriptor | Manifest) -> bool:
-            return not self._wants_all_trees and all(
+            return all(
                 self._knowledge.is_manifest_believed(where, manifest.digest)
                 for where in lacking_repositories
             )

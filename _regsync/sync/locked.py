@@ -53,16 +53,9 @@ class LockedDiscovery(Discovery):
         *,
         layouts: Layouts | None = None,
         reads_only: bool = False,
-        wants_all_trees: bool = False,
     ) -> None:
         """Create a Discovery that uses `lock` for sources. `Discovery` has the other arguments."""
-        super().__init__(
-            transport,
-            knowledge,
-            layouts=layouts,
-            reads_only=reads_only,
-            wants_all_trees=wants_all_trees,
-        )
+        super().__init__(transport, knowledge, layouts=layouts, reads_only=reads_only)
         self._lock = lock
 
     def locked_image(self, mapping: MappingRule, tag: str) -> LockedImage:

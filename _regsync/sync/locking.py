@@ -10,10 +10,9 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
-from types import MappingProxyType
 from typing import NamedTuple
 
 from _regsync.config.model import ArtifactRule, MappingRule
@@ -23,12 +22,14 @@ from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.lockfile import (
+    Change,
     Lock,
     LockedArtifact,
     LockedImage,
     LockedMapping,
     SourceKey,
     artifact_rule,
+    compare,
     locked_mapping,
     source_key,
 )
@@ -56,6 +57,8 @@ class NewLock(NamedTuple):
     resolved_count: int
     failed_mappings: tuple[Failure, ...]
     failed_images: tuple[Failure, ...]
+    # The source repositories of `failed_mappings`, as in lines of the lock.
+    failed_repositories: frozenset[str]
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -65,6 +68,18 @@ class NewLock(NamedTuple):
     def is_writable(self) -> bool:
         """Whether the lock has lines for every mapping."""
         return all(failure.keeps_lines for failure in self.failed_mappings)
+
+    def changes_from(self, old_lock: Lock) -> list[Change]:
+        """Return the differences from the old lock, sorted like the lines of a lock.
+
+        No image of a mapping that has failed is gone, because its source has not said so.
+        """
+        return [
+            change
+            for change in compare(old_lock, self.lock)
+            if change.kind != "gone"
+            or change.image.source.repository not in self.failed_repositories
+        ]
 
 
 class _Selection(NamedTuple):
@@ -98,12 +113,10 @@ class _MappingResult(NamedTuple):
 class Locking:
     """The work of making one new lock."""
 
-    # The progress display reads these attributes of any work. A lock copies nothing, and ends
+    # The progress line reads these attributes of any work. A lock copies nothing, and ends
     # immediately after a signal.
-    verb = "asking for"
     bytes_moved = 0
     traffic = Traffic()
-    failures: Mapping[str, int] = MappingProxyType({})
     drain_deadline = None
 
     def __init__(
@@ -129,8 +142,6 @@ class Locking:
         # How many tags are selected so far, and how many of them have a result.
         self.images_known = 0
         self.images_done = 0
-        # The references of the tags that are being resolved, oldest first. The values are unused.
-        self._under_way = dict[str, None]()
 
         self._discovery = discovery
         self._referrers = referrers
@@ -169,10 +180,6 @@ class Locking:
 
         # By source and digest, the request for a new line. All tags of a digest share it.
         self._new_images: dict[tuple[SourceKey, str], Once[LockedImage]] = defaultdict(Once)
-
-    def images_under_way(self) -> list[str]:
-        """Return the references of the images that are being resolved."""
-        return list(self._under_way)
 
     async def resolve(self) -> NewLock:
         """Resolve all mappings and return the new lock."""
@@ -222,7 +229,6 @@ class Locking:
         result has the tag's line of the old lock, or no line if the old lock has none.
         """
         name = self._discovery.source_of(rule).name_of(tag)
-        self._under_way[name] = None
         try:
             image = await self._resolve_image(rule, tag)
             self._resolved_tag_count += 1
@@ -237,7 +243,6 @@ class Locking:
             self._failed_images[name] = Failure(name, error, keeps_lines=old_image is not None)
             return _TagResult(old_image)
         finally:
-            self._under_way.pop(name, None)
             self.images_done += 1
 
     async def _resolve_image(self, rule: MappingRule, tag: str) -> LockedImage:
@@ -339,12 +344,14 @@ class Locking:
         # The mappings of the old lock whose old lines are kept.
         kept_mappings = self._mappings_not_resolved_now() if self._keeps_others else []
         failed_mappings = list[Failure]()
+        failed_repositories = set[str]()
         for result in results:
             mapping = locked_mapping(result.rule)
             if result.error is None:
                 resolved_mappings.append(mapping)
                 new_images += result.images
                 continue
+            failed_repositories.add(mapping.source.repository)
             has_old_lines = mapping in self._old_lock.mappings
             failed_mappings.append(
                 Failure(str(mapping.source), result.error, keeps_lines=has_old_lines)
@@ -365,6 +372,7 @@ class Locking:
             resolved_count=self._resolved_tag_count,
             failed_mappings=tuple(failed_mappings),
             failed_images=tuple(self._failed_images.values()),
+            failed_repositories=frozenset(failed_repositories),
         )
 
     def _mappings_not_resolved_now(self) -> list[LockedMapping]:

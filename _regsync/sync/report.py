@@ -354,12 +354,15 @@ class Report:
         totals = self.totals()
         images = totals["images"]
         layers = totals["layers"]
+        # All blobs of the images that would be synced, each once for each target repository.
+        total_bytes = totals["bytes"] + sum(totals["saved"].values())
+        data = f"{size_text(totals['bytes'])} of {size_text(total_bytes)} to transfer"
         return [
             *lines,
             f"Images: {images['would_sync']} would be synced, {images['skipped']} skipped, {images['failed']} failed",
             *self._held_lines(),
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
-            f"Data: {size_text(totals['bytes'])} to transfer",
+            f"Data: {data}",
             *(space.line() for space in self.layout_spaces),
         ]
 
@@ -445,35 +448,3 @@ def schema() -> dict[str, Any]:
     assert data is not None
     document: dict[str, Any] = json.loads(data)
     return document
-
-
-def analysis_lines(analysis: Mapping[str, Any]) -> list[str]:
-    """Format the document of `analyze --json` (`DryRun.analysis`) as the text of `analyze`."""
-    blobs = analysis["blobs"]
-    # Bytes to copy if images shared no blobs, and if each target gets each blob once.
-    bytes_unshared = analysis["bytes"]["image_by_image"]
-    bytes_shared = analysis["bytes"]["each_blob_once"]
-    unique = f"{blobs['unique']} unique ({size_text(blobs['unique_bytes'])})"
-    shared = f"{blobs['shared']} of them shared ({size_text(blobs['shared_bytes'])})"
-    lines = [
-        f"Images: {analysis['images']}",
-        f"Blobs: {unique}, {shared}",
-        f"Data: {size_text(bytes_unshared)} image by image, "
-        f"{size_text(bytes_shared)} with each blob once, "
-        f"{size_text(bytes_unshared - bytes_shared)} saved",
-    ]
-
-    for host, target in analysis["targets"].items():
-        moved = f"{size_text(target['to_move'])} to move of {size_text(target['bytes'])}"
-        lines.append(f"Target {host}: {moved}, {target['mounts_possible']} mounts possible")
-
-    for host, actions in analysis["requests"].items():
-        counts = ", ".join(f"{count} {action}" for action, count in actions.items())
-        lines.append(f"Requests {host}: {sum(actions.values())} ({counts})")
-
-    for image in analysis["largest_images"]:
-        lines.append(f"Image {size_text(image['bytes']):>10} {image['image']}")
-    for layer in analysis["largest_layers"]:
-        size = size_text(layer["bytes"])
-        lines.append(f"Layer {size:>10} {layer['digest']} in {layer['images']} images")
-    return lines

@@ -23,7 +23,7 @@ import anyio.abc
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.layout.layouts import Layouts
-from _regsync.oci.reference import is_digest, split_full_name
+from _regsync.oci.reference import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import COPIED, NO_CHECK, Snapshot, key_of
@@ -98,7 +98,7 @@ class Run:
         config: Config,
         emit: Callable[[Outcome], None],
         report: Report,
-        kind: Literal["sync", "copy", "plan", "analysis"] = "sync",
+        kind: Literal["sync", "copy", "plan"] = "sync",
         state: StateFile | None = None,
         *,
         recheck: bool = False,
@@ -108,9 +108,8 @@ class Run:
     ) -> None:
         """Prepare a run, and load the state. `emit` is called with each outcome.
 
-        A run of kind "copy" copies one image. The kinds "plan" and "analysis" are dry runs, which
-        change nothing: a plan finds out what a run would copy, and an analysis reads the manifests
-        of every selected image as well.
+        A run of kind "copy" copies one image. A run of kind "plan" is a dry run, which changes
+        nothing and finds out what a run would copy.
 
         With `recheck` the run searches for the artifacts of all images, whatever the state says.
         `first_seen` has the times that `min_age` counts from. Without it no image is held back.
@@ -119,14 +118,13 @@ class Run:
         `Retry.narrow`.
         """
         machine = transport.machine
-        is_dry_run = kind in ("plan", "analysis")
+        is_dry_run = kind == "plan"
         self._transport = transport
         self._config = config
         self._emit = emit
         self._report = report
         self._report.is_dry_run = is_dry_run
         self._log = machine.log
-        self._kind = kind
         self._recheck = recheck
         self._retry = retry
         self._first_seen = first_seen
@@ -146,11 +144,7 @@ class Run:
             make_discovery = partial(LockedDiscovery, lock)
             make_referrers = LockedReferrers
         self._discovery = make_discovery(
-            transport,
-            self._knowledge,
-            layouts=self._layouts,
-            reads_only=is_dry_run,
-            wants_all_trees=kind == "analysis",
+            transport, self._knowledge, layouts=self._layouts, reads_only=is_dry_run
         )
         self._referrers = make_referrers(
             self._discovery,
@@ -161,13 +155,13 @@ class Run:
             never_lists_tags=kind == "copy",
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
-        self.dry_run: DryRun | None = None
+        self._dry_run: DryRun | None = None
         if is_dry_run:
             from _regsync.sync.dry_run import DryRun  # most runs do not need this module
 
-            self.dry_run = DryRun(transport, self._knowledge)
+            self._dry_run = DryRun(self._knowledge)
         self.scheduler = Scheduler(
-            self.dry_run or BlobTransfer(transport, self._knowledge, self._staging),
+            self._dry_run or BlobTransfer(transport, self._knowledge, self._staging),
             self._knowledge,
             self._discovery,
             transport=transport,
@@ -377,14 +371,14 @@ class Run:
         return undone
 
     def _find_layout_spaces(self) -> list[LayoutSpace]:
-        """Return the space that a run would need in each image layout. Only a plan reports it."""
-        if self.dry_run is None or self._kind != "plan":
+        """Return the space that a run would need in each image layout. Only a dry run reports it."""
+        if self._dry_run is None:
             return []
         targets = [target for mapping in self._config.mappings for target in mapping.targets]
         return [
             LayoutSpace(
                 host.key,
-                to_write=self.dry_run.bytes_to_write(host.key),
+                to_write=self._dry_run.bytes_to_write[host.key],
                 left_out=sum(host.left_out_sizes.values()),
                 free=host.layout.free_bytes(),
             )
@@ -637,14 +631,9 @@ class Run:
                 self._log("warning", "all_held", text)
 
     def _is_immutable(self, mapping: MappingRule, tag: str) -> bool:
-        """Report whether a tag matches `immutable_tags`.
-
-        An analysis treats every tag as mutable.
-        """
+        """Report whether a tag matches `immutable_tags`."""
         pattern = mapping.tags.immutable_tags
-        if pattern is None or self._kind == "analysis":
-            return False
-        return self._compiled_glob(pattern)(tag)
+        return pattern is not None and self._compiled_glob(pattern)(tag)
 
     def _is_immutable_at_target(self, mapping: MappingRule, tag: TargetTag) -> bool:
         """Report whether a tag is immutable, and in the listing of the target.
@@ -664,7 +653,7 @@ class Run:
     ) -> FoundArtifacts:
         """Search for the artifacts of an image, if a search is due (docs/design.md section 8).
 
-        In a plan, `stripped` of the result has all artifacts that are not copied. After an error
+        In a dry run, `stripped` of the result has all artifacts that are not copied. After an error
         the result is empty, and the error is set in the copies.
         """
         artifacts = FoundArtifacts()
@@ -672,7 +661,7 @@ class Run:
         try:
             if mapping.artifacts.enabled and copies_without_error:
                 artifacts = await self._search_if_due(mapping, lookup, copies_without_error)
-            if self._kind == "plan":
+            if self._dry_run is not None:
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)
                 artifacts = artifacts._replace(stripped=left_behind)
         except SyncError as error:
@@ -724,8 +713,6 @@ class Run:
             self._count_blobs(each)
 
         for copy, tag in zip(copies, lookup.targets, strict=True):
-            if self.dry_run is not None:
-                self.dry_run.count_copy(copy, lookups)
             copy.has_several_targets = len(mapping.targets) > 1
             copy.artifacts_stripped = len(artifacts.stripped)
             copy.planned = [f"strip {artifact}" for artifact in artifacts.stripped]
@@ -861,7 +848,7 @@ class Run:
         outcome = copy.outcome(
             started=copy.began - self._run_began,
             duration=anyio.current_time() - copy.began,
-            is_dry_run=self.dry_run is not None,
+            is_dry_run=self._dry_run is not None,
         )
         self._report_outcome(outcome)
 
@@ -880,13 +867,10 @@ class Run:
                 self._report_outcome(outcome)
 
     def _report_outcome(self, outcome: Outcome) -> None:
-        """Add an outcome to the report and the counters, and emit it."""
+        """Add an outcome to the report, count it, and emit it."""
         self.scheduler.images_done += 1
         if outcome.error is not None:
             outcome.error.drop_frames()  # the frames would keep buffers alive until the run ends
-            reference = getattr(outcome.error, "reference", None) or outcome.target
-            host, _ = split_full_name(reference)
-            self.scheduler.failures[host] += 1
         self._report.outcomes.append(outcome)
         self._emit(outcome)
 

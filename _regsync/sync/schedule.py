@@ -156,9 +156,6 @@ class Scheduler:
         _start_again    its target lacked something that the state said it has: it is pending again
     """
 
-    # What the progress display says of an image at work.
-    verb = "copying"
-
     def __init__(
         self,
         transfer: BlobTransfer | DryRun,
@@ -211,17 +208,15 @@ class Scheduler:
         self._artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
         # The hosts to which images of this run are copied.
         self._target_hosts = set[str]()
-        # The progress display reads the transport's counters.
+        # The progress line reads the transport's counters.
         self.transport = transport
         # How many images were selected so far. An image counts once for each target.
         self.images_known = 0
         # How many of them have an outcome.
         self.images_done = 0
         self.traffic = Traffic()
-        # By host, how many images have failed there.
-        self.failures = Counter[str]()
 
-    # For the run and its progress display.
+    # For the run and its progress line.
 
     @property
     def bytes_moved(self) -> int:
@@ -232,14 +227,6 @@ class Scheduler:
     def images(self) -> list[Image]:
         """Return the images that were promoted and have not ended, oldest first."""
         return [promoted.image for promoted in self._promoted.values()]
-
-    def images_under_way(self) -> list[str]:
-        """Return the source references of the images at work."""
-        return [
-            promoted.image.source.name_of(promoted.image.reference)
-            for promoted in self._promoted.values()
-            if promoted.phase is Phase.AT_WORK
-        ]
 
     async def wait_for_room(self) -> None:
         """Wait until fewer images are pending than the limit, or a drain begins."""
