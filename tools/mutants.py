@@ -342,9 +342,7 @@ def main(argv: Sequence[str]) -> int:
         for mutant in mutants
         if f"{mutant.file}: {mutant.breaks}: " not in stale_titles
         and (
-            word in f"{mutant.file} {mutant.breaks}".lower()
-            if word
-            else mutant.breaks not in known
+            word in f"{mutant.file} {mutant.breaks}".lower() if word else mutant.breaks not in known
         )
     ]
     kills = try_all(wanted, arguments.j)
