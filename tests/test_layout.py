@@ -18,7 +18,7 @@ import pytest
 
 from _regsync.config.model import Config, registry_for
 from _regsync.errors import ContentError, Side, SyncError, WireError
-from _regsync.layout.assumed import read_assumed, read_receipt
+from _regsync.layout.assumed import read_receipt
 from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import Index, image_entry, parse_index, read_lines, unnamed_entry
@@ -235,21 +235,6 @@ def test_lines_of_receipts():
     for text in (f"{digest}", f"{digest} ../up", "sha256:short app"):
         with pytest.raises(ContentError, match="line 1"):
             read_lines(text)
-
-
-def test_a_layout_is_assumed_to_hold_what_is_there_and_has_a_repository(seed, tmp_path):
-    ours, nested, others = seed.image(), seed.index(), seed.image()
-    layout = make_layout(tmp_path / "disk", {"app:v1": ours, "team/app:v2": nested, "bare": others})
-    lost = manifest_of(nested).children[0].digest
-    blob_path(layout, lost).unlink()
-    lost_blob = manifest_of(ours).blobs[0].digest
-    blob_path(layout, lost_blob).unlink()
-    repositories = read_assumed([str(layout)], lambda *_: None)
-    assert set(repositories.values()) == {"app", "team/app"}
-    assert {digest for digest, name in repositories.items() if name == "app"} == (
-        set(ours.blobs) - {lost_blob}
-    )
-    assert not set(others.blobs) & set(repositories)
 
 
 # A hostile directory.

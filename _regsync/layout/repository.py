@@ -101,12 +101,12 @@ class LayoutHost:
     def stop(self, error: SyncError, until: float = -math.inf) -> None:
         self.stop_error = error.copy_without_context()
 
-    def assume(self, paths: Iterable[str], log: Callable[..., None]) -> None:
-        """Read receipts and layouts that name the blobs at the far side.
+    def assume(self, paths: Iterable[str]) -> None:
+        """Read receipts that name the blobs at the far side.
 
-        Raises ConfigError if a path cannot be read.
+        Raises ConfigError if a receipt cannot be read.
         """
-        self.assumed.update(read_assumed(paths, log))
+        self.assumed.update(read_assumed(paths))
 
     def repository(self, name: str, side: Side) -> LayoutRepository:
         return LayoutRepository(self, name, side)
