@@ -201,6 +201,9 @@ class LayoutRepository:
         entry = self._find(reference)
         if entry is None or not self._holds(entry.descriptor):
             return None
+        # Other programs find nothing without `index.json`. To write the entry again brings it back.
+        if self.side is Side.TARGET and self._layout.is_rename_lost:
+            return None
         # Set by `--recheck`, because the disk may have lost files.
         must_have_all_parts = self.side is Side.TARGET and self.host.requires_all_parts
         if must_have_all_parts and not self._has_all_parts_of(entry.descriptor):
