@@ -549,6 +549,27 @@ def test_assume_is_for_layouts_alone(source, target, tmp_path):
     assert "oci-layout:PATH" in ran.out
 
 
+def test_a_run_after_a_lost_rename_writes_the_index_and_asks_for_no_blob(source, seed, tmp_path):
+    """`index.json.partial` is whole, and was not renamed, or its new name was lost."""
+    seed.image().load_into(source.app, "app", tag="v1")
+    mapping = {"from": "app", "tags": tags("v*")}
+    assert to_layout(tmp_path, source, mapping).statuses() == ["synced"]
+    disk = tmp_path / "disk"
+    before = (disk / "index.json").read_bytes()
+    (disk / "index.json").rename(disk / "index.json.partial")
+    files = files_of(disk)
+    source.journal.clear()
+
+    ran = run_regsync("sync", "-c", str(tmp_path / "out.yaml"), "--dry-run")
+    assert "index.json is missing" in ran.err
+    assert files_of(disk) == files
+    assert to_layout(tmp_path, source, mapping).status == 0
+    assert (disk / "index.json").read_bytes() == before
+    assert not (disk / "index.json.partial").exists()
+    assert source.journal.count("GET", "blob") == 0
+    assert to_layout(tmp_path, source, mapping).statuses() == ["skipped"]
+
+
 def test_one_process_writes_a_layout_so_that_it_takes_no_shard(source, tmp_path):
     registries = {"source": source, "disk": {"url": "oci-layout:disk"}}
     text = document(registries, {"from": "app", "tags": tags("v1")})

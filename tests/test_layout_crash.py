@@ -51,7 +51,7 @@ class DyingFile(io.FileIO):
         step(lambda: io.FileIO.write(self, memoryview(data)[: len(data) // 2]))
         return super().write(data)
 
-for name in ("replace", "fsync", "mkdir", "link", "unlink"):
+for name in ("replace", "fsync", "mkdir", "unlink"):
     dying(name)
 directory.FileIO = DyingFile
 for line in sys.stdin:
@@ -73,7 +73,7 @@ for line in sys.stdin:
 class Scene:
     """A layout with new images, and one with old ones that it is copied to."""
 
-    def __init__(self, directory: Path, *, old_index: bool) -> None:
+    def __init__(self, directory: Path) -> None:
         seed = Seed(77)
         self.work = directory
         self.old = {"app:v1": seed.image(), "app:latest": seed.image()}
@@ -91,12 +91,7 @@ class Scene:
         document = {"registries": registries, "mappings": [mapping]}
         self.config = directory / "mirror.yaml"
         self.config.write_text(json.dumps(document))
-        program = DIES
-        if old_index:
-            program = program.replace(
-                "for line", "directory.supports_hard_links = lambda _: False\nfor line"
-            )
-        self.command = [sys.executable, "-c", program, str(self.config), str(ROOT)]
+        self.command = [sys.executable, "-c", DIES, str(self.config), str(ROOT)]
 
     def begin(self) -> Path:
         disk = self.work / "disk"
@@ -131,41 +126,34 @@ def top(images: dict[str, Image], name: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("old_index", [False, True], ids=["atomic", "fat"])
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.thorough), 9])
-def test_whatever_the_instant_tags_are_old_or_new_and_the_next_run_ends_it(
-    tmp_path, old_index, step
-):
-    scene = Scene(tmp_path, old_index=old_index)
+def test_whatever_the_instant_tags_are_old_or_new_and_the_next_run_ends_it(tmp_path, step):
+    scene = Scene(tmp_path)
     with scene.runs() as run:
         disk = scene.begin()
         status, calls = run(0)
         assert status == 0
         assert calls > 30
         complete = (disk / "index.json").read_bytes()
-        files = files_of(disk) - {"index.json.old"}
+        files = files_of(disk)
 
         for at in range(1, calls + 1, step):
             disk = scene.begin()
             assert run(at)[0] == -signal.SIGKILL, at
-            if (disk / "index.json").exists():
-                names = names_of(disk)
-                assert all(names.get(name, "") in tops for name, tops in scene.tops().items()), at
-                check_layout(disk)
-            else:
-                assert old_index, at
-                assert json.loads((disk / "index.json.old").read_bytes()), at
+            names = names_of(disk)
+            assert all(names.get(name, "") in tops for name, tops in scene.tops().items()), at
+            check_layout(disk)
 
             ran = run_regsync("sync", "-q", "-c", str(scene.config))
             assert ran.status == 0, (at, ran.err)
             check_layout(disk)
             assert (disk / "index.json").read_bytes() == complete, at
-            assert files_of(disk) - {"index.json.old"} == files, at
+            assert files_of(disk) == files, at
 
 
 def test_the_artifact_is_named_after_a_run_that_died_before_its_index_was_there(tmp_path):
     """Its manifest is there, and `index.json` does not name it: it is put once more."""
-    scene = Scene(tmp_path, old_index=False)
+    scene = Scene(tmp_path)
     disk = scene.begin()
     assert run_regsync("sync", "-q", "-c", str(scene.config)).status == 0
     complete = (disk / "index.json").read_bytes()

@@ -117,20 +117,23 @@ def test_recheck_writes_what_the_far_side_has_no_longer(source, seed, tmp_path):
         assert left_out(tmp_path) == [f"{digest} app" for digest in named]
 
 
-def test_last_months_disk_is_a_receipt(source, seed, tmp_path):
-    """A one-way diode: nothing comes back but the wish for more."""
+@pytest.mark.parametrize("repository", ["app", "ghcr.io/org/app"])
+def test_a_receipt_of_a_layout_has_what_was_left_out_of_it(source, seed, tmp_path, repository):
+    """A one-way diode, as docs/recipes.md has it: each transfer's receipt is made outside."""
     base = seed.layer(9_000)
-    older = seed.layer(8_000)
-    old = seed.image(layers=[older, base]).load_into(source.app, "app", tag="v1")
-    run(tmp_path, {"source": source, "last": {"url": "oci-layout:first"}})
-    seed.image(layers=[base, seed.layer(100)]).load_into(source.app, "app", tag="v2")
-    second = {"url": "oci-layout:second", "assume": ["first"]}
-    run(tmp_path, {"source": source, "second": second})
-    new = seed.image(layers=[older, seed.layer(200)]).load_into(source.app, "app", tag="v3")
-    assert outside(tmp_path, source, ["second"], {"from": "app", "tags": tags("v3")}).status == 0
-    # What was left out of the second disk counts too.
-    assert left_out(tmp_path) == [f"{layers_of(old)[0]} app"]
-    assert layers_of(new)[0] == layers_of(old)[0]
+    first = layers_of(seed.image(layers=[base]).load_into(source.app, "app", tag="v1"))
+    mapping = {**MAPPING, "to": repository}
+    write_receipt(tmp_path)
+    for week in (1, 2, 3):
+        source.journal.clear()
+        assert outside(tmp_path, source, ["far.txt"], mapping).status == 0
+        assert source.journal.count("GET", "blob") == 1 + (week == 1), "configs, and the layer once"
+        assert left_out(tmp_path) == [f"{digest} {repository}" for digest in first if week > 1]
+
+        config = os.fspath(tmp_path / "mirror.yaml")
+        receipt = os.fspath(tmp_path / "far.txt")
+        assert run_regsync("audit", "-c", config, "--receipt", receipt).status == 0
+        shutil.rmtree(tmp_path / "disk")
 
 
 def test_an_empty_disk_each_week_gets_what_the_receipt_does_not_name(
@@ -223,14 +226,23 @@ def test_artifacts_are_thin_too(source, target, seed, tmp_path):
 # What cannot be read.
 
 
-@pytest.mark.parametrize("damage", ["absent", "no line", "a digest that is none", "no layout"])
+@pytest.mark.parametrize("damage", ["absent", "no line", "a digest that is none"])
 def test_a_receipt_that_cannot_be_read_stops_before_any_request(source, tmp_path, damage):
-    if damage == "no layout":
-        (tmp_path / "far.txt").mkdir()
-    elif damage != "absent":
+    if damage != "absent":
         (tmp_path / "far.txt").write_text("hello\n" if damage == "no line" else "sha256:0 app\n")
     ran = outside(tmp_path, source, "far.txt")
     assert ran.status == 3
     assert "far.txt" in ran.out
     assert "assume" in ran.out
+    assert not source.journal.entries
+
+
+def test_a_directory_is_no_receipt_and_how_one_is_made_of_it_is_told(source, tmp_path):
+    """Earlier versions read what a directory holds."""
+    (tmp_path / "week1").mkdir()
+    ran = outside(tmp_path, source, ["week1"])
+    assert ran.status == 3
+    error = json.loads(ran.out)["error"]
+    assert "week1 is a directory, not a receipt" in error["message"]
+    assert "regsync audit --receipt FILE" in error["hint"]
     assert not source.journal.entries

@@ -427,7 +427,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "assume",
             "one_or_texts",
-            "for an `oci-layout` as target: paths of receipts (`audit --receipt`) and of other layouts. "
+            "for an `oci-layout` as target: paths of receipts (`audit --receipt`). "
             "The far side has the blobs that they name, so that these are left out",
             if_empty="omit it to leave nothing out",
             example='["far.txt"]',

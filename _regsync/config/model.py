@@ -42,7 +42,7 @@ class Registry(NamedTuple):
     client_key: str | None = None
     proxy: str | None = None  # URL; None: the proxy follows from the environment
     written_path: str = ""  # of an image layout: the path as written in the configuration
-    # Paths of receipts and layouts. The far side of this layout is assumed to have their blobs.
+    # Paths of receipts. The far side of this layout is assumed to have their blobs.
     assume: tuple[str, ...] = ()
 
     @property

@@ -151,6 +151,11 @@ class Layout:
         """
         return self._saved_index.read(may_be_new=may_be_new)
 
+    @property
+    def is_rename_lost(self) -> bool:
+        """Whether `index.json` is missing until this run writes, and the new index was read."""
+        return self._saved_index.is_rename_lost
+
     def size_of(self, digest: str) -> int | None:
         """Return the size of a blob or manifest. Returns None if the layout does not hold it.
 
@@ -523,7 +528,6 @@ class Layout:
         renamed, and renamed before `index.json` names it (I11).
         """
         with self.disk_errors():
-            lock.check_path()
             partials = [(digest, blob.path) for digest, blob in group.blobs.items()]
             for digest, body in group.manifests.items():
                 path = self._blob_path_for_writing(digest) + lock.suffix
@@ -572,32 +576,11 @@ class BlobFile:
         self._disk_pace = DiskPace()
         layout.partial_paths.add(partial.path)  # for `Layout.close`
         self._reserve_remaining()
-        try:
-            self._check_size()
-        except LayoutError:
-            self.remove()  # also frees the reserved space
-            raise
 
     @property
     def is_complete(self) -> bool:
         """Report whether the file has all bytes of the blob. They may not be verified yet."""
         return self.offset == self._blob.size
-
-    def _check_size(self) -> None:
-        """Raise LayoutError if the file system cannot store a file of the blob's size.
-
-        FAT stores files up to 4 GiB. A seek beyond this limit fails, so the error is raised before
-        the blob is downloaded. Otherwise the file's position is unchanged.
-        """
-        try:
-            os.lseek(self._stream.fileno(), self._blob.size, os.SEEK_SET)
-        except OSError as error:
-            size = size_text(self._blob.size)
-            raise LayoutError(
-                f"the file system of {self._layout.display_path} cannot store a file of {size}",
-                hint=REMEDIES[errno.EFBIG],
-            ) from error
-        os.lseek(self._stream.fileno(), self.offset, os.SEEK_SET)
 
     def _reserve_remaining(self) -> None:
         """Reserve disk space for the missing bytes of the blob, until the file is closed."""

@@ -28,7 +28,7 @@ _FILE_MODE = 0o644
 # Hints for system errors, by errno.
 REMEDIES = {
     errno.EACCES: "let this user write there, or name another directory",
-    errno.EFBIG: "format the device with another file system: exFAT, ext4, NTFS",
+    errno.EFBIG: "FAT32 holds no file above 4 GiB: format the device with exFAT, ext4 or NTFS",
     errno.EIO: "check the device, and whether it is still there; then run again",
     errno.ENOSPC: "free space on the device, or copy to a larger one",
     errno.EROFS: "mount the device for writing, or copy to another one",
@@ -70,7 +70,6 @@ class DirectoryLock:
         # The suffix of the names of partial files. Without the lock it is random, because another
         # process may write partial files of the same blobs.
         self.suffix = f".{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
-        self._path = path
         # The file descriptor of the directory. The directory itself is locked, because a lock file
         # would stay on the disk. None if the directory is not open.
         self._descriptor: int | None = None
@@ -91,20 +90,6 @@ class DirectoryLock:
             return  # the file system has no locks
         self.is_held = True
         self.suffix = PARTIAL_SUFFIX
-
-    def check_path(self) -> None:
-        """Raise LayoutError if the path no longer leads to the locked directory.
-
-        This happens if the disk was removed. The path is then the empty folder that the disk was
-        mounted on.
-        """
-        if self._descriptor is None:
-            return
-        if not os.path.samestat(os.fstat(self._descriptor), os.stat(self._path)):
-            raise LayoutError(
-                f"the disk of {printable(self._path)} was removed while it was written",
-                hint=REMEDIES[errno.EIO],
-            )
 
     def release(self) -> None:
         """Unlock the directory."""
@@ -198,36 +183,17 @@ def write_file(path: str, body: bytes) -> None:
             remaining = remaining[stream.write(remaining) :]
 
 
-def replace_file(path: str, body: bytes, suffix: str, *, old_path: str | None = None) -> None:
-    """Replace the file at `path`. The new file is first written to `path` + `suffix`.
+def replace_file(path: str, body: bytes, suffix: str) -> None:
+    """Replace the file at `path`. The new file is first written to `path` + `suffix`."""
+    write_file(path + suffix, body)
+    put_in_place(path + suffix, path)
 
-    With `old_path` the old file is kept at that path. This is for file systems without atomic
-    replacement (FAT), so that at any moment one of the two paths has a complete file.
-    """
-    partial = path + suffix
-    folder = os.path.dirname(path)
-    write_file(partial, body)
+
+def put_in_place(partial: str, path: str) -> None:
+    """Sync a complete file to the disk, then rename it to `path`."""
     sync_file(partial)
-    if old_path is not None and os.path.lexists(path):
-        os.replace(path, old_path)
-        sync_folder(folder)
     os.replace(partial, path)
-    sync_folder(folder)
-
-
-def supports_hard_links(path: str) -> bool:
-    """Report whether the file system of an existing file supports hard links.
-
-    A file system without hard links (FAT) does not replace files atomically either.
-    """
-    link = path + PARTIAL_SUFFIX
-    remove_if_possible(link)
-    try:
-        os.link(path, link)
-    except OSError:
-        return False
-    os.unlink(link)
-    return True
+    sync_folder(os.path.dirname(path))
 
 
 def sync_file(path: str) -> None:

@@ -74,14 +74,6 @@ class Entry:
         return self.descriptor.annotations.get(_FULL_NAME, "")
 
     @property
-    def repository(self) -> str:
-        """The repository of an image that this program wrote. Empty for other entries."""
-        name = _split_name(self.name)
-        if name is not None:
-            return name.repository
-        return self.descriptor.annotations.get(_REPOSITORY, "")
-
-    @property
     def subject(self) -> str:
         return self.descriptor.annotations.get(_SUBJECT, "")
 

@@ -43,10 +43,10 @@ class Layouts:
     def prepare(self, registry: Registry) -> None:
         """If a registry is a layout, read which blobs its far side is assumed to hold.
 
-        Raises ConfigError if the files that `assume` names cannot be read.
+        Raises ConfigError if a receipt that `assume` names cannot be read.
         """
         if registry.is_layout:
-            self._host(registry).assume(registry.assume, self._transport.machine.log)
+            self._host(registry).assume(registry.assume)
 
     def repository(self, registry: Registry, name: str, side: Side) -> LayoutRepository:
         """Return a repository of a registry that is a layout."""

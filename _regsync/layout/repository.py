@@ -101,12 +101,12 @@ class LayoutHost:
     def stop(self, error: SyncError, until: float = -math.inf) -> None:
         self.stop_error = error.copy_without_context()
 
-    def assume(self, paths: Iterable[str], log: Callable[..., None]) -> None:
-        """Read receipts and layouts that name the blobs at the far side.
+    def assume(self, paths: Iterable[str]) -> None:
+        """Read receipts that name the blobs at the far side.
 
-        Raises ConfigError if a path cannot be read.
+        Raises ConfigError if a receipt cannot be read.
         """
-        self.assumed.update(read_assumed(paths, log))
+        self.assumed.update(read_assumed(paths))
 
     def repository(self, name: str, side: Side) -> LayoutRepository:
         return LayoutRepository(self, name, side)
@@ -200,6 +200,9 @@ class LayoutRepository:
         """
         entry = self._find(reference)
         if entry is None or not self._holds(entry.descriptor):
+            return None
+        # Other programs find nothing without `index.json`. To write the entry again brings it back.
+        if self.side is Side.TARGET and self._layout.is_rename_lost:
             return None
         # Set by `--recheck`, because the disk may have lost files.
         must_have_all_parts = self.side is Side.TARGET and self.host.requires_all_parts

@@ -1,9 +1,9 @@
 """Read and replace the `index.json` of an image layout on a disk.
 
-Owns: the files `oci-layout`, `index.json` and `index.json.old`.
+Owns: the files `oci-layout`, `index.json` and `index.json.partial`.
 May not know: blobs, registries, which images are copied.
-Invariants: only regular files of a limited size are read, never links. At any moment one of
-    `index.json` and `index.json.old` is complete.
+Invariants: only regular files of a limited size are read, never links. A new index is complete and
+    synced to the disk before it replaces the old one.
 Follows: OCI image-spec 1.1 image-layout.md, docs/design.md section 13.
 """
 
@@ -15,20 +15,16 @@ from collections.abc import Callable
 from io import FileIO
 
 from _regsync.errors import ContentError
-from _regsync.files import Stamp, open_safely, stamp_of
-from _regsync.layout.disk import (
-    LayoutError,
-    disk_errors,
-    lstat_or_none,
-    replace_file,
-    supports_hard_links,
-)
+from _regsync.files import PARTIAL_SUFFIX, Stamp, open_safely, stamp_of
+from _regsync.layout.disk import LayoutError, disk_errors, lstat_or_none, put_in_place, replace_file
 from _regsync.layout.index import LARGEST_INDEX, Index, parse_index
 from _regsync.oci.manifest import load_json
 from _regsync.text import printable
 
 _VERSION_FILE = "oci-layout"
 _INDEX_FILE = "index.json"
+_NEW_INDEX_FILE = _INDEX_FILE + PARTIAL_SUFFIX
+# Earlier versions kept the old index under this name on file systems without hard links.
 _OLD_INDEX_FILE = "index.json.old"
 
 _VERSION = b'{"imageLayoutVersion":"1.0.0"}\n'
@@ -53,8 +49,8 @@ class SavedIndex:
         # The bytes of the file when it was last read or written. Empty if it did not exist or was
         # damaged: then the next commit replaces it.
         self._bytes = b""
-        # Whether the file system replaces files atomically. Set by `prepare_to_write`.
-        self._replaces_atomically = True
+        # Whether `index.json` is missing, and a new index that an interrupted run wrote was read.
+        self.is_rename_lost = False
 
     @property
     def size(self) -> int:
@@ -69,6 +65,7 @@ class SavedIndex:
         """
         if self._index is None:
             self._stamp = self._present_stamp()
+            self.is_rename_lost = False
             self._index, self._bytes = self._read_index(may_be_new=may_be_new)
         return self._index
 
@@ -83,36 +80,41 @@ class SavedIndex:
             self._index = None  # the next line reads it again
         self.read(may_be_new=True)
 
-        version_path = os.path.join(self._path, _VERSION_FILE)
         if self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE) is None:
-            replace_file(version_path, _VERSION, suffix)
-        self._replaces_atomically = supports_hard_links(version_path)
+            replace_file(os.path.join(self._path, _VERSION_FILE), _VERSION, suffix)
+        if self.is_rename_lost:
+            new_path = os.path.join(self._path, _NEW_INDEX_FILE)
+            put_in_place(new_path, os.path.join(self._path, _INDEX_FILE))
+            self.is_rename_lost = False
 
     def replace(self, body: bytes, suffix: str) -> None:
         """Replace `index.json` unless it has these bytes already."""
         if body == self._bytes:
             return
-        old_path = None
-        if not self._replaces_atomically:
-            old_path = os.path.join(self._path, _OLD_INDEX_FILE)
-        replace_file(os.path.join(self._path, _INDEX_FILE), body, suffix, old_path=old_path)
+        replace_file(os.path.join(self._path, _INDEX_FILE), body, suffix)
         self._bytes = body
 
     def _read_index(self, *, may_be_new: bool) -> tuple[Index, bytes]:
-        """Read `index.json`, or `index.json.old` if a commit was cut short. Also returns its bytes.
+        """Read `index.json`, or the new index if its rename was lost. Also returns its bytes.
 
         If the directory has neither file, returns an empty index with `may_be_new` and raises
         LayoutError without. Also raises LayoutError if the directory has an index but is not marked
         as a layout, and ContentError if its index is damaged or its version is not supported.
         """
         version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
-        body = self._read_file(_INDEX_FILE, LARGEST_INDEX)
-        has_old_index = os.path.lexists(os.path.join(self._path, _OLD_INDEX_FILE))
-        has_index = body is not None or has_old_index
-
         if version is not None:
             _check_version(version)
-        if may_be_new and not has_index:
+        body = self._read_file(_INDEX_FILE, LARGEST_INDEX)
+        if body is None and version is not None:
+            new_index = self._read_new_index()
+            if new_index is not None:
+                return new_index
+        if body is None and os.path.lexists(os.path.join(self._path, _OLD_INDEX_FILE)):
+            raise LayoutError(
+                f"{self._display_path} has no index.json, but index.json.old of an earlier version",
+                hint="rename index.json.old to index.json",
+            )
+        if may_be_new and body is None:
             # A new folder, or a layout whose first run was killed before its first commit.
             return Index(), b""
         if version is None:
@@ -120,35 +122,33 @@ class SavedIndex:
                 f"{self._display_path} is not an image layout: it has no file oci-layout",
                 hint="check the path, and whether the disk is mounted",
             )
-        if not has_index:
+        if body is None:
             raise LayoutError(
                 f"{self._display_path} is an incomplete image layout: it has no index.json",
                 hint=_COPY_AGAIN,
             )
 
         try:
-            return self._parse_index(body, has_old_index=has_old_index)
+            return parse_index(body), body
         except ContentError as error:
             error.hint = _COPY_AGAIN
             raise
 
-    def _parse_index(self, body: bytes | None, *, has_old_index: bool) -> tuple[Index, bytes]:
-        """Parse `body`, the bytes of `index.json`.
+    def _read_new_index(self) -> tuple[Index, bytes] | None:
+        """Read the new index that an interrupted run wrote and did not rename to `index.json`.
 
-        If the disk was removed during a commit, `index.json` may be missing (`body` is None) or
-        damaged. Then `index.json.old` is parsed, with a warning, and b"" is returned for its bytes.
+        A power cut may also have removed the old name without adding the new one, where the file
+        system does not replace files atomically. Returns None if there is no complete new index.
         """
-        if body is not None:
-            try:
-                return parse_index(body), body
-            except ContentError:
-                if not has_old_index:
-                    raise
-
-        old_index = parse_index(self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX) or b"")
-        text = f"{self._display_path}: index.json cannot be read, index.json.old is used instead"
+        body = self._read_file(_NEW_INDEX_FILE, LARGEST_INDEX)
+        try:
+            index = parse_index(body or b"")
+        except ContentError:
+            return None  # the run was interrupted while it wrote the file
+        text = f"{self._display_path}: index.json is missing, {_NEW_INDEX_FILE} is used instead"
         self._log("warning", "layout_index", text)
-        return old_index, b""
+        self.is_rename_lost = True
+        return index, body or b""
 
     def _read_file(self, name: str, limit: int) -> bytes | None:
         """Return the bytes of a file at the top of the layout. Returns None if it does not exist.

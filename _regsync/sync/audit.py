@@ -481,7 +481,10 @@ class Audit:
         with check.catching_errors("blob", blob.digest, Flaw.incomplete("blob", blob)):
             # The blob may be left out of a layout, if the registry to which the layout will be
             # carried has the blob.
-            if target.far_repository(blob.digest) is not None:
+            far_repository = target.far_repository(blob.digest)
+            if far_repository is not None:
+                far_key = RepositoryKey(target.key.host, far_repository)
+                self._report.blobs_left_out.add((blob.digest, far_key))
                 return
             size = await once.get(partial(target.blob_size, blob.digest))
             # The size is None if the registry answers a HEAD without a length. Then it is not

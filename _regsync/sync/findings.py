@@ -108,6 +108,8 @@ class AuditReport:
         # The manifests and blobs that targets have, by digest and repository.
         self.manifests_present = set[tuple[str, RepositoryKey]]()
         self.blobs_present = set[tuple[str, RepositoryKey]]()
+        # The blobs that are left out of layouts, by digest and repository at the far side.
+        self.blobs_left_out = set[tuple[str, RepositoryKey]]()
         # The subset of `manifests_present` that are artifacts.
         self.artifacts_present = set[tuple[str, RepositoryKey]]()
 
@@ -171,8 +173,11 @@ class AuditReport:
         ]
 
     def receipt(self) -> list[str]:
-        """Return a line `DIGEST HOST/REPOSITORY` for each manifest and blob at targets, sorted."""
-        present = self.manifests_present | self.blobs_present
+        """Return a line `DIGEST HOST/REPOSITORY` for each manifest and blob at targets, sorted.
+
+        Blobs that were left out of a layout are there too: the next layout need not have them.
+        """
+        present = self.manifests_present | self.blobs_present | self.blobs_left_out
         return sorted(f"{digest} {full_name(host, name)}" for digest, (host, name) in present)
 
     def as_json(
