@@ -14,7 +14,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -76,6 +76,8 @@ class Scene:
     head_first: bool = False
     is_immutable: bool = False
     platforms: Sequence[str] = ()
+    # What single targets hold before the first run.
+    given: Mapping[str, Images] = field(default_factory=dict)
     # Where each repository is copied to, if not to one of the same name.
     to: Sequence[str] = ()
     is_locked: bool = False
@@ -99,8 +101,15 @@ class Stage:
         }
         self.mirror = Mirror(world, directory, *scene.targets, of=options)
         self.scene = scene
-        self.before: dict[str, Mapping[str, Image]] = {}
-        self.others: dict[str, list[Image]] = {}
+        # By target and repository: what tags name, and all that was ever there.
+        self.before: dict[str, dict[str, Mapping[str, Image]]] = {}
+        self.ever: dict[str, dict[str, list[Image]]] = {}
+        for name, place in self.mirror.targets.items():
+            self.before[name] = {**scene.given.get(name, {})}
+            self.ever[name] = {repo: [*each.values()] for repo, each in self.before[name].items()}
+            for repository, tagged in self.before[name].items():
+                for tag, image in tagged.items():
+                    image.load_into(place.app, repository, tag)
         self.is_stateful = False
 
     def load(self, images: Images) -> None:
@@ -138,8 +147,8 @@ class Stage:
                         source=name,
                         trimmed=trimmed,
                         attached=self.attached(tagged) if self.scene.attached is not None else None,
-                        before=[self.before.get(to, {})] * len(self.scene.targets),
-                        others=[self.others.get(to, [])] * len(self.scene.targets),
+                        before=[each.get(to, {}) for each in self.before.values()],
+                        others=[each.get(to, []) for each in self.ever.values()],
                         is_listed=self.scene.is_listed,
                         is_immutable=self.scene.is_immutable,
                     )
@@ -200,10 +209,10 @@ class Stage:
         here = {each.name for each in repositories}
         elsewhere = [
             image
-            for name, images_held in self.others.items()
+            for name, images_there in self.ever[scene.targets[0]].items()
             # Only a state knows of repositories that this run has nothing to do with.
             if self.is_stateful and name not in here
-            for image in images_held
+            for image in images_there
         ]
         self.note(repositories)
         self.last = repositories, terms
@@ -223,8 +232,10 @@ class Stage:
                 assert {tag: named[tag] for tag in each.now} == {
                     tag: image.top for tag, image in each.wanted().items()
                 }
-            self.others[each.name] = [*each.held(0), *each.wanted().values(), *hung]
-            self.before[each.name] = each.wanted()
+            for name in self.scene.targets:
+                ever = self.ever[name].get(each.name, [])
+                self.ever[name][each.name] = [*ever, *each.wanted().values(), *hung]
+                self.before[name][each.name] = each.wanted()
         self.is_stateful = True
 
 
@@ -311,10 +322,14 @@ def layers_of(image: Image) -> list[bytes]:
 
 
 def moved_tag() -> list[Images]:
-    """Let a tag move to an image on the same base."""
+    """Let a tag move twice to an image on the same base."""
     images = several_tags()
     base = layers_of(images["team/app0"]["v2"])[:2]
-    return changed(images, {"v2": Seed(9).image(layers=[*base, Seed(8).layer(300)])})
+    once, again = (
+        changed(images, {"v2": Seed(9).image(layers=[*base, Seed(8).layer(size)])})
+        for size in (300, 400)
+    )
+    return [*once, again[1]]
 
 
 def one_blob_moved() -> list[Images]:
@@ -328,6 +343,19 @@ def new_tags() -> list[Images]:
     base = layers_of(images["team/app0"]["v2"])[:2]
     return changed(
         images, {f"v1{n}": Seed(n).image(layers=[*base, Seed(n).layer(9)]) for n in (0, 1)}
+    )
+
+
+def uneven() -> Scene:
+    """Give one target all of the tags, one most of them, and one none."""
+    images = several_tags(12)
+    most = {"team/app0": dict(list(images["team/app0"].items())[:10])}
+    return Scene(
+        [images],
+        ("all", "most", "none"),
+        given={"all": images, "most": most},
+        is_immutable=True,
+        cold_at_most=unknown(8),
     )
 
 
@@ -407,6 +435,7 @@ SCENES: Mapping[str, Scene] = {
     "moved back": Scene(moved_back()),
     "new": Scene(new_tags(), **ASKED),
     "new, literal tags": Scene(new_tags(), is_listed=False, **ASKED),
+    "immutable, of which targets lack some": uneven(),
     "new among immutable": Scene(
         new_tags(), is_immutable=True, kept=QUESTION, lost_at_most=unknown(8)
     ),
@@ -426,6 +455,7 @@ SCENES: Mapping[str, Scene] = {
     "signed": SIGNED_SCENE,
     "signed, three targets": replace(SIGNED_SCENE, targets=("a", "b", "c")),
     "signed, head first": replace(SIGNED_SCENE, head_first=True),
+    "signed, head first, literal tags": replace(SIGNED_SCENE, head_first=True, is_listed=False),
     "signed, fallback": replace(SIGNED_SCENE, **FALLBACK),
     "signed, fallback at the source": replace(SIGNED_SCENE, source_has_api=False),
     "signed, fallback at the target": replace(SIGNED_SCENE, target_has_api=False),
@@ -439,8 +469,9 @@ async def test_runs_cost_the_least_with_the_state_of_those_before(world, tmp_pat
     first, *later = scene.states
     await stage.run(first, at_most=scene.cold_at_most)
     await stage.run(first)
-    for images in later:
-        await stage.run(images, scene.kept)
+    for number, images in enumerate(later):
+        # What was asked in one run is known to the next one.
+        await stage.run(images, scene.kept if not number else NOTHING)
         await stage.run(images)
 
 
