@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conformance.tests.fixtures import *  # noqa: F403
-from tests import fuzzing
+from tests import costs, fuzzing
 
 # Fixtures: a cloud, registries at both ends of a copy, and what is built of them.
 from tests.a_cloud import cloud  # noqa: F401
@@ -42,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="run ready tasks of virtual-time tests in the order that this number gives",
     )
+    parser.addoption(
+        "--as-budget", action="store_true", help="let runs cost less than tests/test_costs.py says"
+    )
 
 
 _session = contextlib.ExitStack()
@@ -54,6 +57,7 @@ def pytest_unconfigure() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Tell those who decide when they are imported."""
     fuzzing.begin(thorough=config.getoption("--thorough"))
+    costs.as_budget = config.getoption("--as-budget")
     if config.getoption("--file"):
         Chosen.file = Path(config.getoption("--file")).resolve()
     if config.getoption("--program"):

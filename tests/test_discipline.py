@@ -1,15 +1,14 @@
-"""The request discipline (docs/design.md section 6), counted on the wire: what a path costs, and
-what it must not.
+"""The request discipline (docs/design.md section 6), counted on the wire: what a path costs where
+registries refuse, err or forget, and what it must not.
 
-Rules 1 (no ping, one bare request), 2 (tokens) and 3 (pages) have their files: test_tokens,
-test_sync, test_hostile_answers. What a broken body and a lost answer cost (rule 16) is in
-test_resume, a full disk in test_errors_told. Every run is audited besides (`tests.ends`), so that
-no request of a kind that was known to be unnecessary goes unnoticed.
+What undisturbed runs cost is in test_costs. Rules 1 (no ping, one bare request), 2 (tokens) and 3
+(pages) have their files: test_tokens, test_sync, test_hostile_answers. What a broken body and a lost
+answer cost (rule 16) is in test_resume, a full disk in test_errors_told. Every run is audited besides
+(`tests.ends`), so that no request of a kind that was known to be unnecessary goes unnoticed.
 """
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -27,7 +26,6 @@ from conformance.server.sockets import Server
 from tests.ends import (
     Ran,
     clear,
-    document,
     drop_state,
     held,
     load_all,
@@ -36,7 +34,6 @@ from tests.ends import (
     sync_file,
     tags,
 )
-from tests.thinning import thinned
 
 Held = Mapping[str, Mapping[str, Image]]
 
@@ -49,9 +46,6 @@ def age_state(directory: Path) -> None:
     with closing(sqlite3.connect(directory / ".regsync" / "state.db")) as database, database:
         for table in ("blob", "manifest", "snapshot"):
             database.execute(f"UPDATE {table} SET confirmed = confirmed - 86400")
-
-
-# What a run costs: shapes of images x registries, cold, warm, and warm without the cache.
 
 
 def single(seed: Seed) -> Held:
@@ -67,11 +61,6 @@ def multi(seed: Seed) -> Held:
     return {"app": {"v1": seed.index(children)}}
 
 
-def aliases(seed: Seed) -> Held:
-    image = seed.image(sizes=(LARGE,))
-    return {"app": {"v1.0": image, "v1": image, "latest": image}}
-
-
 def several(seed: Seed) -> Held:
     base = seed.layer(LARGE)
     return {
@@ -80,27 +69,6 @@ def several(seed: Seed) -> Held:
         }
         for number in range(4)
     }
-
-
-def repeated(seed: Seed) -> Held:
-    layer = seed.layer(LARGE)
-    return {
-        "app": {"v1": seed.image(layers=[layer, layer, layer]), "v2": seed.image(layers=[layer])}
-    }
-
-
-SHAPES = {
-    "single": single,
-    "multi-arch": multi,
-    "aliases": aliases,
-    "repositories": several,
-    "repeated": repeated,
-}
-REGISTRIES: Mapping[str, Mapping[str, Any]] = {
-    "all of the specification": {},
-    "no mounts": {"mounts": False},
-    "no referrers": {"referrers_api": False},
-}
 
 
 def blobs(images: Held) -> tuple[set[str], set[tuple[str, str]]]:
@@ -112,79 +80,6 @@ def blobs(images: Held) -> tuple[set[str], set[tuple[str, str]]]:
         for digest in image.blobs
     }
     return {digest for _, digest in places}, places
-
-
-def manifests(images: Held) -> tuple[int, int]:
-    """Return how many tags there are, and how many children, once for each repository."""
-    children = {
-        (name, digest)
-        for name, tagged in images.items()
-        for image in tagged.values()
-        for digest in image.manifests
-        if digest != image.top
-    }
-    return sum(map(len, images.values())), len(children)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "registry", "targets"), thinned(itertools.product(SHAPES, REGISTRIES, (1, 3)))
-)
-def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
-    tmp_path, serve, shape, registry, targets
-):
-    source, others = serve(), [serve(**REGISTRIES[registry]) for _ in range(targets)]
-    images = SHAPES[shape](Seed(5))
-    load_all(source, images)
-    ends = {"source": source, **{f"t{number}": each for number, each in enumerate(others)}}
-    mappings = [{"from": name, "tags": tags("*")} for name in images]
-    ran = sync_file(tmp_path, ends, *mappings)
-    assert (ran.status, ran.failed) == (0, [])
-    once, places = blobs(images)
-    tagged, children = manifests(images)
-    mounts = REGISTRIES[registry].get("mounts", True)
-    listed = [name for name in images if len(images[name]) > 1]
-    journal = source.journal
-    assert {name: n for name, n in journal.summary().items() if name != "GET blob"} == {
-        "GET manifest": tagged + children, "GET tag_list": len(images)
-    }  # fmt: skip
-    if mounts or targets > 1:
-        journal.matching("GET", "blob").exactly(len(once))
-    else:
-        journal.matching("GET", "blob").at_least(len(once)).at_most(len(places))
-    for target in others:
-        journal = target.journal
-        journal.matching("GET", "tag_list").exactly(len(listed))
-        journal.matching("HEAD", "manifest").exactly(tagged if not listed else 0)
-        journal.matching("PUT", "manifest", status=201).exactly(tagged + children)
-        journal.matching("POST", "upload_start").exactly(len(places))
-        journal.matching("HEAD GET", "blob").none()
-        uploads = len(once) if mounts else len(places)
-        journal.matching("PUT", "upload", status=201).exactly(uploads)
-        journal.matching("PATCH").none()
-        assert len(journal.entries) == len(listed) + (
-            0 if listed else tagged
-        ) + tagged + children + len(places) + len(journal.matching("PUT", "upload"))
-    assert all(
-        held(target, name, each)
-        for target in others
-        for name in images
-        for each in images[name].values()
-    )
-
-    clear(source, *others)
-    assert set(sync_file(tmp_path, ends, *mappings).statuses()) == {"skipped"}
-    assert source.journal.summary() == {"GET tag_list": len(images), "HEAD manifest": tagged}
-    assert [target.journal.summary() for target in others] == [{"HEAD manifest": tagged}] * targets
-
-    clear(source, *others)
-    drop_state(tmp_path)
-    assert set(sync_file(tmp_path, ends, *mappings).statuses()) == {"skipped"}
-    assert source.journal.summary() == {"GET tag_list": len(images), "GET manifest": tagged}
-    lists = {"GET tag_list": len(listed)} if listed else {}
-    assert [target.journal.summary() for target in others] == [
-        {**lists, "HEAD manifest": tagged}
-    ] * targets
 
 
 def test_two_aliases_of_one_host_are_asked_and_filled_once(source, target, tmp_path):
@@ -207,24 +102,6 @@ def test_two_aliases_of_one_host_are_asked_and_filled_once(source, target, tmp_p
 
 
 # Rules 4, 7 and 8: tags that moved, trimmed indexes, children.
-
-
-def test_of_a_moved_index_only_the_new_child_moves(source, target, sync_pair):
-    seed = Seed(7)
-    kept, old, new = (seed.image(architecture=name) for name in ("amd64", "arm64", "arm64"))
-    load_all(source, {"app": {"v1": seed.index([kept, old])}})
-    mapping = {"from": "app", "tags": tags("v1")}
-    assert sync_pair(mapping).status == 0
-    moved = seed.index([kept, new])
-    load_all(source, {"app": {"v1": moved}})
-    clear(source, target)
-    assert sync_pair(mapping).statuses() == ["synced"]
-    assert held(target, "app", moved)
-    assert source.journal.summary() == {"HEAD manifest": 1, "GET manifest": 2, "GET blob": 3}
-    source.journal.matching(reference=kept.top).none()
-    target.journal.matching(reference=kept.top).none()
-    target.journal.matching("PUT", "manifest").exactly(2)
-    target.journal.matching("PUT", "upload").exactly(3)
 
 
 def test_a_trimmed_index_costs_one_question_at_each_side_when_warm(source, target, sync_pair):
@@ -261,31 +138,6 @@ def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(source, targ
     assert held(target, "app", last)
     source.journal.matching("GET", "manifest", reference=between.top, status=404).exactly(1)
     source.journal.matching("GET", "manifest", reference="v1").exactly(1)
-
-
-# Rule 6 and immutable tags: per target.
-
-
-def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(tmp_path, serve):
-    source, full, partial = serve(), serve(), serve()
-    seed = Seed(10)
-    images = {f"v{number}": seed.image(sizes=(900,)) for number in range(12)}
-    load_all(source, {"app": images})
-    load_all(full, {"app": images})
-    load_all(partial, {"app": {tag: images[tag] for tag in list(images)[:10]}})
-    ends = {"source": source, "full": full, "partial": partial}
-    ran = sync_file(tmp_path, ends, {"from": "app", "tags": tags("*", immutable_tags="v*")})
-    assert (ran.status, ran.statuses().count("skipped"), ran.statuses().count("synced")) == (
-        0,
-        22,
-        2,
-    )
-    assert full.journal.summary() == {"GET tag_list": 1}
-    source.journal.matching("GET", "tag_list").exactly(1)
-    source.journal.matching("GET HEAD", "manifest").exactly(2)
-    partial.journal.matching("GET", "tag_list").exactly(1)
-    partial.journal.matching("HEAD", "manifest").none()
-    partial.journal.matching("PUT", "manifest").exactly(2)
 
 
 # Rule 4: what a tag's answer teaches of its repository.
@@ -346,21 +198,6 @@ def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(
 
 
 # Rules 9 and 10: mounts, also from earlier runs.
-
-
-def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(source, target, sync_pair):
-    image = Seed(11).image(sizes=(LARGE, LARGE))
-    load_all(source, {"one": {"v1": image}, "two": {"v1": image}})
-    assert sync_pair({"from": "one", "tags": tags("v1")}).status == 0
-    clear(source, target)
-    assert sync_pair({"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
-    assert source.journal.summary() == {"GET manifest": 1}
-    target.journal.matching("POST", "upload_start", status=201, query={"from": "one"}).exactly(3)
-    assert target.journal.summary() == {
-        "HEAD manifest": 1,
-        "POST upload_start": 3,
-        "PUT manifest": 1,
-    }
 
 
 def test_a_mount_asks_for_the_right_to_read_where_an_earlier_run_has_put_the_blob(tmp_path, serve):
@@ -517,38 +354,6 @@ def changed(
     if isinstance(target, Endpoint):
         clear(target)
     return image, sync_file(directory, ends, mapping)
-
-
-def test_one_question_for_a_blob_that_is_there_saves_the_heads_for_those_that_are_not(
-    source, target, tmp_path
-):
-    image, ran = changed(tmp_path, target, source, 24)
-    assert ran.statuses() == ["synced"]
-    assert held(target, "app", image)
-    target.journal.matching("HEAD", "blob").none()
-    itself = {"mount": "*", "from": "app"}
-    target.journal.matching("POST", "upload_start", status=201, query=itself).exactly(1)
-    target.journal.matching("POST", "upload_start", status=202, query=itself).exactly(24)
-    target.journal.matching("POST", "upload_start").exactly(25)
-    target.journal.matching("PUT", "upload").exactly(24)
-    # The next run knows, and one new blob alone would not be worth the question.
-    image, ran = changed(tmp_path, target, source, 23)
-    assert held(target, "app", image)
-    target.journal.matching("HEAD", "blob").none()
-    target.journal.matching("POST", "upload_start").exactly(23)
-
-
-def test_one_new_blob_is_asked_for_by_head(source, target, sync_pair):
-    seed = Seed(66)
-    load_all(source, {"app": {"v1": seed.image(sizes=(LARGE,))}})
-    mapping = {"from": "app", "tags": tags("v1")}
-    assert sync_pair(mapping).statuses() == ["synced"]
-    load_all(source, {"app": {"v1": seed.image(layers=[])}})
-    clear(source, target)
-    assert sync_pair(mapping).statuses() == ["synced"]
-    target.journal.matching("HEAD", "blob").exactly(1)
-    target.journal.matching("POST", "upload_start", status=202).exactly(1)
-    target.journal.matching("POST", "upload_start").exactly(1)
 
 
 def test_where_the_question_gets_another_answer_heads_ask_and_its_session_is_used(tmp_path, serve):
@@ -814,81 +619,7 @@ def test_an_empty_repository_is_asked_for_no_blob(source, target, sync_pair):
     target.journal.matching("PUT", "upload").exactly(3)
 
 
-# Rule 12: two requests a blob, whatever its size.
-
-
-def test_a_small_blob_costs_a_post_and_a_put_where_one_request_would_do(source, target, sync_pair):
-    images = {f"v{number}": Seed(17 + number).image(sizes=(500, LARGE)) for number in range(2)}
-    load_all(source, {"app": images})
-    assert sync_pair({"from": "app", "tags": tags("*")}).status == 0
-    sizes = [len(body) for image in images.values() for body in image.blobs.values()]
-    target.journal.matching("POST", "upload_start", status=202).exactly(len(sizes))
-    target.journal.matching("POST", "upload_start").exactly(len(sizes))
-    target.journal.matching("PUT", "upload", status=201).exactly(len(sizes))
-    assert all(not each.request_bytes for each in target.journal.matching("POST", "upload_start"))
-    target.journal.matching("POST", "upload_start", query={"digest": "*"}).none()
-
-
 # What a state saves.
-
-
-def test_a_tag_that_is_copied_by_hand_again_costs_one_head_at_each_side(tmp_path, serve):
-    source, target = serve(), serve()
-    load_numbered(source, 1)
-    file = tmp_path / "mirror.yaml"
-    file.write_text(document({"source": source, "target": target}))
-    names = [f"http://{server.address}/app:v0" for server in (source, target)]
-    command = ("copy", *names, "--no-artifacts", "-q", "-c", str(file))
-    assert run_regsync(*command).status == 0
-    clear(source, target)
-    assert run_regsync(*command).status == 0
-    assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 1}
-
-
-def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(source, target, sync_pair):
-    load_numbered(source, 5)
-    mapping = {"from": "app", "tags": tags(*(f"v{number}" for number in range(5)))}
-    sync_pair(mapping)
-    images = load_numbered(source, 5)
-    made = Seed(9)
-    new = made.image(
-        layers=[images[0].contents()[images[0].document["layers"][0]["digest"]], made.blob(77)]
-    )
-    new.load_into(source.app, "app", tag="v3")
-    clear(source, target)
-    ran = sync_pair(mapping)
-    assert sorted(ran.statuses()) == ["skipped"] * 4 + ["synced"]
-    assert held(target, "app", new)
-    assert source.journal.summary() == {"HEAD manifest": 5, "GET manifest": 1, "GET blob": 2}
-    # The shared layer is known from the first run. It is asked for by POST, which shows that config
-    # and new layer need no HEAD (rule 11).
-    assert target.journal.summary() == {
-        "HEAD manifest": 5, "POST upload_start": 3, "PUT upload": 2, "PUT manifest": 1,
-    }  # fmt: skip
-
-
-def test_tags_that_moved_together_cost_one_manifest(source, target, sync_pair):
-    load_numbered(source, 3)
-    mapping = {"from": "app", "tags": tags("v0", "v1", "v2")}
-    sync_pair(mapping)
-    made = Seed(9)
-    new = made.image(layers=[made.blob(77)])
-    for name in ("v0", "v1", "v2"):
-        new.load_into(source.app, "app", tag=name)
-    clear(source, target)
-    ran = sync_pair(mapping)
-    assert ran.statuses() == ["synced"] * 3
-    assert source.journal.summary() == {"HEAD manifest": 3, "GET manifest": 1, "GET blob": 2}
-    assert target.journal.count("PUT", "manifest") == 3
-
-
-def test_an_empty_blob_is_never_fetched(source, target, sync_pair):
-    made = Seed(9)
-    image = made.image(layers=[made.blob(0), made.blob(50)]).load_into(source.app, "app", tag="v1")
-    ran = sync_pair({"from": "app", "tags": tags("v*")})
-    assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
-    assert held(target, "app", image)
-    assert source.journal.count("GET", "blob") == 2
 
 
 def test_the_way_to_a_login_is_remembered(tmp_path, serve):

@@ -1,7 +1,8 @@
 """Runs that are killed, that overlap, or that have as few permits as are allowed: nothing hangs or
 is sent twice.
 
-What a run costs otherwise is in test_discipline, what waiting does to it in test_discipline_time.
+What a run costs otherwise is in test_costs and test_discipline, what waiting does to it in
+test_discipline_time.
 """
 
 from __future__ import annotations

@@ -34,19 +34,6 @@ def asked(source: Server) -> Counter[str]:
     return Counter(f"{entry.method} {kind}" for entry, kind in zip(entries, kinds, strict=True))
 
 
-def test_three_mappings_of_four_tags_ask_four_times(source, target, sync_pair):
-    images = load(source)
-    assert sync_pair(*three()).statuses() == ["synced"] * 12
-    assert asked(source) == {"GET tag": 4}
-    for name, image in images.items():
-        for place in ("one", "two", "three"):
-            assert target.app.tags(place)[name] == image.top
-
-    source.journal.clear()
-    assert sync_pair(*three()).statuses() == ["skipped"] * 12
-    assert asked(source) == {"HEAD tag": 4}
-
-
 def test_platform_filters_share_the_tag_and_what_is_below_it(source, target, sync_pair):
     platforms = ("linux/amd64", "linux/arm64", "linux/arm/v7")
     image = Seed(4).index(platforms=platforms).load_into(source.app, "app", tag="v0")

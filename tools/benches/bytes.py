@@ -5,13 +5,17 @@ scenes whose source changes are run cold, changed, and changed without state. Re
 Debian's docker-registry, whose log is counted. Bytes are those of manifests and blobs, not of
 listings and error bodies.
 
-The least is computed here from the images, for a program that knows everything about blobs: each
-repository is listed once at each side where tags are chosen by a pattern, each selected tag costs
-one question at each side that the listing does not answer, each manifest that a target lacks is
-fetched once, each blob that a host lacks is fetched once and uploaded once to each host (a POST and
-a PUT), each other repository of the host mounts it, each manifest is put once.
+The least is that of tests/least.py: for a program that knows all about blobs, and must ask what tags
+name.
 
-Owns: the scenes, their bounds, how a run is shown.
+    bench.py bytes --json FILE             write what was counted into a file
+    bench.py bytes --against FILE          compare with such a file, and fail if a count is larger
+
+tools/benches/requests.json has what was counted when the program was last judged by it, here and in
+`bench.py compare counts` (but in scenes whose counts depend on time). Of a count that varies from run to
+run it has the largest that was seen.
+
+Owns: the scenes, how a run is shown.
 May not know: anything of the program but its command line.
 Invariants: the program's own count of requests agrees with what the registries saw, else the run
 fails.
@@ -20,17 +24,18 @@ fails.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from conformance.content.fleets import PLATFORMS, Fleet
-from conformance.content.images import Image
+from tests import least as exact
+from tests.least import Repository, Tally
 from tools.benches.registries import Debian, Exchange, Images, empty_registry
 from tools.benches.runner import (
     BenchError,
@@ -43,7 +48,8 @@ from tools.benches.runner import (
 
 __all__ = ["Tally", "add_options", "least", "run", "tally_of"]
 
-PAGE = 1000  # tags of a listing
+Counts = Mapping[str, Mapping[str, int]]  # by side; requests by class, and bytes
+
 CLASSES = (
     "list",
     "HEAD manifest",
@@ -57,30 +63,10 @@ CLASSES = (
 )
 
 
-@dataclass
-class Tally:
-    """What was asked of one side, and the bytes of manifests and blobs that it gave or took."""
-
-    requests: Counter[str] = field(default_factory=Counter)
-    bytes: int = 0
-
-    @property
-    def count(self) -> int:
-        """All requests together."""
-        return sum(self.requests.values())
-
-    def times(self, number: int) -> Tally:
-        """Return the same for so many registries."""
-        requests = {name: count * number for name, count in self.requests.items()}
-        return Tally(Counter(requests), self.bytes * number)
-
-    def is_same(self, other: Tally) -> bool:
-        """Tell whether both count the same; a class may be there with a count of 0."""
-        return +self.requests == +other.requests and self.bytes == other.bytes
-
-    def __str__(self) -> str:
-        counts = [f"{self.requests[name]} {name}" for name in CLASSES if self.requests[name]]
-        return ", ".join(counts) or "nothing"
+def summary(tally: Tally) -> str:
+    """Write the requests of one side."""
+    counts = [f"{tally.requests[name]} {name}" for name in CLASSES if tally.requests[name]]
+    return ", ".join(counts) or "nothing"
 
 
 def tally_of(exchanges: Iterable[Exchange]) -> Tally:
@@ -141,105 +127,20 @@ SCENES: Mapping[str, Scene] = {
 # ---------------------------------------------------------------- the least
 
 
-class Change(NamedTuple):
-    """One repository: what the targets hold of it, and what the source has."""
-
-    before: Mapping[str, Image]
-    now: Mapping[str, Image]
-
-    def fresh(self) -> list[str]:
-        """Return the tags that the targets lack."""
-        return [tag for tag in self.now if tag not in self.before]
-
-    def held(self) -> list[str]:
-        """Return the tags that the targets have, with whatever image."""
-        return [tag for tag in self.now if tag in self.before]
-
-    def moved(self) -> list[str]:
-        """Return the tags that the targets have with another image."""
-        return [tag for tag in self.held() if self.before[tag].top != self.now[tag].top]
-
-    def new_images(self) -> list[Image]:
-        """Return the images that are copied."""
-        return [self.now[tag] for tag in (*self.fresh(), *self.moved())]
-
-
 def least(
     before: Images, now: Images, *, targets: int, is_immutable: bool, is_stateful: bool
 ) -> Both:
     """Return the fewest requests and bytes of a sync from `before` at the targets to `now`."""
-    bound = Both(Tally(), Tally())
-    blobs_before = {name: blob_sizes(tagged.values()) for name, tagged in before.items()}
-    on_host = {digest for sizes in blobs_before.values() for digest in sizes}
-    for name, tagged in now.items():
-        change = Change(before.get(name, {}), tagged)
-        count_look_ups(bound, change, is_immutable=is_immutable, is_stateful=is_stateful)
-        count_manifests(bound, change)
-
-        for digest, size in blob_sizes(change.new_images()).items():
-            if digest in blobs_before.get(name, {}):
-                continue
-            if digest in on_host:
-                bound.target.requests["mount"] += 1
-                continue
-            on_host.add(digest)
-            bound.source.requests["GET blob"] += 1
-            bound.source.bytes += size
-            bound.target.requests["POST upload"] += 1
-            bound.target.bytes += size
-            bound.target.requests["PUT upload"] += 1
-    return Both(bound.source, bound.target.times(targets))
-
-
-def count_look_ups(bound: Both, change: Change, *, is_immutable: bool, is_stateful: bool) -> None:
-    """Add listings to `bound`, and the requests that ask what each tag names."""
-    source, target = bound
-    fresh = change.fresh()
-    asked = [] if is_immutable else change.held()
-    source.requests["list"] += pages(change.now)
-    if is_stateful:
-        # The state turns the source's GET into a HEAD, and a moved tag costs its GET besides.
-        source.requests["HEAD manifest"] += len(asked)
-        gets = [*fresh, *change.moved()]
-    else:
-        gets = [*fresh, *asked]
-    source.requests["GET manifest"] += len(gets)
-    source.bytes += sum(len(change.now[tag].body) for tag in gets)
-
-    # A target is listed where that tells of two tags or more; the state tells of those it knows.
-    if is_immutable or not is_stateful or len(fresh) > 1:
-        target.requests["list"] += pages(change.before)
-    target.requests["HEAD manifest"] += len(asked)
-
-
-def count_manifests(bound: Both, change: Change) -> None:
-    """Add to `bound` the children that are fetched, and all manifests that are put."""
-    source, target = bound
-    new = change.new_images()
-    known = {digest for image in change.before.values() for digest in image.manifests}
-    children = {
-        digest: len(body)
-        for image in new
-        for digest, (_, body) in image.manifests.items()
-        if digest != image.top and digest not in known
-    }
-    source.requests["GET manifest"] += len(children)
-    source.bytes += sum(children.values())
-    target.requests["PUT manifest"] += len(new) + len(children)
-    target.bytes += sum(len(image.body) for image in new) + sum(children.values())
-
-
-def pages(tags: Collection[str]) -> int:
-    """Count the pages of a listing.
-
-    Behind a full one another may stand, whether or not a Link says so.
-    """
-    return len(tags) // PAGE + 1
-
-
-def blob_sizes(images: Iterable[Image]) -> dict[str, int]:
-    """Return the size of each blob by its digest."""
-    return {digest: len(data) for image in images for digest, data in image.blobs.items()}
+    repositories = [
+        Repository(name, tagged, [before.get(name, {})] * targets, is_immutable=is_immutable)
+        for name, tagged in now.items()
+    ]
+    bound = exact.least(repositories, exact.Terms(is_stateful=is_stateful))
+    together = Tally()
+    for tally in bound.targets:
+        together.requests += tally.requests
+        together.bytes += tally.bytes
+    return Both(bound.source, together)
 
 
 # ---------------------------------------------------------------- runs
@@ -374,9 +275,9 @@ def as_text(found: Measured) -> str:
     for side in ("source", "target"):
         tally: Tally = getattr(asked, side)
         bound: Tally = getattr(found.least, side)
-        lines.append(f"    {side}: {tally}; {tally.bytes} bytes")
+        lines.append(f"    {side}: {summary(tally)}; {tally.bytes} bytes")
         if not tally.is_same(bound):
-            lines.append(f"    {'least':>{len(side)}}: {bound}; {bound.bytes} bytes")
+            lines.append(f"    {'least':>{len(side)}}: {summary(bound)}; {bound.bytes} bytes")
     per_thousand = 1000 * found.spent.cpu / asked.request_count
     lines.append(f"    {found.spent}, {per_thousand:.2f} s of CPU per 1,000 requests")
     return "\n".join(lines)
@@ -387,13 +288,44 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     texts = [f"  {name}  {scene.text}" for name, scene in SCENES.items()]
     parser.epilog = "\n".join(["scenes:", *texts])
     parser.add_argument("scenes", nargs="*", metavar="SCENE", help="default: all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts into this file")
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="fail if a count is larger than in this file"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure the chosen scenes."""
+    counted: dict[str, Counts] = {}
     for name, scene in choose(options.scenes, SCENES).items():
         print(f"({name}) {scene.text}")
         with folder_in_memory() as work:
             for found in measure_scene(name, work):
                 print(as_text(found), flush=True)
-    return 0
+                counted[f"{name}, {found.phase}"] = counts_of(found.asked)
+    if options.json:
+        options.json.write_text(json.dumps({"bytes": counted}, indent=1) + "\n")
+    if not options.against:
+        return 0
+
+    known: Mapping[str, Counts] = json.loads(options.against.read_text())["bytes"]
+    larger = list(larger_counts(known, counted))
+    print("\n".join(larger) or f"no count is larger than in {options.against}")
+    return 1 if larger else 0
+
+
+def counts_of(asked: Both) -> Counts:
+    """Return what was asked of each side by class, and its bytes."""
+    return {
+        side: {**+tally.requests, "bytes": tally.bytes} for side, tally in asked._asdict().items()
+    }
+
+
+def larger_counts(known: Mapping[str, Counts], counted: Mapping[str, Counts]) -> Iterator[str]:
+    """Name what is larger than it was known to be."""
+    for row, sides in counted.items():
+        for side, counts in sides.items():
+            for name, count in counts.items():
+                before = known.get(row, {}).get(side, {}).get(name, 0)
+                if count > before:
+                    yield f"{row}, {side}: {count} {name}, not {before}"
