@@ -286,7 +286,7 @@ def repeated() -> Images:
 
 
 def empty_layer() -> Images:
-    return {"app": {"v1": Seed(5).image(layers=[b"", Seed(6).layer(50)])}}
+    return {"app": {"v1": Seed(5).image(layers=[b"", b"{}", Seed(6).layer(50)])}}
 
 
 def indexes(*architectures: str) -> Images:
