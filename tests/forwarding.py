@@ -1,5 +1,4 @@
-"""A forward proxy for tests, in threads: CONNECT only, over plain HTTP or TLS, with or without a
-login.
+"""A forward proxy for tests, in threads: CONNECT only, with or without a login.
 
 Names lead where the test says, never to the network. What each tunnel carried is kept byte for
 byte, so that a test can say that something was not in it.
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -28,7 +26,6 @@ class Forward:
     known: Mapping[str, str]
     login: str = ""
     challenge: str = 'Basic realm="proxy"'
-    context: ssl.SSLContext | None = None
     heads: list[bytes] = field(default_factory=list)
     carried: bytearray = field(default_factory=bytearray)
 
@@ -39,10 +36,6 @@ class Forward:
 
     def __call__(self, connected: socket.socket) -> None:
         with contextlib.ExitStack() as stack:
-            if self.context is not None:
-                connected = stack.enter_context(
-                    self.context.wrap_socket(connected, server_side=True)
-                )
             if not (head := until_blank_line(connected)):
                 return
             self.heads.append(head)
@@ -64,8 +57,7 @@ class Forward:
     def carry(self, client: socket.socket, upstream: socket.socket) -> None:
         """Carry bytes both ways until either side ends."""
         while True:
-            held = isinstance(client, ssl.SSLSocket) and client.pending()
-            ready = [client] if held else select.select([client, upstream], [], [], 10)[0]
+            ready = select.select([client, upstream], [], [], 10)[0]
             for source, sink in ((client, upstream), (upstream, client)):
                 if source in ready:
                     if not (got := source.recv(65536)):

@@ -179,17 +179,16 @@ def test_an_empty_override_leaves_the_decision_to_the_environment() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        pytest.param("http://proxy.example:3128", Proxy("http", "proxy.example", 3128), id="plain"),
-        pytest.param("proxy.example:3128", Proxy("http", "proxy.example", 3128), id="without-scheme"),
-        pytest.param("proxy.example", Proxy("http", "proxy.example", 80), id="default-port"),
-        pytest.param("https://proxy.example/", Proxy("https", "proxy.example", 443), id="tls-to-the-proxy"),
-        pytest.param("HTTP://Proxy.Example:1", Proxy("http", "proxy.example", 1), id="upper-case"),
-        pytest.param("http://[2001:db8::1]:3128", Proxy("http", "2001:db8::1", 3128), id="v6"),
-        pytest.param("http://u:p@proxy.example", Proxy("http", "proxy.example", 80, "u", "p"), id="user"),
-        pytest.param("u:p@proxy.example:81", Proxy("http", "proxy.example", 81, "u", "p"), id="user-no-scheme"),
+        pytest.param("http://proxy.example:3128", Proxy("proxy.example", 3128), id="plain"),
+        pytest.param("proxy.example:3128", Proxy("proxy.example", 3128), id="without-scheme"),
+        pytest.param("proxy.example", Proxy("proxy.example", 80), id="default-port"),
+        pytest.param("HTTP://Proxy.Example:1", Proxy("proxy.example", 1), id="upper-case"),
+        pytest.param("http://[2001:db8::1]:3128", Proxy("2001:db8::1", 3128), id="v6"),
+        pytest.param("http://u:p@proxy.example", Proxy("proxy.example", 80, "u", "p"), id="user"),
+        pytest.param("u:p@proxy.example:81", Proxy("proxy.example", 81, "u", "p"), id="user-no-scheme"),
         pytest.param("http://do%40main:p%3A%2Fss@proxy.example",
-            Proxy("http", "proxy.example", 80, "do@main", "p:/ss"), id="percent-decoded"),
-        pytest.param("http://u@proxy.example", Proxy("http", "proxy.example", 80, "u"), id="user-without-password"),
+            Proxy("proxy.example", 80, "do@main", "p:/ss"), id="percent-decoded"),
+        pytest.param("http://u@proxy.example", Proxy("proxy.example", 80, "u"), id="user-without-password"),
     ],
 )  # fmt: skip
 def test_proxy_values_parse(value: str, expected: Proxy) -> None:
@@ -202,6 +201,7 @@ def test_proxy_values_parse(value: str, expected: Proxy) -> None:
     ("value", "complaint"),
     [
         pytest.param("socks5://user:hunter2@proxy.example:1080", "'socks5' is not supported", id="socks"),
+        pytest.param("https://user:hunter2@proxy.example", "'https' is not supported", id="tls-to-the-proxy"),
         pytest.param("ftp://user:hunter2@proxy.example", "'ftp' is not supported", id="ftp"),
         pytest.param("http://user:hunter2@", "not a proxy URL", id="no-host"),
         pytest.param("http://user:hunter2@proxy.example:port", "not a proxy URL", id="port-is-a-word"),
@@ -228,7 +228,7 @@ def test_an_unusable_proxy_is_an_error_that_keeps_the_password_secret(
 
 @pytest.mark.rule("R10")
 def test_text_of_a_proxy_shows_no_user_info() -> None:
-    proxy = Proxy("http", "2001:db8::1", 3128, "someone", "hunter2")
+    proxy = Proxy("2001:db8::1", 3128, "someone", "hunter2")
     assert str(proxy) == "http://[2001:db8::1]:3128"
     assert "someone" not in repr(proxy)
     assert "hunter2" not in repr(proxy)

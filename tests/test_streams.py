@@ -35,23 +35,13 @@ from _regsync.net import streams
 from _regsync.net.http1 import PIECE, Request
 from _regsync.net.pool import Pool, open_stream
 from _regsync.net.proxy import Proxy
-from _regsync.net.streams import (
-    WANT_READ,
-    WANT_WRITE,
-    SocketStream,
-    Stream,
-    Timeouts,
-    TlsInsideStream,
-)
+from _regsync.net.streams import WANT_READ, WANT_WRITE, SocketStream, Stream, Timeouts
 from _regsync.oci.reference import digest_of
 from _regsync.sync.staging import FilePieces, StagingFailed
 from tests.wires import (
     NEVER,
     Blob,
-    End,
-    Item,
     Pause,
-    TlsEnd,
     Wire,
     answer,
     connection,
@@ -479,16 +469,26 @@ async def test_a_connection_that_is_reset_before_the_handshake_leaves_nothing(
     assert caught.value.retryable
 
 
+@contextmanager
+def connected_to_silence() -> Iterator[SocketStream]:
+    """Give a connection to a peer that never says anything."""
+    own, others = socket.socketpair()
+    stream = SocketStream(own)
+    with others:
+        yield stream
+        stream.close()
+
+
 async def test_name_that_tls_cannot_take_is_one_error(client_context: ssl.SSLContext) -> None:
-    with pytest.raises(ConnectFailed, match="cannot begin"):
-        await streams.start_tls(Wire(), client_context, ".bad", Timeouts())
+    with connected_to_silence() as stream, pytest.raises(ConnectFailed, match="cannot begin"):
+        await streams.start_tls(stream, client_context, ".bad", Timeouts())
 
 
 @pytest.mark.virtual_time
 async def test_handshake_takes_ten_seconds_at_most(client_context: ssl.SSLContext) -> None:
-    began, wire = anyio.current_time(), Wire(keep=False)
-    with pytest.raises(ConnectFailed, match="longer than 10 s"):
-        await streams.start_tls(wire, client_context, "registry.test", Timeouts())
+    began = anyio.current_time()
+    with connected_to_silence() as stream, pytest.raises(ConnectFailed, match="longer than 10 s"):
+        await streams.start_tls(stream, client_context, "registry.test", Timeouts())
     assert anyio.current_time() - began == pytest.approx(10)
 
 
@@ -498,9 +498,10 @@ async def test_handshake_that_the_kernel_gives_up_is_not_told_as_our_time_limit(
     def give_up(*_: object) -> int:
         raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
-    monkeypatch.setattr(streams.TlsInsideStream, "handshake", give_up)
-    with pytest.raises(ConnectFailed, match=r"TLS with .* failed: .* timed out") as caught:
-        await streams.start_tls(Wire(keep=False), client_context, "registry.test", Timeouts())
+    monkeypatch.setattr(SocketStream, "handshake", give_up)
+    failed = pytest.raises(ConnectFailed, match=r"TLS with .* failed: .* timed out")
+    with connected_to_silence() as stream, failed as caught:
+        await streams.start_tls(stream, client_context, "registry.test", Timeouts())
     assert caught.value.retryable
 
 
@@ -523,8 +524,8 @@ async def test_cancelled_handshake_leaves_no_socket(client_context: ssl.SSLConte
 # Proxies.
 
 
-def proxy_on(port: int, scheme: str = "http", **login: str) -> Proxy:
-    return Proxy(scheme, HOST, port, **login)
+def proxy_on(port: int, **login: str) -> Proxy:
+    return Proxy(HOST, port, **login)
 
 
 async def through(proxy: Proxy, context: ssl.SSLContext | None = None, **options: Any) -> Stream:
@@ -623,18 +624,12 @@ async def test_proxy_that_opens_no_tunnel_has_words(
     assert "me:" not in str(caught.value)
 
 
-@pytest.mark.parametrize("proxied", ["http", "https"])
-async def test_silent_proxy_is_given_up(
-    proxied: str, server_context: ssl.SSLContext, client_context: ssl.SSLContext
-) -> None:
-    script = silent if proxied == "http" else tls_server(server_context, read_rest)
+async def test_silent_proxy_is_given_up() -> None:
     with (
-        serving(script) as port,
+        serving(silent) as port,
         pytest.raises(ConnectFailed, match=r"tunnel: no answer .* within 0\.05 s"),
     ):
-        await through(
-            proxy_on(port, proxied), timeouts=SHORT._replace(tls=10), proxy_context=client_context
-        )
+        await through(proxy_on(port), timeouts=SHORT)
 
 
 async def over(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Stream:
@@ -679,152 +674,6 @@ async def test_proxy_has_sixty_seconds_however_it_drips(
     with pytest.raises(ConnectFailed, match="60 s"):
         await over(wire, monkeypatch)
     assert anyio.current_time() - began == pytest.approx(60)
-
-
-# TLS inside a TLS proxy.
-
-
-def inner_registry(context: ssl.SSLContext) -> Callable[[socket.socket], object]:
-    """Speak TLS inside the proxy's TLS, and answer the request in it."""
-
-    def run(secured: socket.socket) -> None:
-        end, answered = TlsEnd(context), False
-        while got := secured.recv(65536):
-            secured.sendall(end.receive(got))
-            if b"\r\n\r\n" in end.plain and len(end.plain) > 300_000 and not answered:
-                answered = True
-                secured.sendall(end.encrypt(answer(b"hello" * 10_000, status=200)))
-
-    return run
-
-
-async def test_exchange_with_tls_inside_a_tls_proxy(
-    server_context: ssl.SSLContext, client_context: ssl.SSLContext
-) -> None:
-    script = tls_server(server_context, tunnelling(OPEN, inner_registry(server_context)))
-    with serving(script) as port:
-        proxy = proxy_on(port, "https")
-        stream = await through(proxy, client_context, proxy_context=client_context)
-        assert isinstance(stream, TlsInsideStream)
-        blob = Blob(*[os.urandom(100_000)] * 3)
-        response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
-        assert await response.read(100_000) == b"hello" * 10_000
-        stream.close()
-
-
-@pytest.mark.parametrize("when", ["at-once", "after-hello"])
-async def test_peer_that_leaves_during_the_inner_handshake_has_not_finished_it(
-    when: str, server_context: ssl.SSLContext, client_context: ssl.SSLContext
-) -> None:
-    def leaving(secured: socket.socket) -> None:
-        if when == "after-hello":
-            secured.recv(65536)
-
-    with (
-        serving(tls_server(server_context, tunnelling(OPEN, leaving))) as port,
-        pytest.raises(ConnectFailed) as caught,
-    ):
-        await through(proxy_on(port, "https"), client_context, proxy_context=client_context)
-    assert caught.value.retryable
-
-
-async def inside(
-    wire: Wire, server: ssl.SSLContext, client: ssl.SSLContext
-) -> tuple[TlsInsideStream, TlsEnd]:
-    """Shake hands over a wire whose peer is TLS."""
-    end = TlsEnd(server)
-
-    def react(took: bytes) -> None:
-        if back := end.receive(took):
-            wire.feed(back)
-
-    wire.on_sent = react
-    stream = await streams.start_tls(wire, client, "registry.test", Timeouts())
-    assert isinstance(stream, TlsInsideStream)
-    return stream, end
-
-
-@pytest.mark.virtual_time
-async def test_answer_is_heard_inside_a_tls_proxy_that_has_stopped_reading(
-    server_context: ssl.SSLContext, client_context: ssl.SSLContext
-) -> None:
-    """A reader that wanted to send first would collide with the sender, or wait as long as he does."""
-    wire = Wire()
-    stream, end = await inside(wire, server_context, client_context)
-    wire.sends.extend((100_000, NEVER))
-    wire.after(wire.taken + 60_000, Pause(5))
-    began = anyio.current_time()
-
-    async def refuse() -> None:
-        await anyio.sleep(5)
-        wire.feed(end.encrypt(answer(b"quota", status=413)))
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(refuse)
-        blob = Blob(bytes(50_000), *[bytes(50_000)] * 9)
-        response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
-    assert (response.status, response.is_early) == (413, True)
-    assert await response.read(100) == b"quota"
-    assert anyio.current_time() - began == pytest.approx(5)
-
-
-@pytest.mark.virtual_time
-@pytest.mark.parametrize("room", [1, 100, 1000, 70_000])
-async def test_bytes_inside_a_tls_proxy_arrive_once_and_in_order(
-    room: int, server_context: ssl.SSLContext, client_context: ssl.SSLContext
-) -> None:
-    wire = Wire()
-    stream, end = await inside(wire, server_context, client_context)
-    body = os.urandom(3000 if room == 1 else 200_000)
-    wire.sends.extend([item for _ in range(5000) for item in (room, WANT_WRITE)])
-    await send(stream, body)
-    assert end.plain == body
-
-
-@pytest.mark.virtual_time
-async def test_everything_is_out_when_the_last_send_inside_a_tls_proxy_returns(
-    server_context: ssl.SSLContext, client_context: ssl.SSLContext
-) -> None:
-    """Ciphertext left behind would leave both sides waiting for each other."""
-    wire = Wire()
-    stream, end = await inside(wire, server_context, client_context)
-    wire.sends.extend((10, Pause(1), 10, Pause(1)))
-    await send(stream, b"x" * 1000)
-    assert bytes(end.plain) == b"x" * 1000
-
-
-@pytest.mark.virtual_time
-@pytest.mark.parametrize("item", [End.EOF, End.RESET, b"not a record at all"])
-async def test_broken_stream_inside_a_tls_proxy_never_spins(
-    item: Item, server_context: ssl.SSLContext, client_context: ssl.SSLContext
-) -> None:
-    wire = Wire()
-    stream, _ = await inside(wire, server_context, client_context)
-    wire.incoming.clear()
-    wire.feed(item)
-    if item is End.EOF:
-        assert await receive(stream) == b""
-    else:
-        with pytest.raises(Disconnected):
-            await receive(stream)
-    wire.sends.append(End.RESET)
-    with pytest.raises(Disconnected):
-        await send(stream, b"x")
-    stream.close()
-    assert wire.closed
-
-
-@pytest.mark.virtual_time
-async def test_last_words_inside_a_tls_proxy_are_read_after_a_failed_write(
-    server_context: ssl.SSLContext, client_context: ssl.SSLContext
-) -> None:
-    wire = Wire()
-    stream, end = await inside(wire, server_context, client_context)
-    wire.sends.append(End.RESET)
-    wire.feed(end.encrypt(answer(b"denied", status=403)), End.RESET)
-    blob = Blob(b"first", b"second")
-    response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
-    assert (response.status, await response.read(100)) == (403, b"denied")
 
 
 # Names and addresses.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import math
 import socket
-import ssl
 import struct
 import threading
 from collections import deque
@@ -305,33 +304,6 @@ class MemoryWire(Stream):
 
     def close(self) -> None:
         self._end.close()
-
-
-class TlsEnd:
-    """The server's side of TLS without a socket: bytes in, bytes out."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._shaken = False
-        self.plain = bytearray()
-
-    def receive(self, data: bytes) -> bytes:
-        """Take ciphertext; return what has to be sent back. What it says is added to `plain`."""
-        self._incoming.write(data)
-        try:
-            if not self._shaken:
-                self._object.do_handshake()
-                self._shaken = True
-            while got := self._object.read(65536):
-                self.plain += got
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-            pass
-        return self._outgoing.read()
-
-    def encrypt(self, data: bytes) -> bytes:
-        self._object.write(data)
-        return self._outgoing.read()
 
 
 @contextmanager

@@ -236,20 +236,16 @@ async def open_stream(
     context: ssl.SSLContext | None,
     timeouts: Timeouts,
     proxy: Proxy | None = None,
-    proxy_context: ssl.SSLContext | None = None,
 ) -> Stream:
     """Connect to an origin, through a proxy if one is given.
 
-    `context` is required if the origin's scheme is https, `proxy_context` if the proxy's scheme is
-    https. Raises ConnectFailed; no socket stays open then.
+    `context` is required if the origin's scheme is https. Raises ConnectFailed; no socket stays
+    open then.
     """
     first_hop = origin if proxy is None else _origin_of(proxy)
     stream: Stream = await connect(first_hop.host, first_hop.port, timeouts)
     try:
         if proxy is not None:
-            if proxy.scheme == "https":
-                assert proxy_context is not None
-                stream = await start_tls(stream, proxy_context, proxy.host, timeouts)
             await _open_tunnel(stream, origin, proxy, timeouts)
         if origin.scheme == "https":
             assert context is not None
@@ -261,7 +257,7 @@ async def open_stream(
 
 
 def _origin_of(proxy: Proxy) -> Origin:
-    return Origin(proxy.scheme, proxy.host, proxy.port)
+    return Origin("http", proxy.host, proxy.port)
 
 
 async def _open_tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:

@@ -34,7 +34,6 @@ _NEVER_PROXIED = (
 class Proxy(NamedTuple):
     """An HTTP proxy that supports CONNECT. User name and password are percent-decoded."""
 
-    scheme: str
     host: str
     port: int
     username: str | None = None
@@ -42,7 +41,7 @@ class Proxy(NamedTuple):
 
     def __repr__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"http://{host}:{self.port}"
 
 
 class _Setting(NamedTuple):
@@ -168,9 +167,7 @@ def _parse(setting: _Setting) -> Proxy:
     """Parse a proxy's URL. Raises ConfigError if it is not valid. The error does not contain the
     URL, because it may have a login.
     """
-    malformed = ConfigError(
-        f"{setting.name} is not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT"
-    )
+    malformed = ConfigError(f"{setting.name} is not a proxy URL", hint="write http://HOST:PORT")
     value = setting.value
     try:
         # Go reads `proxy.example:3128` as http://proxy.example:3128.
@@ -187,15 +184,14 @@ def _parse(setting: _Setting) -> Proxy:
     if "@" in value.replace(parts.netloc, ""):
         raise malformed
 
-    if parts.scheme not in ("http", "https"):
+    if parts.scheme != "http":
         raise ConfigError(
             f"{setting.name}: proxy scheme {parts.scheme!r} is not supported",
-            hint="use http:// or https://",
+            hint="write http://HOST:PORT; through it the connection to a registry is TLS all the same",
         )
     return Proxy(
-        scheme=parts.scheme,
         host=host,
-        port=port or DEFAULT_PORTS[parts.scheme],
+        port=port or DEFAULT_PORTS["http"],
         username=parts.username and unquote(parts.username),
         password=parts.password and unquote(parts.password),
     )

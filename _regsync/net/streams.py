@@ -1,4 +1,4 @@
-"""Byte streams to a peer over non-blocking sockets: plain, with TLS, and with TLS inside TLS.
+"""Byte streams to a peer over non-blocking sockets, plain or with TLS.
 
 Owns: name resolution, connecting to the first address that answers, handshakes, the time-outs.
 May not know: HTTP, registries, credentials.
@@ -45,12 +45,6 @@ _QUICK_ANSWER = 2.0
 
 # Seconds until `wait` returns if another task already waits for the same direction of the socket.
 _BUSY_PAUSE = 0.01
-
-# How many bytes of ciphertext one read takes from the stream of a TLS proxy.
-_TLS_SCRATCH = 64 * 1024
-
-# The most bytes that are encrypted before a TLS proxy has taken the previous ciphertext.
-_TLS_PORTION = 64 * 1024
 
 
 class Timeouts(NamedTuple):
@@ -135,20 +129,16 @@ class SocketStream(Stream):
         raw.setblocking(False)
         self._socket = raw  # an ssl.SSLSocket after `secure`
 
-    def is_secured(self) -> bool:
-        """Report whether TLS was started."""
-        return isinstance(self._socket, ssl.SSLSocket)
-
-    def secure(self, context: ssl.SSLContext, host: str) -> SocketStream:
-        """Start TLS on the socket, and return this stream. The caller then calls `handshake`."""
-        # wrap_socket() leaks the descriptor of a socket that has an error.
+    def secure(self, context: ssl.SSLContext, host: str) -> None:
+        """Start TLS on the socket. The caller then calls `handshake`."""
+        # wrap_socket() leaks the descriptor of a socket that has an error, and if the name is none.
+        host.encode("idna")
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
         self._socket = context.wrap_socket(
             self._socket, server_hostname=host, do_handshake_on_connect=False
         )
-        return self
 
     def handshake(self) -> int:
         """Continue the handshake. Returns 0 when it is complete, or else what to wait for.
@@ -188,7 +178,7 @@ class SocketStream(Stream):
             raise _connection_error(error) from error
 
     def send_file(self, write: Callable[[int], int]) -> int:
-        if self.is_secured():
+        if isinstance(self._socket, ssl.SSLSocket):
             return 0
         try:
             return write(self._socket.fileno())
@@ -214,106 +204,6 @@ class SocketStream(Stream):
         if self._socket.fileno() >= 0:
             anyio.notify_closing(self._socket)
             self._socket.close()
-
-
-class TlsInsideStream(Stream):
-    """TLS inside another stream, which leads to a TLS proxy.
-
-    `send` waits until the socket is writable and `recv_into` until it is readable, so that one task
-    may send while another receives.
-    """
-
-    def __init__(self, inner: Stream, context: ssl.SSLContext, server_hostname: str) -> None:
-        self._inner = inner
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(
-            self._incoming, self._outgoing, server_hostname=server_hostname
-        )
-        # Ciphertext that the inner stream has not taken yet.
-        self._unsent = memoryview(b"")
-
-        # How many bytes of the data passed to `send` have been encrypted, but not sent completely.
-        self._encrypted = 0
-
-        # The buffer for ciphertext from the inner stream.
-        self._scratch = memoryview(bytearray(_TLS_SCRATCH))
-
-    def handshake(self) -> int:
-        """Continue the handshake. Returns 0 when it is complete, or else what to wait for.
-
-        Raises OSError if the handshake fails.
-        """
-        result = self._feed(self._tls.do_handshake)
-        # The last message of the handshake may still have to be sent.
-        want = self._flush()
-        return want or result
-
-    def recv_into(self, buffer: memoryview) -> int:
-        # With a buffer, `read` returns a count, which typeshed does not declare.
-        read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
-        try:
-            return self._feed(lambda: read(len(buffer), buffer))
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return 0
-        except OSError as error:
-            raise _connection_error(error) from error
-
-    def send(self, data: memoryview) -> int:
-        # After a flush that would block, the caller passes the same memory again. Its beginning is
-        # encrypted already, and must not be encrypted twice.
-        if not self._encrypted:
-            try:
-                self._encrypted = self._tls.write(data[:_TLS_PORTION])
-            except ssl.SSLWantReadError:
-                return WANT_READ
-            except OSError as error:
-                raise _connection_error(error) from error
-
-        want = self._flush()
-        if want:
-            return want
-        sent = self._encrypted
-        self._encrypted = 0
-        return sent
-
-    async def wait(self, want: int) -> None:
-        await self._inner.wait(want)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _feed(self, step: Callable[[], int | None]) -> int:
-        """Run an operation of OpenSSL, and supply ciphertext as long as the operation needs more.
-        Returns the operation's number, or what to wait for if the inner stream would block.
-        """
-        while True:
-            try:
-                return step() or 0
-            except ssl.SSLWantReadError:
-                # Send what the operation has written, because the peer may wait for that.
-                # Ciphertext that cannot be sent now is sent by the next `send`. If the stream is
-                # broken, bytes that the peer has sent before can still be read.
-                with suppress(Disconnected):
-                    self._flush()
-                count = self._inner.recv_into(self._scratch)
-                if count < 0:
-                    return count
-                if count:
-                    self._incoming.write(self._scratch[:count])
-                else:  # the end of the inner stream
-                    self._incoming.write_eof()
-
-    def _flush(self) -> int:
-        """Send ciphertext. Returns 0 when all of it has been sent, or else what to wait for."""
-        while self._unsent or self._outgoing.pending:
-            if not self._unsent:
-                self._unsent = memoryview(self._outgoing.read())
-            sent = self._inner.send(self._unsent)
-            if sent < 0:
-                return sent
-            self._unsent = self._unsent[sent:]
-        return 0
 
 
 class _Address(NamedTuple):
@@ -537,7 +427,7 @@ async def _connect_one(family: int, sockaddr: tuple[Any, ...]) -> SocketStream:
 async def start_tls(
     below: Stream, context: ssl.SSLContext, host: str, timeouts: Timeouts
 ) -> Stream:
-    """Perform a TLS handshake on a plain socket, or inside another stream.
+    """Perform a TLS handshake on a plain stream.
 
     Raises ConnectFailed if the handshake fails. The caller then closes `below`.
     """
@@ -563,17 +453,11 @@ async def start_tls(
     return secured
 
 
-async def handshake(
-    below: Stream, context: ssl.SSLContext, host: str
-) -> SocketStream | TlsInsideStream:
-    """Perform a TLS handshake on a plain socket, or inside another stream. Raises OSError, and
-    ValueError for a name that no certificate can have.
+async def handshake(stream: SocketStream, context: ssl.SSLContext, host: str) -> SocketStream:
+    """Perform a TLS handshake on a plain socket. Raises OSError, and ValueError for a name that no
+    certificate can have.
     """
-    secured: SocketStream | TlsInsideStream
-    if isinstance(below, SocketStream) and not below.is_secured():
-        secured = below.secure(context, host)
-    else:
-        secured = TlsInsideStream(below, context, host)
-    while (want := secured.handshake()) < 0:
-        await secured.wait(want)
-    return secured
+    stream.secure(context, host)
+    while (want := stream.handshake()) < 0:
+        await stream.wait(want)
+    return stream

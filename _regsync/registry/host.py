@@ -289,16 +289,9 @@ class Dialer:
         context = None
         if origin.scheme == "https":
             context = self._context(registry, has_certificate=not is_foreign)
-        proxy_context = None
-        if proxy and proxy.scheme == "https":
-            proxy_context = self._context(registry, has_certificate=False)
         try:
             return await open_stream(
-                origin,
-                context=context,
-                timeouts=self._machine.timeouts,
-                proxy=proxy,
-                proxy_context=proxy_context,
+                origin, context=context, timeouts=self._machine.timeouts, proxy=proxy
             )
         except ConnectFailed as error:
             if proxy:
