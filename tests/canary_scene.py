@@ -358,7 +358,6 @@ def everywhere(scene: Scene) -> None:
         {"auths": {**both, **entry("docker's config.json, bearer", "registrytoken")}},
     )
     env["DOCKER_CONFIG"] = str(scene.home / "docker")
-    scene.write(".dockercfg", entry("dockercfg", "auth"))
     for variable in ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
         scene.write(f"{variable}/containers/auth.json", {"auths": entry(variable, "password")})
         env[variable] = str(scene.home / variable)

@@ -22,7 +22,6 @@ from _regsync.text import clean_beginning, printable, redact, redacting
 HOME = "/home/someone"
 DOCKER = f"{HOME}/.docker/config.json"
 PODMAN = f"{HOME}/.config/containers/auth.json"
-LEGACY = f"{HOME}/.dockercfg"
 VARIABLE = "variable DOCKER_AUTH_CONFIG"
 
 
@@ -187,7 +186,6 @@ ALL = {
     "/docker/config.json": "docker",
     "/run/user/7/containers/auth.json": "runtime",
     "/settings/containers/auth.json": "settings",
-    LEGACY: "legacy",
 }
 
 
@@ -204,8 +202,6 @@ def test_places_are_searched_in_order(missing: int) -> None:
         place: {"auths": {"registry.example": pair(name, "p")}}
         for place, name in list(ALL.items())[missing:]
     }
-    if LEGACY in documents:
-        documents[LEGACY] = documents[LEGACY]["auths"]
     if VARIABLE in documents:
         environ["DOCKER_AUTH_CONFIG"] = json.dumps(documents.pop(VARIABLE))
     opened: list[str] = []
@@ -230,24 +226,17 @@ def test_places_without_variables_are_the_home_directorys() -> None:
     assert find_credential(registry(), {}, HOME, read) is None
     assert opened[0] == DOCKER
     assert opened[1].startswith("/run/containers/")
-    assert opened[2:] == [PODMAN, LEGACY]
+    assert opened[2:] == [PODMAN]
     opened.clear()
     assert find_credential(registry(), {}, None, read) is None
     assert len(opened) == 1
-
-
-def test_legacy_keys_may_be_urls_without_scheme() -> None:
-    files = {LEGACY: {"registry.example/v1/": pair("someone", "hunter2")}}
-    assert login(find(registry(), files)) == ("someone", "hunter2")
 
 
 @pytest.mark.parametrize("method", ["docker_config", "ghcr"])
 def test_a_named_source_that_yields_nothing_names_every_place(method: str) -> None:
     with pytest.raises(AuthError) as caught:
         find(registry(auth_type=method))
-    for place in (
-        (VARIABLE, DOCKER, PODMAN, LEGACY) if method == "docker_config" else ("GITHUB_TOKEN",)
-    ):
+    for place in (VARIABLE, DOCKER, PODMAN) if method == "docker_config" else ("GITHUB_TOKEN",):
         assert place in caught.value.message
     assert caught.value.fatal
 

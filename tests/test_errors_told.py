@@ -230,7 +230,7 @@ def denied_to_us(scene: Scene) -> Ran:
 @told(
     "AUTH_ERROR: look up T/app:v1: registry 'it': no credentials for T; looked at the environment "
     "variable DOCKER_AUTH_CONFIG, DIR/.docker/config.json, DIR/run/containers/auth.json, "
-    "DIR/.config/containers/auth.json, DIR/.dockercfg",
+    "DIR/.config/containers/auth.json",
     "log in with a container client, or use auth_type: basic with credentials",
 )
 def docker_config_absent(scene: Scene) -> Ran:

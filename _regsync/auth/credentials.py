@@ -168,7 +168,6 @@ def _credential_files(
         _path_below(docker_directory, "config.json"),
         _path_below(session_directory, "containers", "auth.json") or session_file,
         _path_below(config_directory, "containers", "auth.json"),
-        _path_below(home, ".dockercfg"),
     )
     for path in filter(None, paths):
         try:
@@ -186,7 +185,6 @@ class _CredentialFile(NamedTuple):
     """The parsed content of a credential file of docker or podman."""
 
     file_name: str  # the file's name, for messages
-    is_legacy: bool  # whether the file is `.dockercfg`, which consists of `auths` alone
     auths: dict[str, object]  # entries by registry, by repository or by URL
     helpers: dict[str, object]  # `credHelpers`: names of credential helpers, by registry
     store: object  # `credsStore`: the name of the credential helper for all other registries
@@ -208,14 +206,11 @@ def _parse_file(file_name: str, text: bytes) -> _CredentialFile:
     document = json_object(text)
     if document is None:
         raise broken
-    is_legacy = file_name.endswith(".dockercfg")
-    if is_legacy:
-        document = {"auths": document}
     auths = document.get("auths") or {}
     helpers = document.get("credHelpers") or {}
     if not (isinstance(auths, dict) and isinstance(helpers, dict)):
         raise broken
-    return _CredentialFile(file_name, is_legacy, auths, helpers, document.get("credsStore"))
+    return _CredentialFile(file_name, auths, helpers, document.get("credsStore"))
 
 
 def _look_up(
@@ -268,11 +263,10 @@ def _matching_keys(file: _CredentialFile, names: list[str], repository: str | No
     names_with_path = [f"{name}/{path}" for path in paths for name in names]
     keys = [key for key in (*names_with_path, *names) if key in file.auths]
 
-    # Older keys are URLs, of which only the host is compared. In the legacy file the scheme is
-    # optional. In other files, a key without a scheme may be a repository.
-    url = r"^(?:https?://)?([^/]*).*" if file.is_legacy else r"^https?://([^/]*).*"
+    # Older keys are URLs, of which only the host is compared. A key without a scheme may be a
+    # repository.
     for key in file.auths:
-        host = re.sub(url, r"\1", key.lower())
+        host = re.sub(r"^https?://([^/]*).*", r"\1", key.lower())
         if key not in keys and host in names:
             keys.append(key)
     return keys
