@@ -383,7 +383,7 @@ def named(item: str, host: str) -> bool:
 @fuzz(150)
 @given(HOSTS, st.lists(ITEMS, max_size=4))
 def test_no_proxy_is_read_as_by_go(host, items):
-    found, _ = proxy_for(
+    found = proxy_for(
         "https", host, 443, {"https_proxy": "p.test:3128", "no_proxy": ",".join(items)}
     )
     assert (found is None) is any(named(item, host) for item in items)
@@ -398,7 +398,7 @@ def test_no_proxy_is_read_as_by_go(host, items):
 @example("http://\udcff:hunter2@p.test")
 def test_any_proxy_is_an_address_or_a_config_error(text):
     try:
-        proxy, _ = proxy_for("https", "a.test", 443, {"https_proxy": text})
+        proxy = proxy_for("https", "a.test", 443, {"https_proxy": text})
     except ConfigError as error:
         shown = f"{error} {error.hint}"
     else:

@@ -97,9 +97,9 @@ def test_both_logins_go_to_whom_they_are_for(scene: Scene, by: str) -> None:
         entry for entry in scene.app.journal.entries if "proxy-authorization" in entry.headers
     ]
     assert {entry.headers["host"] for entry in scene.app.journal.entries} == {NAME}
-    decided = "(HTTPS_PROXY)" if by == "environment" else "(proxy in"
-    assert f"connecting to https://{NAME} through http://{address} {decided}" in ran.err
-    assert f"connecting to http://{scene.target.address} (http_proxy " in ran.err
+    lines = ran.err.splitlines()
+    assert f"connecting to https://{NAME} through http://{address}" in "\n".join(lines)
+    assert [line for line in lines if line.endswith(f"to http://{scene.target.address}")]
 
 
 def moved_to_storage(scene: Scene) -> None:
@@ -141,7 +141,7 @@ def test_no_proxy_means_no_byte_to_the_proxy(scene: Scene) -> None:
     forward, address = scene.proxy()
     ran = scene.copy("-v", env={"https_proxy": address, "no_proxy": f"a.example, {NAME}:443"})
     assert ran.status == 2
-    assert f"connecting to https://{NAME} (no_proxy names {NAME}:443)" in ran.err
+    assert f"connecting to https://{NAME}\n" in ran.err
     assert forward.heads == []
 
 

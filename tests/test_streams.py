@@ -525,7 +525,7 @@ async def test_cancelled_handshake_leaves_no_socket(client_context: ssl.SSLConte
 
 
 def proxy_on(port: int, **login: str) -> Proxy:
-    return Proxy(HOST, port, **login)
+    return Proxy(HOST, port, "HTTPS_PROXY", **login)
 
 
 async def through(proxy: Proxy, context: ssl.SSLContext | None = None, **options: Any) -> Stream:

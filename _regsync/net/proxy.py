@@ -31,11 +31,16 @@ _NEVER_PROXIED = (
 )
 
 
+# The name of the setting `proxy` of a registry, for messages.
+IN_CONFIGURATION = "proxy in the configuration"
+
+
 class Proxy(NamedTuple):
     """An HTTP proxy that supports CONNECT. User name and password are percent-decoded."""
 
     host: str
     port: int
+    setting: str  # the name of the setting that names the proxy, for messages
     username: str | None = None
     password: str | None = None
 
@@ -45,8 +50,8 @@ class Proxy(NamedTuple):
 
 
 class _Setting(NamedTuple):
-    """A proxy setting: the name that is shown to the user, and the value, which is empty if it is
-    not set.
+    """A setting: the name that is shown to the user, and the value, which is empty if it is not
+    set.
     """
 
     name: str
@@ -61,24 +66,22 @@ def proxy_for(
     override: str | None = None,
     *,
     heeds_exemptions: bool = False,
-) -> tuple[Proxy | None, str]:
-    """Return the proxy for an origin, or None for a direct connection, and the reason.
+) -> Proxy | None:
+    """Return the proxy for an origin, or None for a direct connection.
 
-    The reason is the name of the setting that decides, or a phrase for the log. `override` is the
-    proxy of a registry's configuration; it replaces the variables. It also applies to exempt
-    origins, unless `heeds_exemptions`. Raises ConfigError if the selected value is not a proxy URL.
+    `override` is the proxy of a registry's configuration; it replaces the variables. It also
+    applies to exempt origins, unless `heeds_exemptions`. Raises ConfigError if the selected value
+    is not a proxy URL.
     """
     setting = _variable(environ, f"{scheme}_proxy")
     if override:
-        setting = _Setting("proxy in the configuration", override)
+        setting = _Setting(IN_CONFIGURATION, override)
     if not setting.value:
-        return None, f"{setting.name} is not set"
-
-    if heeds_exemptions or not override:
-        exemption = _exemption(host.lower(), port, environ)
-        if exemption is not None:
-            return None, exemption
-    return _parse(setting), setting.name
+        return None
+    may_be_exempt = heeds_exemptions or not override
+    if may_be_exempt and _is_exempt(host.lower(), port, environ):
+        return None
+    return _parse(setting)
 
 
 def _variable(environ: Mapping[str, str], lower: str) -> _Setting:
@@ -93,24 +96,17 @@ def _variable(environ: Mapping[str, str], lower: str) -> _Setting:
     return _Setting(lower, "")
 
 
-def _exemption(host: str, port: int, environ: Mapping[str, str]) -> str | None:
-    """Return the reason why an origin is reached without a proxy: it is a private service, or
-    NO_PROXY names it. Returns None if it is not exempt. `host` is in lower case.
+def _is_exempt(host: str, port: int, environ: Mapping[str, str]) -> bool:
+    """Report whether an origin is reached without a proxy: it is a private service, or NO_PROXY
+    names it. `host` is in lower case.
     """
-    never = "the list of what never sees a proxy names"
     without_dot = host.rstrip(".")
     if is_unusual_address(without_dot):
-        return f"{never} {without_dot}"
-    for item in _NEVER_PROXIED:
-        if _names_origin(item, without_dot, port):
-            return f"{never} {item}"
-
-    no_proxy = _variable(environ, "no_proxy")
-    for text in no_proxy.value.split(","):
-        item = text.strip()
-        if _names_origin(item.lower(), host, port):
-            return f"{no_proxy.name} names {item}"
-    return None
+        return True
+    if any(_names_origin(item, without_dot, port) for item in _NEVER_PROXIED):
+        return True
+    no_proxy = _variable(environ, "no_proxy").value.lower()
+    return any(_names_origin(item.strip(), host, port) for item in no_proxy.split(","))
 
 
 def _names_origin(item: str, host: str, port: int) -> bool:
@@ -192,6 +188,7 @@ def _parse(setting: _Setting) -> Proxy:
     return Proxy(
         host=host,
         port=port or DEFAULT_PORTS["http"],
+        setting=setting.name,
         username=parts.username and unquote(parts.username),
         password=parts.password and unquote(parts.password),
     )

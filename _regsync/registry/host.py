@@ -29,7 +29,7 @@ from _regsync.config.model import Registry
 from _regsync.errors import ConfigError, ConnectFailed, RegistryError, SyncError
 from _regsync.net.http1 import Response, parse_retry_after
 from _regsync.net.pool import open_stream
-from _regsync.net.proxy import Proxy, proxy_for
+from _regsync.net.proxy import IN_CONFIGURATION, Proxy, proxy_for
 from _regsync.net.streams import Stream, Timeouts
 from _regsync.net.tls import CLIENT_CERT_HINT, find_certs_d, make_context
 from _regsync.providers import api_host
@@ -269,9 +269,8 @@ class Dialer:
         # The registry whose proxy and authorities are used. `via` is the registry that led to the
         # origin.
         registry = registry_there if is_foreign and registry_there else origin.via
-        # `reason` names the setting that decided. NO_PROXY does not exempt a registry from the
-        # proxy of its own configuration.
-        proxy, reason = proxy_for(
+        # NO_PROXY does not exempt a registry from the proxy of its own configuration.
+        proxy = proxy_for(
             origin.scheme,
             origin.host,
             origin.port,
@@ -283,8 +282,7 @@ class Dialer:
         if is_metadata_service:
             proxy = None  # whatever its name is (R20)
         via_proxy = f" through {proxy}" if proxy else ""
-        text = f"connecting to {origin}{via_proxy} ({reason})"
-        self._machine.log("debug", "connect", text)
+        self._machine.log("debug", "connect", f"connecting to {origin}{via_proxy}")
 
         context = None
         if origin.scheme == "https":
@@ -295,8 +293,7 @@ class Dialer:
             )
         except ConnectFailed as error:
             if proxy:
-                is_configured = registry is not None and bool(registry.proxy)
-                _name_proxy(error, proxy, reason, is_configured=is_configured)
+                _name_proxy(error, proxy)
             raise
 
     def _context(
@@ -315,13 +312,11 @@ class Dialer:
         return self._contexts(registry.ca_file, registry.client_cert, registry.client_key, files)
 
 
-def _name_proxy(error: ConnectFailed, proxy: Proxy, reason: str, *, is_configured: bool) -> None:
-    """Add to an error the proxy that was used, and a hint that names its setting, `reason`. A proxy
-    that `is_configured` is set in the registry's configuration, which NO_PROXY does not change.
-    """
+def _name_proxy(error: ConnectFailed, proxy: Proxy) -> None:
+    """Add to an error the proxy that was used, and a hint that names its setting."""
     if str(proxy) not in error.message:
         error.message = f"through the proxy {proxy}: {error.message}"
     if error.hint is None or "HTTPS_PROXY" in error.hint:
-        error.hint = f"check the proxy, which {reason} names"
-        if not is_configured:
+        error.hint = f"check the proxy, which {proxy.setting} names"
+        if proxy.setting != IN_CONFIGURATION:
             error.hint += "; list hosts to reach without it in NO_PROXY"
