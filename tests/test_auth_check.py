@@ -7,15 +7,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import anyio
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.auth.cloud import Login
-from _regsync.errors import ContentError
-from conformance.clouds.aws import Aws, Private
 from conformance.content.images import Seed
 from conformance.messages import Access, Answer, Request, Response, error
 from conformance.registry.app import App
@@ -105,7 +103,7 @@ async def test_each_end_is_asked_as_a_run_would_and_no_manifest_is_touched(world
 
 
 def row(alias: str, repository: str, **more: Any) -> dict[str, Any]:
-    none = dict.fromkeys(("source", "expires", "upload", "mounting", "error"))
+    none = dict.fromkeys(("source", "expires", "upload", "error"))
     plain = {"registry": alias, "repository": repository, "rights": "pull", "method": "detected"}
     return {**plain, **none, **more}
 
@@ -135,6 +133,7 @@ async def test_a_missing_ecr_repository_comes_with_the_command_that_creates_it(
     registries = {"source": "http://source.test", "target": f"https://{ECR}"}
     ran, rows = await check(world, registries, "team/app")
     assert ran.status == 4
+    assert "hint: add a repository creation template for CREATE_ON_PUSH, or create " in ran.err
     assert "team/app --registry-id 123456789012 --region eu-west-1\n" in ran.err
     found = rows[f"{ECR}/team/app"]
     assert (found["method"], found["source"], found["upload"]) == (
@@ -296,121 +295,6 @@ async def test_a_repository_at_both_ends_is_asked_once_and_an_unused_registry_ne
     both.journal.matching("GET", "tag_list").exactly(3)
     unused.journal.matching().none()
     assert os.listdir(tmp_path) == ["mirror.yaml"]
-
-
-# What ECR tells of an account.
-
-
-def in_ecr(world: Virtual, **options: Any) -> tuple[Aws, App, dict[str, str]]:
-    """Let AWS and an ECR answer; return them, and the environment with keys for them."""
-    aws = Aws(now=world.wall, **options)
-    world.listen(aws, "api.ecr.eu-west-1.amazonaws.com", scheme="https")
-    registry = App(auth=Private(aws))
-    Seed(1).image().load_into(registry, "team/there", tag="v1")
-    world.listen(registry, ECR, scheme="https")
-    serve(world, App(), "source.test", "team/there", "team/new", "other/new")
-    keys = aws.identity("someone")
-    environ = {"AWS_ACCESS_KEY_ID": keys.access, "AWS_SECRET_ACCESS_KEY": keys.secret}
-    return aws, registry, environ
-
-
-async def check_ecr(
-    world: Virtual, environ: dict[str, str], *repositories: str, as_json: bool = True
-) -> Ran:
-    registries = {"source": "http://source.test", "target": f"https://{ECR}"}
-    text = document(registries, *({"from": name} for name in repositories))
-    words = ["auth", "check", "-q", "-c", "-", *(["--json"] if as_json else [])]
-    return await world.run(*words, stdin=text, env=environ)
-
-
-def rows_of(ran: Ran) -> dict[str, dict[str, Any]]:
-    Draft202012Validator(report_schema()).validate(ran.report)
-    return {
-        row["repository"].removeprefix(f"{ECR}/"): row
-        for row in ran.report["access"]
-        if row["registry"] == "target"
-    }
-
-
-@pytest.mark.parametrize(
-    ("setting", "mounting", "remark"),
-    [
-        ("ENABLED", "enabled", "blobs are mounted between repositories"),
-        (
-            "DISABLED",
-            "disabled",
-            "blobs are not mounted between repositories: the account setting BLOB_MOUNTING is off",
-        ),
-    ],
-)
-async def test_whether_ecr_mounts_is_a_setting_of_the_account(
-    world: Virtual, setting: str, mounting: str, remark: str
-) -> None:
-    aws, registry, environ = in_ecr(world)
-    aws.settings["BLOB_MOUNTING"] = setting
-    ran = await check_ecr(world, environ, "team/there")
-    assert (ran.status, rows_of(ran)["team/there"]["mounting"]) == (0, mounting)
-    assert aws.requests == ["ecr"] * 3, "the password, the templates, the setting"
-    ran = await check_ecr(world, environ, "team/there", as_json=False)
-    assert f", {remark})" in ran.out
-    registry.journal.matching("PUT").none()
-
-
-async def test_what_the_keys_may_not_ask_is_not_known_and_no_failure(world: Virtual) -> None:
-    aws, _, environ = in_ecr(world)
-    for identity in aws.identities.values():
-        identity.may_not = frozenset({"GetAccountSetting"})
-    ran = await check_ecr(world, environ, "team/there", as_json=False)
-    assert ran.status == 0
-    assert (
-        "cannot tell whether blobs are mounted between repositories: AWS_ACCESS_KEY_ID" in ran.out
-    )
-    assert "ecr:GetAccountSetting" in ran.out
-
-
-async def test_an_answer_about_the_account_that_cannot_be_read_names_each_repository(
-    world: Virtual, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error is shared by the repositories of a registry, but not the place in it."""
-
-    async def read_account(*_: object) -> NoReturn:
-        raise ContentError("the answer is longer than 1048576 bytes")
-
-    monkeypatch.setattr("_regsync.auth.aws.read_account", read_account)
-    _, _, environ = in_ecr(world)
-    rows = rows_of(await check_ecr(world, environ, "team/there", "team/new"))
-    for name, row in rows.items():
-        assert row["error"]["message"].startswith(f"check {ECR}/{name}: ")
-
-
-async def test_a_missing_repository_is_created_by_a_push_where_a_template_allows_it(
-    world: Virtual,
-) -> None:
-    aws, registry, environ = in_ecr(world)
-    aws.templates = {"team": ["REPLICATION", "CREATE_ON_PUSH"], "other": ["REPLICATION"]}
-    ran = await check_ecr(world, environ, "team/new", "other/new")
-    rows = rows_of(ran)
-    assert ran.status == 4
-    assert (rows["team/new"]["upload"], rows["team/new"]["error"]) == ("absent", None)
-    assert rows["team/new"]["rights"] == ""
-    assert rows["other/new"]["error"]["status"] == 404
-    assert aws.requests == ["ecr"] * 3, "each is asked once"
-    registry.journal.matching("POST").none()
-
-    ran = await check_ecr(world, environ, "team/new", as_json=False)
-    assert "the creation template 'team' lets a push create it" in ran.out
-    ran = await check_ecr(world, environ, "team/there", as_json=False)
-    assert "pull,push" in ran.out
-    assert "template" not in ran.out
-
-
-async def test_where_templates_are_not_known_the_hint_names_them(world: Virtual) -> None:
-    aws, _, environ = in_ecr(world)
-    for identity in aws.identities.values():
-        identity.may_not = frozenset({"DescribeRepositoryCreationTemplates"})
-    ran = await check_ecr(world, environ, "team/new", as_json=False)
-    assert ran.status == 4
-    assert "hint: add a repository creation template for CREATE_ON_PUSH, or " in ran.err
 
 
 # Logins where anybody may read.

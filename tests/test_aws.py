@@ -831,35 +831,3 @@ async def test_moto_takes_it_too(world: World, source: str) -> None:
     assert login.credential.username == "AWS"
     assert login.credential.password == f"{ACCOUNT}-auth-token"
     assert login.expires == 1420070400.0, "as moto has it"
-
-
-# What ECR's API tells of an account: docs/protocol-facts.md section 4.9.
-
-
-@pytest.mark.anyio
-async def test_the_settings_of_another_account_are_not_taken_for_these(world: World) -> None:
-    """Keys tell of their own account, and the registry may belong to another one."""
-    user = world.aws.identity("user")
-    world.environ |= {"AWS_ACCESS_KEY_ID": user.access, "AWS_SECRET_ACCESS_KEY": user.secret}
-    other = await aws.read_account(world.machine, registry("210987654321" + PRIVATE[12:]))
-    assert (other.mounts, other.created_on_push) == (None, None)
-    assert "belongs to account 123456789012" in other.reason
-    own = await aws.read_account(world.machine, registry())
-    assert (own.mounts, own.created_on_push, own.reason) == (False, (), "")
-    world.aws.journal.check()
-
-
-@pytest.mark.anyio
-async def test_an_account_that_cannot_be_asked_about_is_not_known(world: World) -> None:
-    account = await aws.read_account(world.machine, registry())
-    assert (account.mounts, account.created_on_push) == (None, None)
-    assert "no AWS credentials" in account.reason
-
-
-@pytest.mark.parametrize(
-    ("repository", "prefix"),
-    [("team/app", "team"), ("team", "ROOT"), ("teams/app", "ROOT"), ("team/sub/app", "team")],
-)
-def test_a_template_is_for_what_is_below_its_prefix(repository: str, prefix: str) -> None:
-    account = aws.EcrAccount(created_on_push=("team", "ROOT"))
-    assert account.template_for(repository) == prefix

@@ -799,8 +799,9 @@ async def test_ecr_mounts_where_the_account_says_so_and_else_takes_the_session(w
         image.load_into(source.app, name, tag="v1")
     ends = {"source": source, "t": {"url": host, "auth_type": "anonymous"}}
     text = document(ends, {"from": "one", "tags": tags("v1")}, {"from": "two", "tags": tags("v1")})
-    ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+    ran = await world.run("sync", "--json", "-v", "-c", "-", stdin=text)
     assert ran.statuses() == ["synced", "synced"], ran.err
+    assert ran.err.count("BLOB_MOUNTING") == (0 if mounts else 1)
     asked = [
         each for each in target.journal.matching("POST", "upload_start") if each.query.get("mount")
     ]

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from _regsync.app.console import Console
 from _regsync.app.environment import connect
@@ -29,15 +29,11 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.once import Once, gather
 from _regsync.sync.report import error_json
-from _regsync.text import printable, time_text
-
-if TYPE_CHECKING:
-    from _regsync.auth.aws import EcrAccount
+from _regsync.text import time_text
 
 _T = TypeVar("_T")
 
 LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1` and list all tags
-MOUNTING = {True: "enabled", False: "disabled", None: "unknown"}  # by `EcrAccount.mounts`
 LATEST_TIME = 1e11  # seconds since 1970; a credential that expires later is not shown as expiring
 
 
@@ -96,7 +92,6 @@ class Access:
     is_absent: bool = False  # whether the target does not exist, but a push would create it
     error: SyncError | None = None
     asks_for_login: bool = True  # False if the registry never asks for credentials
-    account: EcrAccount | None = None  # None if the repository is not a target in ECR
 
     @property
     def credential_found_at(self) -> str | None:
@@ -133,7 +128,6 @@ class Access:
             "source": self.credential_found_at,
             "expires": self.expires,
             "upload": upload,
-            "mounting": None if self.account is None else MOUNTING[self.account.mounts],
             "error": error_json(self.error),
         }
 
@@ -155,7 +149,7 @@ def print_access(access: Access, console: Console) -> None:
 
 
 def list_remarks(access: Access) -> list[str]:
-    """Return the remarks of a line: the credential, its expiry, why no push was tried, mounting."""
+    """Return the remarks of a line: the credential, its expiry, why no push was tried."""
     login = access.repository.host.authenticator
     if access.credential_found_at is not None:
         remarks = [access.credential_found_at]
@@ -165,38 +159,9 @@ def list_remarks(access: Access) -> list[str]:
         remarks = ["anonymous", f"no login needed, found: {login.credential.found_at}"]
     if access.expires is not None:
         remarks.append(f"until {access.expires}")
-
-    account = access.account
     if access.is_absent:
         remarks.append("the repository does not exist yet, so no push was tried")
-        template = account.template_for(access.repository.name) if account is not None else None
-        if template is not None:
-            remarks.append(f"the creation template {printable(template)!r} lets a push create it")
-    if account is not None:
-        remarks.append(describe_mounting(account))
     return remarks
-
-
-def describe_mounting(account: EcrAccount) -> str:
-    """Describe whether an ECR account mounts blobs between its repositories."""
-    if account.mounts is None:
-        return f"cannot tell whether blobs are mounted between repositories: {account.reason}"
-    if account.mounts:
-        return "blobs are mounted between repositories"
-    return "blobs are not mounted between repositories: the account setting BLOB_MOUNTING is off"
-
-
-def can_be_created(repository: RemoteRepository, account: EcrAccount | None) -> bool:
-    """Report whether a push can create the repository, which does not exist.
-
-    `account` is the AWS account of the repository's registry, or None if the registry is not in
-    ECR.
-    """
-    if repository.host.registry.kind == "ecr_public":
-        return False
-    if account is None:  # most other registries create repositories when they are pushed to
-        return True
-    return account.template_for(repository.name) is not None
 
 
 class AccessCheck:
@@ -206,8 +171,6 @@ class AccessCheck:
         self._transport = transport
         # Whether each registry ever asks for a login.
         self._credential_checks = defaultdict[RegistryClient, Once[bool]](Once)
-        # The account settings of each registry in ECR.
-        self._accounts = defaultdict[RegistryClient, Once["EcrAccount"]](Once)
 
     async def try_repository(self, repository: RemoteRepository) -> Access:
         """Try the rights that a run needs in a repository: pull at a source, push at a target.
@@ -221,13 +184,11 @@ class AccessCheck:
         except SyncError as error:
             access.error = error
             is_missing = isinstance(error, RegistryError) and error.status == 404
-            account = access.account
-            has_unknown_templates = account is not None and account.created_on_push is None
-            if is_missing and has_unknown_templates:
+            is_in_ecr = repository.host.registry.kind == "ecr"
+            if is_missing and is_in_ecr and repository.side is Side.TARGET:
                 # The usual hint ends with a command, so this advice is put in front of it.
                 template = "add a repository creation template for CREATE_ON_PUSH"
                 error.hint = f"{template}, or {error.hint}"
-
         return access
 
     async def _try_rights_and_credential(self, access: Access) -> None:
@@ -258,8 +219,9 @@ class AccessCheck:
             if not may_take_pushes:
                 raise
             if error.status == 404:
-                access.account = await self._account_of(repository.host)
-                if not can_be_created(repository, access.account):
+                # In ECR only a creation template lets a push create a repository. Most other
+                # registries create repositories when they are pushed to.
+                if repository.host.registry.kind in ("ecr", "ecr_public"):
                     raise
                 access.is_absent = True
                 return
@@ -267,7 +229,6 @@ class AccessCheck:
         if repository.side is Side.TARGET:
             await self._start_and_cancel_upload(repository)
             access.rights.append("push")
-            access.account = await self._account_of(repository.host)
 
     async def _list_one_tag(self, repository: RemoteRepository) -> None:
         call = repository.build_call("tag_list", "GET", "tags/list?n=1")
@@ -280,21 +241,6 @@ class AccessCheck:
             upload = Upload(repository, self._transport, lease, no_blob)
             await upload.start()
             await upload.cancel_upload()
-
-    async def _account_of(self, host: RegistryClient) -> EcrAccount | None:
-        """Return the settings of a registry's AWS account, or None if the registry is not in ECR.
-
-        The settings are requested once per registry.
-        """
-        if host.registry.kind != "ecr":
-            return None
-        from _regsync.auth.aws import EcrAccount, read_account
-
-        login = host.authenticator.cloud_login
-        if login is None:
-            return EcrAccount(reason="only AWS's own credentials can read the account's settings")
-        ask = partial(read_account, login.machine, host.registry)
-        return await ask_once(self._accounts[host], ask)
 
     async def _check_credential(self, repository: RemoteRepository) -> bool:
         """Check the credential of a registry. Returns whether the registry ever asks for a login.

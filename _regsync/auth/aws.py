@@ -27,8 +27,8 @@ from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.sigv4 import Keys, Request, sign
 from _regsync.config.model import Registry
 from _regsync.crypto import name_hash
-from _regsync.errors import AuthError, ConfigError, WireError
-from _regsync.text import json_object, printable, redact, redacting
+from _regsync.errors import AuthError, WireError
+from _regsync.text import printable, redact, redacting
 
 
 class _Partition(NamedTuple):
@@ -138,7 +138,7 @@ async def log_in(
     if is_public:
         more_rights = " and sts:GetServiceBearerToken, or use auth_type: anonymous"
     try:
-        answer = await api.call("GetAuthorizationToken", {}, more_rights)
+        answer = await api.request_password(more_rights)
     except AuthError:
         if probing_metadata and is_public:
             return ANONYMOUS_LOGIN
@@ -157,8 +157,8 @@ class _Api(NamedTuple):
     def __repr__(self) -> str:
         return "<Api>"  # the keys are secret
 
-    async def call(self, action: str, fields: dict[str, str], more_rights: str = "") -> str:
-        """Call an action of the API with a JSON object, and return the text of the answer.
+    async def request_password(self, more_rights: str) -> str:
+        """Call GetAuthorizationToken, and return the text of the answer.
 
         Raises AuthError if the keys do not permit the action. The error's hint names the permission
         to grant; `more_rights` is appended to the hint.
@@ -168,11 +168,10 @@ class _Api(NamedTuple):
         name = "SpencerFrontendService" if is_public else "AmazonEC2ContainerRegistry_V20150921"
         headers = [
             ("Content-Type", "application/x-amz-json-1.1"),
-            ("X-Amz-Target", f"{name}.{action}"),
+            ("X-Amz-Target", f"{name}.GetAuthorizationToken"),
         ]
-        body = json.dumps(fields).encode()
-        request = self.client.build_request(self.service, self.region, headers, body)
-        hint = f"allow this identity {self.service}:{action}{more_rights}"
+        request = self.client.build_request(self.service, self.region, headers, b"{}")
+        hint = f"allow this identity {self.service}:GetAuthorizationToken{more_rights}"
         return await self.client.send(request, hint, keys=self.keys)
 
 
@@ -216,72 +215,6 @@ async def _find_api(
     if ecr_host and ecr_host["dualstack"]:
         client = client._replace(use_dualstack=True)
     return _Api(client, keys, "ecr-public" if is_public else "ecr", region)
-
-
-class EcrAccount(NamedTuple):
-    """The settings of the AWS account that owns an ECR registry."""
-
-    # Whether ECR mounts blobs between repositories. None if unknown.
-    mounts: bool | None = None
-
-    # Prefixes of the repositories that ECR creates when they are first pushed to. None if unknown.
-    created_on_push: tuple[str, ...] | None = None
-
-    # The reason why a setting is unknown.
-    reason: str = ""
-
-    def template_for(self, repository: str) -> str | None:
-        """Return the prefix of the template by which a push would create a repository.
-
-        Returns None if no template applies.
-        """
-        for prefix in self.created_on_push or ():
-            if prefix == "ROOT" or repository.startswith(f"{prefix}/"):
-                return prefix
-        return None
-
-
-async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAccount:
-    """Read the settings of a registry's AWS account from ECR's API (section 4.9).
-
-    Settings that the keys may not read stay unknown, and `reason` says why. An error is only
-    reported in `reason`, because a copy does not depend on these settings. Nothing is changed.
-    """
-    account = EcrAccount()  # all settings are unknown
-    try:
-        api = await _find_api(machine, registry, probing_metadata=False)
-        assert api is not None  # None is only returned if probing_metadata is true
-        answer = await api.call("DescribeRepositoryCreationTemplates", {})
-        document = json_object(answer.encode()) or {}
-        account_of_keys = str(document.get("registryId"))
-        if not registry.host.startswith(f"{account_of_keys}."):
-            reason = f"{api.keys.found_at} belongs to account {printable(account_of_keys, 20)}"
-            return account._replace(reason=reason)
-        account = account._replace(created_on_push=_created_on_push(document))
-
-        answer = await api.call("GetAccountSetting", {"name": "BLOB_MOUNTING"})
-        mounting = (json_object(answer.encode()) or {}).get("value")
-        if mounting in ("ENABLED", "DISABLED"):
-            return account._replace(mounts=mounting == "ENABLED")
-        return account._replace(reason="ECR did not say")
-    except (AuthError, ConfigError) as error:
-        hint = f" ({error.hint})" if error.hint else ""
-        return account._replace(reason=f"{error.message}{hint}")
-
-
-def _created_on_push(document: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the prefixes of the creation templates that apply when a repository is pushed to."""
-    templates = document.get("repositoryCreationTemplates")
-    if not isinstance(templates, list):
-        return ()
-    return tuple(
-        template["prefix"]
-        for template in templates
-        if isinstance(template, dict)
-        and isinstance(template.get("prefix"), str)
-        and isinstance(template.get("appliedFor"), list)
-        and "CREATE_ON_PUSH" in template["appliedFor"]
-    )
 
 
 def _read_login(document: Mapping[str, object], service: str, found_at: str) -> Login:

@@ -146,7 +146,7 @@ class CloudLogin:
         self._clouds = clouds
         self._cloud = cloud  # "aws", "google" or "azure"
         self._registry = registry
-        self.machine = clouds.machine
+        self._machine = clouds.machine
         self._probing_metadata = probing_metadata
 
         # The current credential, which may have expired. None before the first login, or if a
@@ -223,7 +223,7 @@ class CloudLogin:
             return None
         module = self._clouds.load_module(self._cloud)
         try:
-            login = await module.log_in(self.machine, self._registry, probing_metadata=is_probe)
+            login = await module.log_in(self._machine, self._registry, probing_metadata=is_probe)
         except ConfigError as error:
             # Fatal, because a wrong setting of this machine is not a temporary failure.
             raise AuthError(error.message, hint=error.hint, fatal=True) from None
@@ -235,7 +235,7 @@ class CloudLogin:
         """Store a login that was requested at time `began`, and set its renewal time."""
         self._credential = login.credential
         self.expires = login.expires
-        life = login.expires - self.machine.wall()
+        life = login.expires - self._machine.wall()
         if math.isnan(life) or life <= 0:
             # This machine's clock may be wrong. Use the login until a registry refuses it.
             life = math.inf

@@ -72,6 +72,12 @@ _UNSUPPORTED_CODES = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 # section).
 _TOO_LARGE_STATUSES = (413, 416)
 
+# Why an ECR registry does not mount a blob that it has (docs/protocol-facts.md section 4.9).
+_ECR_MOUNTS = (
+    "a blob was not mounted, and is uploaded: ECR mounts between repositories of one encryption, in"
+    " an account whose setting BLOB_MOUNTING is ENABLED"
+)
+
 # What can be sent as the body of an upload.
 Body = Relay | FeedBody | MemoryPieces | FilePieces
 
@@ -562,6 +568,9 @@ class BlobTransfer:
 
         holder = RepositoryKey(host, mount_from)
         is_confirmed = self._knowledge.is_confirmed(holder, digest)
+        is_first = self._knowledge.supports_mounts(host) is None
+        if is_confirmed and is_first and job.target.host.registry.kind == "ecr":
+            self._transport.machine.log("info", "mount", f"{host}: {_ECR_MOUNTS}")
         self._knowledge.record_refused_mount(
             job.target.store_key, mount_from, is_source_confirmed=is_confirmed
         )

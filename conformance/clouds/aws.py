@@ -56,7 +56,6 @@ _FIELDS_OF_ASSUMING = {
     "DurationSeconds",
 }
 _FIELDS_OF_WEB_IDENTITY = {"Action", "Version", "RoleArn", "RoleSessionName", "WebIdentityToken"}
-_ACCOUNT_ACTIONS = ("GetAccountSetting", "DescribeRepositoryCreationTemplates")
 _TARGETS = {"ecr": "AmazonEC2ContainerRegistry_V20150921", "ecr-public": "SpencerFrontendService"}
 
 
@@ -70,7 +69,6 @@ class Identity:
     session: str = ""  # the session token of temporary keys; empty for permanent keys
     expires: float = math.inf  # seconds since 1970
     may: frozenset[str] = ALL_SERVICES  # the services that its policies allow
-    may_not: frozenset[str] = frozenset()  # the actions that its policies deny
 
 
 @dataclass
@@ -124,10 +122,6 @@ class Aws(Site):
         self.roles: dict[str, Role] = {}  # by ARN
         self.web_tokens: dict[str, str] = {}  # ARNs of roles, by token of an identity provider
         self.logins: dict[str, Login] = {}  # by access token
-        # The account's settings in ECR.
-        self.settings: dict[str, str] = {"BLOB_MOUNTING": "DISABLED"}
-        # Its repository creation templates. Keys: prefixes. Values: what each is applied for.
-        self.templates: dict[str, list[str]] = {}
         # Passwords that were issued. Outer keys: services. Inner keys: passwords. Values: expiry
         # times.
         self.passwords: dict[str, dict[str, float]] = {"ecr": {}, "ecr-public": {}}
@@ -322,8 +316,7 @@ class Aws(Site):
             )
 
         target, _, action = request.header("x-amz-target").partition(".")
-        actions = {"GetAuthorizationToken", *(_ACCOUNT_ACTIONS if service == "ecr" else ())}
-        if target != _TARGETS[service] or action not in actions:
+        if target != _TARGETS[service] or action != "GetAuthorizationToken":
             return self._refuse_mistake(
                 request, 400, "UnknownOperationException", "no such operation"
             )
@@ -332,11 +325,9 @@ class Aws(Site):
         if isinstance(signer, _Refusal):
             document = {"__type": signer.name, "message": signer.message}
             return self._add_date(_json(400, document))
-        if service not in signer.may or action in signer.may_not:
+        if service not in signer.may:
             text = f"User: {signer.name} is not authorized to perform: {service}:{action} on resource: *"
             return _json(400, {"__type": "AccessDeniedException", "message": text})
-        if action in _ACCOUNT_ACTIONS:
-            return self._describe_account(request, action, body)
         if body != b"{}":
             return self._refuse_mistake(
                 request, 400, "InvalidParameterException", "registryIds is deprecated"
@@ -360,29 +351,6 @@ class Aws(Site):
             data = [{**data, "proxyEndpoint": endpoint}]
 
         return _json(200, {"authorizationData": data}, _JSON_1_1)
-
-    def _describe_account(self, request: Request, action: str, body: bytes) -> Response:
-        """Answer requests for settings and templates of the account (section 4.9)."""
-        document = json.loads(body)
-        answer: dict[str, Any]
-        if action == "GetAccountSetting":
-            if document.keys() != {"name"} or document["name"] not in self.settings:
-                return self._refuse_mistake(
-                    request, 400, "InvalidParameterException", "no such setting"
-                )
-            answer = {"name": document["name"], "value": self.settings[document["name"]]}
-        else:
-            if document:
-                return self._refuse_mistake(
-                    request, 400, "InvalidParameterException", "not simulated"
-                )
-            templates = [
-                {"prefix": prefix, "appliedFor": features}
-                for prefix, features in self.templates.items()
-            ]
-            answer = {"registryId": ACCOUNT, "repositoryCreationTemplates": templates}
-
-        return _json(200, answer, _JSON_1_1)
 
     def _add_date(self, answer: Response) -> Response:
         """Add the time to an answer, so that a client with a wrong clock can sign again."""
