@@ -19,6 +19,7 @@ from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import CongestionWindow, Demand, RegistryLimits
 from _regsync.registry.transport import Body, Call
 from conformance.client.copies import ACCEPT
+from conformance.content.fleets import Fleet
 from conformance.content.images import Image, Part, Seed, compose
 from conformance.messages import Answer, Request, Response, error
 from conformance.providers.personas import Persona, Provider
@@ -27,6 +28,7 @@ from conformance.registry.app import App
 from conformance.server.memory import Link, Place
 from tests.ends import document, held, tags
 from tests.wires import Blob, plain_registry, transport_of
+from tools.benches.place import app_of
 
 NEAR = Link(latency=0.02)
 LATER = [("Retry-After", "30")]
@@ -244,6 +246,67 @@ async def test_a_request_that_is_always_refused_gives_up_and_so_do_all_behind_it
     assert ran.statuses() == ["failed"] * 200
     assert 600 < ran.seconds < 900
     assert len(is_get) < 40, "one at a time asks whether the registry has changed its mind"
+
+
+# A rate that nobody has published.
+
+
+class Limiter:
+    """A registry that takes so many requests in any second; it counts what it refuses."""
+
+    def __init__(self, requests: int, *, tells: bool) -> None:
+        self.requests = requests
+        self.tells = tells
+        self.taken: list[float] = []
+        self.asked = 0
+        self.refused = 0
+        self.refused_bytes = 0
+
+    def __call__(self, request: Request) -> Answer | None:
+        now = anyio.current_time()
+        self.asked += 1
+        self.taken = [moment for moment in self.taken if moment > now - 1]
+        if len(self.taken) < self.requests:
+            self.taken.append(now)
+            return None
+        self.refused += 1
+        self.refused_bytes += request.length() or 0
+        pause = [("Retry-After", "1")] if self.tells else []
+        return error(429, "TOOMANYREQUESTS", "slowly", headers=pause)
+
+
+@pytest.mark.parametrize(("tells", "most"), [(True, 90), (False, 140)])
+async def test_few_bodies_are_sent_in_vain_to_a_registry_that_takes_40_requests_a_second(
+    world, tells, most
+):
+    """The pauses that a run chooses are random, so this is the mean of four runs."""
+    source = world.registry("source.test", up=NEAR, down=NEAR)
+    Fleet(size=10_000, repositories=5, tags=8).load_into(app_of(source))
+    mappings = [{"from": f"fleet/app-{number}", "tags": tags("*")} for number in range(5)]
+    limiters: list[Limiter] = []
+    for number in range(4):
+        target = world.registry(f"target{number}.test", up=NEAR, down=NEAR)
+        target.app.intercept = limiter = Limiter(40, tells=tells)
+        limiters.append(limiter)
+        ends = {"source": source, "t": {"url": target.url, "max_concurrent": 16}}
+        ran = await world.sync(ends, *mappings)
+        assert ran.statuses() == ["synced"] * 40
+        assert 390 <= limiter.asked - limiter.refused <= 410
+        assert 9 < ran.seconds < 18  # at 40 requests a second: 9 pauses at least
+    assert sum(limiter.refused for limiter in limiters) <= 4 * most
+    assert sum(limiter.refused_bytes for limiter in limiters) <= 4 * most * 7000
+
+
+async def test_one_stray_refusal_costs_its_pause_alone(world):
+    source = world.registry("source.test", up=NEAR, down=NEAR)
+    target = world.registry("target.test", up=NEAR, down=NEAR)
+    Fleet(size=10_000, repositories=5, tags=8).load_into(app_of(source))
+    target.app.faults.on("POST").nth(30).status(429, retry_after=1)
+    ends = {"source": source, "t": {"url": target.url, "max_concurrent": 16}}
+    mappings = [{"from": f"fleet/app-{number}", "tags": tags("*")} for number in range(5)]
+    ran = await world.sync(ends, *mappings)
+    assert ran.statuses() == ["synced"] * 40
+    assert ran.seconds < 3.5
 
 
 # What is left of a quota.

@@ -11,13 +11,10 @@ Follows: docs/specification.md section 8.1, docs/design.md section 9.
 
 from __future__ import annotations
 
-import enum
 import math
 import re
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from _regsync.providers import Limits
@@ -67,12 +64,6 @@ _LEAST_MOMENT = 1e9
 
 # A count, and the seconds of the window that it applies to: `100;w=21600`.
 _QUOTA = "(?P<count>[0-9]{1,12})(?:;.*w=(?P<window>[0-9]{1,9}))?"
-
-# How many admitted requests are kept to measure the rate that a registry grants.
-_MOST_SEEN = 1000
-
-# Two refusals that are more seconds apart are unrelated. They do not show a limit.
-_LONGEST_STRETCH = 10.0
 
 # The part of a token by which a bucket is treated as fuller than it is, to absorb rounding errors.
 _ROUNDING = 1e-4
@@ -214,151 +205,6 @@ class TokenBucket:
         self._full_at = max(now, self._full_at) + self._gap
 
 
-class _Entry(NamedTuple):
-    """An admitted request, and the time of its admission."""
-
-    number: int
-    time: float
-
-
-class Stretch(NamedTuple):
-    """A number of requests in a number of seconds."""
-
-    requests: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        return self.requests / self.seconds
-
-
-class _Phase(enum.Enum):
-    """The state of a measurement of the rate that a registry grants."""
-
-    UNREFUSED = "no request was refused so far"
-    REFUSED = "a request was refused, and none was admitted since"
-    PROBED = "the first request since, the probe, waits for its answer"
-    GRANTED = "the probe, or a later request, was granted"
-
-
-class GrantedRate:
-    """The rate that a registry grants, measured between two of its refusals (429).
-
-    Exceeding a limit is expensive, because a body has been sent when it is refused. The requests
-    that a registry grants between two refusals show its limit: their number, in the time from the
-    first of them until the registry grants a request again. From then on no more requests than that
-    are admitted within any stretch of that length. Each time that as many requests were granted
-    without a refusal, the limit grows: by 1 at first, then by 4, 16 and so on. It is removed when
-    the next step would double it.
-
-    A single refusal does not show a limit, because any server may refuse once.
-    """
-
-    def __init__(self) -> None:
-        # No more requests than this are admitted; None if no limit has been measured.
-        self.limit: Stretch | None = None
-
-        self._phase = _Phase.UNREFUSED
-
-        # Requests are kept from the first refusal on: the last _MOST_SEEN that were admitted and
-        # not refused, in the order of their admission.
-        self._entries = deque[_Entry](maxlen=_MOST_SEEN)
-
-        # The newest probe, and the admission time of the last probe that was granted.
-        self._probe = _Entry(0, -math.inf)
-        self._granted_since = -math.inf
-
-        # How many more requests have to be granted until the limit grows, and by how much it grows
-        # then.
-        self._until_growth = 0
-        self._growth = 1
-
-    def next_opening(self) -> float:
-        """Return the time from which the limit allows one more request; -inf if it does now."""
-        limit = self.limit
-        if limit is None or len(self._entries) < limit.requests:
-            return -math.inf
-        # The next request would exceed the limit within `limit.seconds` of this request.
-        return self._entries[-limit.requests].time + limit.seconds
-
-    def enter(self, number: int, now: float) -> None:
-        if self._phase is _Phase.UNREFUSED:
-            return
-        entry = _Entry(number, now)
-        self._entries.append(entry)
-        if self._phase is _Phase.REFUSED:
-            self._phase = _Phase.PROBED
-            self._probe = entry
-
-    def discard(self, number: int) -> None:
-        """Remove a request that the registry has not counted."""
-        for index in reversed(range(len(self._entries))):
-            if self._entries[index].number == number:
-                del self._entries[index]
-                return
-
-    def record_refusal(self, number: int) -> None:
-        """Record a 429. The next admitted request is a probe, unless a probe is on its way and this
-        request was admitted before it: the probe follows the refusal of the same burst.
-        """
-        self.discard(number)
-        if self._phase is not _Phase.PROBED or number >= self._probe.number:
-            self._phase = _Phase.REFUSED
-
-    def record_grant(self, number: int) -> None:
-        """Record an answer other than a 429 or a server error.
-
-        The answer to the probe (the first request that was admitted after a refusal), or to a later
-        request, sets the limit. After that, each answer counts towards the growth of the limit.
-        """
-        if self._phase is _Phase.PROBED and number >= self._probe.number:
-            self._phase = _Phase.GRANTED
-            self._learn_limit(self._probe.time)
-        elif self._phase is _Phase.GRANTED and self.limit is not None:
-            self._until_growth -= 1
-            if self._until_growth == 0:
-                self._raise_limit(self.limit)
-
-    def _learn_limit(self, until: float) -> None:
-        """Set the limit by the requests that were granted before a refusal. `until` is the
-        admission time of the probe that was granted after it.
-
-        The limit is unchanged if the probe before that was granted more than _LONGEST_STRETCH
-        seconds earlier, or if no request was granted between the two probes.
-        """
-        since = self._granted_since
-        self._granted_since = until
-        if until - since > _LONGEST_STRETCH:
-            return
-        granted = [entry.time for entry in self._entries if since <= entry.time < until]
-        if granted:
-            self.limit = densest_stretch(granted, until)
-            self._until_growth = self.limit.requests
-            self._growth = 1
-
-    def _raise_limit(self, limit: Stretch) -> None:
-        """Raise the current limit by the next step. Remove it if that would double it."""
-        if self._growth >= limit.requests:
-            self.limit = None
-            return
-        self.limit = limit._replace(requests=limit.requests + self._growth)
-        self._until_growth = self.limit.requests
-        self._growth *= 4
-
-
-def densest_stretch(times: Sequence[float], until: float) -> Stretch:
-    """Return the stretch with the highest rate: the last N of the requests, from the admission of
-    the first of these until `until`.
-
-    `times` are the admission times of all requests, in order. N is at least half of them, because
-    fewer show no rate. N may be less than all, because a run may have little to request at first.
-    """
-    fewest = (len(times) + 1) // 2
-    counts = range(fewest, len(times) + 1)
-    stretches = [Stretch(count, until - times[-count]) for count in counts]
-    return max(stretches, key=attrgetter("rate"))
-
-
 class Remaining(NamedTuple):
     """The rest of a quota: how many requests are left, and the seconds until the quota is fully
     renewed.
@@ -418,14 +264,13 @@ class Quota:
 
 class Meter:
     """The limits that a group of actions at a registry shares: a congestion window, a token bucket,
-    a quota, a measured rate, and pauses that the registry asks for.
+    a quota, and pauses that the registry asks for.
     """
 
     def __init__(self, limits: Limits, registry: RegistryLimits) -> None:
         self.window = CongestionWindow(limits.start)
         self.paused_until = -math.inf  # no request is admitted before this time
         self._bucket = TokenBucket(limits.rate, limits.burst)
-        self._granted_rate = GrantedRate()
         self.quota = Quota(self.window)
         self._registry = registry  # its `cap` bounds the window
 
@@ -440,9 +285,7 @@ class Meter:
         first.
         """
         window = self.window
-        opens_at = max(
-            self.paused_until, self._bucket.next_token(), self._granted_rate.next_opening()
-        )
+        opens_at = max(self.paused_until, self._bucket.next_token())
         is_full = window.is_full(self._registry.cap)
         if is_discovery:
             opens_at = max(opens_at, self.quota.paused_until)
@@ -469,9 +312,7 @@ class Meter:
     def enter(self, now: float) -> int:
         """Take a token and a place in the window. Returns the number of the request."""
         self._bucket.take(now)
-        number = self.window.enter()
-        self._granted_rate.enter(number, now)
-        return number
+        return self.window.enter()
 
     def take_token(self, now: float) -> None:
         self._bucket.take(now)
@@ -487,7 +328,6 @@ class Meter:
         pause = retry_after
         if status == 429:
             self.window.leave(number)
-            self._granted_rate.record_refusal(number)
             back_off = self.window.record_refusal(number, now, chance)
             pause = max(pause, back_off)
         elif status < 500:
@@ -506,17 +346,13 @@ class Meter:
         if not self.window.leave(number):
             return False
         self.window.record_success(self._registry.cap)
-        self._granted_rate.record_grant(number)
         return True
 
     def discard(self, number: int) -> bool:
         """Remove a request that was not sent, or not answered, from the window. Returns False if it
         was removed before.
         """
-        if not self.window.leave(number):
-            return False
-        self._granted_rate.discard(number)
-        return True
+        return self.window.leave(number)
 
 
 class RegistryLimits:
