@@ -11,12 +11,11 @@ Follows: docs/design.md sections 6 and 10 ("Dry run").
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from _regsync.oci.manifest import Descriptor, Manifest
+from _regsync.oci.manifest import Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
@@ -172,10 +171,6 @@ class DryRun:
         if known_body(step.blob) is None and not is_staged:
             self._forecasts[read.host].blob_gets += 1
         self._blobs_read.add(read)
-
-    def reserving(self, image: Image, blobs: Iterable[Descriptor]) -> AbstractContextManager[None]:
-        """Reserve nothing. The bytes of all images are compared with the free space at the end."""
-        return nullcontext()
 
     async def put_manifests(
         self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
