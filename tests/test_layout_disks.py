@@ -117,7 +117,7 @@ def test_what_is_free_is_compared_before_the_disk_is_full(tmp_path):
         ran = scene.sync()
         assert ran.statuses() == ["synced", "synced", "failed"], ran.err
         failed = next(each for each in ran.images if each["status"] == "failed")
-        assert "needs 80.0 MB" in failed["error"]["message"]
+        assert "needs 40.0 MB" in failed["error"]["message"]
         check_layout(disk.layout)
         dry = scene.sync("--dry-run")
         assert dry.status == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -100,10 +99,6 @@ class Stage:
             self.knowledge.record_mount(target.host.key)
         self.trace.append(f"{name} {step.blob.digest}{' mounted' if step.mount_from else ''}")
         return BlobResult.UPLOADED if step.mount_from is None else BlobResult.MOUNTED
-
-    def reserving(self, image: Image, blobs: object) -> contextlib.nullcontext[None]:
-        """Stand for `BlobTransfer.reserving`: there is room for everything."""
-        return contextlib.nullcontext()
 
     async def put_manifests(
         self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]

@@ -17,7 +17,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from io import FileIO
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,7 +39,6 @@ from _regsync.layout.disk import (
     REMEDIES,
     DirectoryLock,
     LayoutError,
-    Reservations,
     create_file,
     disk_errors,
     lstat_or_none,
@@ -138,8 +137,8 @@ class Layout:
         self._commit_lock = anyio.Lock()  # held during a commit
         # The error of a failed commit. If it is set, `begin_writing` raises it.
         self._commit_error: SyncError | None = None
-        # The disk space that is reserved for images and open files.
-        self.reservations = Reservations()
+        # The blobs that are being written. Space on the disk is promised to them.
+        self.open_files = set[BlobFile]()
 
     # Reading.
 
@@ -340,13 +339,14 @@ class Layout:
             with self.disk_errors():
                 abandoned = await _open_abandoned(abandoned_path, blob)
 
+        # The partial file of a killed run already takes its space on the disk.
         remaining = blob.size - (abandoned.size if abandoned else 0)
-        # Space that is reserved for this blob is available to it.
-        available = self._unreserved_bytes() + self.reservations.remaining(blob.digest)
-        if remaining > available:
+        try:
+            self._check_space(remaining)
+        except LayoutError:
             if abandoned:
                 abandoned.stream.close()
-            raise self._out_of_space(f"the blob needs {size_text(remaining)}", available)
+            raise
 
         if abandoned:
             return BlobFile(self, blob, abandoned)
@@ -355,54 +355,18 @@ class Layout:
             new = _PartialFile(path, create_file(path), size=0, hash=None)
         return BlobFile(self, blob, new)
 
-    def reserve(self, sizes: Mapping[str, int]) -> Iterable[str]:
-        """Reserve disk space for the blobs and manifests of an image that the layout lacks.
-
-        `sizes` has the sizes of all its blobs and manifests, by digest. Returns the reserved
-        digests. The caller must pass these digests to `reservations.remove` when the image has been
-        copied or has failed. Raises LayoutError if the disk has too little space.
-        """
-        self.begin_writing()  # finds the partial files of killed runs
-        # By digest of each blob or manifest that the layout lacks: the bytes that are still to be
-        # written. The partial file of a killed run already takes its space on the disk.
-        remaining_sizes = {
-            digest: max(size - self._size_of_abandoned(digest), 0)
-            for digest, size in sizes.items()
-            if self.size_of(digest) != size
-        }
-
-        # A blob that another image has reserved is written once for both images.
-        needed = sum(
-            size for digest, size in remaining_sizes.items() if digest not in self.reservations
-        )
+    def _check_space(self, needed: int) -> None:
+        """Raise LayoutError if the disk has too little space for so many bytes of another blob."""
+        free = self.free_bytes()
+        promised = sum(file.remaining for file in self.open_files)
         # The next index.json is written while the present one still exists.
-        available = self._unreserved_bytes() - self._saved_index.size
-        if needed > available:
-            raise self._out_of_space(f"the image needs {size_text(needed)}", available)
-        self.reservations.add(remaining_sizes)
-        return remaining_sizes.keys()
-
-    def _size_of_abandoned(self, digest: str) -> int:
-        try:
-            return os.lstat(self._abandoned_paths[digest]).st_size
-        except (KeyError, OSError):
-            return 0
-
-    def _unreserved_bytes(self) -> int:
-        """Return the free bytes that are not reserved. Negative if too many are reserved."""
-        return self.free_bytes() - self.reservations.total
-
-    def _out_of_space(self, need: str, available: int) -> LayoutError:
-        """Return the error for a disk with too little space.
-
-        `need` is the end of the message, such as "the blob needs 2 GB". `available` is in bytes.
-        """
-        text = f"{self.display_path} has room for {size_text(max(available, 0))}, {need}"
-        if self.reservations.total:
-            free = size_text(self.free_bytes())
-            reserved = size_text(self.reservations.total)
-            text += f" ({free} are free, {reserved} are for images under way)"
-        return LayoutError(text, hint=REMEDIES[errno.ENOSPC])
+        available = max(free - promised - self._saved_index.size, 0)
+        if needed <= available:
+            return
+        text = f"{self.display_path} has room for {size_text(available)}, the blob needs {size_text(needed)}"
+        if promised:
+            text += f" ({size_text(free)} are free, {size_text(promised)} are for blobs under way)"
+        raise LayoutError(text, hint=REMEDIES[errno.ENOSPC])
 
     def free_bytes(self) -> int:
         """Return the free bytes on the layout's disk, or 0 if the disk is not available."""
@@ -575,24 +539,21 @@ class BlobFile:
         # Decides whether a write is done in a worker thread.
         self._disk_pace = DiskPace()
         layout.partial_paths.add(partial.path)  # for `Layout.close`
-        self._reserve_remaining()
+        layout.open_files.add(self)
 
     @property
     def is_complete(self) -> bool:
         """Report whether the file has all bytes of the blob. They may not be verified yet."""
         return self.offset == self._blob.size
 
-    def _reserve_remaining(self) -> None:
-        """Reserve disk space for the missing bytes of the blob, until the file is closed."""
-        remaining = self._blob.size - self.offset
-        self._layout.reservations.add({self._blob.digest: remaining})
-        # If the image has reserved space for the whole blob, `add` ignores the size.
-        self._layout.reservations.set_remaining(self._blob.digest, remaining)
+    @property
+    def remaining(self) -> int:
+        """The bytes of the blob that are still to be written."""
+        return self._blob.size - self.offset
 
     async def write(self, piece: memoryview) -> None:
         """Append the next piece of the blob. Raises LayoutError if the write fails."""
         await self._disk_pace.run(self.append, piece)
-        self._layout.reservations.set_remaining(self._blob.digest, self._blob.size - self.offset)
 
     def append(self, piece: memoryview) -> None:
         """Append the next piece of the blob. Blocks until it is written, for worker threads."""
@@ -619,9 +580,9 @@ class BlobFile:
         self._layout.add_blob(self._blob.digest, _CompleteBlob(self._path, self._blob.size))
 
     def pause(self) -> None:
-        """Close the file and free the reserved disk space. The bytes in the file stay."""
+        """Close the file, to which no disk space is promised then. The bytes in the file stay."""
+        self._layout.open_files.discard(self)
         if not self._stream.closed:
-            self._layout.reservations.remove([self._blob.digest])
             with self._layout.disk_errors():
                 self._stream.close()
 
@@ -629,7 +590,7 @@ class BlobFile:
         """Reopen the file after `pause`, to append the remaining bytes."""
         with self._layout.disk_errors():
             self._stream = FileIO(self._path, "a", opener=open_safely)
-        self._reserve_remaining()
+        self._layout.open_files.add(self)
 
     def remove(self) -> None:
         """Close and delete the file."""

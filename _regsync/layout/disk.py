@@ -1,11 +1,9 @@
-"""Files, folders, disk errors, disk space and the directory lock of an image layout.
+"""Files, folders, disk errors and the directory lock of an image layout.
 
-Owns: how a file or folder is created and synced to the disk, how much disk space is reserved, the
-    lock of a directory.
+Owns: how a file or folder is created and synced to the disk, the lock of a directory.
 May not know: the files and folders of a layout.
-Invariants: no link is followed. The space for a blob is reserved once, even if two images need the
-    blob.
-Follows: docs/design.md section 13 ("Written in groups", "Power cuts", "Room").
+Invariants: no link is followed.
+Follows: docs/design.md section 13 ("Written in groups", "Power cuts").
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from io import FileIO
 
 from _regsync.errors import Side, SyncError
@@ -96,50 +93,6 @@ class DirectoryLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-class Reservations:
-    """The disk space that is reserved for blobs and manifests that have not been written yet.
-
-    Each image that is being copied reserves space for all that the layout lacks of it, and each
-    open file for its own blob. So a digest may be reserved several times, but its bytes count once.
-    """
-
-    def __init__(self) -> None:
-        # By digest, the bytes that are still to be written.
-        self._remaining = dict[str, int]()
-        # By digest, the number of reservations.
-        self._counts = Counter[str]()
-
-    @property
-    def total(self) -> int:
-        """The bytes that are still to be written, of all digests."""
-        return sum(self._remaining.values())
-
-    def add(self, sizes: Mapping[str, int]) -> None:
-        """Reserve space for digests. The size of a digest that is already reserved is ignored."""
-        self._counts.update(sizes.keys())
-        for digest, size in sizes.items():
-            self._remaining.setdefault(digest, size)
-
-    def remove(self, digests: Iterable[str]) -> None:
-        """Undo one `add` of each digest. The last removal frees the space."""
-        for digest in digests:
-            self._counts[digest] -= 1
-            if not self._counts[digest]:
-                del self._counts[digest]
-                del self._remaining[digest]
-
-    def set_remaining(self, digest: str, size: int) -> None:
-        """Set the bytes of a reserved digest that are still to be written."""
-        self._remaining[digest] = size
-
-    def remaining(self, digest: str) -> int:
-        """Return the bytes of a digest that are still to be written, or 0 if it is not reserved."""
-        return self._remaining.get(digest, 0)
-
-    def __contains__(self, digest: str) -> bool:
-        return digest in self._remaining
 
 
 def lstat_or_none(path: str) -> os.stat_result | None:

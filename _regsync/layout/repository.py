@@ -438,23 +438,6 @@ class LayoutRepository:
         stream.seek(start)
         return _FileBody(self._layout, stream)
 
-    @contextmanager
-    def reserving(
-        self, reference: str, blobs: Iterable[Descriptor], manifests: Iterable[Manifest]
-    ) -> Iterator[None]:
-        """Reserve disk space for an image until the end of the block.
-
-        Blobs that are left out need no space. Raises LayoutError if the disk has too little space.
-        """
-        sizes = {blob.digest: blob.size for blob in blobs if not self._may_leave_out(blob)}
-        sizes.update((manifest.digest, manifest.size) for manifest in manifests)
-        with self.adding_context("write", self.name_of(reference)):
-            reserved = self._layout.reserve(sizes)
-        try:
-            yield
-        finally:
-            self._layout.reservations.remove(reserved)
-
     def begin_upload(self, blob: Descriptor, lease: Lease) -> _BlobWriter:
         """Return an upload of a blob. No file is created yet."""
         return _BlobWriter(self, lease, blob)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Collection
+from contextlib import AbstractAsyncContextManager
 
 from _regsync.errors import (
     ContentError,
@@ -502,12 +502,6 @@ class RemoteRepository:
     def far_repository(self, digest: str) -> str | None:
         """Return None: a registry omits no blobs."""
         return None
-
-    def reserving(
-        self, reference: str, blobs: Iterable[Descriptor], manifests: Iterable[Manifest]
-    ) -> AbstractContextManager[None]:
-        """Return a context that reserves nothing: a registry does not report its free space."""
-        return nullcontext()
 
     def begin_upload(self, blob: Descriptor, lease: Lease) -> Upload:
         """Return the upload of a blob. No request is sent yet."""

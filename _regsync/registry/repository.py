@@ -7,7 +7,6 @@ Follows: OCI distribution-spec 1.1, docs/design.md sections 7 and 13.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -200,13 +199,6 @@ class Repository(Protocol):
 
         If `is_fresh`, no connection is used that served another request, because it may have
         delivered wrong bytes.
-        """
-
-    def reserving(
-        self, reference: str, blobs: Iterable[Descriptor], manifests: Iterable[Manifest]
-    ) -> AbstractContextManager[None]:
-        """Return a context that reserves space for an image. It raises SyncError if there is too
-        little space.
         """
 
     def begin_upload(self, blob: Descriptor, lease: Lease) -> BlobUpload:

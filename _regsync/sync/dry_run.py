@@ -8,10 +8,9 @@ Follows: docs/design.md sections 6 and 10 ("Dry run").
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 
-from _regsync.oci.manifest import Descriptor, Manifest
+from _regsync.oci.manifest import Manifest
 from _regsync.registry.repository import Repository
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
@@ -44,10 +43,6 @@ class DryRun:
             return BlobResult.PRESENT
         self.bytes_to_write[target.host.key] += blob.size
         return BlobResult.UPLOADED
-
-    def reserving(self, image: Image, blobs: Iterable[Descriptor]) -> AbstractContextManager[None]:
-        """Reserve nothing. The bytes of all images are compared with the free space at the end."""
-        return nullcontext()
 
     async def put_manifests(
         self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]

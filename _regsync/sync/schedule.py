@@ -446,13 +446,12 @@ class Scheduler:
         image = promoted.image
         blobs = promoted.claims.blobs.values()
         try:
-            # Only a layout can lack blobs as a source, or have limited space as a target.
+            # Only a layout can lack blobs as a source.
             promoted.other_holders = await self._find_other_holders(image, blobs)
-            with self._transfer.reserving(image, blobs):
-                async with anyio.create_task_group() as copies:
-                    while step is not None:
-                        copies.start_soon(self._copy_blob, promoted, step)
-                        step = await promoted.next_step()
+            async with anyio.create_task_group() as copies:
+                while step is not None:
+                    copies.start_soon(self._copy_blob, promoted, step)
+                    step = await promoted.next_step()
         except SyncError as error:
             # No copy has begun: `_copy_blob` records errors, and raises none.
             image.error = error

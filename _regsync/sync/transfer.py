@@ -14,13 +14,8 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 
 import anyio
@@ -966,14 +961,6 @@ class BlobTransfer:
         return True
 
     # Manifests.
-
-    def reserving(self, image: Image, blobs: Iterable[Descriptor]) -> AbstractContextManager[None]:
-        """Return a context manager during which the target reserves room for the image.
-
-        The room is for `blobs` and for all manifests of the image.
-        """
-        manifests = (image.tree.root, *image.tree.children)
-        return image.target.reserving(image.reference, blobs, manifests)
 
     async def put_manifests(
         self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
