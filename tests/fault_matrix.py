@@ -14,6 +14,7 @@ import base64
 import contextlib
 import errno
 import os
+import re
 import sqlite3
 import ssl
 import tempfile
@@ -22,15 +23,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
 import anyio
 
-from _regsync import files
-from _regsync.state import database, sqlite
-from _regsync.sync import staging
 from conformance.content.images import Image, Seed
 from conformance.faults.rules import Rule
 from conformance.messages import Answer, Request, digest_of
@@ -56,6 +53,10 @@ LEFT_OUT = ("is listed as a referrer of", "no artifacts found")
 USER, PASSWORD = "robot", "correct-horse-battery"
 TIMES = {"once": 1, "three": 3, "ever": None}
 _DAY = 86_400
+# The name of a file for staged blobs, or of its folder.
+_STAGED = re.compile("sha256|[0-9a-f]{64}")
+# What the statements begin with that write to the state.
+_WRITES = ("INSERT", "REPLACE", "UPDATE", "DELETE")
 
 Strike = Callable[["Scene", int | None], contextlib.AbstractAsyncContextManager[None]]
 
@@ -419,57 +420,43 @@ def _outage(side: str, how: Any, request: str) -> Strike:
 
 
 def _disk(where: str) -> Strike:
-    """Fill the disk: writes of staged blobs, their names or reads fail.
+    """Fill or break the disk below staged blobs, by what the system tells of their files.
 
-    What a full disk does to the state is tests/test_database.py's.
+    `write` and `read` fail in the kernel, because the descriptor is of another device or cannot be
+    read; the others fail by themselves. What a full disk does to the state is
+    tests/test_database.py's.
     """
 
     @contextlib.asynccontextmanager
     async def strike(scene: Scene, times: int | None) -> AsyncIterator[None]:
         struck = 0
 
-        def strikes() -> None:
+        def strikes(path: Any) -> bool:
             nonlocal struck
-            struck += 1
-            if times is None or struck <= times:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "blobs")
+            struck += (is_staged := bool(_STAGED.search(os.fsdecode(path))))
+            return is_staged and (times is None or struck <= times)
 
-        class Full(staging.FileIO):
-            def write(self, data: Any, /) -> Any:
-                if where == "write":
-                    strikes()
-                elif where == "short":
-                    nonlocal struck
-                    struck += 1
-                    data = bytes(data)[:1000]
-                return super().write(data)
-
-            def readinto(self, buffer: Any, /) -> Any:
-                if where == "read":
-                    strikes()
-                return super().readinto(buffer)
-
-        def wrapped(name: str) -> Callable[..., Any]:
-            def call(*arguments: Any, **more: Any) -> Any:
-                is_staged = "sha256" in str(arguments[0])
-                if is_staged and where == name:
-                    strikes()
-                return getattr(os, name)(*arguments, **more)
+        def failing(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def call(path: Any, *rest: Any, **more: Any) -> Any:
+                if strikes(path):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "blobs")
+                return plain(path, *rest, **more)
 
             return call
 
-        kept = {name: getattr(os, name) for name in dir(os) if not name.startswith("__")}
-        if where == "read":
-            # Nothing is in the system's memory, so that all is read from the disk.
-            kept.pop("RWF_NOWAIT", None)
-        names = ("open", "replace", "makedirs", "write")
-        full_os = SimpleNamespace(**kept | {name: wrapped(name) for name in names})
-        with (
-            mock.patch.object(staging, "SMALL_BLOB", 1000),
-            mock.patch.object(staging, "FileIO", Full),
-            mock.patch.object(staging, "os", full_os),
-            mock.patch.object(files, "os", full_os),
-        ):
+        def opened(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+            descriptor: int = plain(path, flags, *rest, **more)
+            reads = flags & (os.O_WRONLY | os.O_RDWR) == os.O_RDONLY
+            if reads == (where == "read") and strikes(path):
+                other = plain(path if reads else "/dev/full", os.O_WRONLY)
+                os.dup2(other, descriptor, inheritable=False)
+                os.close(other)
+            return descriptor
+
+        name = "open" if where in ("write", "read") else where
+        plain = getattr(os, name)
+        struck_call = opened if where in ("write", "read") else failing(plain)
+        with mock.patch.object(os, name, struck_call):
             yield
         assert struck
 
@@ -481,18 +468,32 @@ def _state(where: str) -> Strike:
 
     @contextlib.asynccontextmanager
     async def strike(scene: Scene, times: int | None) -> AsyncIterator[None]:
-        owner, name = {"open": (sqlite, "_connect"), "write": (database, "_write_entries")}[where]
-        plain = getattr(owner, name)
-        struck = 0
+        struck, plain = 0, sqlite3.connect
 
-        def strikes(*given: Any, **more: Any) -> Any:
+        def strikes() -> None:
             nonlocal struck
             struck += 1
             if times is None or struck <= times:
                 raise sqlite3.OperationalError("database or disk is full")
-            return plain(*given, **more)
 
-        with mock.patch.object(owner, name, strikes):
+        class Full(sqlite3.Connection):
+            def execute(self, statement: str, *rest: Any) -> Any:
+                if statement.startswith(_WRITES):
+                    strikes()
+                return super().execute(statement, *rest)
+
+            def executemany(self, statement: str, *rest: Any) -> Any:
+                if statement.startswith(_WRITES):
+                    strikes()
+                return super().executemany(statement, *rest)
+
+        def connect(*given: Any, **more: Any) -> Any:
+            if where == "open":
+                strikes()
+                return plain(*given, **more)
+            return plain(*given, factory=Full, **more)
+
+        with mock.patch.object(sqlite3, "connect", connect):
             yield
         assert struck
 
@@ -548,9 +549,9 @@ def _other_cases() -> Iterator[Case]:
             ):
                 name = f"{side}-{request.replace(' ', '_')}-outage_{how}-{often}"
                 yield Case(name, "cold", _outage(side, how, request), times)
-        for where in ("write", "short", "read", "open", "replace", "makedirs"):
+        for where in ("write", "read", "open", "replace", "mkdir"):
             yield Case(
-                f"disk-stage_{where}-full-{often}", "two", _disk(where), times, where != "read"
+                f"disk-stage_{where}-full-{often}", "large", _disk(where), times, where != "read"
             )
         for where in ("open", "write"):
             yield Case(f"disk-state_{where}-full-{often}", "cold", _state(where), times, True)
@@ -597,7 +598,7 @@ class Scene:
     def __init__(self, world: Virtual, kind: str, home: Path) -> None:
         self.world, self.kind, self.is_left_out = world, kind, False
         scheme = "https" if kind == "https" else "http"
-        names = ["source", "target", *(["second"] if kind == "two" else [])]
+        names = ["source", "target", *(["second"] if kind in ("two", "large") else [])]
         self.places: dict[str, Place] = {}
         for name in names:
             auth = TokenService(
@@ -607,7 +608,9 @@ class Scene:
         self.source, self.target = self.places["source"], self.places["target"]
         self.elsewhere = world.registry("elsewhere.test", referrers_api=False)
         seed = Seed(7)
-        base, own = seed.layer(70_000), [seed.layer(80_000 + n) for n in range(4)]
+        # Too large to be staged in memory.
+        least = 1_100_000 if kind == "large" else 70_000
+        base, own = seed.layer(least), [seed.layer(least + 10_000 + n) for n in range(4)]
         children = [
             seed.image(layers=[base, own[0]]),
             seed.image(layers=[base, own[1]], architecture="arm64"),

@@ -1,9 +1,9 @@
 """Registries of every kind that are ill at random, images of every shape, and a configuration of copies
 between them: the scene of tests/test_stress.py and tests/test_stress_stopped.py.
 
-A seed makes all of it: windows, dialects and rates as the program knows them; repositories whose
-images share layers and children; mappings (several targets, aliases, within one registry, several
-into one repository); permits and windows as narrow as one. Lines are slow, requests are refused,
+A seed makes all of it: registries of all kinds; repositories whose images share layers and children;
+mappings (several targets, aliases, within one registry, several into one repository); as few requests
+at a time as one. Lines are slow, requests are refused,
 answered with 429 and 5xx, dropped and cut.
 """
 
@@ -20,9 +20,6 @@ from unittest import mock
 
 import anyio
 
-from _regsync.providers import DIALECTS, Kind
-from _regsync.registry.transport import Transport
-from _regsync.sync.run import Run
 from conformance.client.attachments import fallback_lists, referrers_tag
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
@@ -36,10 +33,8 @@ __all__ = [
     "PATIENCE",
     "Ill",
     "Wanted",
-    "check_idle",
-    "check_let_go",
+    "check_hung_up",
     "ill_scene",
-    "narrow",
     "passing",
     "places_of",
     "pool",
@@ -233,16 +228,6 @@ def scene_of(
     return json.dumps({"registries": registries, "mappings": mappings, **rest}), wanted
 
 
-def narrow(random: Random) -> dict[Kind, Any]:
-    """Return the rows of all kinds with windows that begin narrower, and smaller chunks."""
-    start = random.choice([1, 2, 32])
-    rows = {}
-    for kind, dialect in DIALECTS.items():
-        limits = tuple(group._replace(start=min(group.start, start)) for group in dialect.limits)
-        rows[kind] = dialect._replace(limits=limits, put_limit=dialect.put_limit and 1 << 20)
-    return rows
-
-
 def ill_scene(
     world: Virtual,
     random: Random,
@@ -279,29 +264,7 @@ def passing(step: float) -> Iterator[None]:
         yield
 
 
-def check_idle(transport: Transport) -> None:
-    """Nobody has a permit, a place in a window or a stream, and nobody waits for one."""
-    for limit in transport.gate.limits.values():
-        assert (limit.in_use, limit.bodies, limit.large_bodies) == (0, 0, {"read": 0, "write": 0})
-        assert not any(meter.window.occupants for meter in limit.meters.values())
-    assert not any(transport.gate._queues.values())
-    assert not any(host.first_contact.locked() for host in transport._clients.values())
-    assert not any(host.authenticator._token_cache.pending for host in transport._clients.values())
-
-
-def check_let_go(run: Run, *, is_whole: bool) -> None:
-    """What was held for a blob is free; nothing is left to do after a run that was not stopped."""
-    staging, execution, claims = run._staging, run.scheduler, run.scheduler._claims
-    assert staging._incoming_size == 0
-    assert staging.memory.reserved == 0
-    assert not +staging._readers
-    assert not +staging._users
-    assert not any(lock.locked() for lock in staging._pull_locks.values())
-    if not is_whole:
-        return
-    assert not execution.images
-    assert not execution.pending
-    assert not execution._queue
-    assert not execution._at_work
-    assert (claims._claims, claims._leaders, claims._first_mounts) == ({}, {}, {})
-    assert not any(run._workers.values())
+async def check_hung_up(places: list[Place]) -> None:
+    """After a minute, in which all that was sent is there, no registry has an open connection."""
+    await anyio.sleep(60)
+    assert not any(place.open_connections() for place in places)

@@ -9,20 +9,16 @@ disk for staging that fills up; a state that is damaged.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
+import resource
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import anyio
 
-from _regsync.sync import staging
 from conformance.client.attachments import referrers_tag
 from conformance.content.images import Image
 from conformance.messages import Answer, Request, Response, error
@@ -231,20 +227,17 @@ def away(world: Virtual, place: Place, how: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def filling_disk(room: float) -> Iterator[None]:
-    """Give staged blobs only so many bytes of disk."""
-    taken = 0
+def filling_disk(room: int) -> Iterator[None]:
+    """Let no file of this process become longer than `room`: the kernel refuses the write.
 
-    class Filling(FileIO):
-        def write(self, piece: Any) -> int:
-            nonlocal taken
-            taken += len(piece)
-            if taken > room:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().write(piece)
-
-    with mock.patch.object(staging, "FileIO", Filling):
+    That goes for staged blobs, for the state and for a layout.
+    """
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+    try:
         yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
 def damage_state(directory: Path, random: Random) -> None:
