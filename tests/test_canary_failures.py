@@ -29,7 +29,7 @@ from conformance.registry.tokens import BasicAuth
 from tests.canaries import Canaries, Traces
 from tests.canary_scene import COMMANDS, STORAGE, USER, Scene, arranged, said, words
 from tests.ends import ROOT, document, run_regsync
-from tests.watching import tellers
+from tests.watching import probe
 
 
 def crash(*_: object, **__: object) -> Any:
@@ -171,13 +171,11 @@ async def test_each_command_shows_no_secret(world, tmp_path, clean_env):
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_watch_its_reloads_and_its_probes_show_no_secret(
-    world, tmp_path, clean_env, monkeypatch
-):
+async def test_a_watch_its_reloads_and_its_probes_show_no_secret(world, tmp_path, clean_env):
     """A cycle, a new password, a file that is broken around one, a registry that repeats it, the
     end.
     """
-    told, bodies = tellers(monkeypatch), list[str]()
+    bodies: list[str] = []
     scene = arranged(world, tmp_path, clean_env, "of the environment")
     file = scene.config()
     secret = scene.canaries.make("another password")
@@ -207,7 +205,7 @@ async def test_a_watch_its_reloads_and_its_probes_show_no_secret(
         await anyio.sleep(15)  # between two cycles
         for step in steps:
             await anyio.sleep(30)
-            bodies.extend(json.dumps(told[0](path)) for path in ("/healthz", "/readyz"))
+            bodies.extend(json.dumps(probe(path)) for path in ("/healthz", "/readyz"))
             step()
         await anyio.sleep(45)
         signal.raise_signal(signal.SIGTERM)

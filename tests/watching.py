@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import io
+import json
+import re
 import signal
+import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from _regsync.app import health, watch
 from conformance.content.images import Image, Seed
 from conformance.registry.app import App
 from tests.ends import Ran, Virtual, document
@@ -106,15 +110,16 @@ def lines(ran: Ran, *words: str) -> list[str]:
     return [line for line in ran.err.splitlines() if all(word in line for word in words)]
 
 
-def tellers(monkeypatch: pytest.MonkeyPatch) -> list[health.AnswerProbe]:
-    """Return the list into which goes what answers the probes of each watch from now on."""
+def probe(path: str) -> tuple[int, dict[str, Any]]:
+    """Ask the watch under way, which answers on a socket and in a thread of its own; return the
+    status and the document.
 
-    @contextmanager
-    def noted(bind: str, port: int, tell: health.AnswerProbe) -> Iterator[Any]:
-        made.append(tell)
-        with plain(bind, port, tell) as names:
-            yield names
-
-    plain, made = health.serving, list[health.AnswerProbe]()
-    monkeypatch.setattr(watch, "serving", noted)
-    return made
+    That thread has the real clock. Whether a watch stands still is asked by tests/telling.py.
+    """
+    assert isinstance(sys.stderr, io.StringIO)
+    ports = re.findall(r"health probes at 127\.0\.0\.1 port (\d+)", sys.stderr.getvalue())
+    connection = http.client.HTTPConnection("127.0.0.1", int(ports[-1]), timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, json.load(answer)
