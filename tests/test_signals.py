@@ -22,13 +22,15 @@ import pytest
 
 from _regsync.app.display import Progress
 from _regsync.app.progress import show_progress
-from _regsync.sync.run import DRAIN_SECONDS
 from conformance.content.images import Image, Seed
 from conformance.messages import Request, digest_of
 from conformance.server.memory import Link, Place
 from tests.ends import ROOT, Ran, Virtual, document, held, only, stopped_at, tags
 from tests.states import entries
 from tests.works import throttle, work
+
+# How long a run goes on with what it has begun, after a signal.
+DRAIN_SECONDS = 25.0
 
 SIGNALS = pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
