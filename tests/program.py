@@ -19,6 +19,7 @@ import importlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -148,6 +149,13 @@ def report_schema() -> dict[str, Any]:
     document = json.loads(run_process("schema", "--report").out)
     assert isinstance(document, dict)
     return document
+
+
+@functools.cache
+def command_names() -> list[str]:
+    """Return the names of the commands, as `--help` lists them."""
+    listed = run_process("--help").out.partition("\ncommands ")[2].partition("\n\n")[0]
+    return re.findall(r"^  ([a-z]+) ", listed, re.MULTILINE)
 
 
 # The program on the event loop of the test

@@ -25,6 +25,7 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.app import App
 from conformance.server.memory import Link, Place
+from tests import ends
 from tests.ends import Virtual
 
 __all__ = [
@@ -224,6 +225,8 @@ def scene_of(
     limits: dict[str, Any] = {"max_concurrent_transfers": random.choice([1, 2, 50])}
     if random.random() < 0.5:
         limits["staging_size_limit"] = random.choice(["0", "0", "10 KB", "1.5 MB"])
+        # What cannot be kept for all targets may be read for each.
+        ends._provoked.add("blob_pulled_twice")
     rest = {"defaults": {"artifacts": {"enabled": artifacts}}, "global": limits}
     return json.dumps({"registries": registries, "mappings": mappings, **rest}), wanted
 

@@ -5,7 +5,6 @@ canary.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import re
@@ -16,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from _regsync.app import cli
-from _regsync.config import fields
 from tests.canaries import Traces
 from tests.canary_scene import COMMANDS, ECR, ELSEWHERE, VARIANTS, Scene, arranged, said
 from tests.ends import ROOT, run_regsync, virtual
+from tests.program import command_names, run_process
 
 SECRET = "hQ2k7dmw3x/9Qv5tn8cjz:7Qf4bs6yuk+2Qr9gh3epw"
 PLAIN = "hQ2k7dmw3x9Qv5tn8cjz7Qf4bs6yuk2Qr9gh3epw"
@@ -402,30 +400,40 @@ _SECRET = re.compile(
     r"token|secret|passw|credential|\bkey|_key|session|auth|proxy|identity_header", re.IGNORECASE
 )
 
+# An option in a command's help that takes no value: its meaning follows, or is on the next line.
+_WITHOUT_VALUE = re.compile(r"^  (?:-[a-z], )?(--?[a-z-]+)(?:  .*)?$", re.MULTILINE)
+
 
 def test_each_command_has_canaries():
-    assert {words[0] for words in COMMANDS.values()} | ELSEWHERE == set(cli.COMMANDS)
+    assert {words[0] for words in COMMANDS.values()} | ELSEWHERE == {*command_names()}
 
 
 def test_each_option_that_changes_what_is_printed_has_canaries():
     """`--show-secrets` shows them; help and the usual options are in each command's runs."""
     options = {
-        action.option_strings[-1]
-        for name in cli.COMMANDS
-        for action in cli.command_parser(name, cli.COMMANDS[name])._actions
-        if isinstance(action, argparse._StoreTrueAction)
-    } - {"-q", "--no-progress"}
+        option
+        for name in command_names()
+        for option in _WITHOUT_VALUE.findall(run_process(name, "--help").out)
+    } - {"--help", "-q", "-v", "--no-progress"}
     run = {word for words in COMMANDS.values() for word in words}
     assert options - run == {"--show-secrets", "--no-artifacts", "--report", "--sbom"}
 
 
 def test_each_secret_key_of_the_configuration_has_its_canary():
-    rows = {row.name: row for section in fields.SECTIONS.values() for row in section}
-    named = {name for name in rows if _SECRET.search(name)} - {"auth_type"}
-    assert named | {name for name, row in rows.items() if row.secret} == set(KEYS)
-    # The schema is made of the same rows.
-    schema = json.dumps(fields.schema())
-    assert all(f'"{name}"' in schema for name in KEYS)
+    every = {*names_of(run_regsync("schema").report)}
+    assert {name for name in every if _SECRET.search(name)} - {"auth_type"} == set(KEYS)
+
+
+def names_of(schema: Any) -> Iterator[str]:
+    """Give the names of all properties in a schema."""
+    if isinstance(schema, dict):
+        properties = schema.get("properties", {})
+        yield from properties
+        for each in (*schema.values(), *properties.values()):
+            yield from names_of(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from names_of(each)
 
 
 @pytest.mark.anyio

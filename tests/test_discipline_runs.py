@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from _regsync.state.archive import RepositoryKey, key_of
-from _regsync.state.database import COMMIT_SECONDS, StateFile
+from _regsync.state.database import StateFile
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
 from conformance.server.sockets import Server
@@ -71,14 +71,14 @@ def family(source: Server) -> dict[str, dict[str, Image]]:
 def kill_at(target: Server, running: list[subprocess.Popen[str]], request: int) -> None:
     """Kill the program after the target's n-th request; from that on it carries out nothing.
 
-    Until the kill passes the time in which a run may have notes that are not written yet.
+    Until the kill passes the half second in which a run may have notes that are not written yet.
     """
     counted = [0]
 
     def intercept(_: Request) -> Answer | None:
         counted[0] += 1
         if counted[0] == request:
-            time.sleep(COMMIT_SECONDS + 0.2)
+            time.sleep(0.7)
             os.kill(running[0].pid, signal.SIGKILL)
         return error(503, "UNAVAILABLE", "too late") if counted[0] >= request else None
 

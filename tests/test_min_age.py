@@ -350,7 +350,7 @@ async def test_a_disk_that_is_full_at_the_end_is_told_and_fails_nothing(mirror, 
         raise OSError(28, "No space left on device")
 
     mirror.push("v1")
-    monkeypatch.setattr("_regsync.state.seen.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
     ran = await mirror.sync(mapping, options=("--no-progress",))
     told = (

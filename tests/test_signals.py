@@ -22,13 +22,15 @@ import pytest
 
 from _regsync.app.console import Progress
 from _regsync.app.progress import show_progress
-from _regsync.sync.run import DRAIN_SECONDS
 from conformance.content.images import Image, Seed
 from conformance.messages import Request, digest_of
 from conformance.server.memory import Link, Place
 from tests.ends import ROOT, Ran, Virtual, document, held, only, stopped_at, tags
 from tests.states import entries
 from tests.works import throttle, work
+
+# How long a run goes on with what it has begun, after a signal.
+DRAIN_SECONDS = 25.0
 
 SIGNALS = pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
@@ -355,7 +357,8 @@ _AT = """
 import os, signal, sys
 import regsync, {module}
 def strike(*_, **__):
-    os.kill(os.getpid(), {number})
+    for number in {numbers}:
+        os.kill(os.getpid(), number)
     while True:
         pass
 {module}.{name} = strike
@@ -382,11 +385,25 @@ def program(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @SIGNALS
 @pytest.mark.parametrize("command", ["sync", "tags", "copy"])
-@pytest.mark.parametrize(
-    "place", ["_regsync.oci.reference.parse_reference", "_regsync.config.reader.load", "anyio.run"]
-)
+@pytest.mark.parametrize("place", ["builtins.open", "anyio.run"])
 def test_a_signal_before_a_run_listens_ends_the_program(tmp_path, number, command, place):
+    """Where it reads its configuration, or begins its event loop."""
+    check_ended_before_a_run(tmp_path, number, command, place)
+
+
+@SIGNALS
+@pytest.mark.parametrize("command", ["sync", "tags", "copy"])
+@pytest.mark.parametrize(
+    "place", ["_regsync.oci.reference.parse_reference", "_regsync.config.reader.load"]
+)
+def test_a_signal_that_comes_before_a_run_in_a_callback_ends_it(tmp_path, number, command, place):
     """Also where an exception would be lost or told: in an import, in a callback."""
+    check_ended_before_a_run(tmp_path, number, command, place)
+
+
+def check_ended_before_a_run(
+    tmp_path: Path, number: signal.Signals, command: str, place: str
+) -> None:
     module, _, name = place.rpartition(".")
     file = written(tmp_path, {"from": "app"})
     arguments = {"tags": ["r.invalid/app"], "copy": ["r.invalid/app", "s.invalid/app"], "sync": []}[
@@ -394,7 +411,7 @@ def test_a_signal_before_a_run_listens_ends_the_program(tmp_path, number, comman
     ]
     if command == "sync" and name == "parse_reference":
         name, module = "load", "_regsync.config.reader"
-    script = _AT.format(module=module, name=name, number=int(number))
+    script = _AT.format(module=module, name=name, numbers=[int(number)])
     with program(script, command, "-c", file, *arguments) as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (128 + number, "")
@@ -402,21 +419,11 @@ def test_a_signal_before_a_run_listens_ends_the_program(tmp_path, number, comman
     assert not (tmp_path / ".regsync").exists()
 
 
-_HANGS_UP = """
-import os, signal
-import _regsync.config.reader
-load = _regsync.config.reader.load
-def loaded(**given):
-    os.kill(os.getpid(), signal.SIGHUP)
-    return load(**given)
-_regsync.config.reader.load = loaded
-"""
-
-
 @SIGNALS
 def test_a_signal_ends_a_watch_well_also_before_it_listens(tmp_path, number):
     """And one to reload, which a service manager may send at once, ends nothing."""
-    script = _HANGS_UP + _AT.format(module="anyio", name="run", number=int(number))
+    both = [int(signal.SIGHUP), int(number)]
+    script = _AT.format(module="anyio", name="run", numbers=both)
     with program(script, "watch", "-c", written(tmp_path, {"from": "app"})) as process:
         assert (*process.communicate(timeout=60), process.returncode) == ("", "", 0)
 

@@ -243,9 +243,9 @@ def filling_disk(room: int) -> Iterator[None]:
 def damage_state(directory: Path, random: Random) -> None:
     """Lose the state between two runs, cut it, or change bytes of it."""
     state = directory / ".regsync" / "state.db"
-    if not state.exists():
-        return
-    data = bytearray(state.read_bytes())
+    data = bytearray(state.read_bytes() if state.exists() else b"")
+    if not data:
+        return  # a full disk leaves an empty file
     how = random.choice(["lost", "cut", "changed", "empty"])
     if how == "lost":
         state.unlink()
