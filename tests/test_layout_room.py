@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ class Disk:
         self.path = directory / "disk"
         self.size = size
         self.least = size
-        monkeypatch.setattr(Layout, "free_bytes", lambda _: self.free())
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=self.free()))
 
     def free(self) -> int:
         used = sum((self.path / name).stat().st_size for name in files_of(self.path))
