@@ -77,7 +77,7 @@ def test_a_registry_that_takes_connections_and_never_answers_stops_for_itself_on
 
 def test_a_registry_that_asks_for_hours_is_not_asked_again(source, target, image):
     image.load_into(source.app, "app", "v2", "v3")
-    source.app.faults.on().status(429, "TOOMANYREQUESTS", "quota used up", retry_after=7200)
+    source.app.faults.on().status(429, "TOOMANYREQUESTS", retry_after=7200)
     # The first contact is one request that the others wait for.
     ran = sync(
         {"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2", "v3")}
