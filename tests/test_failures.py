@@ -83,7 +83,7 @@ def test_a_registry_that_asks_for_hours_is_not_asked_again(source, target, image
         {"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2", "v3")}
     )
     assert len(ran.failed) == 3
-    assert all("quota used up" in line and "2h00m" in line for line in ran.failed)
+    assert all("TOOMANYREQUESTS" in line and "2h00m" in line for line in ran.failed)
     assert source.journal.count("GET", "manifest") == 1
 
 
