@@ -323,11 +323,12 @@ def test_what_an_ordinary_run_leaves_out_is_run_on_a_schedule():
     assert [words[1:] for words in commands] == [
         ["tools/check.py", "--thorough", "--order-seed", "$GITHUB_RUN_NUMBER"],
         ["tools/check.py", "tests/test_layering.py"],
-        ["tools/mutants.py", "-j", "2"],
+        ["tools/mutants.py", "reach"],
+        ["tools/mutants.py", "try"],
     ]
     assert all((DEPLOY.parent / words[1]).exists() for words in commands)
     # It makes the environment in whose Python the mutants run.
-    assert (commands[1][0], commands[2][0]) == ("python3", ".venv/bin/python")
+    assert [words[0] for words in commands[1:]] == ["python3", *[".venv/bin/python"] * 2]
 
 
 def commands_of(job: dict[str, Any]) -> list[Any]:
