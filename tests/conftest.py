@@ -16,8 +16,7 @@ import pytest
 from conformance.tests.fixtures import *  # noqa: F403
 from tests import costs, fuzzing
 
-# Fixtures: a cloud, registries at both ends of a copy, and what is built of them.
-from tests.a_cloud import cloud  # noqa: F401
+# Fixtures: registries at both ends of a copy, and what is built of them.
 from tests.ends import audited, chance, serve, source, speaker, sync_pair, target, world  # noqa: F401
 from tests.mirrors import mirror  # noqa: F401
 from tests.program import Chosen
@@ -71,31 +70,25 @@ def pytest_configure(config: pytest.Config) -> None:
         _session.enter_context(edge.using(process_edge()))
 
 
-# Whose tests run any file as they run the checkout: they only look at what it says and asks for.
-FOR_ANY_FILE = (
-    "test_auth_check",
-    "test_bad_config",
-    "test_cli",
-    "test_cloud_runs",
-    "test_hosts",
-    "test_killed",
-    "test_output_lost",
-    "test_proxy_runs",
-    "test_real_registry",
-    "test_report",
-    "test_resume",
-    "test_shard",
-    "test_signals",
-    "test_static_file",
-    "test_tls_runs",
+# Whose tests are about this checkout: its documents, and how it is built. Some run the built file.
+FOR_THE_CHECKOUT = (
+    "test_commands_shown",
+    "test_demo",
+    "test_deploy",
+    "test_fips",
+    "test_layering",
+    "test_readme",
+    "test_reference",
+    "test_start",
+    "test_static",
+    "test_supply_chain",
+    "test_zipapp",
 )
-
-# Whose tests of the built file are about the zipapp, its interpreter or its gate.
-FOR_THE_ZIPAPP = ("test_demo", "test_fips", "test_start", "test_supply_chain", "test_zipapp")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `thorough`, but with the option; with --file, what runs no process.
+    """Leave out what is marked `thorough`, but with the option, and what cannot judge the program
+    that is chosen.
 
     Files with slow tests come first: of several processes none is left alone with one at the end.
     """
@@ -103,12 +96,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("thorough") and not config.getoption("--thorough"):
             return False
-        if not config.getoption("--file"):
-            return True
-        module = item.path.stem
-        runs_file = "pyz" in getattr(item, "fixturenames", ()) and module not in FOR_THE_ZIPAPP
-        is_inside = item.get_closest_marker("in_process") is not None
-        return (runs_file or module in FOR_ANY_FILE) and not is_inside
+        is_elsewhere = Chosen.file is not None or Chosen.checkout != ROOT
+        is_about_this = item.path.parent.name in ("inside", "unit")
+        if is_elsewhere and (is_about_this or item.path.stem in FOR_THE_CHECKOUT):
+            return False
+        if Chosen.checkout != ROOT and item.get_closest_marker("new"):
+            return False
+        without_file = ("virtual_time", "in_process", "long_wait")
+        return Chosen.file is None or not any(map(item.get_closest_marker, without_file))
 
     wanted = [item for item in items if is_wanted(item)]
     if len(wanted) < len(items):

@@ -15,7 +15,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from _regsync.sync import discovery
 from conformance.client.attachments import FAMILIES, Family, family, has_api, plain, referrers_tag
 from conformance.client.graphs import equal, walk
 from conformance.content.images import EMPTY_CONFIG, EMPTY_TYPE, Part, Seed, compose
@@ -363,18 +362,6 @@ async def test_what_a_target_without_the_api_is_asked_and_told(world, tmp_path):
     journal.matching("PUT", "manifest", reference=tag).before(
         journal.matching("GET HEAD", "manifest", reference=tag, status=200)
     )
-
-
-@pytest.mark.provokes("manifest_fetched_twice")
-@pytest.mark.parametrize("name", FAMILIES)
-async def test_artifacts_are_found_when_manifests_do_not_stay_in_memory(
-    world, name, tmp_path, monkeypatch
-):
-    """An evicted index was taken for a trimmed one, which the source does not have."""
-    monkeypatch.setattr(discovery, "_MANIFEST_BUDGET", 1)
-    scene = Scene(world, tmp_path, family(name))
-    await scene.succeed()
-    scene.check()
 
 
 async def test_no_artifacts_of_a_trimmed_index_are_asked_for_at_the_source(world, tmp_path):

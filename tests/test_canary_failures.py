@@ -271,14 +271,6 @@ socket.socket.send = stop
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name='__main__')
 """
-# Waits for a host that never answers for 1 s instead of 15.
-IMPATIENT = """
-import runpy, sys
-from _regsync.net.streams import Timeouts
-Timeouts.__new__.__defaults__ = tuple(Timeouts(first_answer=1.0))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name='__main__')
-"""
 
 
 @pytest.mark.process
@@ -287,13 +279,6 @@ def test_a_process_shows_no_secret(how, serve, tmp_path, clean_env, secrets, mon
     """With warnings about what is left open, a fault handler, no reader, an end in the middle."""
     script = MIDDLE.format(MIDDLES[how]) if how in MIDDLES else None
     check_process(how, script, serve, tmp_path, clean_env, secrets, monkeypatch)
-
-
-@pytest.mark.process
-def test_a_process_that_finds_nobody_shows_no_secret(
-    serve, tmp_path, clean_env, secrets, monkeypatch
-):
-    check_process("refused", IMPATIENT, serve, tmp_path, clean_env, secrets, monkeypatch)
 
 
 def check_process(how, script, serve, tmp_path, clean_env, secrets, monkeypatch):

@@ -367,8 +367,6 @@ async def test_no_object_shows_a_secret(world, variant, tmp_path, clean_env):
     assert shown.keys() <= {"Call", "Headers", "_Hop"}, "which hold what servers sign, for a moment"
 
 
-# Laws.
-
 # By key of the configuration: the place of its canary (canary_scene), or why it has none.
 KEYS = {
     "token": "token",

@@ -123,18 +123,6 @@ def test_a_reference_of_a_wrong_form_is_said_with_its_place(reference, side):
     assert ran.out == ""
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["copy", "--help"], ["sync", "-h"]])
-def test_help_goes_to_standard_output(arguments, capsys):
-    from _regsync.app.cli import main
-
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 0
-    said = capsys.readouterr()
-    assert "regsync" in said.out
-    assert said.err == ""
-
-
 # Configurations.
 
 

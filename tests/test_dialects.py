@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from _regsync.providers import DIALECTS
 from conformance.content.images import Image, Seed
 from conformance.faults.rules import Rule
 from conformance.journal import Entry
@@ -268,23 +267,6 @@ async def test_a_session_that_is_gone_lets_the_blob_begin_again_at_most_twice(wo
     assert [span for span, _, _ in patches(target)] == [*SPANS[:2], *SPANS]
     target.journal.matching("GET", "upload", status=404).exactly(1)
     target.journal.matching("POST", "upload_start").exactly(3)
-
-
-async def test_a_registry_that_loses_the_answer_to_each_chunk_gets_every_byte_once(
-    world, monkeypatch
-):
-    """What it has by then is progress: the attempts are those of one chunk."""
-    monkeypatch.setitem(DIALECTS, "acr", DIALECTS["acr"]._replace(put_limit=4 * MIB))
-    source, target = world.registry("source.test"), App()
-    world.listen(target, ACR, scheme="https")
-    image = load(source, BIG)
-    target.faults.on("PATCH", "upload").drop(at="answer")
-    ran = await mirror(world, source, ACR)
-    assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
-    assert held_by(target, image)
-    assert sum(n for _, n, _ in patches(target)) == BIG
-    assert len(patches(target)) == 9
-    source.journal.matching("GET", "blob").exactly(2)
 
 
 async def test_a_registry_that_always_loses_the_second_chunk_is_given_up(world):

@@ -12,7 +12,6 @@ import random
 import signal
 import subprocess
 import time
-import tracemalloc
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +19,6 @@ from typing import Any
 
 import pytest
 
-from _regsync.state.archive import RepositoryKey, key_of
-from _regsync.state.database import StateFile
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
 from conformance.server.sockets import Server
@@ -151,26 +148,6 @@ def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path, serve):
     assert held(target, "app", image)
     assert source.journal.summary() == {"GET manifest": 1}
     assert target.journal.summary() == {"HEAD manifest": 1, "PUT manifest": 1}
-
-
-def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(tmp_path, serve):
-    source, target = serve(), serve()
-    image = Seed(36).image().load_into(source.app, "app", tag="v1")
-    file = written(
-        tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
-    )
-    assert sync(file).status == 0
-    tracemalloc.start()
-    try:
-        state = StateFile(str(tmp_path / ".regsync"), print)
-        state.load(may_write=False)
-        where = RepositoryKey(target.url.partition("//")[2], "app")
-        assert state.manifest(where, key_of(image.top)) is not None
-        state.close()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 1 << 20
 
 
 # Two processes at once.

@@ -10,7 +10,6 @@ traceback, no second line.
 from __future__ import annotations
 
 import datetime
-import errno
 import json
 import re
 import select
@@ -18,7 +17,6 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,7 +24,6 @@ from unittest import mock
 import pytest
 import trustme
 
-from _regsync.sync import staging
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.app import App
@@ -598,28 +595,6 @@ def test_a_failure_says_what_where_why_and_what_to_do(scene, case, cause, hint):
     assert ran.out == "" or case is no_repository_to_list
 
 
-@pytest.mark.provokes("blob_pulled_twice")
-def test_a_full_disk_fails_nothing_and_is_said_once(scene, monkeypatch):
-    class Full(FileIO):
-        def write(self, data: Any) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(staging, "FileIO", Full)
-    Seed(3).image(sizes=(1_500_000, 1_600_000)).load_into(scene.app, "app", tag="v2")
-    servers = {"source": scene.source, "a": scene.target, "b": scene.serve()}
-    config = document(
-        servers, {"from": "app", "tags": tags("v2")}, **{"global": {"cache_dir": "cache"}}
-    )
-    path = scene.directory / "mirror.yaml"
-    path.write_text(config)
-    ran = run_regsync("sync", "-c", str(path))
-    assert ran.status == 0, ran.err
-    assert [line for line in ran.err.splitlines() if "artifacts" not in line] == [
-        "warning: blobs cannot be staged in the staging directory: No space left on device; "
-        "the targets share one download instead, at the pace of the slowest"
-    ]
-
-
 def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(scene):
     target = answers(scene.target, "upload_start", DENIED)
     for number in range(2, 6):
@@ -635,15 +610,3 @@ def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(scene):
     assert len(lines) == 7
     assert ran.out.splitlines()[0] == "Images: 0 synced, 0 skipped, 5 failed"
     assert len(ran.out.splitlines()) == 4
-
-
-def test_a_defect_shows_no_traceback_unless_it_is_asked_for(scene, monkeypatch):
-    def broken(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("of our own")
-
-    monkeypatch.setattr("_regsync.registry.transport.Transport.error_from", broken)
-    for more, shown in (((), False), (("-v",), False), (("-vv",), True)):
-        ran = scene.copy(*more, source=scene.serve().address)
-        assert ran.status == 2
-        assert "error: INTERNAL_ERROR: ZeroDivisionError: of our own" in ran.err.splitlines()
-        assert ("Traceback" in ran.err) is shown

@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from _regsync.text import printable
 from conformance.content.images import Seed, encode
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.storage import OCI_INDEX, OCI_MANIFEST
@@ -212,30 +210,6 @@ def test_what_a_command_line_says_is_one_clean_line(arguments):
     ran = run_regsync(*(each.format(UGLY) for each in arguments))
     assert ran.status == 3
     is_clean(ran)
-
-
-BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-
-
-@pytest.mark.rule("R18")
-def test_nothing_that_a_terminal_obeys_is_left():
-    every = [chr(code) for code in range(0x110000)]
-    unsafe = {each for each in every if unicodedata.category(each) in ("Cc", "Zl", "Zp")}
-    # What reorders, and what has no width: what stands before or behind it looks as if it were
-    # something else.
-    unsafe |= {each for each in every if unicodedata.bidirectional(each) in BIDIRECTIONAL} | {
-        *"\u200b\u200c\u2060\ufeff"
-    }
-    assert [hex(ord(each)) for each in unsafe if each in printable(f"a{each}b")] == []
-    assert len(printable("".join(every), len(every)).splitlines()) == 1
-    assert printable("tab\tand\nline") == "tab and line"
-
-
-@pytest.mark.rule("R18")
-def test_what_was_cut_says_so():
-    assert printable("a" * 10, 10) == "a" * 10
-    assert printable("a" * 11, 10) == "a" * 9 + "…"
-    assert printable("\x00" * 38 + "a" * 9, 10) == "aa…"
 
 
 # R10: what is repeated to us. What servers may repeat, and where it must not be, is in test_canary.py.

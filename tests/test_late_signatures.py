@@ -4,27 +4,12 @@ signatures").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import anyio
 import pytest
 
-from _regsync.errors import ContentError
-from _regsync.state.archive import COMPLETE, COPIED, ArtifactCheck, RepositoryKey, hashed_key
-from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge
-from _regsync.sync.artifact_checks import (
-    SearchDepth,
-    decide_depth,
-    flags_after,
-    is_due_without_state,
-)
-from _regsync.sync.image import ArtifactSearch, ImageCopy
-from _regsync.sync.referrers import Search, SearchedTarget
 from conformance.client.attachments import fallback_lists
 from conformance.content.images import encode
 from conformance.server.memory import Link
@@ -35,217 +20,9 @@ from tests.states import rows
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
-def check(last: float, first: float, flags: int) -> ArtifactCheck:
-    return ArtifactCheck(int(last), int(first), flags, bytes(8))
-
-
-@pytest.mark.parametrize(
-    ("last", "first", "flags", "shown", "now", "depth"),
-    [
-        (0, 0, 0, 0, 0, SearchDepth.DEEP),
-        (0, 0, COPIED, 0, 10, SearchDepth.DEEP),
-        (0, 0, COMPLETE, 0, 10, SearchDepth.NONE),
-        (0, 0, COMPLETE | 1, 1, 10, SearchDepth.NONE),
-        (0, 0, COMPLETE | 1, 3, 10, SearchDepth.TOP),
-        (0, 0, COMPLETE, 0, HOUR - 1, SearchDepth.NONE),
-        (0, 0, COMPLETE, 0, HOUR, SearchDepth.TOP),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY - 1, SearchDepth.NONE),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR - 1, SearchDepth.NONE),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR, SearchDepth.TOP),
-        (100 * DAY, 0, COMPLETE, 0, 107 * DAY - 1, SearchDepth.NONE),
-        (100 * DAY, 0, COMPLETE, 0, 107 * DAY, SearchDepth.TOP),
-        # Copied: after 5, 15 and 30 minutes, unless somebody has looked since.
-        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE - 1, SearchDepth.NONE),
-        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE, SearchDepth.TOP),
-        (5 * MINUTE - 1, 0, COMPLETE | COPIED, 0, 5 * MINUTE, SearchDepth.TOP),
-        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE - 1, SearchDepth.NONE),
-        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE, SearchDepth.TOP),
-        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE - 1, SearchDepth.NONE),
-        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE, SearchDepth.TOP),
-        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE - 1, SearchDepth.NONE),
-        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE, SearchDepth.TOP),
-        (20 * MINUTE, 0, COMPLETE | COPIED, 0, 29 * MINUTE, SearchDepth.NONE),
-        (40 * MINUTE, 0, COMPLETE | COPIED, 0, 99 * MINUTE, SearchDepth.NONE),
-        # A clock that went back.
-        (40 * MINUTE, 40 * MINUTE, COMPLETE | COPIED, 0, 0, SearchDepth.NONE),
-    ],
-)
-def test_when_an_unchanged_image_is_looked_at_again(last, first, flags, shown, now, depth):
-    one = check(last, first, flags)
-    assert decide_depth([one], shown, now) is depth
-
-
-def looks(checks: list[ArtifactCheck], runs: Iterable[int]) -> list[int]:
-    """Return at which of these runs an image is looked at, for all its targets at once."""
-    times = []
-    for now in runs:
-        if decide_depth(checks, 0, now):
-            times.append(now)
-            checks = [each._replace(last=now + number) for number, each in enumerate(checks)]
-    return times
-
-
-@pytest.mark.parametrize("step", [1, 5, 60, 299, 601, 1200, 1801, HOUR])
-def test_an_image_that_was_copied_has_three_early_looks_at_most(step):
-    found = looks([check(0, 0, COMPLETE | COPIED)], range(step, HOUR + 1, step))
-    expected = list(dict.fromkeys(-(-due // step) * step for due in (300, 900, 1800)))
-    assert found == expected
-    assert len(found) <= 3
-
-
-def test_one_look_serves_all_targets():
-    """They end some seconds apart, and none of them asks for a look of its own."""
-    copied = COMPLETE | COPIED
-    slow = [check(0, 0, copied), check(7, 7, copied), check(3, 3, copied)]
-    assert looks(slow, range(MINUTE, HOUR, MINUTE)) == [6 * MINUTE, 16 * MINUTE, 31 * MINUTE]
-    found = [check(0, 0, copied), check(7, 7, COMPLETE)]
-    assert looks(found, range(MINUTE, HOUR, MINUTE)) == [5 * MINUTE, 15 * MINUTE, 30 * MINUTE]
-
-
-def test_a_target_that_comes_later_has_early_looks_and_one_that_had_it_has_none():
-    old = check(DAY - 60, 0, COMPLETE | COPIED)
-    runs = range(DAY + MINUTE, DAY + HOUR // 2, MINUTE)
-    copied = [old, check(DAY, DAY, COMPLETE | COPIED)]
-    assert looks(copied, runs) == [DAY + 5 * MINUTE, DAY + 15 * MINUTE]
-    assert looks([old, check(DAY, DAY, COMPLETE)], runs) == []
-    assert decide_depth([old, check(0, 0, 0)], 0, DAY) is SearchDepth.DEEP
-
-
-def test_of_several_targets_the_one_whose_look_is_oldest_decides():
-    checks = [check(DAY - 60, 0, COMPLETE), check(0, 0, COMPLETE)]
-    assert decide_depth(checks, 0, DAY) is SearchDepth.TOP
-    assert decide_depth(checks[:1], 0, DAY) is SearchDepth.NONE
-
-
-DIGESTS = [f"sha256:{number:064x}" for number in range(48)]
-
-
-def looked_at(digest: str, hours: Iterable[int]) -> int:
-    """Return at how many of these hours an image is looked at without a state."""
-    return sum(1 for hour in hours if is_due_without_state(digest, hour * HOUR + 59 * MINUTE))
-
-
-def test_without_state_four_runs_spread_over_a_day_look_at_each_image_once():
-    for digest in DIGESTS[:8]:
-        for day in range(9):
-            for first in range(24 * day, 24 * day + 6):
-                assert looked_at(digest, range(first, first + 24, 6)) == 1
-
-
-@pytest.mark.parametrize("hours", [6, 12, 24])
-def test_without_state_one_of_five_runs_looks_at_each_image(hours):
-    for digest in DIGESTS[:8]:
-        for first in range(9 * 24):
-            assert looked_at(digest, range(first, first + 5 * hours, hours)) >= 1
-        assert looked_at(digest, range(0, 16 * 24 * hours, hours)) == 4 * 24
-
-
-def test_without_state_each_hour_of_the_day_sees_each_image_in_one_of_four_days():
-    """So a job that runs once a day looks in one of any four runs, whatever its hour is."""
-    for digest in DIGESTS[:8]:
-        for first in range(9 * 24):
-            assert looked_at(digest, range(first, first + 4 * 24, 24)) == 1
-
-
-def test_without_state_images_are_spread_evenly():
-    for hour in range(9 * 24):
-        assert sum(looked_at(digest, [hour]) for digest in DIGESTS) == len(DIGESTS) // 4
-
-
-class Target:
-    """As far as a copy needs one here."""
-
-    def name_of(self, reference: str) -> str:
-        return f"t.example/app:{reference}"
-
-
-def copied(**fields: Any) -> ImageCopy:
-    """Return a copy that has ended."""
-    names: Any = Target()
-    made = ImageCopy(names, names, "1", "1", "sha256:a", "sha256:a", 0.0, False, None)
-    for name, value in fields.items():
-        assert hasattr(made, name)
-        setattr(made, name, value)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("fields", "flags"),
-    [
-        ({"is_copied": True}, COMPLETE | COPIED),
-        ({"is_copied": True, "error": ContentError("x")}, COPIED),
-        ({}, COMPLETE),
-        ({"already_at_target": True}, COMPLETE),
-        ({"immutable_digest": "sha256:b"}, COMPLETE),
-        (
-            {
-                "already_at_target": True,
-                "artifact_search": ArtifactSearch(last_check=check(1, 1, COMPLETE | COPIED)),
-            },
-            COMPLETE | COPIED,
-        ),
-        ({"already_at_target": True, "artifacts_skipped": 1}, COMPLETE),
-        ({"already_at_target": True, "artifacts_copied": {"x"}}, COMPLETE),
-        (
-            {"already_at_target": True, "artifact_search": ArtifactSearch(listed_tag_bits=3)},
-            COMPLETE | 3,
-        ),
-        ({"already_at_target": True, "error": ContentError("x")}, 0),
-        (
-            {
-                "already_at_target": True,
-                "error": ContentError("x"),
-                "artifact_search": ArtifactSearch(
-                    last_check=check(1, 1, COMPLETE | COPIED), listed_tag_bits=3
-                ),
-            },
-            COPIED,
-        ),
-    ],
-)
-def test_what_is_remembered_of_a_look(fields, flags):
-    assert flags_after(copied(**fields)) == flags
-
-
-def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path):
-    clock = [1000.0]
-    name = hashed_key("a")
-
-    @contextmanager
-    def opened() -> Iterator[Knowledge]:
-        state = StateFile(str(tmp_path), lambda *said: pytest.fail(str(said)))
-        state.load()
-        known = Knowledge(state, now=lambda: clock[0], ttl=60)
-        yield known
-        known.finish()
-        state.close()
-
-    with opened() as before:
-        before.record_artifact_check(name, COMPLETE | COPIED, b"01234567")
-        clock[0] = 5000
-        before.record_artifact_check(name, COMPLETE, b"76543210", first=1000)
-        before.confirm_blob(RepositoryKey("host", "app"), f"sha256:{1:064x}")
-
-    clock[0] = 5000 + 300 * DAY
-    with opened() as after:
-        assert after.artifact_check(name) == (5000, 1000, COMPLETE, b"76543210")
-        assert after.artifact_check(hashed_key("b"))[2] == 0
-    assert {table: len(each) for table, each in rows(tmp_path).items() if each} == {
-        "look": 1,
-        "swept": 1,
-    }
-    with opened() as again:
-        assert again.artifact_check(name)[2] == COMPLETE
-
-
 @pytest.fixture
 def mirror(world: Virtual, tmp_path: Path) -> SignedMirror:
     return SignedMirror(world, tmp_path)
-
-
-@pytest.fixture
-def chance() -> float:
-    return 0.0
 
 
 async def look_without_state(mirror: SignedMirror, **rule: Any) -> Ran:
@@ -706,15 +483,6 @@ async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(mirror):
     late.load_into(mirror.target.app, "app")
     assert (await mirror.look(None, "--recheck")).statuses() == ["skipped"]
     assert mirror.target.journal.count("PUT", "manifest") == 0
-
-
-def test_only_what_refers_to_the_image_itself_is_known_to_be_late():
-    """A target has been asked for the image's own list, not for those of the manifests below it."""
-    target = mock.Mock()
-    known = SearchedTarget(target, False, True, lacks_referrers=True, lacks_cosign_tags=False)
-    search = Search(mock.Mock(), mock.Mock(), (known,), image_digest="a")
-    assert search.targets_for("a") == (known,)
-    assert search.targets_for("b") == (known._replace(lacks_referrers=False),)
 
 
 async def test_a_tag_of_cosign_that_comes_late_costs_no_look_and_one_that_moves_does(mirror):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +109,25 @@ def test_module_keeps_to_its_layer(path: Path) -> None:
 
 def test_the_drawing_names_each_module_once() -> None:
     assert sorted(ORDER) == sorted(map(module_name, PROGRAM))
+
+
+# The tests that judge any program. The first lets those of the inside have the edge of this process,
+# the second is the door of the old program.
+BOUNDARY = [
+    path
+    for path in sorted((ROOT / "tests").glob("*.py"))
+    if path.name not in ("conftest.py", "wave2.py", "test_layering.py")
+]
+INSIDE = re.compile(r"^_regsync\.|(?:from|import) _regsync\b")
+
+
+@pytest.mark.parametrize("path", BOUNDARY, ids=lambda path: path.stem)
+def test_the_boundary_knows_nothing_of_the_inside(path: Path) -> None:
+    """Neither by an import nor by the text of a name that is patched, or of code that is run."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        assert not [name for name in imports(node) if name.partition(".")[0] == "_regsync"]
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        assert not (is_text and INSIDE.search(node.value)), node.lineno
 
 
 @pytest.mark.parametrize(

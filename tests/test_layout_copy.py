@@ -371,20 +371,6 @@ def test_a_layout_costs_its_targets_what_a_registry_costs(target, seed, tmp_path
     assert counts(target) == {"HEAD manifest": 1}
 
 
-@pytest.mark.provokes("manifest_invented")
-def test_a_layout_is_not_staged_for_several_targets(serve, seed, tmp_path, monkeypatch):
-    def refused(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a copy of what is on this machine")
-
-    monkeypatch.setattr("_regsync.sync.staging.Staging.ensuring_staged", refused)
-    image = seed.image(sizes=(2_000_000, 10))
-    make_layout(tmp_path / "disk", {"app:v1": image})
-    targets = {"one": serve(), "two": serve()}
-    ran = from_layout(tmp_path, targets, {"from": "app", "tags": tags("v1")})
-    assert ran.statuses() == ["synced"] * 2
-    assert all(held(each, "app", image) for each in targets.values())
-
-
 # The layout takes a blob at once, and the registry's session may be a moment behind it.
 def test_a_layout_and_a_registry_as_targets_of_one_source(source, target, seed, tmp_path):
     image, sbom, signature = signed(seed, source)
@@ -596,27 +582,6 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would(source, seed, tmp_path)
     assert room["to_write"] == image.size + len(image.body)
     assert room["left_out"] == 0
     assert room["free"] > 0
-
-
-def test_a_dry_run_says_what_assume_saves_and_that_there_is_too_little_room(
-    source, seed, tmp_path, monkeypatch
-):
-    image = seed.image(sizes=(5000, 70_000)).load_into(source.app, "app", tag="v1")
-    layer = json.loads(image.body)["layers"][1]
-    (tmp_path / "far.txt").write_text(f"{layer['digest']} app\n")
-    monkeypatch.setattr("_regsync.layout.directory.Layout.free_bytes", lambda _: 5000)
-    registries = {"source": source, "disk": {"url": "oci-layout:disk", "assume": "far.txt"}}
-    text = document(registries, {"from": "app", "tags": tags("v1")})
-    ran = run_file(tmp_path, "c.yaml", text, "--dry-run")
-    room = only(ran.totals["layouts"])
-    assert room["left_out"] == layer["size"]
-    assert room["to_write"] == image.size + len(image.body) - layer["size"] > 5000
-    assert ran.status == 1
-    shown = run_regsync("sync", "-c", str(tmp_path / "c.yaml"), "--dry-run").out
-    assert "left out, 5.0 KB free: too little" in shown
-    ran = run_file(tmp_path, "c.yaml", text)
-    assert ran.statuses() == ["failed"]
-    assert "room for" in only(ran.images)["error"]["message"]
 
 
 def test_what_is_in_a_layout_has_no_age(target, seed, tmp_path):

@@ -10,15 +10,13 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from _regsync.layout.directory import Layout
 from conformance.client.attachments import SBOM
 from conformance.content.images import Seed
 from tests.ends import Ran, document, only, run_regsync
-from tests.layouts import check_layout, make_layout, names_of
+from tests.layouts import check_layout, make_layout
 
 pytestmark = [pytest.mark.slow]
 
@@ -139,34 +137,3 @@ def test_a_disk_that_was_mounted_to_be_read_says_so(tmp_path):
         assert error["code"] == "TARGET_ERROR"
         assert "Read-only file system" in error["message"]
         assert "mount" in error["hint"]
-
-
-def test_a_disk_that_fails_loses_no_image_that_was_reported(tmp_path, monkeypatch):
-    with mounted(tmp_path) as disk:
-        scene = Scene(tmp_path, disk.layout)
-        assert scene.sync().status == 0
-        before = dict(scene.tops())
-        scene.images["app:v1"] = scene.seed.image()
-        scene.images["app:v3"] = scene.seed.image(sizes=(2_000_000,))
-        scene.write()
-        write_group = Layout._write_group
-
-        def fails_meanwhile(layout: Layout, *given: Any) -> None:
-            disk.shut_down()
-            write_group(layout, *given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Layout, "_write_group", fails_meanwhile)
-            ran = scene.sync()
-        assert ran.statuses() == ["failed", "skipped", "failed"], ran.err
-        error = next(each["error"] for each in ran.images if each["error"])
-        assert "Input/output error" in error["message"]
-        assert error["hint"]
-
-        disk.umount()
-        disk.mount()
-        assert names_of(disk.layout) == before
-        check_layout(disk.layout)
-        assert scene.sync().status == 0
-        assert names_of(disk.layout) == scene.tops()
-        check_layout(disk.layout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from pathlib import Path
@@ -155,30 +154,6 @@ async def test_a_run_that_was_stopped_is_gone_on_with_where_it_stood(world, tmp_
     assert ran.statuses() == ["synced"]
     assert scene.asked == ["", f"bytes={written}-"]
     scene.check()
-
-
-async def test_without_locks_a_file_that_another_process_may_be_writing_stays(
-    world, tmp_path, monkeypatch
-):
-    def no_locks(_: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("_regsync.layout.disk.lock", no_locks)
-    scene = Scene(tmp_path, world)
-    scene.partial.write_bytes(scene.body[:HALF])
-    assert (await scene.sync()).statuses() == ["synced"]
-    assert scene.asked == [""]
-    assert scene.partial.read_bytes() == scene.body[:HALF]
-    assert check_layout(scene.disk) == set(scene.image.contents())
-
-    scene.load(Seed(89))
-    scene.partial = blob_path(scene.disk, scene.digest).with_suffix(".ab.partial")
-    scene.partial.write_bytes(scene.body[:HALF])
-    long_ago = scene.partial.stat().st_mtime - 2 * 24 * 3600
-    os.utime(scene.partial, (long_ago, long_ago))
-    assert (await scene.sync()).statuses() == ["synced"]
-    assert scene.asked == [f"bytes={HALF}-"]
-    assert not scene.partial.exists()
 
 
 async def test_only_what_is_called_as_ours_is_swept(world, tmp_path):

@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from _regsync.layout.directory import Layout
-from _regsync.layout.disk import LayoutError
-from _regsync.oci.manifest import Descriptor
 from conformance.content.images import Image, Seed
 from conformance.server.memory import Link
 from tests.ends import Virtual, document, only, tags
-from tests.layouts import blob_path, check_layout, digest_of, files_of, make_layout, names_of
+from tests.layouts import check_layout, files_of, names_of
 
 
 class Disk:
@@ -148,25 +145,3 @@ async def test_a_dry_run_compares_the_whole(world, tmp_path):
     assert ran.status == 1
     room = only(ran.totals["layouts"])
     assert room["to_write"] > room["free"] == 1_000_000
-
-
-async def test_a_leftover_needs_room_for_its_rest_alone(tmp_path, monkeypatch):
-    body = b"x" * 900
-    blob = Descriptor("a/b", digest_of(body), len(body))
-    disk = make_layout(tmp_path / "disk", {})
-    partial = blob_path(disk, blob.digest).with_suffix(".partial")
-    partial.write_bytes(body[:600])
-    index_size = (disk / "index.json").stat().st_size  # a second one is written beside it
-    layout = Layout(str(tmp_path / "disk"), lambda *_: None)
-    monkeypatch.setattr(layout, "free_bytes", lambda: 299 + index_size)
-    with pytest.raises(LayoutError, match="room for 299 B, the blob needs 300 B"):
-        await layout.begin_blob(blob)
-    layout.close(remove_partials=False)
-    assert partial.read_bytes() == body[:600], "a larger disk goes on with it"
-    layout = Layout(str(tmp_path / "disk"), lambda *_: None)
-    monkeypatch.setattr(layout, "free_bytes", lambda: 300 + index_size)
-    file = await layout.begin_blob(blob)
-    await file.write(memoryview(body)[600:])
-    file.finish()
-    await layout.commit()
-    layout.close()

@@ -10,10 +10,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from _regsync.app import locking
-from _regsync.errors import RegsyncError
-from _regsync.sync.lockfile import Lock
-from _regsync.text import parse_time
 from conformance.client.attachments import referrers_tag
 from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response
@@ -203,20 +199,6 @@ async def test_a_tag_that_moves_to_a_digest_of_another_line_costs_its_head_alone
     lines = mirror.lines()
     assert lines["latest"]["artifacts"] == lines["v1"]["artifacts"] != []
     assert lines["latest"]["first_seen"] == seen
-
-
-async def test_first_seen_changes_with_the_digest_alone(mirror):
-    mirror.push("v1")
-    mirror.push("v2")
-    mirror.write({"from": "app", "tags": tags("v*")})
-    await mirror.succeed("lock")
-    before = mirror.lines()
-    await anyio.sleep(DAY)
-    mirror.push("v2")
-    await mirror.succeed("lock", "--recheck")
-    after = mirror.lines()
-    assert after["v1"] == before["v1"]
-    assert parse_time(after["v2"]["first_seen"]) - parse_time(before["v2"]["first_seen"]) == DAY
 
 
 async def test_digests_in_a_listing_spare_the_heads(mirror, world):
@@ -488,23 +470,6 @@ async def test_a_full_disk_leaves_the_old_lock(mirror, tmp_path, monkeypatch):
     assert text in ran.out
     assert mirror.lock.read_text() == before
     assert [name for name in os.listdir(tmp_path) if "lock" in name] == ["mirror.lock"]
-
-
-async def test_of_two_processes_one_writes(mirror):
-    mirror.push("v1")
-    mirror.write({"from": "app", "tags": tags("v1")})
-    file = locking.open_lock(str(mirror.lock))
-    await mirror.succeed("lock")
-    theirs = mirror.lock.read_text()
-    with pytest.raises(RegsyncError, match="something else changed it") as refused:
-        locking.replace_lock(file, Lock())
-    assert refused.value.hint == "run `regsync lock` again"
-    assert mirror.lock.read_text() == theirs
-
-    file = locking.open_lock(str(mirror.lock))
-    mirror.lock.unlink()
-    with pytest.raises(RegsyncError, match="something else"):
-        locking.replace_lock(file, Lock())
 
 
 async def test_a_lock_that_cannot_be_read_is_a_configuration_error(mirror):

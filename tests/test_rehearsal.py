@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from _regsync.text import size_text
 from conformance.content.images import Seed
 from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, run_regsync, tags
@@ -97,20 +96,6 @@ def test_a_dry_run_says_per_mapping_and_image_what_would_happen(
     assert told[1].endswith("0 mounted, 0 there)")
     size = told[1].partition(" blobs, ")[2].partition(",")[0]
     assert told[4] == f"Data: {size} of {size} to transfer"
-
-
-def test_the_bytes_to_transfer_are_told_beside_those_of_all_blobs(
-    tmp_path: Path, serve: Start
-) -> None:
-    source, target = serve(), serve()
-    mappings, ends = shared_base(source), {"source": source, "target": target}
-    told = command(tmp_path, "dry", ends, *mappings, more="-q").out.splitlines()
-    totals = command(tmp_path, "dry", ends, *mappings).totals
-    assert totals["layers"]["mounted"] == 4
-    all_bytes = totals["bytes"] + totals["saved"]["mounted"]
-    data = f"{size_text(totals['bytes'])} of {size_text(all_bytes)}"
-    assert told[-1] == f"Data: {data} to transfer"
-    assert totals["saved"]["mounted"] > 2 * 70_000, "the base, in two of the repositories"
 
 
 def test_a_dry_run_asks_for_no_more_than_pull(tmp_path: Path, serve: Start) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.ends import document, run_regsync, tags
 
 ENDS = {"source": "http://127.0.0.1:9", "target": "http://127.0.0.1:19"}
@@ -29,19 +27,6 @@ def refused(directory: Path, report: bytes) -> str:
 def test_what_is_no_report_is_an_error(tmp_path: Path) -> None:
     """All that is none is in test_report_forms.py, which shows reports."""
     refused(tmp_path, b"synced a -> b")
-
-
-def test_a_report_that_is_too_large_or_not_there_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("_regsync.app.report_file.LARGEST_REPORT", 1000)
-    assert "1000 bytes" in refused(tmp_path, b" " * 1001)
-    config = tmp_path / "mirror.yaml"
-    ran = run_regsync("sync", "-c", str(config), "--retry-from", str(tmp_path / "none.json"))
-    assert (ran.status, "No such file" in ran.err) == (3, True)
-    assert str(tmp_path / "none.json") in ran.err
-    ran = run_regsync("sync", "-c", "-", "--retry-from", "-", stdin=config.read_text())
-    assert "configuration and report cannot both come from standard input" in ran.err
 
 
 HOSTILE = [

@@ -20,14 +20,11 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.app.console import Progress
-from _regsync.app.progress import show_progress
 from conformance.content.images import Image, Seed
 from conformance.messages import Request, digest_of
 from conformance.server.memory import Link, Place
 from tests.ends import ROOT, Ran, Virtual, document, held, only, stopped_at, tags
 from tests.states import entries
-from tests.works import throttle, work
 
 # How long a run goes on with what it has begun, after a signal.
 DRAIN_SECONDS = 25.0
@@ -291,32 +288,6 @@ async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(world, t
     assert held(target, "app", image)
 
 
-@pytest.mark.virtual_time
-async def test_the_line_of_progress_says_that_a_run_stops():
-    shown: list[Progress] = []
-
-    class Terminal:
-        has_progress_line = True
-
-        def update_progress(self, now: Progress) -> None:
-            shown.append(now)
-
-        def clear_progress(self) -> None:
-            pass
-
-    progress = work()
-    throttle(progress, "registry.test", 100)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(show_progress, Terminal(), progress)
-        await anyio.sleep(1.1)
-        progress.drain_deadline = anyio.current_time() + DRAIN_SECONDS
-        await anyio.sleep(5)
-        tasks.cancel_scope.cancel()
-    assert "throttled" in shown[0].registries[0]
-    assert shown[0].stopping is None
-    assert str(shown[-1]).startswith("stopping in 20s at most; 1 of 4 images")
-
-
 # Processes.
 
 _STUCK = """
@@ -384,42 +355,6 @@ def program(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @SIGNALS
-@pytest.mark.parametrize("command", ["sync", "tags", "copy"])
-@pytest.mark.parametrize("place", ["builtins.open", "anyio.run"])
-def test_a_signal_before_a_run_listens_ends_the_program(tmp_path, number, command, place):
-    """Where it reads its configuration, or begins its event loop."""
-    check_ended_before_a_run(tmp_path, number, command, place)
-
-
-@SIGNALS
-@pytest.mark.parametrize("command", ["sync", "tags", "copy"])
-@pytest.mark.parametrize(
-    "place", ["_regsync.oci.reference.parse_reference", "_regsync.config.reader.load"]
-)
-def test_a_signal_that_comes_before_a_run_in_a_callback_ends_it(tmp_path, number, command, place):
-    """Also where an exception would be lost or told: in an import, in a callback."""
-    check_ended_before_a_run(tmp_path, number, command, place)
-
-
-def check_ended_before_a_run(
-    tmp_path: Path, number: signal.Signals, command: str, place: str
-) -> None:
-    module, _, name = place.rpartition(".")
-    file = written(tmp_path, {"from": "app"})
-    arguments = {"tags": ["r.invalid/app"], "copy": ["r.invalid/app", "s.invalid/app"], "sync": []}[
-        command
-    ]
-    if command == "sync" and name == "parse_reference":
-        name, module = "load", "_regsync.config.reader"
-    script = _AT.format(module=module, name=name, numbers=[int(number)])
-    with program(script, command, "-c", file, *arguments) as process:
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (128 + number, "")
-    assert "Traceback" not in err
-    assert not (tmp_path / ".regsync").exists()
-
-
-@SIGNALS
 def test_a_signal_ends_a_watch_well_also_before_it_listens(tmp_path, number):
     """And one to reload, which a service manager may send at once, ends nothing."""
     both = [int(signal.SIGHUP), int(number)]
@@ -475,19 +410,6 @@ def test_a_signal_right_before_the_event_loop_waits_is_not_lost(tmp_path, number
         wait_until_asked(process)
         out, err = process.communicate(timeout=_AT_ONCE)
     check_ended(process, command, number, out, err)
-
-
-def test_nor_does_it_delay_the_end_of_a_run_that_gave_up():
-    script = _STUCK + (
-        "from _regsync.net.streams import Timeouts\n"
-        "hurried = Timeouts(connect=0.05, first_answer=1.0)\n"
-        "Timeouts.__new__.__defaults__ = tuple(hurried)\n"
-    )
-    with program(script + _RUN, "tags", "r.test/app") as process:
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, "")
-    assert "NETWORK_ERROR" in err
-    assert "r.test:443 within 0.05 s" in err
 
 
 @pytest.mark.process

@@ -15,17 +15,13 @@ from typing import Any
 import anyio
 import pytest
 
-from _regsync.errors import ProtocolBroken
-from _regsync.registry import upload
-from _regsync.sync.transfer import BlobTransfer
 from conformance.content.images import EMPTY_CONFIG, Image, Seed, compose_index, encode
 from conformance.content.shapes import shapes
 from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
-from tests.ends import Peer, Virtual, copy, document, held, only, run_regsync, sync, tags
-from tools.benches.place import app_of
+from tests.ends import Peer, copy, document, held, only, run_regsync, sync, tags
 
 
 @pytest.fixture
@@ -397,44 +393,6 @@ def test_a_refused_mount_is_an_upload_session(serve, source, seed):
     assert (
         target.journal.count("POST", "upload_start") == target.journal.count("PUT", "upload") == 18
     )
-
-
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_small_blob_is_staged_in_memory_also_when_the_disk_has_failed(
-    world: Virtual, seed, monkeypatch
-):
-    make = BlobTransfer.__init__
-
-    def make_without_disk(self: BlobTransfer, *arguments: Any) -> None:
-        make(self, *arguments)
-        self._has_disk_failed = True
-
-    async def delay_two(request: Request) -> Answer | None:
-        # That the blob is shared is known when the second and the third image are copied.
-        if request.kind == "manifest" and request.repository in ("b", "c"):
-            await anyio.sleep(5)
-        return None
-
-    monkeypatch.setattr(BlobTransfer, "__init__", make_without_disk)
-    source = world.registry("source.test")
-    ends = {"source": source, "one": world.registry("one.test"), "two": world.registry("two.test")}
-    shared = seed.layer(3000)
-    for name in ("a", "b", "c"):
-        seed.image(layers=[shared, seed.layer(9)]).load_into(app_of(source), name, tag="v1")
-    app_of(source).intercept = delay_two
-    targets = {"a": "one", "b": "two", "c": "three"}
-    ends = {name: {"url": world.registry(f"{name}.test").url} for name in targets.values()}
-    ran = await world.sync(
-        {"source": source, **ends},
-        *(
-            {"from": name, "tags": tags("v1"), "targets": [target]}
-            for name, target in targets.items()
-        ),
-    )
-    assert ran.statuses() == ["synced"] * 3
-    reads = [read.reference for read in source.journal.matching("GET", "blob")]
-    assert reads.count(digest_of(shared)) == 2  # for the first image, and once for the memory
 
 
 def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(serve, source, seed):
@@ -937,20 +895,6 @@ def test_a_session_that_cannot_be_cancelled_changes_nothing(source, target, seed
     assert "fetch blob" in only(ran.failed)
     assert only(ran.images)["error"]["side"] == "source"
     assert target.journal.count("DELETE") == 1
-
-
-def test_a_session_at_a_refused_location_gets_no_request(source, target, seed):
-    seed.image(sizes=()).load_into(source.app, "app", tag="v1")
-
-    def refuse(*_: Any) -> None:
-        raise ProtocolBroken("refused")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upload, "check_foreign", refuse)
-        ran = copy(source, target)
-    assert "refused" in only(ran.failed)
-    assert only(ran.images)["error"]["retries"] == 0
-    assert target.journal.count("DELETE") == target.journal.count("PUT") == 0
 
 
 def test_a_blob_that_may_not_be_staged_uses_the_session_that_it_has(serve, source, seed, tmp_path):

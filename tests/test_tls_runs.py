@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import re
 import ssl
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 
-from _regsync.addresses import Origin
-from _regsync.config.model import Registry
-from _regsync.errors import ConfigError, ConnectFailed
-from _regsync.registry import host
-from _regsync.registry.host import Dialer, Machine
 from conformance.content.images import Seed
 from conformance.messages import Request, Response
 from conformance.server.sockets import Server
-from tests.ends import ROOT, Ran, Start, document, held, run_regsync, tags
+from tests.ends import Ran, Start, document, held, run_regsync, tags
 
 pytestmark = pytest.mark.process  # for sockets and TLS
 
@@ -277,42 +269,6 @@ def test_what_is_wrong_with_the_directory_is_told_before_any_request(scene: Scen
     assert server.journal.entries == []
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "openpty"), reason="this system has no terminals to be asked at"
-)
-def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it_at_a_terminal(
-    scene: Scene,
-) -> None:
-    files = scene.client("locked")
-    command = ["openssl", "pkey", "-aes128", "-passout", "pass:open", "-in", files["client_key"]]
-    subprocess.run(
-        [*command, "-out", f"{files['client_key']}.locked"], check=True, capture_output=True
-    )
-    code = (
-        "import os, sys; os.open(os.ttyname(0), os.O_RDWR)  # of a new session it is the terminal then\n"
-        "from _regsync.net import tls; tls.make_context(client_cert=sys.argv[1], client_key=sys.argv[2], environ={})"
-    )
-    ours, theirs = os.openpty()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, files["client_cert"], f"{files['client_key']}.locked"],
-            env={"PYTHONPATH": str(ROOT), "SSL_CERT_FILE": scene.ca_file},
-            stdin=theirs,
-            capture_output=True,
-            text=True,
-            start_new_session=True,
-            timeout=60,
-            check=False,
-        )
-        assert "ConfigError: client_cert" in done.stderr
-        os.set_blocking(ours, False)
-        with pytest.raises(BlockingIOError):
-            os.read(ours, 100)
-    finally:
-        os.close(ours)
-        os.close(theirs)
-
-
 def test_the_first_of_two_pairs_by_name_is_shown(scene: Scene) -> None:
     context = scene.context(clients=True)
     shown, server = names_of(context), scene.registry(context)
@@ -322,36 +278,3 @@ def test_the_first_of_two_pairs_by_name_is_shown(scene: Scene) -> None:
     (directory / "a.key").write_bytes(Path(other["client_key"]).read_bytes())
     assert scene.copy(server).status == 0
     assert set(shown) == {"aaron.example"}
-
-
-def test_plain_http_looks_for_no_directory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "find_certs_d", lambda *_: pytest.fail("looked"))
-    plain = scene.serve()
-    scene.image.load_into(plain.app, "app", tag="v1")  # type: ignore[arg-type]
-    assert scene.copy(plain).status == 0
-
-
-@pytest.mark.anyio
-async def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: Scene) -> None:
-    server = scene.registry()
-    port = int(server.address.rpartition(":")[2])
-    registry = Registry("r", "https", HOME, port, "unknown")
-    origin = Origin("https", HOME, port, registry)
-    directory = scene.certs_d(server, ca=scene.ca)
-    home, log = str(scene.home), lambda *_, **__: None
-    dialer = Dialer(Machine({}, home, lambda path: None, lambda: 0.5, lambda: 0.0, log))
-
-    async def dial() -> None:
-        (await dialer.dial(origin, registry, is_foreign=False)).close()
-
-    dialer.prepare(registry)
-    trustme.CA().cert_pem.write_to_path(str(directory / "ca.crt"))
-    (directory / "client.key").write_text("alone")
-    await dial()  # in one cycle it is what it was
-    with pytest.raises(ConfigError, match=r"client\.key has no client\.cert beside it"):
-        dialer.renew([registry])
-    await dial()
-    (directory / "client.key").unlink()
-    dialer.renew([registry])
-    with pytest.raises(ConnectFailed, match=r"ca\.crt|authority"):
-        await dial()

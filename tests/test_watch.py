@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import json
 import signal
-import sqlite3
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -16,7 +15,6 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.state import sqlite
 from conformance.content.images import Image
 from conformance.faults.rules import Rule
 from conformance.registry.app import App
@@ -371,32 +369,6 @@ async def test_without_a_directory_the_state_lives_in_the_process(stage, tmp_pat
     assert len(lines(ran, "warning: no state")) == 1
 
 
-async def test_what_a_full_disk_does_not_take_is_remembered_until_there_is_room(
-    stage, tmp_path, monkeypatch
-):
-    connect = sqlite._connect
-
-    def on_full_disk(*given: Any) -> sqlite3.Connection:
-        connection = connect(*given)
-        connection.execute("PRAGMA max_page_count = 1").fetchall()
-        return connection
-
-    for n in range(3):
-        stage.load(f"v{n}")
-    stage.write({"from": "app", "tags": tags("v*")})
-    monkeypatch.setattr(sqlite, "_connect", on_full_disk)
-    ran = await stage.watch(None, None, None, monkeypatch.undo, None)
-    assert stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 5
-    assert len(lines(ran, "warning: no state", "is full")) == 1
-    assert entries(tmp_path / ".regsync") > 0
-    stage.source.journal.clear()
-    stage.target.journal.clear()
-    await stage.watch()
-    assert stage.asked[-1] == ({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3}), (
-        "of a new process"
-    )
-
-
 @pytest.mark.parametrize("days", [400, -400])
 async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(stage, days):
     """What is confirmed at another time than the state's replaces that, be it the wrong time or the
@@ -438,26 +410,6 @@ async def test_what_always_fails_leaves_no_staged_blobs_behind(stage, tmp_path):
     assert ran.out.count("synced ") == 6
     assert len(lines(ran, "failed source.test/none:v1")) == 2
     assert [each.name for each in (tmp_path / ".regsync" / "staged").rglob("*")] == ["sha256"]
-
-
-async def test_what_another_process_has_locked_is_remembered_here(stage, tmp_path):
-    from _regsync.state.database import StateFile
-
-    def quiet(level: str, event: str, message: str) -> None:
-        pass
-
-    for n in range(3):
-        stage.load(f"v{n}")
-    stage.write({"from": "app", "tags": tags("v*")})
-    other = StateFile(str(tmp_path / ".regsync"), quiet)
-    other.load()
-    ran = await stage.watch(None, None, None)
-    assert stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 3
-    assert len(lines(ran, "warning: another run")) == 1
-    assert entries(tmp_path / ".regsync") == 0
-    other.close()
-    await stage.watch()
-    assert entries(tmp_path / ".regsync") > 0
 
 
 # 100 and 510 minutes: no look at artifacts is due in the last cycle.

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import stat
 import sys
 import zipfile
@@ -60,58 +59,6 @@ def test_builds_differ_in_one_constant(pyz):
         assert fips.read("_regsync/__init__.py").replace(b"= True", b"= False") == nofips.read(
             "_regsync/__init__.py"
         )
-
-
-# Prints where a module of a sub-package was found, and what its document says, read in both ways.
-READ_DOCUMENT = """
-import importlib.resources, pkgutil
-import _regsync.scratch.inner.module as module
-print(module.__file__, module.__name__, type(module.__loader__).__name__)
-print(pkgutil.get_data("_regsync.scratch.inner", "schema.json").decode())
-print((importlib.resources.files("_regsync.scratch.inner") / "schema.json").read_text())
-"""
-
-
-@pytest.mark.slow
-def test_sub_packages_and_their_documents_are_carried(pyz, tmp_path):
-    copy_sources(tmp_path)
-    inner = tmp_path / "_regsync" / "scratch" / "inner"
-    inner.mkdir(parents=True)
-    (inner.parent / "__init__.py").write_text("")
-    (inner / "__init__.py").write_text("")
-    (inner / "module.py").write_text("from _regsync.scratch import inner\n")
-    (inner / "schema.json").write_text('{"type": "object"}')
-    (inner / "notes.txt").write_text("stays at home")
-
-    command = [sys.executable, tmp_path / "tools" / "build_zipapp.py"]
-    done = run(*command, "--cache", WHEELS)
-    assert done.returncode == 0, done.stderr
-    built = tmp_path / "dist" / "regsync-nofips.pyz"
-    with zipfile.ZipFile(built) as archive, zipfile.ZipFile(pyz) as before:
-        added = {name for name in archive.namelist() if "scratch" in name}
-        assert set(archive.namelist()) - added == set(before.namelist())
-    package = "_regsync/scratch"
-    modules = [f"{package}/{name}.py" for name in ("__init__", "inner/__init__", "inner/module")]
-    documents = [f"{package}/inner/schema.json"]
-    assert added == {
-        *modules,
-        *documents,
-        *(f"{TREE}/{name}" for name in documents),
-        *(f"{TREE}/{name}c" for name in modules),
-    }
-
-    told = '{"type": "object"}\n' * 2
-    tree = f"{built / TREE}:{built}"
-    shown = run(sys.executable, "-S", "-c", f"import tree_importer{READ_DOCUMENT}", PYTHONPATH=tree)
-    place = f"{built / TREE}/{package}/inner/module.pyc _regsync.scratch.inner.module"
-    assert (shown.stderr, shown.stdout) == ("", f"{place} TreeImporter\n{told}")
-    shown = run(sys.executable, "-S", "-c", READ_DOCUMENT, PYTHONPATH=str(built))
-    place = f"{built}/{package}/inner/module.py _regsync.scratch.inner.module"
-    assert (shown.stderr, shown.stdout) == ("", f"{place} zipimporter\n{told}")
-
-    (inner / "__init__.py").unlink()
-    refused = run(*command, "--cache", WHEELS)
-    assert refused.stderr == f"error: {package}/inner has modules and no __init__.py\n"
 
 
 DIFFERING = [("", "py"), (f"{TREE}/", "pyc")]
@@ -458,44 +405,6 @@ def test_one_file_serves_several_interpreters(pyz, tmp_path, name):
         code = f"import sys; sys.path.insert(0, '{tree}'); import regsync, h11; "
         code += "print(regsync.__spec__.origin, h11.__spec__.origin)"
         assert run(path, "-S", "-c", code).stdout.count(".pyc") == 2
-
-
-class TestRefusals:
-    """What the builder cannot do is said on one line."""
-
-    def build(self, *options: object) -> str:
-        done = run(
-            sys.executable,
-            "-m",
-            "tools.build_zipapp",
-            *options,
-            cwd=str(ROOT),
-            PIP_NO_INDEX="1",
-            HOME="/nonexistent",
-        )
-        assert done.returncode == 1
-        assert done.stdout == ""
-        assert done.stderr.startswith("error: ")
-        assert done.stderr.count("\n") == 1
-        return done.stderr
-
-    def test_a_wheel_with_another_hash(self, tmp_path):
-        (tmp_path / build_zipapp.BUNDLE[0].file).write_bytes(b"something else")
-        assert "not c66ae634" in self.build("--cache", tmp_path)
-
-    def test_a_wheel_that_cannot_be_fetched(self, tmp_path):
-        assert "cannot fetch anyio 4.16.0" in self.build("--cache", tmp_path / "empty")
-
-    def test_an_interpreter_that_does_not_exist(self):
-        assert "cannot run /nonexistent/python" in self.build("--python", "/nonexistent/python")
-
-    def test_an_interpreter_given_twice(self):
-        assert "same minor version" in self.build(
-            "--python", sys.executable, "--python", sys.executable
-        )
-
-    def test_a_program_that_is_no_python(self):
-        assert "/bin/" in self.build("--python", shutil.which("true") or "/bin/true")
 
 
 def test_no_pip_is_said_with_the_remedy(monkeypatch, tmp_path):

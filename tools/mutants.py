@@ -6,7 +6,7 @@
     python3 tools/mutants.py try -k staging     those with the word in their file or title, again
 
 A mutant is a piece of `_regsync` that is replaced by another one; `mutant_lists/` has them, a file
-for each package. The judges are the tests that know only the boundary (tests/test_*.py) and the
+for each package. The judges are the tests that know only the boundary (those of tests/ itself) and the
 pure units (tests/unit): of these, those that execute the line, the quick ones first. A kill counts
 when it happens twice, and the test passes twice without the mutant. The verdicts go to
 build/kills.json, which is gone on with.

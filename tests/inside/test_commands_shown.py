@@ -1,0 +1,352 @@
+"""Every command that README and the documents show is run, in the order of its document.
+
+Each document has a directory of its own, and the hosts that it names answer in memory. What would
+change this machine, needs a service that is not here, or takes minutes stands in `NOT_RUN`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+import trustme
+
+from _regsync.app import cli, health, watch
+from conformance.clouds.aws import ACCOUNT, Aws, Private
+from conformance.content.images import Image, Seed
+from conformance.providers.personas import imitate
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth
+from tests.ends import ROOT, Ran, Virtual, stopped_at
+from tests.pages import PAGES_FOR_USERS
+
+# Pages for developers are read for blocks alone: their sentences name commands in part.
+OTHER_PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page not in PAGES_FOR_USERS]
+PAGES = [*PAGES_FOR_USERS, *OTHER_PAGES]
+
+# The first words of lines that a shell is to run. Blocks of code hold diagrams and JSON, too.
+_PROGRAMS = (
+    "regsync|python3|sha256sum|install|skopeo|apt-get|openssl|cd|tar|cat|touch|printf|git|jq|useradd|grep|cmp"
+    "|runuser"
+)
+COMMAND = re.compile(rf"\(?(?:[A-Z]+=\S+ )?(?:{_PROGRAMS}|dist/\S+) \S")
+CRON_LINE = re.compile(r"(?:[\d*/,-]+ ){5}\S+ .*?(regsync (?:sync|lock|audit) .*)")
+
+# What is not run here, each with the reason.
+NOT_RUN = {
+    r"python3 tools/build_zipapp\.py.*": "the fixture `pyz` builds the file, and test_zipapp has every option",
+    r"python3 tools/build_static\.py.*": "a quarter of an hour; test_static has its parts",
+    r"python3 tools/check\.py.*": "it runs the tests",
+    r"python3 tools/demo\.py": "test_demo runs it",
+    r"python3 tools/bench\.py.*": "it takes minutes, and measures",
+    r"python3 tools/mutants\.py.*": "it takes hours",
+    r"python3 tools/reference\.py": "it writes into the checkout; test_reference compares what it makes",
+    r"PYTHONPATH=dist/regsync-nofips\.pyz python3 -m conformance serve": "it serves until it is stopped",
+    r"(?:python3 -m zipfile -l )?dist/regsync-linux-x86_64.*": "test_static_file runs the file, where one was built",
+    r"cmp again/.*": "it compares static files, which take a quarter of an hour",
+    r"skopeo .*": "test_layout_tools and test_static run skopeo with such names",
+    r"apt-get install .*": "it changes the system",
+    r"useradd .*": "it changes the system",
+    r"(?:install -d -o mirror|runuser -u mirror) .*": "it needs the user that was made",
+    r"openssl fipsinstall .*": "it changes the system; test_fips sets up a provider of its own",
+    r"git (?:diff --quiet mirror\.lock|rev-parse HEAD)": "it asks git alone",
+    r"regsync \w+ .*\[-.*": "a synopsis",
+    r"regsync validate FILE \| -c FILE": "a synopsis",
+}
+
+# Exit statuses that are not 0, by page and the beginning of the command.
+STATUSES = {("recipes", "regsync audit -c mirror.yaml --read"): 1}
+
+# What stands for words that are not meant as they are.
+PLACEHOLDERS = {
+    "SRC": "docker.io/library/alpine:3.20",
+    "DST": "registry.example.com/base/alpine",
+    "HOST/REPO": "docker.io/library/alpine",
+    "REPO": "library/alpine",
+    "FILE": "mirror.yaml",
+    "COMMAND": "sync",
+}
+
+# Directories of the machine that have a double below the test's own directory.
+_MACHINE = re.compile(r"(?<![\w./])/(?=(?:etc|var|media|usr/local)/)")
+
+CONTENT = {
+    "registry-1.docker.io": {
+        "library/alpine": "2.7 3.18.9 3.19 3.19.1 3.20 3.20.0 3.20.3 edge latest",
+        "library/nginx": "1.26 1.27 1.27.3 1.28 1.28.0 latest",
+        "library/redis": "6.2.1 7.2.4 7.4.0 7.4.1 7.4.1-alpine 7.4 7",
+        "example/app": "1.9.0 2.0.1 2.1.0 2.1.0-rc1",
+    },
+    "ghcr.io": {
+        "org/app": "v1 v1.2.3 v1.2.4 v1.3.0-rc.1",
+        "fluxcd/source-controller": "v1.1.0 v1.2.3 v1.2.4 v1.3.0-rc.1 v2.0.0",
+        "fluxcd/helm-controller": "v1.0.0 v1.1.0-rc.1 v1.1.0-rc.2",
+    },
+    "quay.io": {
+        "org/app": "v1 v2 v2.1.0",
+        "prometheus/prometheus": "v2.49.0 v2.50.0 v2.51.2",
+        "prometheus/node-exporter": "v1.8.2",
+    },
+}
+TARGETS = ("registry.example.com", "registry.inside.example")
+REGION = "eu-central-1"
+
+
+class Shown(NamedTuple):
+    """A block or command of a page."""
+
+    line: int
+    # "yaml": the text of a configuration; "command": a line for a shell; "text": output.
+    kind: str
+    text: str
+
+
+def shown_in(page: Path) -> Iterator[Shown]:
+    """Give the configurations, commands and output of a page, in their order."""
+    text = page.read_text(encoding="utf-8")
+    for found in re.finditer(r"(?ms)^( *)```(\w*)\n(.*?)^ *```$|`([^`]+)`", text):
+        line = text.count("\n", 0, found.start()) + 1
+        _, language, block, span = found.groups()
+        if span is not None and page in OTHER_PAGES:
+            continue
+        if span is not None:
+            command = " ".join(span.split())
+            if COMMAND.match(command):
+                yield Shown(line, "command", command)
+        elif language == "yaml":
+            yield Shown(line, "yaml", block)
+        elif language in ("", "sh", "text"):
+            for number, each in enumerate(block.replace("\\\n", "").splitlines(), line + 1):
+                if cron := CRON_LINE.match(each):
+                    yield Shown(number, "command", cron[1])
+                elif COMMAND.match(each.removeprefix("$ ")) and not each.startswith("regsync 0"):
+                    yield Shown(number, "command", each.removeprefix("$ "))
+            if language == "text":
+                yield Shown(line, "text", block.replace("\n    ", " "))
+
+
+def reason_against(command: str) -> str | None:
+    """Return the pattern of `NOT_RUN` that a command matches."""
+    return next((pattern for pattern in NOT_RUN if re.fullmatch(pattern, command)), None)
+
+
+def commands_of(page: Path) -> list[Shown]:
+    return [shown for shown in shown_in(page) if shown.kind == "command"]
+
+
+# Lines that a command prints.
+RESULT = re.compile(
+    r"(?:synced|missing|incomplete|differs|corrupt|failed|would|select|moved|ok|Images|Layers|Data|Time)\b"
+    r"|regsync \d"
+)
+# `test_readme` compares blocks about this repository word for word.
+COMPARED_ELSEWHERE = "ghcr.io/org/app"
+
+
+def in_general(text: str) -> str:
+    """Return a line of output without names, numbers, times and digests, which differ between runs."""
+    text = re.sub(r"\S+/\S+", "NAME", text)
+    text = re.sub(r"\d+ [A-Z][a-z]{2} \d{4}", "DATE", text)
+    text = re.sub(r"sha256:[0-9a-f]*…?", "DIGEST", text)
+    text = re.sub(r"\d+(?:\.\d+)*", "0", text)
+    return re.sub(r"\b0 (?:[kKMG]i?)?B\b", "SIZE", text)
+
+
+class Reader:
+    """One who reads a page from top to bottom, and types in what it shows."""
+
+    def __init__(self, world: Virtual, directory: Path, pyz: Path) -> None:
+        self.world = world
+        self.directory = directory
+        self.pyz = pyz
+        self.output = list[str]()
+        # Whether the built file was installed, as a page shows it.
+        self.has_installed = False
+        self.apps = dict[str, App]()
+        self.images = dict[str, Image]()
+        self.environment = {
+            "HOME": str(directory / "home"),
+            "MIRROR_PASSWORD": "secret",
+            "HUB_TOKEN": "secret",
+            **self._start_amazon(),
+        }
+        self._start_registries()
+        self._make_files()
+
+    def _start_registries(self) -> None:
+        for host in (*CONTENT, *TARGETS):
+            login = BasicAuth({"mirror": "secret"}) if host in TARGETS else None
+            self.apps[host] = App(auth=login)
+            self.world.listen(self.apps[host], host, scheme="https")
+        self.world.listen(App(), "localhost", port=5000)
+        seed = Seed(77)
+        for host, repositories in CONTENT.items():
+            for repository, tags in repositories.items():
+                for tag in tags.split():
+                    image = seed.index(platforms=("linux/amd64", "linux/arm64"))
+                    image.load_into(self.apps[host], repository, tag=tag)
+                    self.images[f"{host}/{repository}:{tag}"] = image
+
+    def _start_amazon(self) -> dict[str, str]:
+        """Start a registry of ECR's with repositories; return the variables that log in to it."""
+        aws = Aws(now=self.world.wall)
+        self.world.listen(aws, f"api.ecr.{REGION}.amazonaws.com", scheme="https")
+        provider = imitate("ecr", auth=Private(aws), now=anyio.current_time, wall=self.world.wall)
+        self.world.listen(provider, f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com", scheme="https")
+        for name in ("redis", "nginx", "source-controller"):
+            Seed(5).image().load_into(provider, f"mirror/{name}", tag="old")
+        user = aws.identity("user")
+        return {"AWS_ACCESS_KEY_ID": user.access, "AWS_SECRET_ACCESS_KEY": user.secret}
+
+    def _make_files(self) -> None:
+        folders = (
+            "etc/regsync etc/ssl var/lib var/cache/regsync media/disk home/.docker usr/local/bin"
+        )
+        for name in folders.split():
+            (self.directory / name).mkdir(parents=True)
+        login = base64.b64encode(b"mirror:secret").decode()
+        (self.directory / "home/.docker/config.json").write_text(
+            json.dumps({"auths": {host: {"auth": login} for host in TARGETS}})
+        )
+        for name in ("inside.pem", "lisbon.pem"):
+            trustme.CA().cert_pem.write_to_path(str(self.directory / "etc/ssl" / name))
+        for name in ("regsync.pyz", "regsync-nofips.pyz", "SHA256SUMS"):
+            (self.directory / name).symlink_to(self.pyz.parent / name)
+        (self.directory / "dist").symlink_to(self.pyz.parent)
+        (self.directory / "usr/local/bin/regsync").symlink_to(self.pyz)
+
+    def at_home(self, text: str) -> str:
+        """Return a text in which directories of the machine are those below this directory."""
+        return _MACHINE.sub(f"{self.directory}/", text)
+
+    def write_configuration(self, text: str) -> None:
+        """Write the file that the first line of a configuration names, or `mirror.yaml`."""
+        named = re.match(r"# ([a-z-]+\.yaml)\b", text)
+        name = named[1] if named else "mirror.yaml"
+        (self.directory / name).write_text(self.at_home(text))
+        (self.directory / "etc/regsync" / name).write_text(self.at_home(text))
+
+    async def run(self, command: str) -> Ran:
+        """Run a command as a shell does, and keep its output."""
+        command = self.at_home(command)
+        if "sha256:…" in command:
+            command = command.replace("sha256:…", self.images["quay.io/org/app:v2"].top)
+        command, _, file = (part.strip() for part in command.partition(" >"))
+        words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command)]
+
+        self.has_installed |= words[0] == "install"
+        # An inventory is in a built file alone.
+        is_built = "--sbom" in words or (words[1] == "version" and self.has_installed)
+        if words[0] != "regsync" or is_built:
+            ran = self._run_in_shell(command)
+        elif words[-1] == "--help":
+            assert cli.command_parser(words[1], cli.COMMANDS[words[1]]).format_help()
+            return Ran(0, "", "")
+        elif words[1] == "watch":
+            async with stopped_at(60.0):
+                ran = await self.world.run(*words[1:], env=self.environment)
+        else:
+            ran = await self.world.run(*words[1:], env=self.environment)
+
+        if file:
+            (self.directory / file).write_text(ran.out)
+        self.output += (*ran.out.splitlines(), *ran.err.splitlines())
+        return ran
+
+    def _run_in_shell(self, command: str) -> Ran:
+        elsewhere = [word for word in shlex.split(command) if word.startswith("/")]
+        assert all(word.startswith(str(self.directory)) for word in elsewhere), command
+        if command.startswith("jq ") and shutil.which("jq") is None:
+            return Ran(0, "", "")
+        path = f"{self.directory / 'usr/local/bin'}:{os.path.dirname(sys.executable)}:/usr/bin:/bin"
+        done = subprocess.run(
+            ["bash", "-ec", command],
+            cwd=self.directory,
+            env={**os.environ, **self.environment, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+
+async def lose_a_tag_and_a_blob(reader: Reader) -> None:
+    """Damage a target as a full disk or a restored backup does."""
+    assert (await reader.run("regsync sync -c mirror.yaml")).status == 0
+    repository = reader.apps["registry.example.com"].repositories["team/app"]
+    del repository.tags["2.0.1"]
+    named = repository.manifests[repository.tags["2.1.0"]]
+    platform = repository.manifests[named.children[0]["digest"]]
+    del repository.blobs[platform.blobs[0]["digest"]]
+
+
+# What happens before a command, by page and the beginning of the command.
+BEFORE: dict[tuple[str, str], Callable[[Reader], Awaitable[None]]] = {
+    ("recipes", "regsync audit -c mirror.yaml --read"): lose_a_tag_and_a_blob
+}
+
+
+def of_command(page: str, command: str, table: dict[tuple[str, str], Any]) -> Any:
+    return next(
+        (
+            value
+            for (where, beginning), value in table.items()
+            if where == page and command.startswith(beginning)
+        ),
+        None,
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.in_process
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(not reason_against(each.text) for each in commands_of(page))],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+async def test_the_commands_of_a_page_run_in_their_order(
+    page: Path, world: Virtual, tmp_path: Path, pyz: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    any_port = health.serving
+    monkeypatch.setattr(watch, "serving", lambda bind, port, tell: any_port(bind, 0, tell))
+    reader = Reader(world, tmp_path, pyz)
+    first = next(each for each in shown_in(ROOT / "README.md") if each.kind == "yaml")
+    reader.write_configuration(first.text)
+
+    # What `report` and `--retry-from` read is from an earlier run.
+    everything = [*shown_in(page)]
+    for name in ("run.json", "report.json"):
+        if any(name in shown.text for shown in everything if shown.kind == "command"):
+            assert (await reader.run("regsync sync -c mirror.yaml")).status == 0
+            assert (await reader.run(f"regsync sync -c mirror.yaml --json >{name}")).status == 0
+
+    for shown in everything:
+        if shown.kind == "yaml":
+            reader.write_configuration(shown.text)
+        if shown.kind != "command" or reason_against(shown.text):
+            continue
+        where = page.stem, shown.text
+        if prepare := of_command(*where, BEFORE):
+            await prepare(reader)
+        ran = await reader.run(shown.text)
+        told = f"{page.name}:{shown.line}: {shown.text}\n{ran.out[-2000:]}{ran.err[-2000:]}"
+        assert ran.status == (of_command(*where, STATUSES) or 0), told
+
+    printed = {in_general(line) for line in reader.output}
+    for shown in everything:
+        if shown.kind == "text" and COMPARED_ELSEWHERE not in shown.text:
+            told = [line for line in shown.text.splitlines() if RESULT.match(line)]
+            assert [line for line in told if in_general(line) not in printed] == []

@@ -1,0 +1,48 @@
+"""Watch mode: when probes are told that it stands still (docs/design.md section 10)."""
+
+from __future__ import annotations
+
+import anyio
+
+from conformance.server.memory import Link
+from tests.ends import tags
+from tests.inside.telling import tellers
+from tests.watching import Scene
+
+
+async def test_a_long_wait_is_no_illness_until_its_end_is_missed(stage, monkeypatch):
+    told_by, states = tellers(monkeypatch), list[int]()
+    stage.load("v1")
+    stage.write({"from": "app", "tags": tags("v1")})
+
+    async def look() -> None:
+        await anyio.sleep(1900)
+        states.append(told_by[0]("/healthz")[0])
+        with monkeypatch.context() as later:
+            now = anyio.current_time()
+            for seconds in (950.0, 1050.0):  # the loop is stuck, and this is another's clock
+                later.setattr(anyio, "current_time", lambda seconds=seconds: now + seconds)
+                states.append(told_by[0]("/healthz")[0])
+
+    ran = await stage.watch(look, interval=4000)
+    assert (ran.status, states) == (0, [200, 200, 503])
+
+
+async def test_a_cycle_is_not_ill_when_it_is_long(world, tmp_path, monkeypatch):
+    told_by = tellers(monkeypatch)
+    stage = Scene(world, tmp_path)
+    slow = world.registry("slow.test", up=Link(bandwidth=2000), down=Link(bandwidth=2000))
+    stage.seed.image(sizes=(4_000_000,)).load_into(slow.app, "app", tag="v1")
+    stage.write(
+        {"from": "app", "source": "slow", "tags": tags("v1")},
+        registries={"slow": "http://slow.test"},
+    )
+    states: list[bool] = []
+
+    async def look() -> None:
+        for _ in range(30):
+            states.append(told_by[0]("/healthz")[0] == 200)
+            await anyio.sleep(60)
+
+    await stage.watch(look, interval=120)
+    assert all(states)
