@@ -48,7 +48,9 @@ def rules_of(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_every_rule_has_a_test():
-    found = [pair for path in sorted((ROOT / "tests").glob("test_*.py")) for pair in rules_of(path)]
+    found = [
+        pair for path in sorted((ROOT / "tests").rglob("test_*.py")) for pair in rules_of(path)
+    ]
     named = {rule for _, rule in found}
     assert named - {*RULES} == set(), "a mark that is no rule"
     assert {*RULES} - named == set(), "a rule without a test"
