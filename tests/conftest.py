@@ -8,6 +8,7 @@ import gc
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,7 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
         Chosen.file = Path(config.getoption("--file")).resolve()
     if config.getoption("--program"):
         Chosen.checkout = Path(config.getoption("--program")).resolve()
-        sys.path.insert(0, str(Chosen.checkout))
+        # Of that checkout only the program is imported.
+        place = Path(_session.enter_context(tempfile.TemporaryDirectory(prefix="program-")))
+        for name in ("_regsync", "regsync.py"):
+            (place / name).symlink_to(Chosen.checkout / name)
+        sys.path.insert(0, str(place))
     if Chosen.file is None and Chosen.checkout == ROOT:
         # Tests of the program's inside have the edge of this process.
         from _regsync import edge

@@ -3,7 +3,8 @@
 
     python3 tools/check.py [-x] [-k name] [-m 'not slow'] ...
     python3 tools/check.py --thorough      also what an ordinary run leaves out: no time limit
-    python3 tools/check.py --file FILE     run FILE, a static executable, in the tests that start processes
+    python3 tools/check.py --file FILE     run FILE as the program, in the tests that judge any
+    python3 tools/check.py --program DIR   run the program of another checkout in these tests
 
 An ordinary run leaves out cells of full products (tests/thinning.py), and the harness's own tests
 (conformance/tests) unless the harness has changed: on main by the last commit, elsewhere since main.
@@ -79,9 +80,10 @@ def main(argv: Sequence[str]) -> int:
 def for_pytest(argv: Sequence[str]) -> list[str]:
     """Write `--file FILE` as one word: behind it alone, pytest would look for tests in FILE."""
     words = list(argv)
-    if "--file" in words[:-1]:
-        place = words.index("--file")
-        words[place : place + 2] = [f"--file={os.path.abspath(words[place + 1])}"]
+    for option in ("--file", "--program"):
+        if option in words[:-1]:
+            place = words.index(option)
+            words[place : place + 2] = [f"{option}={os.path.abspath(words[place + 1])}"]
     return words
 
 
@@ -90,7 +92,8 @@ def folders(argv: Sequence[str]) -> list[str]:
     are among them when the harness has changed.
     """
     if any(
-        "--file" in argument or os.path.exists(argument.partition("::")[0]) for argument in argv
+        argument.startswith(("--file", "--program")) or os.path.exists(argument.partition("::")[0])
+        for argument in argv
     ):
         return []
     if "--thorough" in argv or harness_has_changed():
