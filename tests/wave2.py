@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -16,7 +17,8 @@ import anyio
 import anyio.to_thread
 
 from _regsync.app import cli, environment
-from _regsync.errors import Disconnected
+from _regsync.app.console import Console
+from _regsync.errors import ConfigError, Disconnected
 from _regsync.net import pool, streams
 from tests.program import Edge
 
@@ -94,6 +96,18 @@ async def run(argv: Sequence[str], edge: Edge) -> int:
             umask = os.umask(0o077)
             try:
                 status = await work()
+            except Exception as error:  # which the command line of that program tells
+                if "-vv" in argv and not isinstance(error, ConfigError):
+                    sys.excepthook(type(error), error, error.__traceback__)
+                console = Console(
+                    sys.stdout,
+                    sys.stderr,
+                    level="warning",
+                    writes_json="--json" in argv,
+                    logs_json="--log-format" in argv,
+                    shows_progress=False,
+                )
+                status = cli.report_error(console, error)
             finally:
                 os.umask(umask)
     return status
