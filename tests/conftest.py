@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in ("_regsync", "regsync.py"):
             (place / name).symlink_to(Chosen.checkout / name)
         sys.path.insert(0, str(place))
-    if Chosen.file is None and Chosen.checkout == ROOT:
+    if not is_elsewhere():
         # Tests of the program's inside have the edge of this process.
         from _regsync import edge
         from _regsync.app.process import process_edge
@@ -91,6 +91,16 @@ FOR_THE_CHECKOUT = (
 )
 
 
+def is_elsewhere() -> bool:
+    """Whether the program that is judged is another one than this checkout's."""
+    return Chosen.file is not None or Chosen.checkout != ROOT
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Import no test that knows this program's modules where another program is judged."""
+    return True if is_elsewhere() and collection_path.name in ("inside", "unit") else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked `thorough`, but with the option, and what cannot judge the program
     that is chosen.
@@ -101,9 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("thorough") and not config.getoption("--thorough"):
             return False
-        is_elsewhere = Chosen.file is not None or Chosen.checkout != ROOT
-        is_about_this = item.path.parent.name in ("inside", "unit")
-        if is_elsewhere and (is_about_this or item.path.stem in FOR_THE_CHECKOUT):
+        if is_elsewhere() and item.path.stem in FOR_THE_CHECKOUT:
             return False
         if Chosen.checkout != ROOT and item.get_closest_marker("new"):
             return False
