@@ -436,6 +436,7 @@ def test_the_requests_between_two_real_registries(docker_registries, tmp_path):
     assert ran.totals["requests"] == {target: at_target}
 
 
+@pytest.mark.new
 @pytest.mark.slow
 def test_between_two_real_registries(docker_registries, tmp_path):
     source, target, file = two_registries(docker_registries, tmp_path)

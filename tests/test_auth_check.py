@@ -68,6 +68,7 @@ def serve(world: Virtual, app: App, name: str, *repositories: str, scheme: str =
     return place
 
 
+@pytest.mark.new
 async def test_each_end_is_asked_as_a_run_would_and_no_manifest_is_touched(world: Virtual) -> None:
     tokens = TokenService(USERS, now=anyio.current_time)
     source = serve(world, App(auth=tokens), "source.test", "app")
@@ -105,6 +106,7 @@ def row(alias: str, repository: str, **more: Any) -> dict[str, Any]:
     return {**plain, **none, **more}
 
 
+@pytest.mark.new
 async def test_what_is_not_there_yet_is_not_created_elsewhere(world: Virtual) -> None:
     serve(world, App(), "source.test", "app")
     target = serve(world, App(), "target.test")
@@ -113,6 +115,7 @@ async def test_what_is_not_there_yet_is_not_created_elsewhere(world: Virtual) ->
     assert asked(target) == ["GET /v2/app/tags/list?n=1 404"]
 
 
+@pytest.mark.new
 async def test_fifty_repositories_need_seven_tokens_and_one_bare_request(world: Virtual) -> None:
     names = [f"team/app{number}" for number in range(50)]
     tokens = TokenService(USERS, anonymous=False, now=anyio.current_time)
@@ -123,6 +126,7 @@ async def test_fifty_repositories_need_seven_tokens_and_one_bare_request(world: 
     source.journal.matching("GET", "tag_list").exactly(51)
 
 
+@pytest.mark.new
 async def test_refused_credentials_are_told_for_each_repository_and_shown_once(
     world: Virtual,
 ) -> None:
@@ -158,6 +162,7 @@ async def test_a_credential_file_that_cannot_be_read_stops_its_registry_only(
     source.journal.matching().none()
 
 
+@pytest.mark.new
 async def test_an_unreachable_registry_does_not_hide_the_others(world: Virtual) -> None:
     serve(world, App(), "source.test", *map(str, range(5)))
     registries = {"source": "http://source.test", "down": "http://nobody.test"}
@@ -169,6 +174,7 @@ async def test_an_unreachable_registry_does_not_hide_the_others(world: Virtual) 
     }
 
 
+@pytest.mark.new
 async def test_who_may_only_pull_is_told_at_a_target(world: Virtual) -> None:
     serve(world, App(), "source.test", "app")
     tokens = TokenService(
@@ -192,6 +198,7 @@ class Hidden(App):
         return super().start(request)
 
 
+@pytest.mark.new
 async def test_where_a_listing_is_hidden_the_upload_decides(world: Virtual) -> None:
     serve(world, App(), "source.test", "app")
     target = serve(world, Hidden(), "target.test", "app")
@@ -245,6 +252,7 @@ class Zot(BasicAuth):
         return Response(200, headers, b"{}")
 
 
+@pytest.mark.new
 @pytest.mark.provokes("credential_unasked")
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize(
@@ -273,6 +281,7 @@ async def test_a_wrong_password_is_found_where_anybody_may_read(
     assert len(shown) == 1, "a refused password is not sent again"
 
 
+@pytest.mark.new
 @pytest.mark.provokes("ping", "credential_unasked")
 async def test_a_login_is_proven_once_where_anybody_may_read(world: Virtual) -> None:
     serve(world, App(), "source.test", "one", "two")
@@ -290,6 +299,7 @@ async def test_a_login_is_proven_once_where_anybody_may_read(world: Virtual) -> 
     ]
 
 
+@pytest.mark.new
 @pytest.mark.provokes("ping")
 async def test_a_token_is_asked_for_with_the_login_where_anybody_may_read(world: Virtual) -> None:
     """The registry lets anybody list, and sends to a token service who asks for `/v2/`."""
@@ -315,6 +325,7 @@ async def test_a_token_is_asked_for_with_the_login_where_anybody_may_read(world:
     )
 
 
+@pytest.mark.new
 async def test_nobody_is_pinged_for_an_anonymous_or_a_proven_login(world: Virtual) -> None:
     source = serve(world, App(), "source.test", "app")
     target = serve(world, App(auth=BasicAuth(USERS)), "target.test", "app")

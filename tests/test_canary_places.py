@@ -402,10 +402,12 @@ _SECRET = re.compile(
 _WITHOUT_VALUE = re.compile(r"^  (?:-[a-z], )?(--?[a-z-]+)(?:  .*)?$", re.MULTILINE)
 
 
+@pytest.mark.new
 def test_each_command_has_canaries():
     assert {words[0] for words in COMMANDS.values()} | ELSEWHERE == {*command_names()}
 
 
+@pytest.mark.new
 def test_each_option_that_changes_what_is_printed_has_canaries():
     """`--show-secrets` shows them; help and the usual options are in each command's runs."""
     options = {

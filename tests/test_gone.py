@@ -7,6 +7,7 @@ import pytest
 from tests.ends import run_regsync
 
 
+@pytest.mark.new
 def test_a_value_may_follow_an_equals_sign() -> None:
     ran = run_regsync("audit", "--read=20", "-c", "-", stdin="mappings: []")
     assert (ran.status, "is gone" in ran.err) == (3, True)

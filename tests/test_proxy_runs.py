@@ -71,6 +71,7 @@ def scene(serve: Start, speaker: Speaker, ca: trustme.CA, tmp_path: Path) -> Sce
     return Scene(serve, speaker, ca, tmp_path)
 
 
+@pytest.mark.new
 @pytest.mark.parametrize("by", ["environment", "configuration"])
 def test_both_logins_go_to_whom_they_are_for(scene: Scene, by: str) -> None:
     """At -vv."""
@@ -137,6 +138,7 @@ def test_the_proxy_and_ca_of_a_registry_are_those_of_its_login_and_its_storage_t
     assert tokens.requests == 1
 
 
+@pytest.mark.new
 def test_no_proxy_means_no_byte_to_the_proxy(scene: Scene) -> None:
     forward, address = scene.proxy()
     ran = scene.copy("-v", env={"https_proxy": address, "no_proxy": f"a.example, {NAME}:443"})
@@ -214,6 +216,7 @@ def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_proxy(sce
     assert "`ca_file`" in ran.err
 
 
+@pytest.mark.new
 @pytest.mark.parametrize("by", ["HTTPS_PROXY", "https_proxy", "proxy in the configuration"])
 def test_a_proxy_with_tls_of_its_own_is_one_error_with_its_remedy(scene: Scene, by: str) -> None:
     url = f"https://{GATE}:{QUOTED}@{scene.proxy()[1]}"

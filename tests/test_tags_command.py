@@ -402,6 +402,7 @@ def test_what_is_expanded_is_utf_8_whatever_the_terminal_takes(tmp_path: Path) -
     assert yaml.safe_load(out.decode("utf-8"))["global"]["cache_dir"] == "/tmp/übung"
 
 
+@pytest.mark.new
 def test_schemas_are_json_on_standard_output() -> None:
     plain, told = run_regsync("schema"), run_regsync("schema", "--report")
     assert (plain.status, plain.err, told.status, told.err) == (0, "", 0, "")
@@ -409,6 +410,7 @@ def test_schemas_are_json_on_standard_output() -> None:
     assert told.report == report_schema()
 
 
+@pytest.mark.new
 @pytest.mark.parametrize("command", command_names())
 def test_help_shows_examples_and_the_exit_statuses_that_the_command_has(command: str) -> None:
     for arguments in ([command, "--help"], ["-v", command, "-h"]):

@@ -52,9 +52,8 @@ WITHOUT = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "buil
 # Files of tests that judge nothing of `_regsync`, or take minutes for what others show in seconds.
 NO_JUDGES = ("layering", "demo", "deploy", "hosts", "readme", "static", "static_file", "zipapp")
 
-MOST_SECONDS = 100.0  # that the tests which judge a mutant took when they were noted
 LONGEST = 20.0  # seconds that one test may take, or it counts as one that hangs
-LATE = 3 * MOST_SECONDS  # seconds after which a whole try has hung
+LATE = 600.0  # seconds after which a whole try has hung
 
 
 class Mutant(NamedTuple):
@@ -185,9 +184,10 @@ class Reach:
         self._tests: list[str] = read["tests"]
         self._lines: dict[str, dict[str, list[int]]] = read["lines"]
 
-    def judges_of(self, mutant: Mutant) -> list[str]:
+    def judges_of(self, mutant: Mutant, seconds: float) -> list[str]:
         """Return the tests that execute what the mutant changes, in the order in which to ask them:
-        of each function of tests its quickest case first, then the others.
+        of each function of tests its quickest case first, then the others. They took at most so
+        many seconds together when they were noted.
         """
         found: set[int] = set()
         lines = self._lines.get(mutant.file, {})
@@ -204,7 +204,7 @@ class Reach:
         total = 0.0
         for test in ordered:
             total += self.seconds[test] + 0.01
-            if total > MOST_SECONDS:
+            if total > seconds:
                 break
             chosen.append(test)
         return chosen
@@ -229,7 +229,7 @@ def lines_of(mutant: Mutant) -> range:
 # Trying
 
 
-def try_all(mutants: Sequence[Mutant], at_once: int) -> dict[str, str]:
+def try_all(mutants: Sequence[Mutant], at_once: int, seconds: float) -> dict[str, str]:
     """Try mutants in copies of the tree. Returns, and writes as it goes, what killed each by its
     title; "" where nothing did.
     """
@@ -244,7 +244,7 @@ def try_all(mutants: Sequence[Mutant], at_once: int) -> dict[str, str]:
         def work(mutant: Mutant) -> None:
             tree = copies.get()
             try:
-                killer = killer_of(mutant, reach.judges_of(mutant), tree)
+                killer = killer_of(mutant, reach.judges_of(mutant, seconds), tree)
             finally:
                 copies.put(tree)
             with lock:
@@ -328,6 +328,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("what", choices=["reach", "try"])
     parser.add_argument("-k", metavar="WORD", help="those with it in their file or title, again")
     parser.add_argument("-j", metavar="N", type=int, default=2, help="so many at a time")
+    parser.add_argument(
+        "-s",
+        metavar="SECONDS",
+        type=float,
+        default=100.0,
+        help="of tests that judge a mutant, as they were noted",
+    )
     arguments = parser.parse_args(argv)
     if arguments.what == "reach":
         return note_reach(arguments.j)
@@ -346,7 +353,7 @@ def main(argv: Sequence[str]) -> int:
             word in f"{mutant.file} {mutant.breaks}".lower() if word else mutant.breaks not in known
         )
     ]
-    kills = try_all(wanted, arguments.j)
+    kills = try_all(wanted, arguments.j, arguments.s)
     living = [mutant for mutant in mutants if not kills.get(mutant.breaks)]
     for mutant in living:
         print(f"lives   {mutant.file}: {mutant.breaks}")
