@@ -9,7 +9,7 @@ A mutant is a piece of `_regsync` that is replaced by another one; `mutant_lists
 for each package. The judges are the tests that know only the boundary (those of tests/ itself) and the
 pure units (tests/unit): of these, those that execute the line, the quick ones first. A kill counts
 when it happens twice, and the test passes twice without the mutant. The verdicts go to
-build/kills.json, which is gone on with.
+tools/mutant_lists/kills.json, which is gone on with.
 
 What lives shows that no test cares for what the title says: it takes a test, or the mutant changes
 nothing that anybody can see and goes. A mutant is stale when its text no longer stands in its file,
@@ -17,7 +17,8 @@ exactly once: then it is written again for the code that took the place, or goes
 
 Exit status: 0 where all are killed, 1 where one lives, 2 where one is stale.
 
-Invariants: the checkout is never written to but below build/; each mutant runs alone in a copy.
+Invariants: of the checkout only the verdicts are written, and what lies below build/; each mutant runs
+alone in a copy.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "tools" / "mutant_lists"
 PROGRAM = "_regsync"
 REACH = ROOT / "build" / "reach.json"
-KILLS = ROOT / "build" / "kills.json"
+KILLS = LISTS / "kills.json"
 WITHOUT = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "build", "dist")
 
 # Files of tests that judge nothing of `_regsync`, or take minutes for what others show in seconds.
@@ -63,6 +64,7 @@ class Mutant(NamedTuple):
     file: str  # below _regsync/
     old: str  # stands exactly once in the file
     new: str
+    tests: tuple[str, ...]  # `tokens` for test_tokens.py: where it is likeliest to be noticed
 
 
 def read_lists() -> list[Mutant]:
@@ -71,7 +73,7 @@ def read_lists() -> list[Mutant]:
         for path in sorted(LISTS.glob("*.yaml"))
         for row in yaml.safe_load(path.read_text("utf-8"))
     ]
-    return [Mutant(row["breaks"], row["file"], row["old"], row["new"]) for row in rows]
+    return [Mutant(**{**row, "tests": tuple(row["tests"].split())}) for row in rows]
 
 
 def troubles(mutants: Iterable[Mutant]) -> list[str]:
@@ -186,18 +188,20 @@ class Reach:
 
     def judges_of(self, mutant: Mutant, seconds: float) -> list[str]:
         """Return the tests that execute what the mutant changes, in the order in which to ask them:
-        of each function of tests its quickest case first, then the others. They took at most so
-        many seconds together when they were noted.
+        those of the files that the list names; then, of each function of tests, its quickest case;
+        then the others. They took at most so many seconds together when they were noted.
         """
         found: set[int] = set()
         lines = self._lines.get(mutant.file, {})
         for line in lines_of(mutant):
             found.update(lines.get(str(line), ()))
         tests = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
+        likely = [test for test in tests if name_of(test) in mutant.tests]
+        tests = [test for test in tests if name_of(test) not in mutant.tests]
         cases: defaultdict[str, list[str]] = defaultdict(list)
         for test in tests:
             cases[test.partition("[")[0]].append(test)
-        ordered = [each[0] for each in cases.values()]
+        ordered = likely + [each[0] for each in cases.values()]
         ordered += [test for each in cases.values() for test in each[1:]]
 
         chosen = []
@@ -208,6 +212,11 @@ class Reach:
                 break
             chosen.append(test)
         return chosen
+
+
+def name_of(test: str) -> str:
+    """Return `tokens` of tests/test_tokens.py::test_a."""
+    return Path(test.partition("::")[0]).stem.removeprefix("test_")
 
 
 def lines_of(mutant: Mutant) -> range:
