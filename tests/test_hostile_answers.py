@@ -564,6 +564,7 @@ SHAPES: dict[str, tuple[bytes, str]] = {
         "HTTP/1.1",
     ),
     "a status of two digits": (OK.replace(b"200", b"20") + b"\r\n", "illegal status line"),
+    "a connection that ends": (OK + b"Connection: close\r\nContent-Length: 15\r\n\r\n" + PAGE, ""),
     "two answers at once": ((OK + b"Content-Length: 15\r\n\r\n" + PAGE) * 2, ""),
     "the same length twice": (OK + b"Content-Length: 15\r\nContent-Length: 15\r\n\r\n" + PAGE, ""),
     "trailers that frame": (OK + CHUNKED + b"Transfer-Encoding: x\r\n\r\n", "Transfer-Encoding"),
@@ -603,9 +604,9 @@ def test_an_answer_is_one_answer_or_none(speaker, target, name):
                 else OK + b"Content-Length: 15\r\n\r\n" + PAGE
             )
 
-    text = document(
-        {"source": f"http://{speaker(script)}", "t": target}, {"from": "app"}, {"from": "app/two"}
-    )
+    # One request at a time, so that the second finds the first one's connection.
+    source = {"url": f"http://{speaker(script)}", "max_concurrent": 1}
+    text = document({"source": source, "t": target}, {"from": "app"}, {"from": "app/two"})
     ran = run_regsync("sync", "-q", "--dry-run", "--json", "-c", "-", stdin=text)
     failed = [line for line in ran.err.splitlines() if "/app:*" in line]
     if words:

@@ -1,0 +1,110 @@
+"""Logins and tokens as registries see them: how often they are asked for, when they are shown, and
+what of them is told or kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from conformance.content.images import Seed
+from conformance.messages import Answer, Request, error
+from conformance.registry.tokens import BasicAuth, TokenService
+from tests.ends import only, tags
+from tests.mirrors import Mirror
+
+USER, PASSWORD = "captain", "Xyzzy-0pen-Sesame"
+LOGIN = {"auth_type": "basic", "credentials": {"username": USER, "password": PASSWORD}}
+MAPPING = {"from": "app", "tags": tags("v1"), "artifacts": {"enabled": False}}
+
+
+def with_login(mirror: Mirror) -> dict[str, dict[str, object]]:
+    return {"source": {"url": mirror.source.url, **LOGIN}}
+
+
+@pytest.fixture
+def tokens() -> TokenService:
+    return TokenService({USER: PASSWORD}, anonymous=False, now=anyio.current_time)
+
+
+async def test_tokens_that_are_never_accepted_end_the_request(world, tmp_path, tokens):
+    """Two new logins a request, and not one more for as long as it fails."""
+    tokens.uses = 0
+    mirror = Mirror(world, tmp_path, of={"source": {"auth": tokens}})
+    mirror.push("v1")
+    ran = await mirror.sync(MAPPING, registries=with_login(mirror))
+    assert ran.status == 4
+    assert "AUTH_ERROR" in only(ran.failed)
+    assert tokens.requests <= 3
+    assert ran.seconds < 60
+
+
+async def test_a_token_that_was_replaced_is_not_shown_either(world, tmp_path, tokens):
+    mirror = Mirror(world, tmp_path, of={"source": {"auth": tokens}})
+    mirror.push("v1")
+    shown: list[str] = []
+
+    def intercept(request: Request) -> Answer | None:
+        value = request.header("authorization").removeprefix("Bearer ")
+        if request.kind != "blob" or not value:
+            return None
+        shown.append(value)
+        if len(shown) == 1:
+            tokens.revoke()
+            words = 'realm="http://source.test/token",service="registry.test",error="invalid_token"'
+            challenge = f'Bearer {words},scope="repository:app:pull"'
+            return error(401, "UNAUTHORIZED", "ended", headers=[("WWW-Authenticate", challenge)])
+        return error(403, "DENIED", f"{shown[0]} was replaced, and {value} may not")
+
+    mirror.source.app.intercept = intercept
+    ran = await mirror.sync(MAPPING, registries=with_login(mirror))
+    assert ran.status == 4
+    assert len(set(shown)) >= 2
+    assert "was replaced" in ran.err
+    assert not [value for value in shown if value in ran.err + ran.out]
+
+
+@pytest.mark.provokes("secret_in_url")  # which the registry asks for
+async def test_no_secret_of_a_challenge_is_kept(world, tmp_path, tokens):
+    """As of a registry that repeats the password in it."""
+    tokens.service = f"for {PASSWORD}"
+    mirror = Mirror(world, tmp_path, of={"source": {"auth": tokens}})
+    mirror.push("v1")
+    ran = await mirror.sync(MAPPING, registries=with_login(mirror))
+    assert ran.status == 0, ran.err
+    kept = [path for path in Path(mirror.cache).rglob("*") if path.is_file()]
+    assert kept
+    assert not [path for path in kept if PASSWORD.encode() in path.read_bytes()]
+
+
+async def test_a_password_waits_for_its_challenge_in_each_run_over_plain_http(world, tmp_path):
+    """What an earlier run was asked for is no reason to show it to whoever answers now."""
+    mirror = Mirror(world, tmp_path, of={"source": {"auth": BasicAuth({USER: PASSWORD})}})
+    for number in range(2):
+        mirror.push("v1", Seed(number).image())
+        ran = await mirror.sync(MAPPING, registries=with_login(mirror))
+        assert ran.status == 0, ran.err
+        first, second, *_ = mirror.source.journal.entries
+        assert (first.status, "authorization" in first.headers) == (401, False)
+        assert "authorization" in second.headers
+
+
+async def test_what_a_clock_far_ahead_has_written_is_not_believed(world, tmp_path):
+    mirror = Mirror(world, tmp_path)
+    seed = Seed(3)
+    shared = seed.blob(5000)
+    mirror.push("v1", seed.image(layers=[shared]))
+    mirror.write(MAPPING)
+    ahead = world.edge()._replace(wall=lambda: world.wall() + 10 * 86400)
+    ran = await world.run("sync", "-q", "-c", str(mirror.file), edge=ahead)
+    assert ran.status == 0, ran.err
+
+    image = mirror.push("v1", seed.image(layers=[shared, seed.blob(100)]))
+    ran = await mirror.sync(MAPPING)
+    assert ran.status == 0, ran.err
+    digest = image.document["layers"][0]["digest"]
+    asked = mirror.target.journal.matching("HEAD", "blob", reference=digest)
+    mounted = mirror.target.journal.matching("POST", "upload_start", query={"mount": digest})
+    assert len(asked) + len(mounted) == 1, "what it wrote is asked for again"
