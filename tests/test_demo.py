@@ -132,3 +132,11 @@ def test_one_other_byte_at_the_target_is_a_failure(monkeypatch):
         demo.compare(images, "source", "target")
     monkeypatch.setattr(demo, "show", lambda *, counts: demo.compare(images, "source", "target"))
     assert demo.main([]) == 1
+
+
+def test_what_it_imports_of_the_harness_needs_no_package() -> None:
+    """It runs where Python is and nothing else: `-S` leaves out what is installed."""
+    for module in ("conformance.client.copies", "conformance.content.images"):
+        command = [sys.executable, "-S", "-c", f"import {module}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from ..content.images import Image
@@ -27,7 +27,9 @@ from ..registry.storage import (
     OCI_MANIFEST,
     is_foreign,
 )
-from ..server.exchange import Site
+
+if TYPE_CHECKING:  # the demo pushes and fetches with the standard library alone
+    from ..server.exchange import Site
 
 __all__ = ["ACCEPT", "Client", "Reply", "fetch_http", "identical", "push_http"]
 
