@@ -2,7 +2,7 @@
 """Change the program in small ways that matter, and see whether the tests notice each of them.
 
     python3 tools/mutants.py reach              run the tests once, and note which lines each executes
-    python3 tools/mutants.py try                try the mutants that have no verdict yet
+    python3 tools/mutants.py try                try the mutants that nothing has killed yet
     python3 tools/mutants.py try -k staging     those with the word in their file or title, again
 
 A mutant is a piece of `_regsync` that is replaced by another one; `mutant_lists/` has them, a file
@@ -359,7 +359,9 @@ def main(argv: Sequence[str]) -> int:
         for mutant in mutants
         if f"{mutant.file}: {mutant.breaks}: " not in stale_titles
         and (
-            word in f"{mutant.file} {mutant.breaks}".lower() if word else mutant.breaks not in known
+            word in f"{mutant.file} {mutant.breaks}".lower()
+            if word
+            else not known.get(mutant.breaks)
         )
     ]
     kills = try_all(wanted, arguments.j, arguments.s)
