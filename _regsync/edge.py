@@ -4,8 +4,10 @@ chance, and threads for calls that block.
 Standard streams, files and signals are the process's own. Whoever calls `regsync.run` gives another
 edge, such as a network in memory.
 
-Invariant: no other module opens a connection, reads the environment, the time of day or random
-numbers that decide something, or starts a thread. Sleeping is anyio's.
+Invariant: a run opens connections, reads the environment and the time of day, decides by chance and
+calls threads through its edge alone. The FIPS gate, which comes before any run, reads the
+environment itself, and the ages of files are compared with the clock that the disk has. Sleeping is
+anyio's.
 """
 
 from __future__ import annotations

@@ -229,7 +229,8 @@ def lines_of(mutant: Mutant) -> range:
     inner = range(start, end + 1)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Return, ast.Assign, ast.Expr, ast.AugAssign, ast.AnnAssign)):
-            first, last = node.lineno, node.end_lineno or node.lineno
+            first = node.lineno
+            last = node.end_lineno or first
             if first <= start and end <= last:
                 inner = range(first, last + 1)
     return inner
