@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 
+from _regsync.app import environment
+from _regsync.net.streams import Timeouts
+from _regsync.registry.host import Machine
 from conformance.server.memory import Link
 from tests.ends import tags
 from tests.inside.telling import tellers
@@ -28,7 +33,11 @@ async def test_a_long_wait_is_no_illness_until_its_end_is_missed(stage, monkeypa
     assert (ran.status, states) == (0, [200, 200, 503])
 
 
-async def test_a_cycle_is_not_ill_when_it_is_long(world, tmp_path, monkeypatch):
+async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(
+    world, tmp_path, monkeypatch
+):
+    patient = Timeouts(idle=3600.0, slow_window=36000.0)  # or the run would give up before
+    monkeypatch.setattr(environment, "Machine", partial(Machine, timeouts=patient))
     told_by = tellers(monkeypatch)
     stage = Scene(world, tmp_path)
     slow = world.registry("slow.test", up=Link(bandwidth=2000), down=Link(bandwidth=2000))
@@ -40,9 +49,15 @@ async def test_a_cycle_is_not_ill_when_it_is_long(world, tmp_path, monkeypatch):
     states: list[bool] = []
 
     async def look() -> None:
-        for _ in range(30):
+        for _ in range(15):
             states.append(told_by[0]("/healthz")[0] == 200)
             await anyio.sleep(60)
+        slow.fail("silent")
+        for _ in range(25):
+            await anyio.sleep(60)
+            states.append(told_by[0]("/healthz")[0] == 200)
+        slow.recover()
 
     await stage.watch(look, interval=120)
-    assert all(states)
+    assert all(states[:29])
+    assert not any(states[31:])
