@@ -19,7 +19,9 @@ Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "u
 # How the body of a blob is sent after the POST that starts its upload (docs/protocol-facts.md
 # section 1.7). put: one PUT with the body. patch: one PATCH without Content-Range, then an empty
 # PUT. chunks: PATCHes with `Content-Range: start-end`, then an empty PUT.
-UploadStyle = Literal["put", "patch", "chunks"]
+
+# Bytes of one request for registries that accept no larger body (docs/specification.md section 8.2).
+CHUNK = 16 * 1024 * 1024
 
 
 class Limits(NamedTuple):
@@ -45,9 +47,8 @@ class Dialect(NamedTuple):
     source: str  # where these facts are documented
     limits: tuple[Limits, ...]  # every action is in exactly one of them
 
-    upload_style: UploadStyle = "put"
-    fallback_style: UploadStyle | None = None  # used if the usual style is refused or reset
-    put_limit: int | None = None  # bytes; a larger body is sent by `chunks` of at most this size
+    takes_chunks: bool = False  # whether chunks are tried where a PUT is refused or reset
+    put_limit: int = 0  # bytes; a larger body is sent in chunks of this size; 0: no limit
     allows_foreign_uploads: bool = True  # whether the Location of an upload may be on another host
 
     # The query of a POST that starts an upload unless the repository has the blob (docs/design.md
@@ -177,7 +178,7 @@ _GHCR = Dialect(
     # Reports about PATCH with Content-Range contradict each other. All reports agree that a PATCH
     # with the whole body and without Content-Range works.
     # cirruslabs/tart#179, https://github.com/ocx-sh/ocx/pull/237
-    fallback_style="patch",
+    takes_chunks=True,
     # 2,000 requests per minute according to users. GitHub does not document the limit.
     # https://github.com/clowdhaus/ocync/blob/7d433c5caee1b1cf8e2420c62086c528bb111064/docs/src/content/registries/ghcr.md
     limits=(Limits(f"{_READS} {_WRITES}", rate=20, burst=10),),
@@ -191,7 +192,7 @@ _ACR = Dialect(
     "docs/protocol-facts.md sections 6.1 (hosts), 6.5 (upload, rates)",
     # A PUT of more than about 20 MB is answered with 413, or the connection is reset.
     # https://github.com/goharbor/harbor/issues/23015
-    put_limit=16 * 1024 * 1024,
+    put_limit=CHUNK,
     # docs/specification.md section 8.2.
     allows_foreign_uploads=False,
     # 10,000 reads and 2,000 writes per minute in the Premium tier.
@@ -205,7 +206,7 @@ _ACR = Dialect(
 _UNKNOWN = Dialect(
     None,
     "docs/protocol-facts.md sections 7.9 (upload), 1.8 (mounts)",
-    fallback_style="patch",
+    takes_chunks=True,
     limits=(
         Limits(f"tag_list {_HEADS}", 8),
         Limits("manifest_get"),

@@ -306,32 +306,6 @@ async def test_the_first_upload_starts_before_the_last_tag_is_discovered(world, 
     assert sum(begun > first for begun in asked) > 16
 
 
-@pytest.mark.parametrize(("seconds", "mounts"), [(4, True), (40, False)])
-async def test_a_target_that_is_slow_to_answer_for_a_tag_holds_others_up_once_and_not_for_long(
-    world, seed, seconds, mounts
-):
-    """What the tag shows can be mounted, so it is waited for: at most 5 s, whatever wants to know."""
-    source, target = world.registry("source.test"), world.registry("target.test")
-    image = seed.image(sizes=(LARGE,))
-    image.load_into(source.app, "app", tag="v1")
-    image.load_into(target.app, "app", tag="v1")
-    target.app.faults.on("HEAD", "manifest", repository="app").delay(seconds)
-    began = anyio.current_time()
-    ran = await world.sync(
-        {"source": source, "target": target},
-        {"from": "app", "tags": tags("v1")},
-        *({"from": "app", "to": f"beside/{number}", "tags": tags("v1")} for number in range(40)),
-    )
-    assert (ran.status, ran.failed) == (0, [])
-    # Until a host has answered for the first time, nobody else asks it.
-    is_first = target.journal.entries[0].repository == "app"
-    read = 0 if mounts or is_first else len(image.blobs)
-    source.journal.matching("GET", "blob").exactly(read)
-    ends = [each.time - began for each in target.journal.matching("PUT", "manifest")]
-    assert len(ends) == 40
-    assert max(ends) < (seconds if is_first else 5) + 1
-
-
 async def sync_from_both(
     world: Virtual, hard: Place, easy: Place, target: Place
 ) -> tuple[list[float], list[float]]:

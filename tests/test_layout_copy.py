@@ -675,21 +675,6 @@ def test_nobody_logs_in_to_a_layout(source, tmp_path):
     assert not (tmp_path / "disk").exists()
 
 
-# The disk, which is in no journal, may open a blob before the registry has accepted an upload of it.
-@pytest.mark.provokes("blob_pulled_twice")
-def test_a_layout_shares_a_reading_where_nothing_is_staged(source, target, seed, tmp_path):
-    image = seed.image(sizes=(3_000_000, 2_000_000)).load_into(source.app, "app", tag="v1")
-    registries = {"source": source, "target": target, "disk": {"url": "oci-layout:disk"}}
-    unstaged = {"global": {"staging_size_limit": "0"}}
-    text = document(registries, {"from": "app", "tags": tags("v1")}, **unstaged)
-    ran = run_file(tmp_path, "both.yaml", text)
-    assert ran.statuses() == ["synced"] * 2, ran.err
-    assert check_layout(tmp_path / "disk") == set(image.contents())
-    assert held(target, "app", image)
-    large = [layer["digest"] for layer in json.loads(image.body)["layers"]]
-    assert all(source.journal.count("GET", "blob", reference=digest) == 1 for digest in large)
-
-
 def test_a_source_that_breaks_is_gone_on_with_where_the_file_ends(source, seed, tmp_path):
     image = seed.image(sizes=(2_000_000,)).load_into(source.app, "app", tag="v1")
     layer = json.loads(image.body)["layers"][0]["digest"]

@@ -23,7 +23,7 @@ from tests.ends import document, held, started, tags
 KIB = 1 << 10
 
 
-@pytest.mark.parametrize(("times", "uploads"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("times", "uploads"), [(1, 1), (2, 2), (99, 2)])
 async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(world, times, uploads):
     """A registry that always breaks at a mount gets the blob by upload."""
     source, target = world.registry("source.test"), world.registry("target.test")

@@ -897,7 +897,8 @@ def test_a_session_that_cannot_be_cancelled_changes_nothing(source, target, seed
     assert target.journal.count("DELETE") == 1
 
 
-def test_a_blob_that_may_not_be_staged_uses_the_session_that_it_has(serve, source, seed, tmp_path):
+@pytest.mark.provokes("blob_pulled_twice")
+def test_a_blob_that_may_not_be_staged_is_read_by_each_target(serve, source, seed, tmp_path):
     image = seed.image(sizes=(1_100_000,)).load_into(source.app, "app", tag="v1")
     targets = {name: serve() for name in ("t1", "t2")}
     ran = sync(
@@ -906,7 +907,7 @@ def test_a_blob_that_may_not_be_staged_uses_the_session_that_it_has(serve, sourc
         **{"global": {"staging_size_limit": 0, "cache_dir": str(tmp_path)}},
     )
     assert ran.status == 0, ran.err
-    assert wire(source) == {"GET manifest": 1, "GET blob": 2}
+    assert wire(source) == {"GET manifest": 1, "GET blob": 3}
     for each in targets.values():
         assert held(each, "app", image)
         assert wire(each) == cold(2)[1]

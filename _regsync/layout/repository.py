@@ -30,7 +30,7 @@ from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, image_name, is_digest
-from _regsync.providers import Dialect, UploadStyle
+from _regsync.providers import Dialect
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
@@ -44,12 +44,7 @@ _CONCURRENCY = 64
 
 # The properties of a layout, in the form of the dialect of a registry.
 _LAYOUT = Dialect(
-    None,
-    "docs/design.md section 13",
-    limits=(),
-    fallback_style=None,
-    probe=None,
-    listing_has_digests=True,
+    None, "docs/design.md section 13", limits=(), probe=None, listing_has_digests=True
 )
 
 
@@ -466,11 +461,6 @@ class _FileBody:
         with self._layout.disk_errors():
             return await self._disk_pace.run(self._stream.readinto, buffer)
 
-    def read_now(self, buffer: memoryview) -> int:
-        """Read bytes into `buffer`. Blocks until they are read, for use in worker threads."""
-        with self._layout.disk_errors():
-            return self._stream.readinto(buffer)
-
 
 class _BlobWriter:
     """A blob that is written to a layout, with the interface `registry.repository.BlobUpload`.
@@ -486,7 +476,7 @@ class _BlobWriter:
         self.broken_session = ""  # not empty after a body broke, if `resume` can continue
         self.offset = 0  # bytes that the partial file had when it was opened last
         self.hash: _Hash | None = None  # of these bytes, if a killed run wrote some of them
-        self.style: UploadStyle = "put"
+        self.in_chunks = False
         self.is_start_refused = False
         self.is_mount_refused = False
         self.has_mount_failed = False
@@ -544,8 +534,6 @@ class _BlobWriter:
                 with self._adding_context():
                     await self._file.write(piece)
                 count_sent(len(piece))
-                # A worker thread writes the pieces that the source has already received.
-                count_sent(await pieces.pour(self._append))
         except BaseException as error:
             # A source that is a layout too raises LayoutErrors, of the side SOURCE.
             has_write_failed = isinstance(error, LayoutError) and error.side is Side.TARGET
@@ -560,11 +548,6 @@ class _BlobWriter:
             self._file.finish()
         self._file = None
         return True
-
-    def _append(self, piece: memoryview) -> None:
-        assert self._file is not None
-        with self._adding_context():
-            self._file.append(piece)
 
     async def resume(self) -> None:
         """Reopen the broken session, to write after the bytes that the file has."""

@@ -14,7 +14,7 @@ from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest
-from _regsync.providers import Dialect, UploadStyle
+from _regsync.providers import Dialect
 from _regsync.registry.host import Host
 from _regsync.registry.throttle import Demand
 from _regsync.state.archive import RepositoryKey
@@ -29,13 +29,6 @@ class BlobBody(Protocol):
     async def read_into(self, buffer: memoryview) -> int:
         """Read bytes into `buffer`. Returns how many were read, or 0 at the end of the blob."""
 
-    def read_now(self, buffer: memoryview) -> int:
-        """Read bytes into `buffer` without waiting for a peer, in a worker thread. Returns how many
-        bytes were read.
-
-        Returns 0 if the caller has to continue with `read_into`, which waits and detects the end.
-        """
-
 
 class BlobUpload(Protocol):
     """The upload of one blob to a repository. `upload` describes its states and methods."""
@@ -44,7 +37,7 @@ class BlobUpload(Protocol):
     session: str  # the path of an open session, or ""
     broken_session: str  # the path of a session whose last body was not answered, or ""
     offset: int  # bytes that the session has received
-    style: UploadStyle
+    in_chunks: bool  # whether the blob is sent in several requests
     is_start_refused: bool  # whether the host refused to begin any upload
     is_mount_refused: bool  # whether the host refuses all requests to mount like the last one
     has_mount_failed: bool  # whether the last request to mount was answered by an error

@@ -40,7 +40,7 @@ from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryErr
 from _regsync.net.http1 import Header, Pieces, Response
 from _regsync.net.pool import SESSION_GONE, Lease
 from _regsync.oci.manifest import Descriptor
-from _regsync.providers import Dialect, UploadStyle
+from _regsync.providers import Dialect
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.transport import ERROR_BODY, Body, Call, Transport
@@ -94,7 +94,7 @@ class Upload:
         self.offset = 0  # bytes that the session has received
         self._end = 0  # the offset after the body that is being sent
 
-        self.style: UploadStyle = "put"  # in which requests the body is sent
+        self.in_chunks = False  # whether the body is sent in several requests
 
         # Whether the registry has refused to begin an upload. The request names no blob, so the
         # upload of any other blob would be refused too.
@@ -241,7 +241,7 @@ class Upload:
         may carry none.
         """
         headers = [_OCTETS]
-        is_part = self.offset > 0 or (self.style == "chunks" and not is_last)
+        is_part = self.offset > 0 or (not is_last and length < self.blob.size)
         if is_part and length:
             headers.append(("Content-Range", f"{self.offset}-{self.offset + length - 1}"))
         action = "upload_body"
@@ -257,18 +257,15 @@ class Upload:
 
     def _record_begin(self) -> None:
         """Record that the body begins. Until its answer arrives, the session is broken. `resume`
-        may help, except in the style "patch", at another origin, or after the registry has refused
-        it.
+        may help, except at another origin, or after the registry has refused it.
 
         Only a session for chunks accepts another body afterwards, so it stays open too.
         """
-        may_resume = (
-            self.repository.host.can_resume and self._is_at_registry and self.style != "patch"
-        )
+        may_resume = self.repository.host.can_resume and self._is_at_registry
         self.broken_session = self.session if may_resume else ""
         if self.offset == 0:
             self.has_begun = True
-        if self.style != "chunks":
+        if not self.in_chunks:
             self.session = ""
 
     async def resume(self) -> None:
@@ -289,7 +286,7 @@ class Upload:
             ) as response:
                 self.broken_session = ""
                 received = self._received_bytes(response)
-                if received or self.style == "chunks":
+                if received or self.in_chunks:
                     self._open(call, response, received)
         except RegistryError as error:
             # A session that takes chunks stays open, unless the registry reports that it has ended.
@@ -306,7 +303,7 @@ class Upload:
         If the Range is missing or cannot be right, these are the chunks that were acknowledged, or
         no byte if the body is not sent in chunks.
         """
-        acknowledged = self.offset if self.style == "chunks" else 0
+        acknowledged = self.offset if self.in_chunks else 0
         range_match = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
         if range_match is None:
             return acknowledged

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from functools import partial
 from itertools import chain, count
 from typing import NamedTuple
@@ -28,12 +28,12 @@ from _regsync.errors import (
 )
 from _regsync.oci.manifest import MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
-from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey, digest_like, key_of
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import FirstSeen
+from _regsync.sync.blobs import Reading, Tries, known_body
 from _regsync.sync.discovery import Discovery, check_tree_size
 from _regsync.sync.findings import AuditReport, Finding, Flaw
 from _regsync.sync.image import Traffic
@@ -48,9 +48,7 @@ from _regsync.sync.referrers import (
     Referrers,
     too_many_artifacts,
 )
-from _regsync.sync.relay import Relay
 from _regsync.sync.report import Outcome
-from _regsync.sync.transfer import known_body
 
 
 class _AuditedImage(NamedTuple):
@@ -669,29 +667,28 @@ class Audit:
         are wrong, the blob is read once more over a new connection, because a cache may have been
         wrong.
         """
-        is_large = blob.size >= LARGE_BODY
-        demand = Demand(target.host.key, "read", is_large)
-        relay = Relay(target, blob, self.transport)
-        retries = RetryBudget(ATTEMPTS)
+        reading = Reading(self.transport, target, blob)
+        tries = Tries(self.transport, target)
         offset = 0
         while True:
             try:
                 with self.transport.recovery.attempt():
-                    async with self.transport.gate.admitted((demand,)), relay.opened(offset):
-                        while piece := await relay.next():
+                    async with (
+                        self.transport.gate.admitted((reading.demand,)),
+                        aclosing(reading.pieces(offset)) as pieces,
+                    ):
+                        async for piece in pieces:
                             offset += len(piece)
                 return
             except WrongBytes:
-                if relay.uses_fresh_connections:
+                if reading.is_fresh:
                     raise
-                relay = Relay(target, blob, self.transport, uses_fresh_connections=True)
+                reading.start_again()
                 offset = 0
                 continue
             except SyncError as error:
                 failure = error
-            # Raises the failure if no retry is left.
-            pause = self.transport.pause_after(failure, retries, target.host)
-            await self.transport.wait_to_retry(failure, pause)
+            await tries.wait(failure)
 
     # Results.
 

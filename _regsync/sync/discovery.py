@@ -8,17 +8,8 @@ Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" an
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -39,7 +30,7 @@ from _regsync.state.archive import RepositoryKey, Snapshot, SnapshotEntry, hashe
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.image import Tree, build_tree
-from _regsync.sync.once import LazyEvent, Once, gather
+from _regsync.sync.once import Once, gather
 from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
 
@@ -47,9 +38,6 @@ from _regsync.text import printable
 _MANIFEST_BUDGET = 32 * 1024 * 1024
 # Bytes that a manifest counts for at least, because the parsed manifest needs memory too.
 _LIGHTEST_MANIFEST = 8192
-
-# Seconds that a look-up waits for other look-ups, which may find repositories to mount blobs from.
-_LONGEST_WAIT = 5.0
 
 # Tags that one warning lists.
 _MOST_LISTED_TAGS = 10
@@ -148,93 +136,29 @@ class TagLookup(NamedTuple):
         return next((tag for tag in self.targets if tag.target is target), None)
 
 
-class TargetWorkers:
-    """A pool of tasks that look up tags at targets.
+class _ManifestCache(dict[tuple[RepositoryKey, str], Once[Manifest]]):
+    """The requests for manifests, finished or under way; the least recently used come first."""
 
-    Idle tasks are reused: a new task for each tag would cost 5% of the CPU time of a run in which
-    nothing has changed.
-    """
-
-    def __init__(self, look_up: Callable[[TargetTag], Awaitable[None]]) -> None:
-        self._look_up = look_up
-        # The tags to look up, each with the event that is set when it has been looked up.
-        self._queue = deque[tuple[TargetTag, LazyEvent]]()
-        # None outside `running`.
-        self._tasks: anyio.abc.TaskGroup | None = None
-        # The events that idle tasks wait for, one for each task.
-        self._idle = list[anyio.Event]()
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Run the tasks for the duration of a block. The end of the block cancels open look-ups."""
-        async with anyio.create_task_group() as self._tasks:
-            yield
-            self._tasks.cancel_scope.cancel()
-
-    def submit(self, tag: TargetTag) -> LazyEvent:
-        """Queue a tag. An idle task or a new task looks it up, and sets the returned event."""
-        answered_event = LazyEvent()
-        self._queue.append((tag, answered_event))
-        if self._idle:
-            self._idle.pop().set()
-        else:
-            assert self._tasks is not None
-            self._tasks.start_soon(self._work)
-        return answered_event
-
-    async def _work(self) -> None:
-        while True:
-            while self._queue:
-                tag, answered_event = self._queue.popleft()
-                await self._look_up(tag)
-                answered_event.set()
-            wake_event = anyio.Event()
-            self._idle.append(wake_event)
-            await wake_event.wait()
-
-
-class _ManifestCache:
-    """The manifests that were fetched most recently, within a budget of bytes."""
-
-    def __init__(self) -> None:
-        # By repository and digest, the requests for manifests, finished or under way.
-        self._by_key: dict[tuple[RepositoryKey, str], Once[Manifest]] = {}
-        # By repository and digest, the bytes that each fetched manifest counts for, the least
-        # recently used first. A manifest that is being fetched has no entry.
-        self._weights: dict[tuple[RepositoryKey, str], int] = {}
-        # The sum of `_weights`.
-        self._total_weight = 0
-
-    def get(self, where: RepositoryKey, digest: str) -> Manifest | None:
-        """Return a manifest from the cache. Returns None if the manifest is not there."""
-        request = self._by_key.get((where, digest))
-        return request.answer[0] if request is not None and request.answer else None
+    _weight = 0
 
     def request(self, where: RepositoryKey, digest: str) -> Once[Manifest]:
-        """Return the shared request for a manifest, which may be new, under way or finished."""
-        key = (where, digest)
-        if key not in self._by_key:
-            self._by_key[key] = Once()
-        return self._by_key[key]
+        """Return the request for a manifest, as the most recently used."""
+        request = self.pop((where, digest), None) or Once()
+        self[where, digest] = request
+        return request
 
-    def record_use(self, where: RepositoryKey, digest: str, manifest: Manifest) -> None:
-        """Make a manifest the most recently used.
+    def find(self, where: RepositoryKey, digest: str) -> Manifest | None:
+        request = self.get((where, digest))
+        return request.answer[0] if request is not None and request.answer else None
 
-        Drops the least recently used above the budget.
-        """
-        key = (where, digest)
-        if self.get(where, digest) is None:
-            self._by_key[key] = Once(manifest)
-
-        # Remove the entry and add it again, because a dict keeps the order of insertion.
-        self._total_weight -= self._weights.pop(key, 0)
-        self._weights[key] = max(manifest.size, _LIGHTEST_MANIFEST)
-        self._total_weight += self._weights[key]
-
-        while self._total_weight > _MANIFEST_BUDGET:
-            oldest = next(iter(self._weights))
-            self._total_weight -= self._weights.pop(oldest)
-            self._by_key.pop(oldest, None)
+    def add(self, where: RepositoryKey, manifest: Manifest) -> None:
+        """Add a manifest that was fetched, and drop the oldest above the budget."""
+        if self.find(where, manifest.digest) is None:
+            self._weight += max(manifest.size, _LIGHTEST_MANIFEST)
+        self[where, manifest.digest] = Once(manifest)
+        while self._weight > _MANIFEST_BUDGET:
+            dropped = self.pop(next(iter(self))).answer
+            self._weight -= max(dropped[0].size, _LIGHTEST_MANIFEST) if dropped else 0
 
 
 class Discovery:
@@ -286,11 +210,6 @@ class Discovery:
         # tag has one source (`mappings.assign_tags`).
         self._cosign_tag_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
-        self.target_workers = TargetWorkers(self._look_up_at_target)
-        # By target host, the tags that are looked up there, oldest first, each with an event. It is
-        # set when everything that follows from the answer is in `Knowledge`, so that other look-ups
-        # need not wait any longer (`_wait_for_other_look_ups`).
-        self._unsettled_tags = defaultdict[str, dict[TargetTag, LazyEvent]](dict)
         # By source repository and list of platforms, the tags whose indexes lack these platforms.
         self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
 
@@ -510,22 +429,24 @@ class Discovery:
         asked, because it lacks its tag. If the source fails, raises SyncError after the targets
         have answered.
         """
-        # Other look-ups at the same hosts may wait for these tags (`_wait_for_other_look_ups`).
-        for tag in tags:
-            self._unsettled_tags[tag.target.host.key][tag] = LazyEvent()
-        try:
-            answered_events = [
-                self.target_workers.submit(tag) for tag in tags if tag.target not in known_to_lack
-            ]
+        source_image: SourceImage | None = None
+        failure: SyncError | None = None
+        async with anyio.create_task_group() as look_ups:
+            for tag in tags:
+                if tag.target not in known_to_lack:
+                    look_ups.start_soon(self._look_up_at_target, tag)
             try:
                 source_image = await self.resolve_at_source(mapping, reference, by_head=by_head)
-            finally:
-                for answered_event in answered_events:
-                    await answered_event.wait()
-            self._learn_cached_manifests(self.source_of(mapping), tags)
-        finally:
-            for tag in tags:
-                self._settle(tag)
+            except SyncError as error:  # raised when the targets have answered
+                failure = error
+        if source_image is None:
+            assert failure is not None
+            raise failure
+        source = self.source_of(mapping)
+        for tag in tags:
+            manifest = self._manifests.find(source.store_key, tag.digest or "")
+            if manifest is not None:
+                self._learn_manifest(tag.target, manifest)
         return source_image
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
@@ -559,7 +480,7 @@ class Discovery:
         digest = await self.resolve_digest(source, reference, by_head=by_head)
         # The result refers to the manifest, because the cache may drop it before the caller needs
         # it.
-        return _source_image(mapping, digest, self._manifests.get(source.store_key, digest))
+        return _source_image(mapping, digest, self._manifests.find(source.store_key, digest))
 
     async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
         """Return the digest that a tag or digest has at its source.
@@ -640,11 +561,8 @@ class Discovery:
             tag.error = error
 
         if tag.digest is not None:
-            # `look_up` settles the tag after it has learned the blobs of the manifest.
             self._knowledge.confirm_tagged_manifest(target.store_key, tag.digest)
-            return
-        self._settle(tag)
-        if tag.error is None:
+        elif tag.error is None:
             self._learn_absence(tag)
 
     def _learn_absence(self, tag: TargetTag) -> None:
@@ -703,10 +621,6 @@ class Discovery:
         lacking_repositories = [
             tag.target.store_key for tag in tags if tag.digest != root.digest and tag.error is None
         ]
-        if lacking_repositories:
-            await self._wait_for_other_look_ups(
-                {repository.host for repository in lacking_repositories}
-            )
         tree = await self._fetch_tree_to_copy(
             source, top, root, filtered_indexes, lacking_repositories
         )
@@ -749,13 +663,6 @@ class Discovery:
 
     # Learning from the answers of targets (docs/design.md section 6, rule 4).
 
-    def _learn_cached_manifests(self, source: Repository, tags: Iterable[TargetTag]) -> None:
-        """Learn the manifests of the digests at targets, if they are in the cache."""
-        for tag in tags:
-            manifest = self._manifests.get(source.store_key, tag.digest or "")
-            if manifest is not None:
-                self._learn_manifest(tag.target, manifest)
-
     def _learn_manifest(self, target: Repository, manifest: Manifest) -> None:
         """Record the blobs and children of a manifest as present at a target's host.
 
@@ -766,32 +673,6 @@ class Discovery:
         children = (child.digest for child in manifest.children)
         self._knowledge.record_tagged_content(target.host.key, manifest.digest, blobs, children)
 
-    def _settle(self, tag: TargetTag) -> None:
-        """Wake the look-ups that wait for the answer of a tag."""
-        settled_event = self._unsettled_tags[tag.target.host.key].pop(tag, None)
-        if settled_event is not None:
-            settled_event.set()
-
-    async def _wait_for_other_look_ups(self, hosts: Collection[str]) -> None:
-        """Wait until the look-ups under way at these hosts are settled, for 5 seconds at most.
-
-        These look-ups may find other repositories that have the blobs, so that the blobs can be
-        mounted. A tag that is not settled in time is settled here, so that no look-up waits for it
-        again.
-        """
-        # On a host that never mounts, other repositories do not matter.
-        mounting_hosts = [
-            host for host in hosts if self._knowledge.supports_mounts(host) is not False
-        ]
-        unsettled_tags = dict[TargetTag, LazyEvent]()
-        for host in mounting_hosts:
-            unsettled_tags |= self._unsettled_tags[host]
-        with anyio.move_on_after(_LONGEST_WAIT):
-            for settled_event in unsettled_tags.values():
-                await settled_event.wait()
-        for tag in unsettled_tags:
-            self._settle(tag)
-
     # Manifests.
 
     async def fetch_manifest(
@@ -801,20 +682,24 @@ class Discovery:
 
         Concurrent callers share one request (docs/design.md section 6, rules 7, 8 and 13).
         """
-        request = self._manifests.request(source.store_key, digest)
-        manifest = await request.get(partial(source.get_manifest, digest, expected=expected))
-        self._manifests.record_use(source.store_key, digest, manifest)
-        return manifest
+
+        async def fetch() -> Manifest:
+            manifest = await source.get_manifest(digest, expected=expected)
+            self._manifests.add(source.store_key, manifest)
+            return manifest
+
+        return await self._manifests.request(source.store_key, digest).get(fetch)
 
     async def fetch_manifest_of_tag(self, where: Repository, tag: str) -> Manifest:
         """Fetch the manifest that a tag names now, and add it to the cache."""
         manifest = await where.get_manifest(tag)
-        self._manifests.record_use(where.store_key, manifest.digest, manifest)
+        if self._manifests.find(where.store_key, manifest.digest) is None:
+            self._manifests.add(where.store_key, manifest)
         return manifest
 
     def cached_manifest(self, where: Repository, digest: str) -> Manifest | None:
         """Return a manifest if it is in the cache, and None otherwise. No request is made."""
-        return self._manifests.get(where.store_key, digest)
+        return self._manifests.find(where.store_key, digest)
 
     async def complete_tree(self, source: Repository, tree: Tree) -> Tree:
         """Fetch the manifests that are missing in a tree because targets seemed to have them."""

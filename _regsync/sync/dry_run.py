@@ -1,4 +1,4 @@
-"""Count the bytes that a run would send, in place of the blob transfer.
+"""Count the bytes that a run would send, in place of copying blobs.
 
 Owns: what a run would copy and mount, found out with GET and HEAD requests alone.
 Invariants: nothing is written anywhere; the bytes are those of a run that gets the same answers.
@@ -10,31 +10,36 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from _regsync.oci.manifest import Manifest
+from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync.claims import Step
 from _regsync.sync.image import BlobResult, Image
-from _regsync.sync.transfer import BytesFrom
 
 
 class DryRun:
-    """A replacement for `BlobTransfer` that writes nothing and counts what a run would send."""
+    """A replacement for `Blobs` that writes nothing and counts what a run would send."""
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
         # By host, the bytes of all blobs and manifests that a run would send to it.
         self.bytes_to_write = Counter[str]()
 
-    async def copy_blob(
-        self, step: Step, source: Repository, target: Repository, bytes_from: BytesFrom
+    async def copy(
+        self,
+        blob: Descriptor,
+        source: Repository,
+        target: Repository,
+        *,
+        rank: float = 0.0,
+        mount_from: str | None = None,
+        is_shared: bool = False,
+        present: str | None = None,
     ) -> BlobResult:
         """Return how a run would copy a blob, and count its bytes if it would be sent.
 
         Sends a HEAD for the blob, unless the run would mount it or the target repository is empty.
         """
-        blob = step.blob
-        if step.mount_from is not None:
+        if mount_from or self._knowledge.mount_source(target.store_key, blob.digest):
             # The host is assumed to accept the mount.
             self._knowledge.record_mount(target.host.key)
             return BlobResult.MOUNTED

@@ -30,15 +30,14 @@ from _regsync.state.archive import COPIED, NO_CHECK, Snapshot, key_of
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import SearchDepth, flags_after
+from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, no_artifact_error
 from _regsync.sync.report import LayoutSpace, MappingSelection, Outcome, Report, Undone
-from _regsync.sync.schedule import Scheduler
-from _regsync.sync.staging import Staging
-from _regsync.sync.transfer import BlobTransfer
+from _regsync.sync.work import Scheduler
 from _regsync.tags import compile_glob
 from _regsync.text import time_text
 
@@ -54,8 +53,6 @@ DRAIN_SECONDS = 25.0
 
 # Seconds between two checks whether a drain still makes progress.
 _DRAIN_TICK = 2.0
-# Seconds between two checks for images that have waited too long to mount a blob.
-_WAIT_CHECK_SECONDS = 30.0
 
 # A listing of a target repository costs at least one request, so it must save more than one.
 _MIN_SAVED_REQUESTS = 2
@@ -154,14 +151,17 @@ class Run:
             recheck=recheck,
             never_lists_tags=kind == "copy",
         )
-        self._staging = Staging(config.cache_dir, config.staging_size_limit)
+        staging = None
+        if config.cache_dir is not None and self._state.is_writer:
+            staging = f"{config.cache_dir}/staged"
+        self._staging = Staging(staging, config.staging_size_limit)
         self._dry_run: DryRun | None = None
         if is_dry_run:
             from _regsync.sync.dry_run import DryRun  # most runs do not need this module
 
             self._dry_run = DryRun(self._knowledge)
         self.scheduler = Scheduler(
-            self._dry_run or BlobTransfer(transport, self._knowledge, self._staging),
+            self._dry_run or Blobs(transport, self._knowledge, self._staging),
             self._knowledge,
             self._discovery,
             transport=transport,
@@ -241,7 +241,7 @@ class Run:
         try:
             async with anyio.create_task_group() as watchers:
                 # These tasks are cancelled when the work has ended.
-                watchers.start_soon(self._check_waits_until_stopped, work, stop)
+                watchers.start_soon(self._drain_when, stop, work)
                 watchers.start_soon(self._state.commit_regularly)
                 watchers.start_soon(self._layouts.commit_regularly)
                 if self._first_seen is not None:
@@ -270,10 +270,7 @@ class Run:
         """
         async with anyio.create_task_group() as self._unsaved_copies:
             with work:
-                async with (
-                    self._discovery.target_workers.running(),
-                    anyio.create_task_group() as self._tasks,
-                ):
+                async with anyio.create_task_group() as self._tasks:
                     for source, lookups in self._lookups.items():
                         for _ in lookups:
                             self._start_worker(source)
@@ -287,19 +284,13 @@ class Run:
         self._report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
         self._report.layout_spaces = self._find_layout_spaces()
 
-    async def _check_waits_until_stopped(self, work: anyio.CancelScope, stop: anyio.Event) -> None:
-        """End waits for mounts that take too long, until `stop` is set; then drain."""
-        while not stop.is_set():
-            with anyio.move_on_after(_WAIT_CHECK_SECONDS):
-                await stop.wait()
-            self.scheduler.end_long_waits()
-        await self._drain(work)
-
-    async def _drain(self, work: anyio.CancelScope) -> None:
-        """Start nothing new, and cancel the work after DRAIN_SECONDS or when it makes no progress.
+    async def _drain_when(self, stop: anyio.Event, work: anyio.CancelScope) -> None:
+        """When `stop` is set, start nothing new, and cancel the work after DRAIN_SECONDS or when it
+        makes no progress.
 
         Does not return. The task is cancelled when the work has ended.
         """
+        await stop.wait()
         text = f"stopping: copies under way have {DRAIN_SECONDS:.0f} s to end; a second signal stops at once"
         self._log("warning", "stopping", text)
         self.scheduler.drain()
@@ -334,11 +325,7 @@ class Run:
         has_failed = self._report.exit_status() != 0
         # Staged files that this run did not write may belong to another process, unless this run
         # holds the lock of the state. Only then may they be deleted.
-        self._staging.close(
-            remove_files=not self.scheduler.is_draining,
-            remove_leftovers=self._state.is_writer,
-            has_run_failed=has_failed,
-        )
+        self._staging.close()
         self._layouts.close(remove_partials=not self.scheduler.is_draining and not has_failed)
         self._discovery.save_logins()
         self._knowledge.finish()

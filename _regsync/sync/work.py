@@ -1,0 +1,689 @@
+"""Copy the images that discovery has found: which is next, who copies which blob, when manifests go.
+
+Owns: the election, the claims, the slots, and what happens if a target lacks what the state says.
+May not know: tags, mappings, how a blob is moved.
+Invariants: I1, I2, I5, I8, I9, I10. An image waits only for images that were promoted before it.
+
+Promotion is synchronous: an image claims each blob and manifest that its target lacks, or joins the
+claim of an older image. The first image of a claim brings it. A claim whose blob an older image (its
+leader) brings to another repository of the host waits until the leader has ended, to mount it. So
+there is one upload a host, and no circle of waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+import anyio
+
+from _regsync.errors import RegistryError, Side, SyncError
+from _regsync.oci.manifest import Descriptor, Manifest
+from _regsync.registry.repository import Repository, is_immutable, may_lack_part
+from _regsync.registry.transport import Transport
+from _regsync.state.archive import RepositoryKey, Snapshot, key_of
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.blobs import SMALL_BLOB, Blobs
+from _regsync.sync.discovery import Discovery
+from _regsync.sync.image import BlobResult, ChildNotFetched, Image, ImageCopy, Traffic
+from _regsync.sync.once import gather
+from _regsync.sync.referrer_lists import ReferrerLists
+
+if TYPE_CHECKING:
+    from _regsync.sync.dry_run import DryRun
+
+# Images that are promoted at the same time, and blobs of one image that are copied so.
+_MAX_PROMOTED = 512
+_MAX_BLOB_TASKS = 16
+
+# Discovery pauses while so many images, or bytes of manifests, are pending.
+_MAX_PENDING = 512
+_MAX_PENDING_BYTES = 64 * 1024 * 1024
+
+# Seconds before a manifest is put again that was refused although its parts are there.
+_ABSENT_PAUSES = (0.5, 1.0, 2.0)
+_MOST_RESTARTS = 2
+
+HostBlob = tuple[str, str]
+
+
+class Pending:
+    """The images that wait for their promotion.
+
+    Artifacts whose subject is at its target come first. Of the others, a greedy set cover elects
+    the image with the most blobs that no image copies yet and that other pending images need on the
+    same host (docs/specification.md section 1.1); of equal ones, the oldest.
+    """
+
+    def __init__(self) -> None:
+        self.artifacts = deque[Image]()
+        self._images = dict[int, Image]()
+        self._blobs = dict[int, list[HostBlob]]()
+        self._gains = dict[int, int]()
+        self._wanted_by = dict[HostBlob, list[int]]()
+        self._heap = list[tuple[int, int]]()  # -gain and number; entries may be outdated
+        self._bytes = 0
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self.artifacts) + len(self._images)
+
+    def is_full(self) -> bool:
+        return len(self._images) >= _MAX_PENDING or self._bytes > _MAX_PENDING_BYTES
+
+    def add(self, image: Image, blobs: Iterable[HostBlob]) -> None:
+        if image.number < 0:
+            image.number = next(self._numbers)
+        number = image.number
+        self._images[number] = image
+        self._bytes += image.tree.size
+        self._blobs[number] = list(blobs)
+        self._change_gain(number, 0)
+        for blob in self._blobs[number]:
+            rivals = self._wanted_by.setdefault(blob, [])
+            if len(rivals) == 1:
+                self._change_gain(rivals[0], +1)
+            if rivals:
+                self._change_gain(number, +1)
+            rivals.append(number)
+
+    def take(self) -> Image:
+        if self.artifacts:
+            return self.artifacts.popleft()
+        while True:
+            gain, number = heapq.heappop(self._heap)
+            if self._gains.get(number) == -gain:
+                break
+        del self._gains[number]
+        for blob in self._blobs.pop(number):
+            for rival in self._wanted_by.pop(blob, ()):
+                if rival in self._gains:
+                    self._change_gain(rival, -1)
+        image = self._images.pop(number)
+        self._bytes -= image.tree.size
+        return image
+
+    def _change_gain(self, number: int, change: int) -> None:
+        self._gains[number] = self._gains.get(number, 0) + change
+        heapq.heappush(self._heap, (-self._gains[number], number))
+
+
+class Slots:
+    """How many images are at work. A free slot goes to the oldest that waits, else `refill` is
+    called, which promotes another image into it and returns whether there was one."""
+
+    def __init__(self, most: int, refill: Callable[[], bool]) -> None:
+        self.most = float(most)
+        self.used = 0
+        self._refill = refill
+        self._queue = list[tuple[int, anyio.Event]]()
+
+    def fill(self) -> None:
+        while self.used < self.most:
+            if self._queue:
+                heapq.heappop(self._queue)[1].set()
+            elif not self._refill():
+                return
+            self.used += 1
+
+    async def leave_while(self, order: int, wait: Awaitable[object]) -> None:
+        """Give the slot of an image back, wait, and take one again."""
+        self.used -= 1
+        self.fill()
+        await wait
+        turn = anyio.Event()
+        heapq.heappush(self._queue, (order, turn))
+        self.fill()
+        await turn.wait()
+
+
+class Claim:
+    """A blob or manifest that promoted images lack in one repository. The first of them brings it."""
+
+    def __init__(self, job: Job, digest: str, blob: Descriptor | None) -> None:
+        self.digest = digest
+        self.blob = blob  # None: a manifest
+        self.jobs = [job]  # in the order of promotion
+        self.leader: Job | None = None
+
+    @property
+    def key(self) -> tuple[RepositoryKey, str, bool]:
+        return self.jobs[0].where, self.digest, self.blob is None
+
+
+class Job:
+    """A promoted image, and what its target lacks."""
+
+    def __init__(self, image: Image, order: int) -> None:
+        self.image = image
+        self.order = order
+        self.where = image.target.store_key
+        self.open = dict[Claim, None]()  # an ordered set
+        self.strays = dict[str, Repository]()
+        self.present = list[Descriptor]()
+        self.followers = list[Claim]()  # they wait for this image, their leader
+        self.is_ended = False
+        self.is_waiting = True
+        self.has_begun = False
+        self.changed = anyio.Event()
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = anyio.Event()
+
+
+class Scheduler:
+    """The images of a run on their way to their targets."""
+
+    verb = "copying"
+
+    def __init__(
+        self,
+        blobs: Blobs | DryRun,
+        knowledge: Knowledge,
+        discovery: Discovery,
+        *,
+        slots: int,
+        start: Callable[..., None],
+        queue_lookup: Callable[[str, Callable[[], Awaitable[None]]], None],
+        lists: ReferrerLists | None,
+        on_end: Callable[[ImageCopy], None],
+        transport: Transport,
+    ) -> None:
+        self._blobs = blobs
+        self._known = knowledge
+        self._discovery = discovery
+        self._start_task = start
+        self._queue_lookup = queue_lookup
+        self._on_end = on_end
+        self._lists = lists
+        self.transport = transport
+
+        self.pending = Pending()
+        self._room = anyio.Event()
+        self._slots = Slots(slots, self._promote_next)
+        self._order = count()
+        self._jobs = dict[Job, None]()
+        self._claims = dict[tuple[RepositoryKey, str, bool], Claim]()
+        self._leaders = dict[HostBlob, Job]()
+        self.is_draining = False
+        self.drain_deadline: float | None = None
+
+        self.manifests_by_blob = Counter[str]()
+        # By target and reference, whether this run has copied that artifact.
+        self._artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
+        self._target_hosts = set[str]()
+        self.images_known = 0
+        self.images_done = 0
+        self.traffic = Traffic()
+        self.failures = Counter[str]()
+
+    # For the run and its progress display.
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.transport.bytes_sent
+
+    @property
+    def images(self) -> list[Image]:
+        return [job.image for job in self._jobs]
+
+    def images_under_way(self) -> list[str]:
+        return [
+            job.image.source.name_of(job.image.reference)
+            for job in self._jobs
+            if not job.is_waiting
+        ]
+
+    async def wait_for_room(self) -> None:
+        while self.pending.is_full() and not self.is_draining:
+            await self._room.wait()
+
+    def add_image(self, image: Image) -> None:
+        """Make an image pending. The caller calls `advance` after the last image."""
+        host = image.target.host.key
+        self._target_hosts.add(host)
+        manifests = (image.tree.root, *image.tree.children)
+        sizes = {blob.digest: blob.size for each in manifests for blob in each.blobs}
+        uncovered = [digest for digest in sizes if not self._is_covered(host, digest)]
+        self.pending.add(image, [(host, digest) for digest in uncovered])
+        for digest in uncovered:
+            self.traffic.expect(host, digest, sizes[digest])
+
+    def _is_covered(self, host: str, digest: str) -> bool:
+        return (host, digest) in self._leaders or any(self._known.holders(host, digest))
+
+    def add_artifacts(self, images: Sequence[Image]) -> None:
+        self.pending.artifacts.extend(images)
+
+    def record_artifact(
+        self, target: Repository, reference: str, *, is_copied: bool = False
+    ) -> None:
+        self._artifacts_at_target.setdefault((target.key, reference), is_copied)
+
+    def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
+        blobs = [blob.digest for blob in manifest.blobs]
+        children = [child.digest for child in manifest.children]
+        self._known.confirm_manifest(where, manifest.digest, blobs, children)
+
+    def advance(self) -> None:
+        self._slots.fill()
+
+    def drain(self) -> None:
+        """Promote no further image; images that have begun go on."""
+        self.is_draining = True
+        self._room.set()
+        self._slots.most = float("inf")
+        for job in [*self._jobs]:
+            job.wake()
+        self.advance()
+
+    # Promotion.
+
+    def _promote_next(self) -> bool:
+        """Promote the elected image into a slot. Returns False if there is none to promote."""
+        while self.pending and not self.is_draining and len(self._jobs) < _MAX_PROMOTED:
+            image = self.pending.take()
+            if not self.pending.is_full():
+                self._room.set()
+                self._room = anyio.Event()
+            try:
+                job = self._promote(image)
+            except ChildNotFetched:
+                self._start_again(image)
+            except SyncError as error:
+                source = image.source.name_of(image.reference)
+                image.error = error.add_context(Side.SOURCE, "read", source)
+                self._finish_failed(image)
+            else:
+                self._jobs[job] = None
+                self._start_task(self._copy, job)
+                return True
+        return False
+
+    def _promote(self, image: Image) -> Job:
+        """Claim what the target lacks. No await: the first image of a claim is the oldest one."""
+        job = Job(image, next(self._order))
+        where, known = job.where, self._known
+        missing = image.tree.missing_at(partial(known.is_manifest_believed, where))
+        for blob in missing.blobs:
+            must_be_recent = not image.tree.is_image
+            if known.is_blob_believed(where, blob.digest, must_be_recent=must_be_recent):
+                job.present.append(blob)
+            else:
+                self._join(job, blob.digest, blob)
+        for manifest in (*missing.children, image.tree.root):
+            self._join(job, manifest.digest, None)
+        return job
+
+    def _join(self, job: Job, digest: str, blob: Descriptor | None) -> None:
+        claim = self._claims.get((job.where, digest, blob is None))
+        if claim is not None:
+            claim.jobs.append(job)
+        else:
+            claim = Claim(job, digest, blob)
+            self._claims[claim.key] = claim
+            self._follow(claim)
+        job.open[claim] = None
+
+    def _follow(self, claim: Claim) -> None:
+        """Let a claim wait for the image that brings its blob to the host, or make it that image."""
+        if claim.blob is None:
+            return
+        owner = claim.jobs[0]
+        leader = self._leaders.setdefault((owner.where.host, claim.digest), owner)
+        claim.leader = None
+        if leader.order < owner.order and not self._can_mount(claim):
+            claim.leader = leader
+            leader.followers.append(claim)
+
+    def _can_mount(self, claim: Claim) -> bool:
+        return self._known.mount_source(claim.jobs[0].where, claim.digest) is not None
+
+    def _may_start(self, claim: Claim, job: Job) -> bool:
+        """Report whether an image brings a blob, and need not wait for another repository."""
+        if claim.blob is None or claim.jobs[0] is not job:
+            return False
+        leader = claim.leader
+        if leader is None or leader.is_ended or self._can_mount(claim):
+            return True
+        return not self._known.may_mount(job.where, leader.where.name)
+
+    # One image.
+
+    async def _copy(self, job: Job) -> None:
+        """Copy a promoted image. It holds a slot while one of its steps runs."""
+        image = job.image
+        lacking = [claim.blob for claim in job.open if claim.blob]
+        is_committed = False
+        try:
+            job.strays = await self._find_strays(image, lacking)
+            is_committed = await self._bring_and_put(job)
+        except SyncError as error:
+            image.error = image.error or error
+        is_undone = not is_committed and self.is_draining and not job.has_begun
+        if is_undone:
+            self._withdraw(job)
+            self._slots.used -= 1
+            return  # it stays in `_jobs`, so that the run reports it
+        del self._jobs[job]
+        image.blobs_present = len(job.present)
+        for blob in job.present:
+            self.traffic.record(job.where, blob, BlobResult.PRESENT)
+        self._withdraw(job)
+        if is_committed:
+            self._finish_copied(image)
+            self.add_artifacts(image.dependents)
+        elif image.error is not None:
+            self._finish_failed(image)
+        else:
+            self._start_again(image)
+        self._slots.used -= 1
+        self.advance()
+
+    async def _bring_and_put(self, job: Job) -> bool:
+        """Bring the blobs and put the manifests. Returns False if the image has to start again."""
+        while job.image.error is None:
+            if self.is_draining and not job.has_begun and any(claim.blob for claim in job.open):
+                return False
+            steps = [claim for claim in job.open if self._may_start(claim, job)]
+            waits = any(claim.blob or claim.jobs[0] is not job for claim in job.open)
+            if steps:
+                job.is_waiting, job.has_begun = False, True
+                await self._bring(job, steps)
+            elif waits:
+                job.is_waiting = True
+                await self._slots.leave_while(job.order, job.changed.wait())
+            else:
+                job.is_waiting, job.has_begun = False, True
+                return await self._put(job)
+        return False
+
+    async def _bring(self, job: Job, claims: list[Claim]) -> None:
+        """Copy blobs, those first that most manifests name now. All errors are waited for."""
+
+        async def work() -> None:
+            while claims and job.image.error is None:
+                claim = max(claims, key=lambda claim: self.manifests_by_blob[claim.digest])
+                claims.remove(claim)
+                await self._bring_one(job, claim)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(min(len(claims), _MAX_BLOB_TASKS)):
+                tasks.start_soon(work)
+
+    async def _bring_one(self, job: Job, claim: Claim) -> None:
+        image, blob = job.image, claim.blob
+        assert blob is not None
+        did_mount = self._known.supports_mounts(job.where.host)
+        try:
+            result = await self._copy_blob(job, blob)
+        except SyncError as error:
+            image.error = image.error or error
+            return
+        finally:
+            if self._known.supports_mounts(job.where.host) is not did_mount:
+                for other in [*self._jobs]:  # nobody has to wait for a mount any more
+                    other.wake()
+        image.copy.record_blob(blob, result)
+        self.traffic.record(job.where, blob, result)
+        if result is BlobResult.BELIEVED:
+            self._known.record_probed_blob(job.where, blob.digest)
+        else:
+            self._known.confirm_blob(job.where, blob.digest)
+        self._end_claim(claim, brought_by=job)
+
+    async def _copy_blob(self, job: Job, blob: Descriptor) -> BlobResult:
+        image = job.image
+        source = job.strays.get(blob.digest, image.source)
+        if source is image.target:
+            return BlobResult.PRESENT
+        return await self._blobs.copy(
+            blob,
+            source,
+            image.target,
+            rank=float(job.order),
+            mount_from=None if source is image.source else source.api_name,
+            is_shared=self._is_needed_again(image, blob),
+            present=job.present[0].digest if job.present else None,
+        )
+
+    def _is_needed_again(self, image: Image, blob: Descriptor) -> bool:
+        """Report whether the bytes of a blob will be sent again: to another target, or to another
+        repository of a host that does not mount."""
+        if image.copy.has_several_targets:
+            return True
+        never_mounts = self._known.supports_mounts(image.target.host.key) is False
+        is_named_again = self.manifests_by_blob[blob.digest] > 1
+        is_small = blob.size <= SMALL_BLOB
+        return is_small and is_named_again and (never_mounts or len(self._target_hosts) > 1)
+
+    async def _find_strays(
+        self, image: Image, blobs: Iterable[Descriptor]
+    ) -> dict[str, Repository]:
+        """Find repositories of the target's host for blobs that a layout lacks as the source.
+
+        Raises the error of reading a blob that is nowhere.
+        """
+        target = image.target
+        strays = dict[str, Repository]()
+        for blob in blobs:
+            error = image.source.known_read_error(blob)
+            if error is None:
+                continue
+            if await target.has_blob(blob, with_retries=True):
+                strays[blob.digest] = target
+                continue
+            far = image.source.far_repository(blob.digest)
+            if far is None or far == target.name:
+                raise error
+            other = self._discovery.repository(target.host.registry, far, Side.SOURCE)
+            if not await other.has_blob(blob, with_retries=True):
+                raise error
+            self._known.confirm_blob(other.store_key, blob.digest)
+            strays[blob.digest] = other
+        return strays
+
+    def _end_claim(self, claim: Claim, *, brought_by: Job) -> None:
+        """Record that the repository has what was claimed, and wake those that wait for it."""
+        del self._claims[claim.key]
+        jobs, claim.jobs = claim.jobs, []
+        for job in jobs:
+            del job.open[claim]
+            if job is not brought_by:
+                if claim.blob is not None:
+                    job.present.append(claim.blob)
+                job.wake()
+
+    def _withdraw(self, job: Job) -> None:
+        """End the claims of an image: what it did not bring, the next image of the claim brings."""
+        job.is_ended = True
+        for claim in job.open:
+            key = claim.key
+            was_owner = claim.jobs[0] is job
+            claim.jobs.remove(job)
+            if not claim.jobs:
+                del self._claims[key]
+            elif was_owner:
+                job.followers.append(claim)
+        host = job.where.host
+        for digest in [claim.digest for claim in job.followers] + [*self._led_by(job)]:
+            if self._leaders.get((host, digest)) is job:
+                del self._leaders[host, digest]
+        for claim in sorted(
+            job.followers, key=lambda claim: claim.jobs[0].order if claim.jobs else 0
+        ):
+            if claim.jobs:
+                self._follow(claim)
+                claim.jobs[0].wake()
+
+    def _led_by(self, job: Job) -> Iterable[str]:
+        manifests = (job.image.tree.root, *job.image.tree.children)
+        return (blob.digest for each in manifests for blob in each.blobs)
+
+    # Its manifests.
+
+    async def _put(self, job: Job) -> bool:
+        """Put the children that the image has claimed, then its root. False: start again."""
+        image = job.image
+        if not self._is_put_already(image) and not await self._try_to_put(job):
+            return False
+        self._record_put(job, image.tree.root)
+        if image.snapshot_key:
+            root = image.tree.root
+            snapshot = Snapshot(key_of(image.tree.source_digest), key_of(root.digest))
+            self._known.record_snapshot(image.snapshot_key, snapshot)
+        return True
+
+    def _is_put_already(self, image: Image) -> bool:
+        if (image.target.key, image.reference) in self._artifacts_at_target:
+            return True
+        is_remote_artifact = bool(image.artifact) and not image.target.is_local
+        where = image.target.store_key
+        return is_remote_artifact and self._known.is_manifest_confirmed(where, image.reference)
+
+    def _record_put(self, job: Job, manifest: Manifest) -> None:
+        self.commit(job.where, manifest)
+        claim = self._claims.get((job.where, manifest.digest, True))
+        if claim is not None and claim.jobs[0] is job:
+            self._end_claim(claim, brought_by=job)
+
+    async def _try_to_put(self, job: Job) -> bool:
+        """Put the manifests. Returns False if parts that the target lacks were forgotten."""
+        image = job.image
+        on_put = partial(self._record_put, job)
+        pauses = iter(_ABSENT_PAUSES)
+        is_checked = False
+        while True:
+            try:
+                own = frozenset(claim.digest for claim in job.open)
+                await self._blobs.put_manifests(image, own, on_put)
+                return True
+            except RegistryError as error:
+                refusal = error
+            if is_immutable(refusal) and await self._handle_immutable_tag(image, refusal):
+                return True
+            if not may_lack_part(refusal) or image.restarts == _MOST_RESTARTS:
+                raise refusal
+            if not is_checked:
+                # The state may be wrong, or a probing POST was answered wrongly.
+                is_checked = True
+                absent = await self._find_absent_parts(job)
+                if absent:
+                    for digest in image.tree.with_ancestors(absent):
+                        self._known.forget(job.where, digest)
+                    image.restarts += 1
+                    return False
+            pause = next(pauses, None)
+            if pause is None or not _reports_missing_part(refusal):
+                raise refusal
+            await anyio.sleep(pause)  # the target may not see yet what it has just taken
+
+    async def _find_absent_parts(self, job: Job) -> frozenset[str]:
+        """Ask the target for the parts of an image that no answer of this run has shown there, or
+        for all of them if there are none."""
+        tree, target = job.image.tree, job.image.target
+        if target.is_local:
+            return await target.missing_parts_of(tree.root, tree.children)
+        manifests = (tree.root, *tree.children)
+        blobs = {blob.digest: blob for each in manifests for blob in each.blobs}
+        parts = [
+            *blobs,
+            *dict.fromkeys(child.digest for each in manifests for child in each.children),
+        ]
+        doubtful = [part for part in parts if not self._known.is_confirmed(job.where, part)]
+
+        async def is_there(digest: str) -> bool:
+            if digest in blobs:
+                return await target.has_blob(blobs[digest], with_retries=True)
+            return await target.head_manifest(digest) is not None
+
+        asked = doubtful or parts
+        answers = await gather(partial(is_there, digest) for digest in asked)
+        return frozenset(digest for digest, there in zip(asked, answers, strict=True) if not there)
+
+    async def _handle_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
+        """Return whether a tag that may not be overwritten names the image already.
+
+        On ECR it is no failure if it names another one (docs/design.md section 9).
+        """
+        digest = await image.target.head_manifest(image.reference)
+        is_same = digest == image.tree.root.digest
+        if is_same and refusal.retries > 0:
+            return True  # put by the first attempt, whose answer was lost
+        is_ecr = image.target.host.registry.kind.startswith("ecr")
+        if not is_same and not (is_ecr and digest is not None):
+            return False
+        self._discovery.log_once("debug", "tag_immutable_exists", str(refusal))
+        image.is_kept_by_immutable_tag = not is_same
+        if not image.artifact:
+            image.copy.immutable_digest = digest
+        elif is_same:
+            self.record_artifact(image.target, image.reference)
+        return is_same
+
+    def _start_again(self, image: Image) -> None:
+        self._queue_lookup(image.source.host.key, partial(self._fetch_lacking, image))
+
+    async def _fetch_lacking(self, image: Image) -> None:
+        try:
+            image.tree = await self._discovery.complete_tree(image.source, image.tree)
+        except SyncError as error:
+            image.error = error
+            self._finish_failed(image)
+        else:
+            self.add_image(image)
+        self.advance()
+
+    # The end of an image.
+
+    def _finish_copied(self, image: Image) -> None:
+        is_first = (image.target.key, image.reference) not in self._artifacts_at_target
+        image.copy.record_success(image, is_copied=is_first)
+        if image.artifact:
+            self.record_artifact(image.target, image.reference, is_copied=True)
+        self.end_if_complete(image.copy)
+
+    def _finish_failed(self, image: Image) -> None:
+        image.copy.record_failure(image)
+        self.end_if_complete(image.copy)
+
+    def end_if_complete(self, copy: ImageCopy) -> None:
+        """End a copy if all its images have ended, and add its artifacts to the target's lists."""
+        if copy.unfinished_images:
+            return
+        copy.listing = {
+            subject: there
+            for subject, entries in copy.listing.items()
+            if (there := [each for each in entries if self._is_there(copy, each.digest)])
+        }
+        if self._lists is not None and copy.listing:
+            self._start_task(self._list_artifacts, copy, self._lists)
+        else:
+            self._on_end(copy)
+
+    def _is_there(self, copy: ImageCopy, digest: str) -> bool:
+        return (copy.target.key, digest) in self._artifacts_at_target
+
+    async def _list_artifacts(self, copy: ImageCopy, lists: ReferrerLists) -> None:
+        try:
+            for subject, entries in copy.listing.items():
+                added = await lists.ensure_listed(copy.source, copy.target, subject, entries)
+                relisted = {
+                    digest
+                    for digest in added
+                    if not self._artifacts_at_target[copy.target.key, digest]
+                }
+                copy.artifacts_skipped -= len(relisted)
+                copy.artifacts_copied |= relisted
+        except SyncError as error:
+            copy.error = copy.error or error
+        self._on_end(copy)
+
+
+def _reports_missing_part(refusal: RegistryError) -> bool:
+    return refusal.status == 404 or any(code.endswith("_UNKNOWN") for code in refusal.codes)
