@@ -145,18 +145,16 @@ async def log_in(
     """
     suffix = registry.host.rpartition(".azurecr.")[2]
     cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
-    if probing_metadata:
-        probed = await _from_metadata(machine, cloud)
-        if isinstance(probed, str):
-            return None
-        token = probed
-    else:
-        token = await first_found(
-            [partial(source, machine, cloud) for source in _SOURCES],
-            registry,
-            missing="Azure identity",
-            hint=_IDENTITY_HINT,
-        )
+    sources = (_from_metadata,) if probing_metadata else _SOURCES
+    token = await first_found(
+        [partial(source, machine, cloud) for source in sources],
+        registry,
+        missing="Azure identity",
+        hint=_IDENTITY_HINT,
+        is_required=not probing_metadata,
+    )
+    if token is None:
+        return None
 
     url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
     form = [
@@ -354,11 +352,10 @@ def _read_cli_login(machine: CloudEnvironment, cloud: _Cloud) -> _Token | Reques
         ]
 
     until = machine.wall() + _LEAST_TOKEN_LIFE
+    audience = f"https://{cloud.audiences[0]}/"
     for entry in entries("AccessToken"):
         # `target` contains the scopes of the token, which begin with its audience.
-        is_ours = entry["realm"] == tenant and entry["target"].startswith(
-            f"https://{cloud.audiences[0]}/"
-        )
+        is_ours = entry["realm"] == tenant and entry["target"].startswith(audience)
         if is_ours and float(entry["expires_on"]) > until:
             return _Token(_CLI_NAME, _text(entry["secret"]))
 

@@ -117,6 +117,8 @@ _REASONS = (
     r'((?:(?! Trace ID)[^"\\<])+)'
 )
 
+_MOST_SEARCHED = 4000  # the number of characters of an error body that are searched for reasons
+
 # Matches reasons after which the same request may succeed.
 _BUSY = "Throttl|TooMany|IDPComm"
 
@@ -169,34 +171,33 @@ async def ask(
                 found = read(answer) if answer.status == 200 else None
                 if found is not None:
                     return found
-                reason = _reason(answer)
-                text, remedy = f"status {answer.status}: {reason}", hint
+                text, remedy = _refusal(answer), hint
                 is_busy = answer.status == 429 or answer.status >= 500
                 code = WireError.code if is_busy else AuthError.code
-                is_temporary = is_busy or _may_pass(answer.status, reason, request)
+                is_temporary = is_busy or _may_pass(answer.status, text, request)
                 wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall()) or 0.0
             if not (pauses and is_temporary):
                 raise AuthError(f"{place}: {text}", hint=remedy, fatal=True, code=code)
             await anyio.sleep(max(pauses.pop(0), min(wait, _LONGEST_WAIT)))
 
 
-def _may_pass(status: int, reason: str, request: Request) -> bool:
-    """Report whether another attempt may succeed after an answer that is no sign of overload."""
+def _may_pass(status: int, refusal: str, request: Request) -> bool:
+    """Report whether another attempt may succeed although the status is no sign of overload."""
     if request.seconds is not None and status in _NOT_READY:
         return True
     is_incomplete = status == 200  # the body may have been cut off
-    return is_incomplete or re.search(_BUSY, reason) is not None
+    return is_incomplete or re.search(_BUSY, refusal) is not None
 
 
-def _reason(answer: Answer) -> str:
-    """Return why a service gives nothing: the first two reasons in its answer."""
-    text = clean_beginning(answer.body, 4000)
+def _refusal(answer: Answer) -> str:
+    """Return the status of a useless answer, and the first two reasons that it gives."""
+    text = clean_beginning(answer.body, _MOST_SEARCHED)
     name = answer.headers.get("x-amzn-errortype", "")  # AWS may name the error in a header
-    reasons = [*filter(None, (name,)), *re.findall(_REASONS, text, re.IGNORECASE)[:2]]
-    if not reasons:
-        # The whole body of a 200 is not shown, because it may hold a token in an unknown field.
-        reasons = ["no usable answer"] if answer.status == 200 else [text or "no reason given"]
-    return printable(": ".join(reasons), 300)
+    reasons = [name, *re.findall(_REASONS, text, re.IGNORECASE)[:2]]
+    if not any(reasons):
+        # The body of a 200 is not shown, because it may hold a token in an unknown field.
+        reasons = ["no usable answer" if answer.status == 200 else text]
+    return printable(": ".join((f"status {answer.status}", *filter(None, reasons))), 300)
 
 
 async def first_found(
@@ -205,11 +206,12 @@ async def first_found(
     *,
     missing: str,
     hint: str,
-) -> Found:
-    """Return what the first source has that has anything.
+    is_required: bool,
+) -> Found | None:
+    """Return what the first source has that has anything, or None.
 
-    A source that has nothing returns the name of the place where it looked. If no source has
-    anything, raises AuthError, which names what is `missing`, and all these places.
+    A source that has nothing returns the name of the place where it looked. If `is_required`, and
+    no source has anything, raises AuthError, which names what is `missing`, and all these places.
     """
     places: list[str] = []
     for source in sources:
@@ -217,6 +219,8 @@ async def first_found(
         if not isinstance(found, str):
             return found
         places.append(found)
+    if not is_required:
+        return None
     text = f"no {missing} for {registry.authority}; looked at {', '.join(places)}"
     raise AuthError(f"registry {registry.alias!r}: {text}", hint=hint, fatal=True)
 

@@ -112,15 +112,14 @@ async def log_in(
     Raises AuthError if this machine has no identity. If `probing_metadata` is true, only the
     metadata server is asked, and the function returns None if it issues no token.
     """
-    if probing_metadata:
-        probed = await _log_in_by_metadata(machine, is_probe=True)
-        return probed if isinstance(probed, Login) else None
+    by_metadata = partial(_log_in_by_metadata, machine, is_probe=probing_metadata)
     return await first_found(
-        [partial(_log_in_by_file, machine), partial(_log_in_by_metadata, machine)],
+        [by_metadata] if probing_metadata else [partial(_log_in_by_file, machine), by_metadata],
         registry,
         missing="Google identity",
         hint=f"{_LOGIN_HINT}, name a key file in {_FILE_VARIABLE}, or {_ATTACH_HINT}; "
         "for public images use auth_type: anonymous",
+        is_required=not probing_metadata,
     )
 
 
@@ -155,7 +154,7 @@ async def _log_in_by_file(machine: CloudEnvironment) -> Login | str:
     return await _CredentialFile(machine, name, json_object(text) or {}).log_in()
 
 
-async def _log_in_by_metadata(machine: CloudEnvironment, *, is_probe: bool = False) -> Login | str:
+async def _log_in_by_metadata(machine: CloudEnvironment, *, is_probe: bool) -> Login | str:
     """Request a token of this machine's service account from the metadata server.
 
     Returns the server's name, and why it issues no token, if it issues none. A probe, for which
