@@ -36,25 +36,17 @@ from _regsync.crypto import hash_hex, hmac_bytes, name_hash
 from _regsync.errors import AuthError
 from _regsync.text import json_object, printable, time_text
 
-
-class _Partition(NamedTuple):
-    """A partition of AWS (section 4.1)."""
-
-    region_prefix: str  # of the names of its regions
-    suffix: str  # of the names of its hosts
-
-
-# The first match applies. The last partition contains all other regions.
-_PARTITIONS = (
-    _Partition("us-gov-", "amazonaws.com"),
-    _Partition("cn-", "amazonaws.com.cn"),
-    _Partition("eusc-", "amazonaws.eu"),
-    _Partition("us-iso-", "c2s.ic.gov"),
-    _Partition("us-isob-", "sc2s.sgov.gov"),
-    _Partition("eu-isoe-", "cloud.adc-e.uk"),
-    _Partition("us-isof-", "csp.hci.ic.gov"),
-    _Partition("", "amazonaws.com"),
-)
+# The suffixes of host names in AWS's partitions, by the prefix of their regions' names (section
+# 4.1). The first match applies. The last suffix is that of all other regions.
+_SUFFIXES = {
+    "cn-": "amazonaws.com.cn",
+    "eusc-": "amazonaws.eu",
+    "us-iso-": "c2s.ic.gov",
+    "us-isob-": "sc2s.sgov.gov",
+    "eu-isoe-": "cloud.adc-e.uk",
+    "us-isof-": "csp.hci.ic.gov",
+    "": "amazonaws.com",
+}
 
 # ACCOUNT.dkr.ecr[-fips].REGION.SUFFIX, or ACCOUNT.dkr-ecr[-fips].REGION.on.aws.
 _ECR_HOST = r"[0-9]{12}\.dkr[.-]ecr(?P<fips>-fips)?\.(?P<region>[a-z0-9-]+)\."
@@ -150,13 +142,13 @@ async def log_in(
     region = region or settings.region
     # Where the registry's host is a FIPS endpoint, its API's is too.
     url = settings.url_of(service, region, use_fips=bool(ecr_host and ecr_host["fips"]))
-    request = sign(keys, Request("POST", url, headers, b"{}"), service, region, machine.wall())
     hint = f"allow this identity {service}:GetAuthorizationToken"
     if is_public:
         hint += " and sts:GetServiceBearerToken, or use auth_type: anonymous"
-    read = partial(_read_login, keys.source)
+    request = Request("POST", url, headers, b"{}", source=keys.source, hint=hint)
+    request = sign(keys, request, service, region, machine.wall())
     try:
-        return await ask(machine, request, read, source=keys.source, hint=hint)
+        return await ask(machine, request, partial(_read_login, keys.source))
     except AuthError as error:
         is_refused = error.code == AuthError.code  # not: the service does not answer
         if probing_metadata and is_public and is_refused:
@@ -177,19 +169,19 @@ def endpoint(service: str, region: str, *, use_fips: bool) -> str:
     `service` is `ecr`, `ecr-public`, `sts` or `portal.sso`. `use_fips` selects the endpoint with
     validated cryptography.
     """
-    partition = next(row for row in _PARTITIONS if region.startswith(row.region_prefix))
+    suffix = next(name for prefix, name in _SUFFIXES.items() if region.startswith(prefix))
     fips_mark = "-fips" if use_fips else ""
     if service.startswith("ecr"):
         # AWS's SDKs use `api.ecr-fips` everywhere. AWS's documentation lists `ecr-fips` for the
         # partitions with this suffix.
-        is_documented_fips = use_fips and service == "ecr" and partition.suffix == "amazonaws.com"
+        is_documented_fips = use_fips and service == "ecr" and suffix == "amazonaws.com"
         api = "" if is_documented_fips else "api."
-        return f"{api}{service}{fips_mark}.{region}.{partition.suffix}"
+        return f"{api}{service}{fips_mark}.{region}.{suffix}"
 
     # In GovCloud the plain names of the other services already are FIPS endpoints.
-    if partition.region_prefix == "us-gov-":
+    if region.startswith("us-gov-"):
         fips_mark = ""
-    return f"{service}{fips_mark}.{region}.{partition.suffix}"
+    return f"{service}{fips_mark}.{region}.{suffix}"
 
 
 def sign(keys: Keys, request: Request, service: str, region: str, now: float) -> Request:
@@ -322,8 +314,6 @@ class _Settings:
         self._read_sections(self.config_file, is_config=True)
         self._read_sections(self.credentials_file, is_config=False)
 
-        # Whether the profile is the only source of keys: regsync's own configuration names it.
-        self.uses_only_profile = bool(cloud_profile)
         names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
         selected_profile = next(filter(None, names), None)
         # Whether the user has selected the profile, so that it must exist.
@@ -457,8 +447,6 @@ async def _from_profile(
             f"{source} has {min(program_fields)}, which needs another program, and regsync starts none",
             _EXPORT_HINT,
         )
-    if is_source or settings.uses_only_profile:
-        raise _error(f"{source} has no credentials")
     return place
 
 
@@ -481,10 +469,16 @@ async def _from_container(settings: _Settings) -> Keys | str:
     if token_file:
         token = settings.read_required(token_file, source)
     headers = [("Authorization", token)] if token else []
-    request = Request("GET", url, headers, secrets=(token,), seconds=_CONTAINER_SECONDS)
-    hint = f"check {source}, which names this address"
-    read = partial(_read_keys, source)
-    return await ask(settings.machine, request, read, source=source, hint=hint)
+    request = Request(
+        "GET",
+        url,
+        headers,
+        source=source,
+        hint=f"check {source}, which names this address",
+        secrets=(token,),
+        seconds=_CONTAINER_SECONDS,
+    )
+    return await ask(settings.machine, request, partial(_read_keys, source))
 
 
 async def _from_instance(settings: _Settings) -> Keys | str:
@@ -505,9 +499,14 @@ async def _from_instance(settings: _Settings) -> Keys | str:
     ) -> Found:
         _, secret = header  # or the lifetime of a token to come
         request = Request(
-            method, f"{base}/latest/{path}", [header], secrets=(secret,), seconds=_INSTANCE_SECONDS
+            method,
+            f"{base}/latest/{path}",
+            [header],
+            source=source,
+            secrets=(secret,),
+            seconds=_INSTANCE_SECONDS,
         )
-        return await ask(settings.machine, request, read, source=source, hint="", attempts=1)
+        return await ask(settings.machine, request, read, attempts=1)
 
     ttl = ("x-aws-ec2-metadata-token-ttl-seconds", "21600")
     roles = "meta-data/iam/security-credentials/"
@@ -560,19 +559,19 @@ async def _assume(
             "ExternalId": fields.get("external_id", ""),
             "DurationSeconds": fields.get("duration_seconds", ""),
         }
+    role_source = f"role {printable(role, 200)} ({source})"
     request = Request(
         "POST",
         settings.url_of("sts", settings.region),
         [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")],
         urlencode({name: value for name, value in form.items() if value}).encode(),
+        source=role_source,
+        hint="check the role's ARN, and its trust policy",
         secrets=(token,),
     )
     if keys is not None:
         request = sign(keys, request, "sts", settings.region, settings.machine.wall())
-    role_source = f"role {printable(role, 200)} ({source})"
-    hint = "check the role's ARN, and its trust policy"
-    read = partial(_read_keys, role_source)
-    return await ask(settings.machine, request, read, source=role_source, hint=hint)
+    return await ask(settings.machine, request, partial(_read_keys, role_source))
 
 
 async def _keys_to_assume(
@@ -600,8 +599,8 @@ async def _keys_to_assume(
         raise _error(
             f"{source} needs either source_profile or credential_source ({', '.join(sources)})"
         )
-    if isinstance(keys, str):  # the place of the `credential_source`
-        raise _error(f"{source}: its credential_source has no keys: {keys}")
+    if isinstance(keys, str):  # the place that has none
+        raise _error(f"{source}: its source of keys has none: {keys}")
     return keys
 
 
@@ -647,7 +646,8 @@ async def _from_sso(
         "GET",
         f"{url}federation/credentials?{query}",
         [("x-amz-sso_bearer_token", token)],
+        source=source,
+        hint=hint,
         secrets=(token,),
     )
-    read = partial(_read_keys, source)
-    return await ask(settings.machine, request, read, source=source, hint=hint)
+    return await ask(settings.machine, request, partial(_read_keys, source))

@@ -162,14 +162,9 @@ async def log_in(
         ("service", registry.host),
         ("access_token", token.value),
     ]
+    request = _form_request(url, form, token.source, _ROLE_HINT, token.value)
     try:
-        refresh_token = await ask(
-            machine,
-            _form_request(url, form, token.value),
-            partial(_field, "refresh_token"),
-            source=token.source,
-            hint=_ROLE_HINT,
-        )
+        refresh_token = await ask(machine, request, partial(_field, "refresh_token"))
     except AuthError as error:
         is_refused = error.code == AuthError.code  # not: the registry does not answer
         if probing_metadata and is_refused:
@@ -191,7 +186,7 @@ async def _from_secret(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str
         return _SECRET_VARIABLE
     proof = [("client_secret", secret)]
     request = _application_request(machine, cloud, _SECRET_VARIABLE, proof, secret)
-    return await _ask_directory(machine, cloud, request, _SECRET_VARIABLE, _IDENTITY_HINT)
+    return await _ask_directory(machine, cloud, request)
 
 
 async def _from_federation(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
@@ -208,7 +203,7 @@ async def _from_federation(machine: CloudEnvironment, cloud: _Cloud) -> _Token |
         )
     proof = [("client_assertion_type", _ASSERTION_TYPE), ("client_assertion", token)]
     request = _application_request(machine, cloud, _FILE_VARIABLE, proof, token)
-    return await _ask_directory(machine, cloud, request, _FILE_VARIABLE, _IDENTITY_HINT)
+    return await _ask_directory(machine, cloud, request)
 
 
 async def _from_endpoint(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
@@ -217,10 +212,10 @@ async def _from_endpoint(machine: CloudEnvironment, cloud: _Cloud) -> _Token | s
     if not url:
         return _ENDPOINT_VARIABLE
     (secret,) = _required_variables(machine, _ENDPOINT_VARIABLE, "IDENTITY_HEADER")
-    request = _managed_request(machine, url, _ENDPOINT_API_VERSION)
+    request = _managed_request(machine, url, _ENDPOINT_API_VERSION, _ENDPOINT_VARIABLE)
     headers = [*request.headers, ("X-IDENTITY-HEADER", secret)]
     request = request._replace(headers=headers, secrets=(secret,))
-    return await _ask_directory(machine, cloud, request, _ENDPOINT_VARIABLE, _ROLE_HINT)
+    return await _ask_directory(machine, cloud, request)
 
 
 async def _from_metadata(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
@@ -230,12 +225,12 @@ async def _from_metadata(machine: CloudEnvironment, cloud: _Cloud) -> _Token | s
     """
     # The service refuses a request without the header `Metadata` at once, with status 400. This
     # check is faster than a token request, which may take seconds.
-    request = _managed_request(machine, _METADATA_URL, _METADATA_API_VERSION)
+    request = _managed_request(machine, _METADATA_URL, _METADATA_API_VERSION, _METADATA_NAME)
     try:
         answer = await machine.fetch("GET", request.url, [], b"", _PROBE_SECONDS)
         if answer.status in _STATUSES_OF_OTHER_SERVERS:
             return _METADATA_NAME
-        return await _ask_directory(machine, cloud, request, _METADATA_NAME, _ROLE_HINT)
+        return await _ask_directory(machine, cloud, request)
     except AuthError as error:
         return error.message  # which begins with the service's name
     except WireError as error:
@@ -252,7 +247,7 @@ async def _from_cli(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
             "`az login` has left no usable token in its files", hint=_CLI_HINT, fatal=True
         ) from None
     if isinstance(found, Request):
-        return await _ask_directory(machine, cloud, found, _CLI_NAME, _CLI_HINT)
+        return await _ask_directory(machine, cloud, found)
     return found or "az login's ~/.azure"
 
 
@@ -275,7 +270,7 @@ def _application_request(
     host = machine.environ.get("AZURE_AUTHORITY_HOST") or cloud.authority
     url = _token_url(re.sub("^https?://|/+$", "", host), tenant)
     form = [("grant_type", "client_credentials"), ("client_id", client_id), *proof]
-    return _form_request(url, form, secret)
+    return _form_request(url, form, variable, _IDENTITY_HINT, secret)
 
 
 def _required_variables(machine: CloudEnvironment, name: str, *required: str) -> list[str]:
@@ -294,19 +289,21 @@ def _token_url(host: str, tenant: str) -> str:
     return f"https://{host}/{quote(tenant, errors='replace')}/oauth2/v2.0/token"
 
 
-def _form_request(url: str, form: Sequence[Pair], secret: str) -> Request:
+def _form_request(url: str, form: Sequence[Pair], source: str, hint: str, secret: str) -> Request:
     headers = [("Content-Type", "application/x-www-form-urlencoded")]
-    return Request("POST", url, headers, urlencode(form, errors="replace").encode(), (secret,))
+    body = urlencode(form, errors="replace").encode()
+    return Request("POST", url, headers, body, source, hint, (secret,))
 
 
-def _managed_request(machine: CloudEnvironment, url: str, api_version: str) -> Request:
+def _managed_request(machine: CloudEnvironment, url: str, api_version: str, source: str) -> Request:
     """Build a token request to a service of managed identities at `url`."""
     query = {"api-version": api_version}
     client_id = machine.environ.get("AZURE_CLIENT_ID")
     if client_id:
         query["client_id"] = client_id
     url = f"{url}?{urlencode(query, errors='replace')}"
-    return Request("GET", url, [("Metadata", "true")], seconds=_TOKEN_SECONDS)
+    headers = [("Metadata", "true")]
+    return Request("GET", url, headers, source=source, hint=_ROLE_HINT, seconds=_TOKEN_SECONDS)
 
 
 # The login of the Azure CLI (section 6.4).
@@ -366,7 +363,8 @@ def _read_cli_login(machine: CloudEnvironment, cloud: _Cloud) -> _Token | Reques
         ("client_id", _CLI_CLIENT_ID),
         ("refresh_token", refresh_token),
     ]
-    return _form_request(_token_url(cloud.authority, tenant), form, refresh_token)
+    url = _token_url(cloud.authority, tenant)
+    return _form_request(url, form, _CLI_NAME, _CLI_HINT, refresh_token)
 
 
 def _text(value: object) -> str:
@@ -378,9 +376,7 @@ def _text(value: object) -> str:
 # Asking.
 
 
-async def _ask_directory(
-    machine: CloudEnvironment, cloud: _Cloud, request: Request, source: str, hint: str
-) -> _Token:
+async def _ask_directory(machine: CloudEnvironment, cloud: _Cloud, request: Request) -> _Token:
     """Request an access token for the first audience that the directory knows (section 6.2).
 
     Raises AuthError if no token is issued.
@@ -388,8 +384,8 @@ async def _ask_directory(
 
     async def obtain(audience: str) -> _Token:
         complete = _for_audience(request, audience)
-        read = partial(_field, "access_token")
-        return _Token(source, await ask(machine, complete, read, source=source, hint=hint))
+        token = await ask(machine, complete, partial(_field, "access_token"))
+        return _Token(request.source, token)
 
     *first_choices, last = cloud.audiences
     for audience in first_choices:

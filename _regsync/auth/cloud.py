@@ -127,12 +127,14 @@ _NOT_READY = (403, 404)
 
 
 class Request(NamedTuple):
-    """A request to a login service."""
+    """A request to a login service, and what an error about it says."""
 
     method: str
     url: str
     headers: list[Pair]
     body: bytes = b""
+    source: str = ""  # the source of the identity: a variable, a file, a profile, a service
+    hint: str | None = None  # what the user can do if the service refuses
     secrets: tuple[str, ...] = ()  # in the request; they are masked in errors
     seconds: float | None = None  # for the whole exchange; only set for a metadata service
 
@@ -144,18 +146,15 @@ async def ask(
     machine: CloudEnvironment,
     request: Request,
     read: Callable[[Answer], Found | None],
-    *,
-    source: str,
-    hint: str,
     attempts: int = ATTEMPTS,
 ) -> Found:
     """Send a request to a login service, and return what `read` finds in an answer of status 200.
 
-    A failure that may pass is repeated. Raises a fatal AuthError with the reason. It names the
-    `source` of the identity, and the service; `hint` is what helps if the service refuses.
+    A failure that may pass is repeated. Raises a fatal AuthError, which names the source of the
+    identity, the service and the reason.
     """
     host = printable(re.sub("^[^:]*://([^/?#]*@)?|[/?#].*", "", request.url), 100)
-    place = source if host in source else f"{source} at {host}"
+    place = request.source if host in request.source else f"{request.source} at {host}"
     pauses = [*_PAUSES[: attempts - 1]]
     with redacting(lambda: request.secrets):
         while True:
@@ -171,7 +170,7 @@ async def ask(
                 found = read(answer) if answer.status == 200 else None
                 if found is not None:
                     return found
-                text, remedy = _refusal(answer), hint
+                text, remedy = _refusal(answer), request.hint
                 is_busy = answer.status == 429 or answer.status >= 500
                 code = WireError.code if is_busy else AuthError.code
                 is_temporary = is_busy or _may_pass(answer.status, text, request)

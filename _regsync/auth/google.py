@@ -175,12 +175,10 @@ async def _log_in_by_metadata(machine: CloudEnvironment, *, is_probe: bool) -> L
     account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default"
     url = f"{account}/token?scopes={quote(_SCOPE, safe='')}"
     seconds = _PROBE_SECONDS if is_probe else _METADATA_SECONDS
-    request = Request("GET", url, [("Metadata-Flavor", "Google")], seconds=seconds)
-    attempts = 1 if is_probe else ATTEMPTS
+    headers = [("Metadata-Flavor", "Google")]
+    request = Request("GET", url, headers, source=source, seconds=seconds)
     try:
-        return await ask(
-            machine, request, read, source=source, hint=_ATTACH_HINT, attempts=attempts
-        )
+        return await ask(machine, request, read, attempts=1 if is_probe else ATTEMPTS)
     except AuthError as error:
         return error.message
 
@@ -311,9 +309,10 @@ class _CredentialFile(NamedTuple):
             self.google_url(grant.url_field, grant.default_url),
             headers,
             urlencode(form, errors="surrogatepass").encode(),
+            hint=grant.hint,
             secrets=(*client.secrets, *(form.get(name, "") for name in proofs)),
         )
-        return await self._ask(request, grant.hint)
+        return await self._ask(request)
 
     async def _impersonate(self, token: str) -> Login:
         """Request an access token of the service account in this file.
@@ -332,18 +331,19 @@ class _CredentialFile(NamedTuple):
             self.google_url(_IMPERSONATION),
             [("Content-Type", "application/json"), ("Authorization", f"Bearer {token}")],
             json.dumps(wanted).encode(),
+            hint=_GRANT_HINT,
             secrets=(token, str(self.fields.get("client_secret") or "")),
         )
-        return await self._ask(request, _GRANT_HINT, life)
+        return await self._ask(request, life)
 
-    async def _ask(self, request: Request, hint: str, requested_life: object = None) -> Login:
+    async def _ask(self, request: Request, requested_life: object = None) -> Login:
         """Send a token request. Errors name this file, its type and the service's host."""
         source = f"{self.name}, {self.fields['type']} at {urlsplit(request.url).netloc}"
 
         def read(answer: Answer) -> Login | None:
             return _read_login(answer, self.machine.wall(), source, requested_life)
 
-        return await ask(self.machine, request, read, source=source, hint=hint)
+        return await ask(self.machine, request._replace(source=source), read)
 
     def _assertion(self) -> str:
         """Build a JWT signed with the service account's key.
@@ -398,12 +398,15 @@ class _CredentialFile(NamedTuple):
         # `environment_id` marks an AWS source, whose `url` returns AWS keys instead of a token.
         if "url" in self.fields and "environment_id" not in self.fields:
             headers = [(name, str(value)) for name, value in self.part("headers").fields.items()]
-            secrets = tuple(value for _, value in headers)
-            request = Request("GET", self.safe_url("url"), headers, secrets=secrets)
-            hint = "check url and headers of the credential_source"
-            return await ask(
-                self.machine, request, lambda answer: answer.body, source=self.name, hint=hint
+            request = Request(
+                "GET",
+                self.safe_url("url"),
+                headers,
+                source=self.name,
+                hint="check url and headers of the credential_source",
+                secrets=tuple(value for _, value in headers),
             )
+            return await ask(self.machine, request, lambda answer: answer.body)
 
         field_names = ", ".join(self.fields) or "nothing"
         raise self.error(

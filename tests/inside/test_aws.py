@@ -552,12 +552,12 @@ FAILURES: dict[str, tuple[Source, str]] = {
     "unknown source": (broken(nothing, f"[default]\n{ROLE}credential_source = Moon\n"), "(EcsContainer,"),
     "source without keys": (
         broken(nothing, f"[default]\n{ROLE}source_profile = a\n[profile a]\nregion = x\n"),
-        "profile 'a' has no credentials",
+        "profile 'default': its source of keys has none: profile 'a' in ~/.aws/config and",
     ),
     "source that is not there": (broken(nothing, f"[default]\n{ROLE}source_profile = a\n"), "there is no profile 'a'"),
     "source that is silent": (
         broken(nothing, f"[default]\n{ROLE}credential_source = Ec2InstanceMetadata\n"),
-        "its credential_source has no keys: the EC2 metadata service at",
+        "its source of keys has none: the EC2 metadata service at",
     ),
     "circle": (
         broken(nothing, f"[default]\n{ROLE}source_profile = a\n[profile a]\n{ROLE}source_profile = default\n"),
