@@ -214,7 +214,8 @@ async def _from_endpoint(machine: CloudEnvironment, cloud: _Cloud) -> _Token | s
     (secret,) = _required_variables(machine, _ENDPOINT_VARIABLE, "IDENTITY_HEADER")
     request = _managed_request(machine, url, _ENDPOINT_API_VERSION, _ENDPOINT_VARIABLE)
     headers = [*request.headers, ("X-IDENTITY-HEADER", secret)]
-    request = request._replace(headers=headers, secrets=(secret,))
+    hint = f"check {_ENDPOINT_VARIABLE}; {_ROLE_HINT}"
+    request = request._replace(headers=headers, hint=hint, secrets=(secret,))
     return await _ask_directory(machine, cloud, request)
 
 

@@ -134,7 +134,7 @@ class Request(NamedTuple):
     headers: list[Pair]
     body: bytes = b""
     source: str = ""  # the source of the identity: a variable, a file, a profile, a service
-    hint: str | None = None  # what the user can do if the service refuses
+    hint: str = ""  # what the user can do if the service refuses
     secrets: tuple[str, ...] = ()  # in the request; they are masked in errors
     seconds: float | None = None  # for the whole exchange; only set for a metadata service
 
@@ -159,18 +159,22 @@ async def ask(
     with redacting(lambda: request.secrets):
         while True:
             wait = 0.0  # seconds, by the service's Retry-After
+            remedy: str | None = request.hint
             try:
                 answer = await machine.fetch(
                     request.method, request.url, request.headers, request.body, request.seconds
                 )
             except SyncError as error:
-                text, remedy, code = error.message, error.hint, error.code
+                text, code = error.message, error.code
                 is_temporary = error.retryable
+                if request.seconds is None:
+                    # It is about name servers and proxies, which metadata services do without.
+                    remedy = error.hint
             else:
                 found = read(answer) if answer.status == 200 else None
                 if found is not None:
                     return found
-                text, remedy = _refusal(answer), request.hint
+                text = _refusal(answer)
                 is_busy = answer.status == 429 or answer.status >= 500
                 code = WireError.code if is_busy else AuthError.code
                 is_temporary = is_busy or _may_pass(answer.status, text, request)
@@ -328,7 +332,7 @@ class CloudLogin:
         self._credential = login.credential
         self.expires = login.expires
         life = login.expires - self._wall()
-        if math.isnan(life) or life <= 0:
+        if not life > 0:  # or not a number
             # This machine's clock may be wrong. Use the login until a registry refuses it.
             life = math.inf
         # If the lifetime is short, use the login for at least half of it.
