@@ -1,10 +1,9 @@
 """Login to ECR and ECR Public with this machine's AWS credentials.
 
-Owns: the host names of AWS services, requests to them, the search for AWS access keys.
-May not know: challenges, sockets, files.
-Invariants: a secret is only sent to AWS's own hosts or to a metadata service, and appears in no
-message. If a configured source of keys is broken, no other source is used instead. No file is
-written (R8, R19).
+The sources of access keys are the functions in `_SOURCES`, in their order. With the keys of the
+first that has any, the API of ECR is asked for a password; its requests are signed by Signature
+Version 4. A secret is only sent to AWS's own hosts or to a metadata service, and appears in no
+message. A broken source of keys is an error (R8). No file is written (R19).
 Follows: docs/protocol-facts.md section 4 (cited below by number) and section 9.2.
 """
 
@@ -17,39 +16,40 @@ import re
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-import anyio
-
-from _regsync.auth.cloud import ANONYMOUS_LOGIN, Answer, CloudEnvironment, Login
-from _regsync.auth.credentials import Credential, Pair
-from _regsync.auth.sigv4 import Keys, Request, sign
-from _regsync.config.model import Registry
-from _regsync.crypto import name_hash
-from _regsync.errors import AuthError, WireError
-from _regsync.text import printable, redact, redacting
-
-
-class _Partition(NamedTuple):
-    """A partition of AWS (section 4.1)."""
-
-    region_prefix: str  # of the names of its regions
-    suffix: str  # of the names of its hosts
-    dualstack_suffix: str  # of the names of its hosts with IPv4 and IPv6 addresses
-
-
-# The first match applies. The last partition contains all other regions.
-_PARTITIONS = (
-    _Partition("us-gov-", "amazonaws.com", "api.aws"),
-    _Partition("cn-", "amazonaws.com.cn", "api.amazonwebservices.com.cn"),
-    _Partition("eusc-", "amazonaws.eu", "api.amazonwebservices.eu"),
-    _Partition("us-iso-", "c2s.ic.gov", "api.aws.ic.gov"),
-    _Partition("us-isob-", "sc2s.sgov.gov", "api.aws.scloud"),
-    _Partition("eu-isoe-", "cloud.adc-e.uk", "api.cloud-aws.adc-e.uk"),
-    _Partition("us-isof-", "csp.hci.ic.gov", "api.aws.hci.ic.gov"),
-    _Partition("", "amazonaws.com", "api.aws"),
+from _regsync.auth.cloud import (
+    ANONYMOUS_LOGIN,
+    Answer,
+    CloudEnvironment,
+    Found,
+    Login,
+    Request,
+    ask,
+    first_found,
 )
+from _regsync.auth.credentials import Credential, Pair
+from _regsync.config.model import Registry
+from _regsync.crypto import hash_hex, hmac_bytes, name_hash
+from _regsync.errors import AuthError
+from _regsync.text import json_object, printable, time_text
+
+# The suffixes of host names in AWS's partitions, by the prefix of their regions' names (section
+# 4.1). The first match applies. The last suffix is that of all other regions.
+_SUFFIXES = {
+    "cn-": "amazonaws.com.cn",
+    "eusc-": "amazonaws.eu",
+    "us-iso-": "c2s.ic.gov",
+    "us-isob-": "sc2s.sgov.gov",
+    "eu-isoe-": "cloud.adc-e.uk",
+    "us-isof-": "csp.hci.ic.gov",
+    "": "amazonaws.com",
+}
+
+# ACCOUNT.dkr.ecr[-fips].REGION.SUFFIX, or ACCOUNT.dkr-ecr[-fips].REGION.on.aws.
+_ECR_HOST = r"[0-9]{12}\.dkr[.-]ecr(?P<fips>-fips)?\.(?P<region>[a-z0-9-]+)\."
 
 # Names of environment variables, in lower case and without the prefix AWS_. The fields of a profile
 # have the same names.
@@ -68,46 +68,24 @@ _OTHER_SETTINGS = {"region", "output"}
 # URLs from which container credentials are accepted: https, loopback, and metadata addresses.
 _CONTAINER_SERVICES = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
 
-# ACCOUNT.dkr.ecr[-fips].REGION.SUFFIX, or ACCOUNT.dkr-ecr[-fips].REGION.on.aws.
-_ECR_HOST = (
-    r"[0-9]{12}\.dkr[.-]ecr(?P<fips>-fips)?\.(?P<region>[a-z0-9-]+)\.(?P<dualstack>on\.aws)?"
-)
-
-_ATTEMPTS = 3  # the largest number of attempts for one request
-_PAUSE = 1.0  # seconds between two attempts
 _CONTAINER_SECONDS = 2.0  # timeout for a container's credential service
 _INSTANCE_SECONDS = 1.0  # timeout for EC2's metadata service
-_SSO_MARGIN = 60.0  # seconds for which an SSO token must remain valid
-_SSO_TIME_LENGTH = len("2026-11-22T12:00:00")  # without the time zone, which is always UTC
 
-# Matches the names of errors after which the same request may succeed.
-_TEMPORARY_ERRORS = "Throttl|TooMany|IDPComm"
+_TIME_LENGTH = len("2026-11-22T12:00:00")  # of an SSO login's end, which is always in UTC
+
+_EXPORT_HINT = "set the variables that `aws configure export-credentials` prints"
 
 
-def endpoint(
-    service: str, region: str, *, use_fips: bool = False, use_dualstack: bool = False
-) -> str:
-    """Return the host name of an AWS service in a region (docs/protocol-facts.md section 4.2).
+class Keys(NamedTuple):
+    """An AWS access key with its secret."""
 
-    `service` is `ecr`, `ecr-public`, `sts`, `portal.sso` or `oidc`. `use_fips` selects the endpoint
-    with validated cryptography. `use_dualstack` selects the endpoint with IPv4 and IPv6 addresses.
-    """
-    partition = next(row for row in _PARTITIONS if region.startswith(row.region_prefix))
-    fips_mark = "-fips" if use_fips else ""
-    if use_dualstack:  # these names have the same form for all services
-        return f"{service}{fips_mark}.{region}.{partition.dualstack_suffix}"
+    access_key: str
+    secret_key: str
+    session_token: str = ""  # of temporary keys
+    source: str = ""  # for messages
 
-    if service.startswith("ecr"):
-        # AWS's SDKs use `api.ecr-fips` everywhere. AWS's documentation lists `ecr-fips` for the
-        # partitions with this suffix.
-        is_documented_fips = use_fips and service == "ecr" and partition.suffix == "amazonaws.com"
-        api = "" if is_documented_fips else "api."
-        return f"{api}{service}{fips_mark}.{region}.{partition.suffix}"
-
-    # In GovCloud the plain names of the other services already are FIPS endpoints.
-    if partition.region_prefix == "us-gov-":
-        fips_mark = ""
-    return f"{service}{fips_mark}.{region}.{partition.suffix}"
+    def __repr__(self) -> str:
+        return f"<Keys {self.source!r}>"
 
 
 def is_configured(machine: CloudEnvironment) -> bool:
@@ -127,120 +105,136 @@ async def log_in(
 ) -> Login | None:
     """Request a password for ECR or ECR Public with this machine's AWS keys (section 4.3).
 
-    Raises AuthError if there are no keys. If `probing_metadata` is true, keys are only requested
-    from EC2's metadata service, and the function returns None if that service issues no keys.
+    Raises AuthError if there are no keys, or if they do not permit it. If `probing_metadata` is
+    true, keys are only requested from EC2's metadata service, and the function returns None if that
+    service issues none.
     """
-    api = await _find_api(machine, registry, probing_metadata=probing_metadata)
-    if api is None:
-        return None
     is_public = registry.kind == "ecr_public"
-    more_rights = ""  # further permissions that the action requires, for the error's hint
-    if is_public:
-        more_rights = " and sts:GetServiceBearerToken, or use auth_type: anonymous"
-    try:
-        answer = await api.request_password(more_rights)
-    except AuthError:
-        if probing_metadata and is_public:
-            return ANONYMOUS_LOGIN
-        raise
-    return _read_login(_parse_fields(answer), api.service, api.keys.found_at)
-
-
-class _Api(NamedTuple):
-    """The API of ECR or ECR Public in one region, called with this machine's keys."""
-
-    client: _Client
-    keys: Keys
-    service: str  # `ecr` or `ecr-public`
-    region: str
-
-    def __repr__(self) -> str:
-        return "<Api>"  # the keys are secret
-
-    async def request_password(self, more_rights: str) -> str:
-        """Call GetAuthorizationToken, and return the text of the answer.
-
-        Raises AuthError if the keys do not permit the action. The error's hint names the permission
-        to grant; `more_rights` is appended to the hint.
-        """
-        is_public = self.service == "ecr-public"
-        # The service name that AWS's protocol requires in X-Amz-Target.
-        name = "SpencerFrontendService" if is_public else "AmazonEC2ContainerRegistry_V20150921"
-        headers = [
-            ("Content-Type", "application/x-amz-json-1.1"),
-            ("X-Amz-Target", f"{name}.GetAuthorizationToken"),
-        ]
-        request = self.client.build_request(self.service, self.region, headers, b"{}")
-        hint = f"allow this identity {self.service}:GetAuthorizationToken{more_rights}"
-        return await self.client.send(request, hint, keys=self.keys)
-
-
-async def _find_api(
-    machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
-) -> _Api | None:
-    """Find this machine's AWS keys, and return the API of a registry to be called with them.
-
-    Raises AuthError if there are no keys. If `probing_metadata` is true, keys are only requested
-    from EC2's metadata service, and the function returns None if that service issues no keys.
-    """
-    settings = _Settings(machine, registry.cloud_profile)
-    is_public = registry.kind == "ecr_public"
-    ecr_host = re.match(_ECR_HOST, registry.host)  # None for another host name, such as a proxy's
+    # None for another host name, such as a proxy's, which `auth_type` configures as ECR.
+    ecr_host = re.match(_ECR_HOST, registry.host)
+    region = ecr_host["region"] if ecr_host else ""
     if is_public:
         region = "us-east-1"  # the only region with an API of ECR Public
-    elif ecr_host:
-        region = ecr_host["region"]
-    else:  # the host is configured as ECR by `auth_type`
-        region = settings.default_region
-
-    client = _Client(
-        machine,
-        use_fips=settings.is_set("use_fips_endpoint"),
-        use_dualstack=settings.is_set("use_dualstack_endpoint"),
+    settings = _Settings(machine, registry.cloud_profile, region)
+    sources: tuple[_Source, ...] = _SOURCES
+    if probing_metadata:
+        sources = (_from_instance,)
+    elif registry.cloud_profile:  # excludes all other sources
+        sources = (_from_profile,)
+    keys = await first_found(
+        [partial(source, settings) for source in sources],
+        registry,
+        missing="AWS credentials",
+        hint="give this machine or container a role, or set AWS_PROFILE, "
+        "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
+        is_required=not probing_metadata,
     )
-    chain = _KeyChain(settings, client, region)
-    keys = await (chain.from_instance() if probing_metadata else chain.find())
     if keys is None:
-        if probing_metadata:
-            return None
-        raise _error(
-            f"no AWS credentials for {registry.host}; looked at {', '.join(chain.tried_sources)}",
-            "give this machine or container a role, or set AWS_PROFILE, "
-            "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
-        )
+        return None
 
-    # If the registry's host is a FIPS or dual-stack endpoint, the API is used at such an endpoint.
-    if ecr_host and ecr_host["fips"]:
-        client = client._replace(use_fips=True)
-    if ecr_host and ecr_host["dualstack"]:
-        client = client._replace(use_dualstack=True)
-    return _Api(client, keys, "ecr-public" if is_public else "ecr", region)
-
-
-def _read_login(document: Mapping[str, object], service: str, found_at: str) -> Login:
-    """Read the user name and password in an answer to GetAuthorizationToken.
-
-    Raises AuthError if there are none. `found_at` names the source of the keys.
-    """
+    service = "ecr-public" if is_public else "ecr"
+    # The service name that AWS's protocol requires in X-Amz-Target.
+    name = "SpencerFrontendService" if is_public else "AmazonEC2ContainerRegistry_V20150921"
+    headers = [
+        ("Content-Type", "application/x-amz-json-1.1"),
+        ("X-Amz-Target", f"{name}.GetAuthorizationToken"),
+    ]
+    region = region or settings.region
+    # Where the registry's host is a FIPS endpoint, its API's is too.
+    url = settings.url_of(service, region, use_fips=bool(ecr_host and ecr_host["fips"]))
+    hint = f"allow this identity {service}:GetAuthorizationToken"
+    if is_public:
+        hint += " and sts:GetServiceBearerToken, or use auth_type: anonymous"
+    request = Request("POST", url, headers, b"{}", source=keys.source, hint=hint)
+    request = sign(keys, request, service, region, machine.wall())
     try:
-        token = b64decode(str(document["authorizationToken"]), validate=True).decode("ascii")
-        user, password = token.split(":", 1)
-        expires = float(str(document.get("expiresAt", math.inf)))
-    except (TypeError, LookupError, ValueError):
-        raise _error(f"{service} answered without a usable token") from None
-    return Login(Credential(user, password, found_at=found_at), expires)
+        return await ask(machine, request, partial(_read_login, keys.source))
+    except AuthError as error:
+        is_refused = error.code == AuthError.code  # not: the service does not answer
+        if probing_metadata and is_public and is_refused:
+            return ANONYMOUS_LOGIN
+        raise
 
 
-def _error(message: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
-    return AuthError(message, hint=hint, fatal=True, code=code)
+def _error(message: str, hint: str | None = None) -> AuthError:
+    return AuthError(message, hint=hint, fatal=True)
 
 
-def _parse_fields(text: str) -> dict[str, object]:
+# Requests and answers.
+
+
+def endpoint(service: str, region: str, *, use_fips: bool) -> str:
+    """Return the host name of an AWS service in a region (docs/protocol-facts.md section 4.2).
+
+    `service` is `ecr`, `ecr-public`, `sts` or `portal.sso`. `use_fips` selects the endpoint with
+    validated cryptography.
+    """
+    suffix = next(name for prefix, name in _SUFFIXES.items() if region.startswith(prefix))
+    fips_mark = "-fips" if use_fips else ""
+    if service.startswith("ecr"):
+        # AWS's SDKs use `api.ecr-fips` everywhere. AWS's documentation lists `ecr-fips` for the
+        # partitions with this suffix.
+        is_documented_fips = use_fips and service == "ecr" and suffix == "amazonaws.com"
+        api = "" if is_documented_fips else "api."
+        return f"{api}{service}{fips_mark}.{region}.{suffix}"
+
+    # In GovCloud the plain names of the other services already are FIPS endpoints.
+    if region.startswith("us-gov-"):
+        fips_mark = ""
+    return f"{service}{fips_mark}.{region}.{suffix}"
+
+
+def sign(keys: Keys, request: Request, service: str, region: str, now: float) -> Request:
+    """Return a request with its date, session token and signature as headers (section 4.4).
+
+    `now` is the time in seconds since 1970. The service accepts the signature for five minutes.
+    """
+    date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    headers = [*request.headers, ("X-Amz-Date", date)]
+    if keys.session_token:
+        headers.append(("X-Amz-Security-Token", keys.session_token))
+
+    url = urlsplit(request.url)
+    # Lower-case names in order, and values without surplus blanks, as the service will hash them.
+    signed_headers = sorted(
+        (name.lower(), " ".join(value.split())) for name, value in [("host", url.netloc), *headers]
+    )
+    names = ";".join(name for name, _ in signed_headers)
+    # The parameters are sorted in their encoded form.
+    query = sorted(
+        (quote(name, "~"), quote(value, "~"))
+        for name, value in parse_qsl(url.query, keep_blank_values=True)
+    )
+    canonical_request = (
+        request.method,
+        quote(url.path, "/~") or "/",
+        "&".join(f"{name}={value}" for name, value in query),
+        *(f"{name}:{value}" for name, value in signed_headers),
+        "",  # an empty line ends the headers
+        names,
+        hash_hex("sha256", request.body),
+    )
+    scope = f"{date[:8]}/{region}/{service}/aws4_request"
+    request_hash = hash_hex("sha256", "\n".join(canonical_request).encode())
+    string_to_sign = "\n".join(("AWS4-HMAC-SHA256", date, scope, request_hash))
+
+    # The signing key is derived from the secret key, by one HMAC for each part of the scope.
+    key = f"AWS4{keys.secret_key}".encode()
+    for part in scope.split("/"):
+        key = hmac_bytes(key, part.encode())
+    signature = hmac_bytes(key, string_to_sign.encode()).hex()
+    proof = f"Credential={keys.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+    headers.append(("Authorization", f"AWS4-HMAC-SHA256 {proof}"))
+    return request._replace(headers=headers, secrets=(keys.secret_key, keys.session_token))
+
+
+def _parse_fields(body: bytes) -> dict[str, object]:
     """Parse an answer in JSON, or in the XML of STS, into one flat dict.
 
     XML entities are not decoded. AWS services nest the same field at different depths, but no field
     name has two meanings.
     """
+    text = body.decode("utf-8", "replace")
     fields: dict[str, object] = {}
     try:
         # json.loads calls the hook for each object in the text, so that all fields are collected.
@@ -250,12 +244,28 @@ def _parse_fields(text: str) -> dict[str, object]:
     return fields
 
 
-def _read_keys(document: Mapping[str, object], label: str, *secrets: str) -> Keys:
-    """Read AWS keys from environment variables, from a profile or from an answer.
+def _read_login(source: str, answer: Answer) -> Login | None:
+    """Return the user name and the password in an answer to GetAuthorizationToken, or None.
 
-    Raises AuthError if there are no usable keys. `label` names the source of the keys. `secrets`
-    are masked in the error, because an answer may repeat the secrets of its request.
+    `source` names the source of the keys.
     """
+    fields = _parse_fields(answer.body)
+    try:
+        token = b64decode(str(fields["authorizationToken"]), validate=True).decode("ascii")
+        user, password = token.split(":", 1)
+        expires = float(str(fields.get("expiresAt", math.inf)))
+    except (LookupError, ValueError):
+        return None
+    return Login(Credential(user, password, found_at=source), expires)
+
+
+def _read_keys(source: str, answer: Answer) -> Keys | None:
+    """Return the AWS keys in an answer, or None."""
+    return _keys_in(source, _parse_fields(answer.body))
+
+
+def _keys_in(source: str, document: Mapping[str, object]) -> Keys | None:
+    """Return the AWS keys in environment variables, in a profile or in an answer, or None."""
     # The same field is named `aws_access_key_id`, `access_key_id` or `AccessKeyId`.
     fields = {
         re.sub("^aws|_", "", name.lower()): str(value) for name, value in document.items() if value
@@ -264,11 +274,18 @@ def _read_keys(document: Mapping[str, object], label: str, *secrets: str) -> Key
     secret_key = fields.get("secretaccesskey", "")
     session = fields.get("sessiontoken") or fields.get("token") or ""
     can_be_in_header = re.fullmatch("[ -~]+", access_key + secret_key + session) is not None
-    if access_key and secret_key and can_be_in_header:
-        return Keys(access_key, secret_key, session, found_at=label)
-    default_reason = "the access key or its secret is missing, or is not ASCII text"
-    reason = fields.get("message") or fields.get("code") or default_reason
-    raise _error(f"{label} gives no AWS credentials: {printable(redact(reason, secrets), 200)}")
+    if not (access_key and secret_key and can_be_in_header):
+        return None
+    return Keys(access_key, secret_key, session, source)
+
+
+def _configured_keys(source: str, document: Mapping[str, object]) -> Keys:
+    """Return the AWS keys in environment variables or in a profile. Raises AuthError if there are none."""
+    keys = _keys_in(source, document)
+    if keys is None:
+        reason = "the access key or its secret is missing, or is not ASCII text"
+        raise _error(f"{source} gives no AWS credentials: {reason}")
+    return keys
 
 
 class _Settings:
@@ -277,8 +294,10 @@ class _Settings:
     The constructor reads the files. It raises AuthError if a file is broken.
     """
 
-    def __init__(self, machine: CloudEnvironment, cloud_profile: str | None) -> None:
-        self._machine = machine
+    def __init__(
+        self, machine: CloudEnvironment, cloud_profile: str | None, registry_region: str = ""
+    ) -> None:
+        self.machine = machine
         # The values of AWS's environment variables. Names are in lower case and without the prefix
         # AWS_, as in a profile.
         self.variables = {
@@ -291,31 +310,29 @@ class _Settings:
             self.variables.get("shared_credentials_file") or "~/.aws/credentials"
         )
         # `profile NAME` or `sso-session NAME` -> the section's fields, merged from both files.
-        self._sections: dict[str, dict[str, str]] = {}
+        self.sections: dict[str, dict[str, str]] = {}
         self._read_sections(self.config_file, is_config=True)
         self._read_sections(self.credentials_file, is_config=False)
 
-        # Whether the profile is the only source of keys: regsync's own configuration names it.
-        self.uses_only_profile = bool(cloud_profile)
         names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
         selected_profile = next(filter(None, names), None)
         # Whether the user has selected the profile, so that it must exist.
         self.is_profile_selected = selected_profile is not None
         self.profile_name = selected_profile or "default"
-        self.profile = self.section(f"profile {self.profile_name}") or {}  # its fields
+        self.profile = self.sections.get(f"profile {self.profile_name}", {})  # its fields
 
         region = (
             self.variables.get("region")
             or self.variables.get("default_region")
             or self.profile.get("region")
-            or ""
+            or registry_region
         )
-        # The configured region, or "". `aws-global` selects STS's global endpoint, which belongs to
-        # us-east-1.
-        self.default_region = "us-east-1" if region == "aws-global" else region
+        # The configured region, else the registry's, else "". `aws-global` selects STS's global
+        # endpoint, which belongs to us-east-1.
+        self.region = "us-east-1" if region == "aws-global" else region
 
     def _read_sections(self, path: str, *, is_config: bool) -> None:
-        """Add the sections of a file to `_sections`.
+        """Add the sections of a file to `sections`.
 
         A profile is named `[profile NAME]` in the config file, and `[NAME]` in the credentials
         file.
@@ -331,11 +348,7 @@ class _Settings:
                 key = re.sub(r"""\s+["']?|["']$""", " ", name).strip()
             else:
                 key = f"profile {name}"
-            self._sections.setdefault(key, {}).update(parser.items(name))
-
-    def section(self, name: str) -> dict[str, str] | None:
-        """Return the fields of section `profile NAME` or `sso-session NAME`, or None."""
-        return self._sections.get(name)
+            self.sections.setdefault(key, {}).update(parser.items(name))
 
     def is_set(self, name: str) -> bool:
         """Report whether a setting is `true`. The environment variable overrides the profile."""
@@ -344,465 +357,297 @@ class _Settings:
 
     def read(self, path: str) -> str:
         """Return the text of a file, or an empty text if the file does not exist."""
-        home = self._machine.home or ""
-        data = self._machine.read(re.sub("^~(?=/)", lambda _: home, path)) or b""
+        home = self.machine.home or ""
+        data = self.machine.read(re.sub("^~(?=/)", lambda _: home, path)) or b""
         return data.decode("utf-8", "replace")
 
-    def read_required(self, path: str, label: str, hint: str | None = None) -> str:
+    def read_required(self, path: str, source: str, hint: str | None = None) -> str:
         """Return the text of a file. Raises AuthError if the file is missing or empty.
 
-        `label` names the setting that requires the file.
+        `source` names the setting that requires the file.
         """
         text = self.read(path)
         if not text:
-            raise _error(f"{label}: {printable(path)} is missing or empty", hint)
+            raise _error(f"{source}: {printable(path)} is missing or empty", hint)
         return text
 
+    def url_of(self, service: str, region: str, *, use_fips: bool = False) -> str:
+        """Return the URL of an AWS service. The arguments are those of `endpoint`.
 
-class _Failure(NamedTuple):
-    """The reason why a request failed."""
-
-    text: str  # for the error message; may contain secrets
-    hint: str | None
-    code: str  # the error's code: WireError.code or AuthError.code
-    is_temporary: bool  # whether another attempt may succeed
-
-    def __repr__(self) -> str:
-        return "<Failure>"
-
-
-class _Client(NamedTuple):
-    """Sends requests to AWS services. Each request has up to three attempts."""
-
-    machine: CloudEnvironment
-    use_fips: bool  # see `endpoint`
-    use_dualstack: bool  # see `endpoint`
-
-    def build_request(
-        self, service: str, region: str, headers: list[Pair], body: bytes = b"", path: str = "/"
-    ) -> Request:
-        """Build a POST request to an AWS service, or a GET request if there is no body.
-
-        Raises AuthError if `region` is empty or malformed.
+        The settings may require FIPS endpoints too. Raises AuthError if `region` is empty or
+        malformed.
         """
         if not re.fullmatch("[a-z0-9-]+", region):
             raise _error(f"{region!r} is not an AWS region", "set AWS_REGION")
-        host = endpoint(service, region, use_fips=self.use_fips, use_dualstack=self.use_dualstack)
-        method = "POST" if body else "GET"
-        url = f"https://{host}{path}"
-        return Request(method, url, headers, body, service=service, region=region)
-
-    async def send(
-        self,
-        request: Request,
-        hint: str,
-        *,
-        keys: Keys | None = None,
-        secrets: tuple[str, ...] = (),
-    ) -> str:
-        """Send a request, and return the text of the answer, which contains at least one field.
-
-        A temporary failure is repeated. Raises AuthError if no attempt succeeds. `hint` is the
-        error's hint if the service refuses the request. If `keys` are given, they sign the request.
-        `secrets` are further secrets in the request. All secrets are masked in the error.
-        """
-        all_secrets = secrets if keys is None else (*secrets, *keys.secrets)
-        attempts_left = _ATTEMPTS
-        while True:
-            with redacting(lambda: all_secrets):
-                text_or_failure = await self._attempt(request, hint, keys)
-            if isinstance(text_or_failure, str):
-                return text_or_failure
-            failure = text_or_failure
-            attempts_left -= 1
-            # A container's credential service may not have started yet.
-            is_temporary = failure.is_temporary or request.is_to_container_service
-            if attempts_left == 0 or not is_temporary:
-                break
-            await anyio.sleep(_PAUSE)
-
-        who = keys.found_at if keys else "without keys"
-        host = request.url.split("/")[2]
-        reason = printable(redact(failure.text, all_secrets), 300)
-        raise _error(f"{who}: {host}: {reason}", failure.hint, failure.code)
-
-    async def _attempt(self, request: Request, hint: str, keys: Keys | None) -> str | _Failure:
-        """Send a request once, signed by `keys` if they are given.
-
-        Returns the text of a successful answer. Returns the failure, which `hint` may explain, if
-        there is no answer or if the answer is an error or unreadable.
-        """
-        headers = sign(keys, request, self.machine.wall()) if keys else request.headers
-        timeout = _CONTAINER_SECONDS if request.is_to_container_service else None
-        try:
-            answer = await self.machine.fetch(
-                request.method, request.url, headers, request.body, timeout
-            )
-        except WireError as error:
-            # For a container's credential service, `hint` names the variable that has its address.
-            wire_hint = hint if request.is_to_container_service else error.hint
-            return _Failure(error.message, wire_hint, error.code, is_temporary=True)
-
-        text = answer.body.decode("utf-8", "replace")
-        fields = _parse_fields(text)
-        if answer.status == 200 and fields:
-            return text
-        return _failure_of(answer, fields, hint)
+        use_fips = use_fips or self.is_set("use_fips_endpoint")
+        return f"https://{endpoint(service, region, use_fips=use_fips)}/"
 
 
-def _failure_of(answer: Answer, fields: dict[str, object], hint: str) -> _Failure:
-    """Describe an unsuccessful answer. `fields` are the parsed fields of its body."""
-    # The location of the error's name depends on the service's protocol.
-    name = fields.get("__type") or answer.headers.get("x-amzn-errortype") or fields.get("Code")
-    error_name = str(name or "")
-    message = fields.get("message") or fields.get("Message") or ""
-
-    is_server_error = answer.status >= 500
-    # A 200 only arrives here if its body is unreadable, for example incomplete.
-    has_temporary_status = is_server_error or answer.status in (200, 429)
-    has_temporary_name = re.search(_TEMPORARY_ERRORS, error_name) is not None
-    is_temporary = has_temporary_status or has_temporary_name
-    code = WireError.code if is_server_error else AuthError.code
-    return _Failure(f"status {answer.status} {error_name} {message}", hint, code, is_temporary)
+# The sources of keys, in the order of section 4.5. Each returns keys, or the place where it has
+# found none. It raises AuthError if it is configured and issues none (R8).
 
 
-class _KeyChain:
-    """Searches the sources of AWS keys, in the order of section 4.5.
+async def _from_variables(settings: _Settings) -> Keys | str:
+    source = "AWS_ACCESS_KEY_ID"
+    if not settings.variables.get(_ACCESS_KEY):
+        return source
+    names = (_ACCESS_KEY, "secret_access_key", "session_token")
+    return _configured_keys(source, {name: settings.variables.get(name) for name in names})
 
-    In all methods, `label` names a source in messages. A method returns None if a source has no
-    keys and the next source is tried. It raises AuthError if a source is configured but issues no
-    keys (R8).
+
+async def _from_token_file(settings: _Settings) -> Keys | str:
+    """Assume the role of a pod in EKS."""
+    source = "AWS_WEB_IDENTITY_TOKEN_FILE"
+    if not settings.variables.get(_TOKEN_FILE):
+        return source
+    return await _assume(settings, settings.variables, source)
+
+
+async def _from_profile(
+    settings: _Settings, name: str = "", referrers: tuple[str, ...] = ()
+) -> Keys | str:
+    """Return the keys in a profile, or the keys of the role that the profile names.
+
+    Raises AuthError if the user or another profile refers to a profile that is missing, or if the
+    profile's source of keys is broken.
+
+    The search begins with the selected profile. `referrers` are the names of the profiles whose
+    `source_profile` led to the profile `name`.
     """
+    name = name or settings.profile_name
+    is_source = bool(referrers)  # whether another profile refers to this profile
+    source = f"profile {printable(name, 60)!r}"
+    place = f"{source} in {settings.config_file} and {settings.credentials_file}"
+    profile = settings.sections.get(f"profile {name}")
+    if profile is None:
+        if not is_source and not settings.is_profile_selected:
+            return place
+        hint = "check the name: `aws configure list-profiles` lists them"
+        raise _error(f"there is no {place}", hint)
 
-    def __init__(self, settings: _Settings, client: _Client, region: str) -> None:
-        self._machine = client.machine
-        self._settings = settings
-        self._variables = settings.variables
-        self._client = client
-        self._region = region  # the registry's region, used for STS if no region is configured
-        self.tried_sources: list[str] = []  # the sources tried so far, for the error message
-
-    async def find(self) -> Keys | None:
-        """Return the keys of the first source that has keys, or None if no source has keys."""
-        settings = self._settings
-        if settings.uses_only_profile:
-            return await self._from_profile(settings.profile_name)
-        return (
-            await self._from_variables()
-            or await self._from_token_file()
-            or await self._from_profile(settings.profile_name)
-            or await self._from_container()
-            or await self.from_instance()
-        )
-
-    async def _from_variables(self) -> Keys | None:
-        self.tried_sources.append("AWS_ACCESS_KEY_ID")
-        if not self._variables.get(_ACCESS_KEY):
-            return None
-        names = (_ACCESS_KEY, "secret_access_key", "session_token")
-        fields = {name: self._variables.get(name) for name in names}
-        return _read_keys(fields, "AWS_ACCESS_KEY_ID")
-
-    # IAM roles.
-
-    async def _from_token_file(self) -> Keys | None:
-        self.tried_sources.append("AWS_WEB_IDENTITY_TOKEN_FILE")
-        if not self._variables.get(_TOKEN_FILE):
-            return None
-        return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
-
-    async def _assume_by_token(self, fields: dict[str, str], label: str) -> Keys:
-        """Assume a role with a token file of another identity provider, and return the role's keys.
-
-        A pod in EKS has such a file. `fields` are the fields of a profile, or the environment
-        variables of the same names.
-        """
-        token = self._settings.read_required(fields[_TOKEN_FILE], label).strip()
-        proof = [("WebIdentityToken", token)]
-        return await self._assume(
-            "AssumeRoleWithWebIdentity", fields, label, proof, secrets=(token,)
-        )
-
-    async def _assume_by_keys(self, fields: dict[str, str], label: str, keys: Keys) -> Keys:
-        """Assume a role with other `keys`, and return the role's keys.
-
-        `fields` are the fields of the profile that names the role.
-        """
-        options = [
-            ("ExternalId", fields.get("external_id", "")),
-            ("DurationSeconds", fields.get("duration_seconds", "")),
-        ]
-        return await self._assume("AssumeRole", fields, label, options, keys=keys)
-
-    async def _assume(
-        self,
-        action: str,
-        fields: dict[str, str],
-        label: str,
-        further_form: list[Pair],
-        *,
-        keys: Keys | None = None,
-        secrets: tuple[str, ...] = (),
-    ) -> Keys:
-        """Request the keys of the role in `fields` from STS, by this `action`.
-
-        The request is either signed by `keys`, or proves the identity by the `secrets` in
-        `further_form`. Raises AuthError if `fields` name no role, or if STS refuses the request.
-        """
-        role = fields.get("role_arn", "")
-        session = fields.get("role_session_name") or f"regsync-{self._machine.wall():.0f}"
-        if not role or not (role + session).isprintable():
-            raise _error(f"{label}: AWS_ROLE_ARN or role_arn is missing, or is not text")
-        form = [
-            ("Action", action),
-            ("Version", "2011-06-15"),
-            ("RoleArn", role),
-            ("RoleSessionName", session),
-            *further_form,
-        ]
-        body = urlencode([(name, value) for name, value in form if value]).encode()
-        headers = [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")]
-        region = self._settings.default_region or self._region
-        request = self._client.build_request("sts", region, headers, body)
-        hint = "check the role's ARN, and its trust policy"
-        answer = await self._client.send(request, hint, keys=keys, secrets=secrets)
-        role_label = f"role {printable(role, 200)} ({label})"
-        sent_secrets = secrets if keys is None else keys.secrets
-        return _read_keys(_parse_fields(answer), role_label, *sent_secrets)
-
-    # Profiles.
-
-    async def _from_profile(self, name: str, referrers: tuple[str, ...] = ()) -> Keys | None:
-        """Return the keys in a profile, or the keys of the role that the profile names.
-
-        Raises AuthError if the user or another profile refers to a profile that is missing, or if
-        the profile's source of keys is broken.
-
-        `referrers` are the names of the profiles whose `source_profile` led to this profile. The
-        first is the profile that the search began with.
-        """
-        settings = self._settings
-        profile = settings.section(f"profile {name}")
-        label = f"profile {printable(name, 60)!r}"
-        profile_in_files = f"{label} in {settings.config_file} and {settings.credentials_file}"
-        self.tried_sources.append(profile_in_files)
-        is_source = bool(referrers)  # whether another profile refers to this profile
-        if profile is None:
-            if not is_source and not settings.is_profile_selected:
-                return None
-            raise _error(
-                f"there is no {profile_in_files}",
-                "check the name: `aws configure list-profiles` lists them",
-            )
-
-        # The order of these sources is the order of botocore (section 4.5).
-        if _TOKEN_FILE in profile:
-            return await self._assume_by_token(profile, label)
-        has_keys = "aws_access_key_id" in profile
-        # If another profile refers to this profile, its keys take precedence over its role.
-        uses_role = not (is_source and has_keys)
-        if "role_arn" in profile and uses_role:
-            keys = await self._keys_to_assume(profile, name, label, referrers)
-            return await self._assume_by_keys(profile, label, keys)
-        if "sso_account_id" in profile or "sso_role_name" in profile:
-            return await self._from_sso(profile, label)
-        if has_keys:
-            return _read_keys(profile, label)
-
-        program_fields = _PROGRAM_FIELDS & profile.keys()
-        if program_fields:
-            raise _error(
-                f"{label} has {min(program_fields)}, which needs another program, and regsync starts none",
-                "set the variables that `aws configure export-credentials` prints",
-            )
-        if is_source or settings.uses_only_profile:
-            raise _error(f"{label} has no credentials")
-        return None
-
-    async def _keys_to_assume(
-        self, profile: dict[str, str], name: str, label: str, referrers: tuple[str, ...]
-    ) -> Keys:
-        """Return the keys with which to assume a profile's role, from the source in the profile.
-
-        Raises AuthError if there are no keys. `name` is the profile's name. `referrers` has the
-        same meaning as in `_from_profile`.
-        """
+    # The order of these sources is the order of botocore (section 4.5).
+    if _TOKEN_FILE in profile:
+        return await _assume(settings, profile, source)
+    has_keys = "aws_access_key_id" in profile
+    # If another profile refers to this profile, its keys take precedence over its role.
+    if "role_arn" in profile and not (is_source and has_keys):
         if name in referrers:
             cycle = " -> ".join((*referrers, name))
-            raise _error(f"{label} is its own source: {printable(cycle)}")
-        if "mfa_serial" in profile:
-            raise _error(
-                f"{label} has mfa_serial, and regsync cannot ask for a code",
-                "set the variables that `aws configure export-credentials` prints",
-            )
+            raise _error(f"{source} is its own source: {printable(cycle)}")
+        keys = await _keys_to_assume(settings, profile, source, (*referrers, name))
+        return await _assume(settings, profile, source, keys)
+    if "sso_account_id" in profile or "sso_role_name" in profile:
+        return await _from_sso(settings, profile, name, source)
+    if has_keys:
+        return _configured_keys(source, profile)
 
-        source_profile = profile.get("source_profile")
-        credential_source = profile.get("credential_source", "")
-        sources: dict[str, Callable[[], Awaitable[Keys | None]]] = {
-            "EcsContainer": self._from_container,
-            "Ec2InstanceMetadata": self.from_instance,
-            "Environment": self._from_variables,
-        }
-        if source_profile and not credential_source:
-            keys = await self._from_profile(source_profile, (*referrers, name))
-        elif credential_source in sources and not source_profile:
-            keys = await sources[credential_source]()
-        else:
-            raise _error(
-                f"{label} needs either source_profile or credential_source ({', '.join(sources)})"
-            )
-
-        if keys is None:
-            source = self.tried_sources[-1]  # the `credential_source`
-            raise _error(f"{label}: its credential_source has no keys: {source}")
-        return keys
-
-    async def _from_sso(self, profile: dict[str, str], label: str) -> Keys:
-        """Return the keys of a role that the user's session of IAM Identity Center permits.
-
-        The fields of the session are in the profile, or in the section that its field `sso_session`
-        names. Raises AuthError if a field is missing, or if the user must log in again.
-        """
-        session_name = profile.get("sso_session", "")
-        session = self._settings.section(f"sso-session {session_name}") or {}
-        fields = profile | session
-
-        missing_or_different: list[str] = []
-        for name in ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name"):
-            value = fields.get(name)
-            is_different = name in profile and profile[name] != value
-            if not value or is_different:
-                missing_or_different.append(name)
-        if missing_or_different:
-            raise _error(
-                f"{label}: missing, or different in its sso-session: {', '.join(missing_or_different)}"
-            )
-
-        hint = f"run `aws sso login` for {label}"
-        token = await self._sso_token(session_name, fields, label, hint)
-        query = urlencode(
-            {"role_name": fields["sso_role_name"], "account_id": fields["sso_account_id"]}
+    program_fields = _PROGRAM_FIELDS & profile.keys()
+    if program_fields:
+        raise _error(
+            f"{source} has {min(program_fields)}, which needs another program, and regsync starts none",
+            _EXPORT_HINT,
         )
-        request = self._client.build_request(
-            "portal.sso",
-            fields["sso_region"],
-            [("x-amz-sso_bearer_token", token)],
-            path=f"/federation/credentials?{query}",
+    return place
+
+
+async def _from_container(settings: _Settings) -> Keys | str:
+    """Return the keys from the credential service that a container's variables name."""
+    path = settings.variables.get(_CONTAINER_PATH)
+    if path:
+        source = f"AWS_{_CONTAINER_PATH.upper()}"
+        url = f"http://169.254.170.2{path}"  # the fixed address of the service in ECS
+    else:
+        source = f"AWS_{_CONTAINER_URL.upper()}"
+        url = settings.variables.get(_CONTAINER_URL, "")
+    if not url:
+        return source
+    if not re.fullmatch(_CONTAINER_SERVICES, url):
+        raise _error(f"{source}: {printable(url, 99)} is neither https nor a metadata address")
+
+    token = settings.variables.get("container_authorization_token") or ""
+    token_file = settings.variables.get("container_authorization_token_file")
+    if token_file:
+        token = settings.read_required(token_file, source)
+    headers = [("Authorization", token)] if token else []
+    request = Request(
+        "GET",
+        url,
+        headers,
+        source=source,
+        hint=f"check {source}, which names this address",
+        secrets=(token,),
+        seconds=_CONTAINER_SECONDS,
+    )
+    return await ask(settings.machine, request, partial(_read_keys, source))
+
+
+async def _from_instance(settings: _Settings) -> Keys | str:
+    """Return the keys of this machine's role from EC2's metadata service (IMDSv2).
+
+    Whatever fails, this machine may just have no role.
+    """
+    mode = settings.variables.get("ec2_metadata_service_endpoint_mode", "")
+    address = "[fd00:ec2::254]" if mode.lower() == "ipv6" else "169.254.169.254"
+    base = settings.variables.get("ec2_metadata_service_endpoint") or f"http://{address}"
+    base = base.rstrip("/")
+    source = f"the EC2 metadata service at {printable(base, 100)}"
+    if settings.is_set("ec2_metadata_disabled"):
+        return f"{source} (AWS_EC2_METADATA_DISABLED)"
+
+    async def fetch(
+        method: str, path: str, header: Pair, read: Callable[[Answer], Found | None]
+    ) -> Found:
+        _, secret = header  # or the lifetime of a token to come
+        request = Request(
+            method,
+            f"{base}/latest/{path}",
+            [header],
+            source=source,
+            secrets=(secret,),
+            seconds=_INSTANCE_SECONDS,
         )
-        answer = await self._client.send(request, hint, secrets=(token,))
-        return _read_keys(_parse_fields(answer), label, token)
+        return await ask(settings.machine, request, read, attempts=1)
 
-    async def _sso_token(
-        self, session_name: str, fields: dict[str, str], label: str, hint: str
-    ) -> str:
-        """Return the access token that `aws sso login` has stored in a file.
-
-        An expired token is renewed, but the renewed token is not written to the file. Raises
-        AuthError if the file is missing, or if the token has expired and cannot be renewed.
-
-        `fields` are the fields of the profile and its session. `session_name` is "" if the profile
-        has no `sso_session`.
-        """
-        file_name = f"{name_hash(session_name or fields['sso_start_url'])}.json"
-        text = self._settings.read_required(f"~/.aws/sso/cache/{file_name}", label, hint)
-        stored = _parse_fields(text)
-        # Both times are UTC in the same format, so that they can be compared as text.
-        soon = time.gmtime(self._machine.wall() + _SSO_MARGIN)
-        expires_at = str(stored.get("expiresAt"))[:_SSO_TIME_LENGTH]
-        is_live = expires_at >= time.strftime("%Y-%m-%dT%H:%M:%S", soon)
-        if is_live:
-            return str(stored.get("accessToken"))
-
-        renewal = {name: stored.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
-        # A login without an `sso_session` cannot be renewed.
-        can_renew = session_name and all(renewal.values())
-        if not can_renew:
-            raise _error(f"{label}: its SSO login has expired", hint)
-        return await self._renew_sso_token(fields["sso_region"], renewal, hint)
-
-    async def _renew_sso_token(self, region: str, renewal: dict[str, object], hint: str) -> str:
-        """Request a new access token. `renewal` contains the refresh token and its client."""
-        body = json.dumps({**renewal, "grantType": "refresh_token"}).encode()
-        headers = [("Content-Type", "application/json")]
-        request = self._client.build_request("oidc", region, headers, body, "/token")
-        secrets = tuple(str(value) for value in renewal.values())
-        answer = await self._client.send(request, hint, secrets=secrets)
-        return str(_parse_fields(answer).get("accessToken"))
-
-    # The machine's or container's own role.
-
-    async def _from_container(self) -> Keys | None:
-        """Return the keys from the credential service that a container's variables name.
-
-        Returns None if no variable names such a service. Raises AuthError if the service issues no
-        keys, or if keys from its address are not accepted.
-        """
-        path = self._variables.get(_CONTAINER_PATH)
-        if path:
-            label = f"AWS_{_CONTAINER_PATH.upper()}"
-            url = f"http://169.254.170.2{path}"  # the fixed address of the service in ECS
-        else:
-            label = f"AWS_{_CONTAINER_URL.upper()}"
-            url = self._variables.get(_CONTAINER_URL, "")
-        self.tried_sources.append(label)
-        if not url:
-            return None
-        if not re.fullmatch(_CONTAINER_SERVICES, url):
-            raise _error(f"{label}: {printable(url, 99)} is neither https nor a metadata address")
-
-        token = self._variables.get("container_authorization_token") or ""
-        token_file = self._variables.get("container_authorization_token_file")
-        if token_file:
-            token = self._settings.read_required(token_file, label)
-
-        headers = [("Authorization", token)] if token else []
-        request = Request("GET", url, headers)
-        answer = await self._client.send(
-            request, f"check {label}, which names this address", secrets=(token,)
-        )
-        return _read_keys(_parse_fields(answer), label, token)
-
-    async def from_instance(self) -> Keys | None:
-        """Return the keys of this machine's role from EC2's metadata service (IMDSv2).
-
-        Returns None if the metadata service does not answer, is disabled or has no role. Raises
-        AuthError if the role has no keys.
-        """
-        is_ipv6 = self._variables.get("ec2_metadata_service_endpoint_mode", "").lower() == "ipv6"
-        address = "[fd00:ec2::254]" if is_ipv6 else "169.254.169.254"
-        base = self._variables.get("ec2_metadata_service_endpoint") or f"http://{address}"
-        base = base.rstrip("/")
-        label = f"the EC2 metadata service at {printable(base, 100)}"
-        if self._settings.is_set("ec2_metadata_disabled"):
-            self.tried_sources.append(f"{label} (AWS_EC2_METADATA_DISABLED)")
-            return None
-        try:
-            return await self._fetch_instance_keys(base, label)
-        except WireError as error:
-            self.tried_sources.append(f"{label} ({printable(error.message, 150)})")
-            return None
-
-    async def _fetch_instance_keys(self, base: str, label: str) -> Keys:
-        """Fetch the keys of this machine's role from the metadata service at the URL `base`.
-
-        Raises WireError if the service does not answer with status 200, and AuthError if its answer
-        contains no keys.
-        """
-
-        async def fetch(method: str, path: str, header: Pair) -> bytes:
-            answer = await self._machine.fetch(
-                method, f"{base}/latest/{path}", [header], b"", _INSTANCE_SECONDS
-            )
-            if answer.status != 200:
-                raise WireError(f"status {answer.status}")
-            return answer.body
-
-        ttl = ("x-aws-ec2-metadata-token-ttl-seconds", "21600")
-        token = (await fetch("PUT", "api/token", ttl)).decode("latin-1")
+    ttl = ("x-aws-ec2-metadata-token-ttl-seconds", "21600")
+    roles = "meta-data/iam/security-credentials/"
+    try:
+        token = await fetch("PUT", "api/token", ttl, lambda answer: answer.body.decode("latin-1"))
         session = ("x-aws-ec2-metadata-token", token)
-        roles = "meta-data/iam/security-credentials/"
-        with redacting(lambda: (token,)):
-            role_names = await fetch("GET", roles, session)  # one a line; a machine has one role
-            role = quote(role_names.split(b"\n")[0])
-            answer_with_keys = await fetch("GET", f"{roles}{role}", session)
-        return _read_keys(_parse_fields(answer_with_keys.decode("utf-8", "replace")), label, token)
+        # One name a line; a machine has one role.
+        names = await fetch("GET", roles, session, lambda answer: answer.body)
+        role = quote(names.split(b"\n")[0])
+        return await fetch("GET", f"{roles}{role}", session, partial(_read_keys, source))
+    except AuthError as error:
+        return error.message  # which begins with the service's name
+
+
+_Source = Callable[[_Settings], Awaitable[Keys | str]]
+_SOURCES: tuple[_Source, ...] = (
+    _from_variables,
+    _from_token_file,
+    _from_profile,
+    _from_container,
+    _from_instance,
+)
+
+
+# The roles and the SSO logins of profiles.
+
+
+async def _assume(
+    settings: _Settings, fields: Mapping[str, str], source: str, keys: Keys | None = None
+) -> Keys:
+    """Request the keys of a role from STS.
+
+    `fields` are the fields of a profile, or the environment variables of the same names. They name
+    the role. The request is signed by `keys`, or proves the identity by a token of another identity
+    provider, whose file the `fields` name. Raises AuthError if a field or the file is missing, or
+    if STS refuses the request.
+    """
+    role = fields.get("role_arn", "")
+    session = fields.get("role_session_name") or f"regsync-{settings.machine.wall():.0f}"
+    if not role or not (role + session).isprintable():
+        raise _error(f"{source}: AWS_ROLE_ARN or role_arn is missing, or is not text")
+    form = {"Version": "2011-06-15", "RoleArn": role, "RoleSessionName": session}
+    token = ""
+    if keys is None:
+        token = settings.read_required(fields[_TOKEN_FILE], source).strip()
+        form |= {"Action": "AssumeRoleWithWebIdentity", "WebIdentityToken": token}
+    else:
+        form |= {
+            "Action": "AssumeRole",
+            "ExternalId": fields.get("external_id", ""),
+            "DurationSeconds": fields.get("duration_seconds", ""),
+        }
+    role_source = f"role {printable(role, 200)} ({source})"
+    request = Request(
+        "POST",
+        settings.url_of("sts", settings.region),
+        [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")],
+        urlencode({name: value for name, value in form.items() if value}).encode(),
+        source=role_source,
+        hint="check the role's ARN, and its trust policy",
+        secrets=(token,),
+    )
+    if keys is not None:
+        request = sign(keys, request, "sts", settings.region, settings.machine.wall())
+    return await ask(settings.machine, request, partial(_read_keys, role_source))
+
+
+async def _keys_to_assume(
+    settings: _Settings, profile: Mapping[str, str], source: str, referrers: tuple[str, ...]
+) -> Keys:
+    """Return the keys with which to assume a profile's role, from the source in the profile.
+
+    Raises AuthError if there are no keys. `referrers` ends with the profile's name (see
+    `_from_profile`).
+    """
+    if "mfa_serial" in profile:
+        raise _error(f"{source} has mfa_serial, and regsync cannot ask for a code", _EXPORT_HINT)
+    source_profile = profile.get("source_profile")
+    credential_source = profile.get("credential_source", "")
+    sources: dict[str, _Source] = {
+        "EcsContainer": _from_container,
+        "Ec2InstanceMetadata": _from_instance,
+        "Environment": _from_variables,
+    }
+    if source_profile and not credential_source:
+        keys = await _from_profile(settings, source_profile, referrers)
+    elif credential_source in sources and not source_profile:
+        keys = await sources[credential_source](settings)
+    else:
+        raise _error(
+            f"{source} needs either source_profile or credential_source ({', '.join(sources)})"
+        )
+    if isinstance(keys, str):  # the place that has none
+        raise _error(f"{source}: its source of keys has none: {keys}")
+    return keys
+
+
+async def _from_sso(
+    settings: _Settings, profile: Mapping[str, str], name: str, source: str
+) -> Keys:
+    """Return the keys of a role that the user's session of IAM Identity Center permits.
+
+    The fields of the session are in the profile, or in the section that its field `sso_session`
+    names. Raises AuthError if a field is missing, or if the user must log in again.
+    """
+    session_name = profile.get("sso_session", "")
+    session = settings.sections.get(f"sso-session {session_name}", {})
+    fields = {**profile, **session}
+    missing_or_different: list[str] = []
+    for field in ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name"):
+        value = fields.get(field)
+        is_different = field in profile and profile[field] != value
+        if not value or is_different:
+            missing_or_different.append(field)
+    if missing_or_different:
+        raise _error(
+            f"{source}: missing, or different in its sso-session: {', '.join(missing_or_different)}"
+        )
+
+    hint = f"run `aws sso login --profile {printable(name, 60)}`"
+    # The token that `aws sso login` has stored. A token that has ended is not renewed here.
+    file_name = f"{name_hash(session_name or fields['sso_start_url'])}.json"
+    text = settings.read_required(f"~/.aws/sso/cache/{file_name}", source, hint)
+    stored = json_object(text.encode()) or {}
+    token, ends = stored.get("accessToken"), stored.get("expiresAt")
+    if not (isinstance(token, str) and isinstance(ends, str)):
+        raise _error(f"{source}: its SSO login is not readable in {file_name}", hint)
+    # Both times are UTC in the same format, so that they can be compared as text.
+    if ends[:_TIME_LENGTH] <= time_text(settings.machine.wall())[:_TIME_LENGTH]:
+        raise _error(f"{source}: its SSO login ended at {printable(ends, 40)}", hint)
+
+    query = urlencode(
+        {"role_name": fields["sso_role_name"], "account_id": fields["sso_account_id"]}
+    )
+    url = settings.url_of("portal.sso", fields["sso_region"])
+    request = Request(
+        "GET",
+        f"{url}federation/credentials?{query}",
+        [("x-amz-sso_bearer_token", token)],
+        source=source,
+        hint=hint,
+        secrets=(token,),
+    )
+    return await ask(settings.machine, request, partial(_read_keys, source))

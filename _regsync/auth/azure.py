@@ -1,10 +1,9 @@
 """Login to Azure Container Registry with this machine's Azure identity.
 
-Owns: the search for an identity, token requests to Microsoft Entra ID ("the directory") and to
-metadata services, the exchange of an Entra token for the registry's refresh token.
-May not know: sockets, challenges, retries.
-Invariants: a secret is only sent to its authority, to a metadata service or to the registry, and
-appears in no message. A broken source of an identity is an error.
+The sources of an identity are the functions in `_SOURCES`, in their order. Each obtains a token of
+Microsoft Entra ID ("the directory"), which the registry exchanges for a refresh token of its own.
+A secret is only sent to its authority, to a metadata service or to the registry, and appears in no
+message. A broken source of an identity is an error. The files of the Azure CLI are only read.
 Follows: docs/specification.md section 5.2, docs/protocol-facts.md section 6 (cited by number).
 """
 
@@ -13,20 +12,25 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from _regsync.auth.cloud import ANONYMOUS_LOGIN, CloudEnvironment, Login, jwt_lifetime
+from _regsync.auth.cloud import (
+    ANONYMOUS_LOGIN,
+    Answer,
+    CloudEnvironment,
+    Login,
+    Request,
+    ask,
+    first_found,
+    jwt_lifetime,
+)
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config.model import Registry
-from _regsync.errors import AuthError, RegistryError, WireError
-from _regsync.net.http1 import parse_retry_after
-from _regsync.text import json_object, printable, redact, redacting
-
-# Statuses with which the metadata services of other clouds, at the same address, answer the check.
-# Azure's service answers the check with 400.
-_STATUSES_OF_OTHER_SERVERS = (401, 403, 404)
+from _regsync.errors import AuthError, WireError
+from _regsync.text import json_object, printable
 
 # Environment variables, each of which selects a source of an identity.
 _SECRET_VARIABLE = "AZURE_CLIENT_SECRET"
@@ -37,18 +41,21 @@ _ENDPOINT_VARIABLE = "IDENTITY_ENDPOINT"  # the managed identity service of App 
 _METADATA_URL = "http://169.254.169.254/metadata/identity/oauth2/token"
 _METADATA_NAME = "the metadata service 169.254.169.254"
 
+# Statuses with which the metadata services of other clouds, at the same address, answer the check.
+# Azure's service answers the check with 400.
+_STATUSES_OF_OTHER_SERVERS = (401, 403, 404)
+
 # Values of the parameter `api-version`.
 _METADATA_API_VERSION = "2018-02-01"
 _ENDPOINT_API_VERSION = "2019-08-01"  # of the service at IDENTITY_ENDPOINT
 
-_ASSERTION_TYPE = (
-    "client_assertion_type",
-    "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
-)
-
 _PROBE_SECONDS = 1.0  # timeout of the request that checks whether a metadata service exists
 _TOKEN_SECONDS = 30.0  # timeout for a token from a metadata service
 _LEAST_TOKEN_LIFE = 300.0  # seconds for which a token of the Azure CLI must remain valid
+
+_ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+
+_CLI_NAME = "az login"  # in messages
 
 # The client ID of the Azure CLI.
 _CLI_CLIENT_ID = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
@@ -110,36 +117,14 @@ _CLOUDS = {
 }
 
 
-class _TokenRequest(NamedTuple):
-    """A token request to an authority, to a metadata service or to the registry.
+class _Token(NamedTuple):
+    """An access token of the directory."""
 
-    A metadata service receives a GET with the fields in the query. An authority and the registry
-    receive a POST with the fields in a form.
-    """
-
-    found_at: str  # the source of the identity, for messages
-    url: str  # without a query
-    fields: tuple[Pair, ...]  # names and values; fields with an empty value are not sent
-    hint: str  # for the error if the request is refused
-    secret: str  # a secret in the request, or ""; it is masked in messages
-    metadata_headers: tuple[Pair, ...] = ()  # only for a metadata service
-
-    @property
-    def is_to_metadata_service(self) -> bool:
-        return bool(self.metadata_headers)
+    source: str  # of the identity, for messages
+    value: str
 
     def __repr__(self) -> str:
-        return "<TokenRequest>"  # the fields are secret
-
-
-class _DirectoryToken(NamedTuple):
-    """An access token of the directory (Microsoft Entra ID)."""
-
-    found_at: str  # the source of the identity, for messages
-    value: str  # a secret
-
-    def __repr__(self) -> str:
-        return "<DirectoryToken>"
+        return "<Token>"
 
 
 def is_configured(machine: CloudEnvironment) -> bool:
@@ -156,130 +141,59 @@ async def log_in(
     """Exchange a token of this machine's identity for a registry refresh token (section 6.1).
 
     Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata
-    service is used, and the function returns None if it issues no token.
+    service is asked, and the function returns None if it issues no token.
     """
     suffix = registry.host.rpartition(".azurecr.")[2]
     cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
-    token = await _obtain_directory_token(machine, cloud, probing_metadata=probing_metadata)
-    if token is None:  # the metadata service issues no token
+    sources = (_from_metadata,) if probing_metadata else _SOURCES
+    token = await first_found(
+        [partial(source, machine, cloud) for source in sources],
+        registry,
+        missing="Azure identity",
+        hint=_IDENTITY_HINT,
+        is_required=not probing_metadata,
+    )
+    if token is None:
         return None
 
-    exchange = _TokenRequest(
-        found_at=token.found_at,
-        url=f"{registry.scheme}://{registry.authority}/oauth2/exchange",
-        fields=(
-            ("grant_type", "access_token"),
-            ("service", registry.host),
-            ("access_token", token.value),
-        ),
-        hint=_ROLE_HINT,
-        secret=token.value,
-    )
+    url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
+    form = [
+        ("grant_type", "access_token"),
+        ("service", registry.host),
+        ("access_token", token.value),
+    ]
+    request = _form_request(url, form, token.source, _ROLE_HINT, token.value)
     try:
-        refresh_token = await _send(machine, exchange, answer_field="refresh_token")
-    except AuthError:
-        if probing_metadata:
+        refresh_token = await ask(machine, request, partial(_field, "refresh_token"))
+    except AuthError as error:
+        is_refused = error.code == AuthError.code  # not: the registry does not answer
+        if probing_metadata and is_refused:
             return ANONYMOUS_LOGIN
         raise
-
     now = machine.wall()
     life = jwt_lifetime(refresh_token, now)
-    expires = math.inf if life is None else now + life
-    credential = Credential(_TOKEN_USER, identity_token=refresh_token, found_at=token.found_at)
-    return Login(credential, expires)
+    credential = Credential(_TOKEN_USER, identity_token=refresh_token, found_at=token.source)
+    return Login(credential, math.inf if life is None else now + life)
 
 
-async def _obtain_directory_token(
-    machine: CloudEnvironment, cloud: _Cloud, *, probing_metadata: bool
-) -> _DirectoryToken | None:
-    """Return a directory token for the first identity that is available on this machine.
-
-    Raises AuthError if there is no identity. If `probing_metadata` is true, only the metadata
-    service is used, and the function returns None if it issues no token.
-    """
-    if not probing_metadata:
-        request = _request_from_environment(machine, cloud.authority)
-        if request is not None:
-            value = await _request_token(machine, request, cloud.audiences)
-            return _DirectoryToken(request.found_at, value)
-
-    metadata_source = _METADATA_NAME  # for the error message, with the reason for a failure
-    try:
-        metadata_token = await _request_metadata_token(machine, cloud.audiences)
-    except (AuthError, WireError) as error:
-        # The machine may have no identity. A user may still have run `az login` on it.
-        metadata_token = None
-        metadata_source += f" ({error.message})"
-    if metadata_token is not None:
-        return _DirectoryToken(_METADATA_NAME, metadata_token)
-    if probing_metadata:
-        return None
-    tried_sources = (_SECRET_VARIABLE, _FILE_VARIABLE, _ENDPOINT_VARIABLE, metadata_source)
-    return await _obtain_cli_token(machine, cloud, tried_sources)
+# The sources. Each returns a token, or the place where it has found nothing.
 
 
-def _request_from_environment(machine: CloudEnvironment, authority: str) -> _TokenRequest | None:
-    """Build a token request for the identity that the environment variables configure.
-
-    The identity is a client with a secret, a client with a federated token (section 6.2), or a
-    managed identity (section 6.3). Returns None if the variables configure no identity. Raises
-    AuthError if they are incomplete.
-    """
-    environ = machine.environ
-    for variable in (_SECRET_VARIABLE, _FILE_VARIABLE):
-        if environ.get(variable):
-            return _client_request(machine, authority, variable)
-    if environ.get(_ENDPOINT_VARIABLE):
-        _require_variables(environ, _ENDPOINT_VARIABLE, "IDENTITY_HEADER")
-        return _managed_identity_request(
-            machine,
-            found_at=_ENDPOINT_VARIABLE,
-            url=environ[_ENDPOINT_VARIABLE],
-            api_version=_ENDPOINT_API_VERSION,
-            secret_header=("X-IDENTITY-HEADER", environ["IDENTITY_HEADER"]),
-        )
-    return None
+async def _from_secret(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
+    """Log in as the application AZURE_CLIENT_ID with its secret."""
+    secret = machine.environ.get(_SECRET_VARIABLE)
+    if not secret:
+        return _SECRET_VARIABLE
+    proof = [("client_secret", secret)]
+    request = _application_request(machine, cloud, _SECRET_VARIABLE, proof, secret)
+    return await _ask_directory(machine, cloud, request)
 
 
-def _client_request(machine: CloudEnvironment, authority: str, variable: str) -> _TokenRequest:
-    """Build a token request for the client AZURE_CLIENT_ID.
-
-    `variable` is the environment variable that holds the client's secret, or the path of its
-    federated token. Raises AuthError if a further variable or the file is missing.
-    """
-    environ = machine.environ
-    _require_variables(environ, variable, "AZURE_CLIENT_ID", "AZURE_TENANT_ID")
-    if variable == _FILE_VARIABLE:
-        secret = _read_federated_token(machine)
-        proof = [_ASSERTION_TYPE, ("client_assertion", secret)]
-    else:
-        secret = environ[variable]
-        proof = [("client_secret", secret)]
-    client = ("client_id", environ["AZURE_CLIENT_ID"])
-    host = re.sub("^https?://|/+$", "", environ.get("AZURE_AUTHORITY_HOST") or authority)
-    return _TokenRequest(
-        found_at=variable,
-        url=_authority_url(host, environ["AZURE_TENANT_ID"]),
-        fields=(("grant_type", "client_credentials"), client, *proof),
-        hint=_IDENTITY_HINT,
-        secret=secret,
-    )
-
-
-def _require_variables(environ: Mapping[str, str], name: str, *required: str) -> None:
-    """Raise AuthError unless all variables that the variable `name` requires are set."""
-    missing = [variable for variable in required if not environ.get(variable)]
-    if missing:
-        message = f"{name} is set without {' and '.join(missing)}"
-        raise AuthError(message, hint=_IDENTITY_HINT, fatal=True)
-
-
-def _authority_url(host: str, tenant: str) -> str:
-    return f"https://{host}/{quote(tenant, errors='replace')}/oauth2/v2.0/token"
-
-
-def _read_federated_token(machine: CloudEnvironment) -> str:
-    path = machine.environ[_FILE_VARIABLE]
+async def _from_federation(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
+    """Log in as the application AZURE_CLIENT_ID with a token of another identity provider."""
+    path = machine.environ.get(_FILE_VARIABLE)
+    if not path:
+        return _FILE_VARIABLE
     token = (machine.read(path) or b"").decode("utf-8", "replace").strip()
     if not token:
         raise AuthError(
@@ -287,57 +201,113 @@ def _read_federated_token(machine: CloudEnvironment) -> str:
             hint=_IDENTITY_HINT,
             fatal=True,
         )
-    return token
+    proof = [("client_assertion_type", _ASSERTION_TYPE), ("client_assertion", token)]
+    request = _application_request(machine, cloud, _FILE_VARIABLE, proof, token)
+    return await _ask_directory(machine, cloud, request)
 
 
-def _managed_identity_request(
-    machine: CloudEnvironment,
-    *,
-    found_at: str,
-    url: str,
-    api_version: str,
-    secret_header: Pair | None = None,
-) -> _TokenRequest:
-    """Build a token request to a service of managed identities at `url`.
-
-    `found_at` names the service in messages. Some services require a `secret_header`.
-    """
-    headers = [("Metadata", "true")]
-    secret = ""
-    if secret_header is not None:
-        headers.append(secret_header)
-        _, secret = secret_header
-    client_id = machine.environ.get("AZURE_CLIENT_ID", "")  # an empty field is not sent
-    return _TokenRequest(
-        found_at=found_at,
-        url=url,
-        fields=(("api-version", api_version), ("client_id", client_id)),
-        hint=_ROLE_HINT,
-        secret=secret,
-        metadata_headers=tuple(headers),
-    )
+async def _from_endpoint(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
+    """Log in as the managed identity of App Service and others (section 6.3)."""
+    url = machine.environ.get(_ENDPOINT_VARIABLE)
+    if not url:
+        return _ENDPOINT_VARIABLE
+    (secret,) = _required_variables(machine, _ENDPOINT_VARIABLE, "IDENTITY_HEADER")
+    request = _managed_request(machine, url, _ENDPOINT_API_VERSION, _ENDPOINT_VARIABLE)
+    headers = [*request.headers, ("X-IDENTITY-HEADER", secret)]
+    hint = f"check {_ENDPOINT_VARIABLE}; {_ROLE_HINT}"
+    request = request._replace(headers=headers, hint=hint, secrets=(secret,))
+    return await _ask_directory(machine, cloud, request)
 
 
-async def _request_metadata_token(
-    machine: CloudEnvironment, audiences: tuple[str, ...]
-) -> str | None:
-    """Request a token from a virtual machine's metadata service (section 6.3).
+async def _from_metadata(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
+    """Log in as the managed identity of a virtual machine (section 6.3).
 
-    Returns None if there is no such service. Raises AuthError or WireError if it issues no token.
+    A machine without one is no error: a user may have run `az login` on it.
     """
     # The service refuses a request without the header `Metadata` at once, with status 400. This
     # check is faster than a token request, which may take seconds.
-    url = f"{_METADATA_URL}?api-version={_METADATA_API_VERSION}"
-    answer = await machine.fetch("GET", url, [], b"", _PROBE_SECONDS)
-    if answer.status in _STATUSES_OF_OTHER_SERVERS:
-        return None
-    request = _managed_identity_request(
-        machine, found_at=_METADATA_NAME, url=_METADATA_URL, api_version=_METADATA_API_VERSION
-    )
-    return await _request_token(machine, request, audiences)
+    request = _managed_request(machine, _METADATA_URL, _METADATA_API_VERSION, _METADATA_NAME)
+    try:
+        answer = await machine.fetch("GET", request.url, [], b"", _PROBE_SECONDS)
+        if answer.status in _STATUSES_OF_OTHER_SERVERS:
+            return _METADATA_NAME
+        return await _ask_directory(machine, cloud, request)
+    except AuthError as error:
+        return error.message  # which begins with the service's name
+    except WireError as error:
+        return f"{_METADATA_NAME}: {error.message}"
 
 
-# The login of the Azure CLI (`az login`). Its files are only read (section 6.4).
+async def _from_cli(machine: CloudEnvironment, cloud: _Cloud) -> _Token | str:
+    """Take the token that `az login` has stored, or log in with its refresh token."""
+    try:
+        found = _read_cli_login(machine, cloud)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+        # The Azure CLI writes these files, and may change their format.
+        raise AuthError(
+            "`az login` has left no usable token in its files", hint=_CLI_HINT, fatal=True
+        ) from None
+    if isinstance(found, Request):
+        return await _ask_directory(machine, cloud, found)
+    return found or "az login's ~/.azure"
+
+
+_SOURCES = (_from_secret, _from_federation, _from_endpoint, _from_metadata, _from_cli)
+
+
+# The token requests of the sources. The field for the audience is still missing.
+
+
+def _application_request(
+    machine: CloudEnvironment, cloud: _Cloud, variable: str, proof: list[Pair], secret: str
+) -> Request:
+    """Build a token request for the application AZURE_CLIENT_ID (section 6.2).
+
+    `proof` are the fields with the `secret` that the `variable` holds or names. Raises AuthError if
+    a further variable is missing.
+    """
+    required = ("AZURE_CLIENT_ID", "AZURE_TENANT_ID")
+    client_id, tenant = _required_variables(machine, variable, *required)
+    host = machine.environ.get("AZURE_AUTHORITY_HOST") or cloud.authority
+    url = _token_url(re.sub("^https?://|/+$", "", host), tenant)
+    form = [("grant_type", "client_credentials"), ("client_id", client_id), *proof]
+    return _form_request(url, form, variable, _IDENTITY_HINT, secret)
+
+
+def _required_variables(machine: CloudEnvironment, name: str, *required: str) -> list[str]:
+    """Return the values of the variables that the variable `name` requires.
+
+    Raises AuthError unless all of them are set.
+    """
+    missing = [variable for variable in required if not machine.environ.get(variable)]
+    if missing:
+        message = f"{name} is set without {' and '.join(missing)}"
+        raise AuthError(message, hint=_IDENTITY_HINT, fatal=True)
+    return [machine.environ[variable] for variable in required]
+
+
+def _token_url(host: str, tenant: str) -> str:
+    return f"https://{host}/{quote(tenant, errors='replace')}/oauth2/v2.0/token"
+
+
+def _form_request(url: str, form: Sequence[Pair], source: str, hint: str, secret: str) -> Request:
+    headers = [("Content-Type", "application/x-www-form-urlencoded")]
+    body = urlencode(form, errors="replace").encode()
+    return Request("POST", url, headers, body, source, hint, (secret,))
+
+
+def _managed_request(machine: CloudEnvironment, url: str, api_version: str, source: str) -> Request:
+    """Build a token request to a service of managed identities at `url`."""
+    query = {"api-version": api_version}
+    client_id = machine.environ.get("AZURE_CLIENT_ID")
+    if client_id:
+        query["client_id"] = client_id
+    url = f"{url}?{urlencode(query, errors='replace')}"
+    headers = [("Metadata", "true")]
+    return Request("GET", url, headers, source=source, hint=_ROLE_HINT, seconds=_TOKEN_SECONDS)
+
+
+# The login of the Azure CLI (section 6.4).
 
 
 def _read_cli_file(machine: CloudEnvironment, name: str) -> bytes:
@@ -346,108 +316,56 @@ def _read_cli_file(machine: CloudEnvironment, name: str) -> bytes:
     return machine.read(f"{folder}/{name}.json") or b"{}"
 
 
-async def _obtain_cli_token(
-    machine: CloudEnvironment, cloud: _Cloud, tried_sources: tuple[str, ...]
-) -> _DirectoryToken:
-    """Return the access token that `az login` has stored, or request one with its refresh token.
+def _read_cli_login(machine: CloudEnvironment, cloud: _Cloud) -> _Token | Request | None:
+    """Return the access token that `az login` has stored, or the request for another one.
 
-    Raises AuthError if nobody has run `az login`, if its files are malformed or contain no token,
-    or if the directory refuses the refresh token. `tried_sources` are for the error message.
+    Returns None if nobody is logged in to this cloud. The structure of the files is not checked
+    before: raises LookupError, TypeError, ValueError and others if it is unknown.
     """
-    try:
-        profile = json.loads(_read_cli_file(machine, "azureProfile"))
-        cache = json.loads(_read_cli_file(machine, "msal_token_cache"))
-        subscription = _find_subscription(profile, cloud)
-        if subscription is None:
-            places = ", ".join((*tried_sources, "az login's ~/.azure"))
-            raise AuthError(
-                f"no Azure identity; looked at {places}", hint=_IDENTITY_HINT, fatal=True
-            )
-
-        tenant = subscription["tenantId"]
-        access_tokens = _find_entries(cache, "AccessToken", subscription, cloud)
-        refresh_tokens = _find_entries(cache, "RefreshToken", subscription, cloud)
-        until = machine.wall() + _LEAST_TOKEN_LIFE
-        value = _find_access_token(access_tokens, tenant, cloud, until)
-        if value is not None:
-            return _DirectoryToken("az login", value)
-        request = _refresh_request(refresh_tokens, tenant, cloud)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-        # The Azure CLI writes these files, and may change their format.
-        raise AuthError(
-            "`az login` has left no usable token in its files", hint=_CLI_HINT, fatal=True
-        ) from None
-
-    value = await _request_token(machine, request, cloud.audiences)
-    return _DirectoryToken(request.found_at, value)
-
-
-# The next five functions read JSON of unknown structure. `_obtain_cli_token` catches the exceptions
-# that result from an unexpected structure.
-
-
-def _find_subscription(profile: Any, cloud: _Cloud) -> Any | None:
-    """Return a subscription in the given cloud, preferably the default subscription.
-
-    Returns None if the profile has no subscription in this cloud.
-    """
+    profile: Any = json.loads(_read_cli_file(machine, "azureProfile"))
     subscriptions = [
         subscription
         for subscription in profile.get("subscriptions", ())
         if subscription["environmentName"] == cloud.name
     ]
-    for subscription in subscriptions:
-        if subscription.get("isDefault") is True:
-            return subscription
-    return subscriptions[0] if subscriptions else None
+    if not subscriptions:
+        return None
+    # The default subscription is preferred.
+    subscription = max(subscriptions, key=lambda each: each.get("isDefault") is True)
+    tenant = subscription["tenantId"]
 
-
-def _find_entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list[Any]:
-    """Return the entries of one section of the token cache that belong to a subscription's user.
-
-    `section` is `AccessToken` or `RefreshToken`.
-    """
+    cache: Any = json.loads(_read_cli_file(machine, "msal_token_cache"))
     accounts = [
         account["home_account_id"]
         for account in cache["Account"].values()
         if account["username"] == subscription["user"]["name"]
     ]
-    return [
-        entry
-        for entry in cache[section].values()
-        if entry["home_account_id"] in accounts and entry["environment"] == cloud.authority
-    ]
 
+    def entries(section: str) -> list[Any]:
+        """Return the entries of `AccessToken` or `RefreshToken` that are this user's."""
+        return [
+            entry
+            for entry in cache[section].values()
+            if entry["home_account_id"] in accounts and entry["environment"] == cloud.authority
+        ]
 
-def _find_access_token(entries: list[Any], tenant: Any, cloud: _Cloud, until: float) -> str | None:
-    """Return an access token for a registry in this cloud that is valid `until` the given time.
-
-    `until` is in seconds since 1970. Returns None if there is no such token.
-    """
+    until = machine.wall() + _LEAST_TOKEN_LIFE
     audience = f"https://{cloud.audiences[0]}/"
-    for entry in entries:
+    for entry in entries("AccessToken"):
         # `target` contains the scopes of the token, which begin with its audience.
         is_ours = entry["realm"] == tenant and entry["target"].startswith(audience)
         if is_ours and float(entry["expires_on"]) > until:
-            return _text(entry["secret"])
-    return None
+            return _Token(_CLI_NAME, _text(entry["secret"]))
 
-
-def _refresh_request(entries: list[Any], tenant: Any, cloud: _Cloud) -> _TokenRequest:
-    """Build a token request with the newest of the refresh tokens that `az login` has stored."""
-    newest = max(entries, key=lambda entry: int(entry["last_modification_time"]))
+    newest = max(entries("RefreshToken"), key=lambda each: int(each["last_modification_time"]))
     refresh_token = _text(newest["secret"])
-    return _TokenRequest(
-        found_at="az login",
-        url=_authority_url(cloud.authority, tenant),
-        fields=(
-            ("grant_type", "refresh_token"),
-            ("client_id", _CLI_CLIENT_ID),
-            ("refresh_token", refresh_token),
-        ),
-        hint=_CLI_HINT,
-        secret=refresh_token,
-    )
+    form = [
+        ("grant_type", "refresh_token"),
+        ("client_id", _CLI_CLIENT_ID),
+        ("refresh_token", refresh_token),
+    ]
+    url = _token_url(cloud.authority, tenant)
+    return _form_request(url, form, _CLI_NAME, _CLI_HINT, refresh_token)
 
 
 def _text(value: object) -> str:
@@ -456,74 +374,41 @@ def _text(value: object) -> str:
     raise TypeError("not a text")
 
 
-# Sending token requests.
+# Asking.
 
 
-async def _request_token(
-    machine: CloudEnvironment, request: _TokenRequest, audiences: tuple[str, ...]
-) -> str:
+async def _ask_directory(machine: CloudEnvironment, cloud: _Cloud, request: Request) -> _Token:
     """Request an access token for the first audience that the directory knows (section 6.2).
 
-    Raises AuthError or RegistryError if no token is issued.
+    Raises AuthError if no token is issued.
     """
-    *first_choices, last = audiences
+
+    async def obtain(audience: str) -> _Token:
+        complete = _for_audience(request, audience)
+        token = await ask(machine, complete, partial(_field, "access_token"))
+        return _Token(request.source, token)
+
+    *first_choices, last = cloud.audiences
     for audience in first_choices:
         try:
-            return await _request_token_for(machine, request, audience)
-        except AuthError as error:  # try the next audience if this audience is unknown
+            return await obtain(audience)
+        except AuthError as error:
             is_unknown = re.search(_UNKNOWN_AUDIENCE, error.message) is not None
             if not is_unknown:
                 raise
-    return await _request_token_for(machine, request, last)
+    return await obtain(last)
 
 
-async def _request_token_for(
-    machine: CloudEnvironment, request: _TokenRequest, audience: str
-) -> str:
-    """Send a token request with a field for the audience added, and return the access token."""
-    if request.is_to_metadata_service:
-        audience_field = ("resource", f"https://{audience}")
-    else:
-        audience_field = ("scope", f"https://{audience}/.default")
-    complete_request = request._replace(fields=(*request.fields, audience_field))
-    return await _send(machine, complete_request, answer_field="access_token")
+def _for_audience(request: Request, audience: str) -> Request:
+    """Add the field for the audience to the query for a metadata service, or to a form."""
+    resource = f"https://{audience}"
+    if request.method == "GET":
+        return request._replace(url=f"{request.url}&{urlencode({'resource': resource})}")
+    scope = urlencode({"scope": f"{resource}/.default"})
+    return request._replace(body=request.body + f"&{scope}".encode())
 
 
-async def _send(machine: CloudEnvironment, request: _TokenRequest, *, answer_field: str) -> str:
-    """Send a token request, and return the text in one field of its JSON answer.
-
-    Raises RegistryError if a later attempt may succeed, and AuthError with the reason (section 6.2)
-    if the request was refused.
-    """
-    fields = [(name, value) for name, value in request.fields if value]
-    encoded_fields = urlencode(fields, errors="replace")
-    with redacting(lambda: (request.secret,)):
-        if request.is_to_metadata_service:
-            url = f"{request.url}?{encoded_fields}"
-            headers = [*request.metadata_headers]
-            # A limit for the whole exchange. Otherwise only the connection's own timeouts apply.
-            answer = await machine.fetch("GET", url, headers, b"", _TOKEN_SECONDS)
-        else:
-            headers = [("Content-Type", "application/x-www-form-urlencoded")]
-            answer = await machine.fetch("POST", request.url, headers, encoded_fields.encode())
-    text = (json_object(answer.body) or {}).get(answer_field)
-    if answer.status == 200 and isinstance(text, str):
-        return text
-
-    shown_url = request.url.partition("?")[0]  # IDENTITY_ENDPOINT may contain a query
-    reason = _reason(redact(answer.body.decode("utf-8", "replace"), [request.secret]))
-    message = printable(f"{shown_url} refuses {request.found_at}: status {answer.status}: {reason}")
-    is_temporary = answer.status == 429 or answer.status >= 500
-    if is_temporary:
-        wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall())
-        raise RegistryError(message, status=answer.status, retry_after=wait)
-    raise AuthError(message, hint=request.hint, fatal=True)
-
-
-def _reason(text: str) -> str:
-    """Return the code and the first line of an error body.
-
-    Later lines contain tenants and users.
-    """
-    words = r'"(?:error|code|error_description|message)" *: *"([^"\\]*)'
-    return ": ".join(re.findall(words, text)[:2]).partition(" Trace ID")[0]
+def _field(name: str, answer: Answer) -> str | None:
+    """Return a text in an answer's JSON object. Returns None if there is none."""
+    value = (json_object(answer.body) or {}).get(name)
+    return value if isinstance(value, str) else None

@@ -1,9 +1,8 @@
-"""Registry logins with this machine's cloud identity, and their renewal.
+"""Registry logins with this machine's cloud identity: who asks for them, how long they serve.
 
-Owns: the choice of a cloud for a registry, the sharing of logins, the time of renewal.
-May not know: the login procedures of the clouds (see aws, google, azure), challenges, sockets.
-Invariants: a cloud is first contacted when a registry needs a login, and once for all registries
-that share the login. If a configured identity is broken, no other identity is used instead (R8).
+A cloud is first asked when a registry wants a login, and once for all registries that share it. A
+broken source of an identity is an error: no other source is used instead (R8). Each cloud has a
+module of its own (aws, azure, google), which is a list of sources in their order.
 Follows: docs/design.md section 3, docs/protocol-facts.md section 4.3.
 """
 
@@ -11,17 +10,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from base64 import b64decode
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import anyio
 
 from _regsync.addresses import is_loopback
 from _regsync.auth.credentials import Credential, Pair, ReadFile, find_credential
 from _regsync.config.model import Registry
-from _regsync.errors import AuthError, ConfigError, SyncError
+from _regsync.errors import AuthError, ConfigError, SyncError, WireError
+from _regsync.net.http1 import parse_retry_after
+from _regsync.text import clean_beginning, printable, redacting
+
+Found = TypeVar("Found")
 
 
 class Answer(NamedTuple):
@@ -35,23 +39,11 @@ class Answer(NamedTuple):
         return f"<Answer {self.status}>"  # the body may contain secrets
 
 
-class Fetch(Protocol):
-    """A function that sends one request to a login service and returns the answer.
-
-    It follows no redirects, and limits the size of the answer's body. `seconds` limits the time of
-    the whole exchange. `check_may_send` is called after each wait, before the request is sent. If
-    it raises a SyncError, the request is not sent. Raises WireError if there is no answer.
-    """
-
-    def __call__(
-        self,
-        method: str,
-        url: str,
-        headers: list[Pair],
-        body: bytes,
-        seconds: float | None = None,
-        check_may_send: Callable[[], None] | None = None,
-    ) -> Awaitable[Answer]: ...
+# A function that sends one request to a login service, and follows no redirects. Its arguments are
+# method, URL, headers, body, and the seconds of the whole exchange (None: only the connection's
+# time-outs). `check_may_send`, if given, is called before the request is sent, and may raise a
+# SyncError instead. Raises SyncError if there is no answer.
+Fetch = Callable[..., Awaitable[Answer]]
 
 
 class Login(NamedTuple):
@@ -61,8 +53,7 @@ class Login(NamedTuple):
     expires: float  # seconds since 1970; math.inf if unknown
 
 
-# The login of a cloud identity without rights, if the configuration does not require a login. The
-# registry may allow anonymous reads.
+# The login of a machine's identity that has no rights at a registry with public images.
 ANONYMOUS_LOGIN = Login(Credential(), math.inf)
 
 
@@ -80,7 +71,7 @@ class CloudEnvironment(NamedTuple):
 
 
 class CloudModule(Protocol):
-    """The common interface of the modules aws, google and azure."""
+    """What the modules aws, azure and google have in common."""
 
     def is_configured(self, machine: CloudEnvironment) -> bool:
         """Report whether an environment variable or a file configures an identity.
@@ -91,11 +82,10 @@ class CloudModule(Protocol):
     async def log_in(
         self, machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
     ) -> Login | None:
-        """Log in to a registry with the first identity that is available on this machine.
+        """Log in to a registry with the first identity that this machine has.
 
-        Raises AuthError if there is no identity, or if the login is refused. If `probing_metadata`
-        is true, only the cloud's metadata service is used, and the method returns None if the
-        service does not answer. This is the case if nothing on this machine configures an identity.
+        Raises AuthError if there is none, or if the login is refused. If `probing_metadata` is
+        true, only the cloud's metadata service is asked; None means that it issues no identity.
         """
 
 
@@ -114,7 +104,133 @@ def jwt_lifetime(token: str, now: float) -> float | None:
         return None
 
 
-# The cloud module by a registry's `kind` or `auth_type`. (`ecr_public` is only a kind.)
+# Asking the services of a cloud.
+
+ATTEMPTS = 3  # the largest number of attempts for one request
+_PAUSES = (1.0, 2.0)  # seconds before the second and the third attempt
+_LONGEST_WAIT = 60.0  # seconds; a longer Retry-After is not waited for in full
+
+# Matches the reasons in an error body: JSON of the clouds' services, XML of AWS's STS. A reason
+# ends where its first line does, because Azure's later lines name tenants and users.
+_REASONS = (
+    r'(?:"(?:__type|error|code|status|error_description|message)" *: *"|<(?:code|message)>)'
+    r'((?:(?! Trace ID)[^"\\<])+)'
+)
+
+_MOST_SEARCHED = 4000  # the number of characters of an error body that are searched for reasons
+
+# Matches reasons after which the same request may succeed.
+_BUSY = "Throttl|TooMany|IDPComm"
+
+# What a metadata service may answer while it is not ready, shortly after a container's start.
+_NOT_READY = (403, 404)
+
+
+class Request(NamedTuple):
+    """A request to a login service, and what an error about it says."""
+
+    method: str
+    url: str
+    headers: list[Pair]
+    body: bytes = b""
+    source: str = ""  # the source of the identity: a variable, a file, a profile, a service
+    hint: str = ""  # what the user can do if the service refuses
+    secrets: tuple[str, ...] = ()  # in the request; they are masked in errors
+    seconds: float | None = None  # for the whole exchange; only set for a metadata service
+
+    def __repr__(self) -> str:
+        return "<Request>"
+
+
+async def ask(
+    machine: CloudEnvironment,
+    request: Request,
+    read: Callable[[Answer], Found | None],
+    attempts: int = ATTEMPTS,
+) -> Found:
+    """Send a request to a login service, and return what `read` finds in an answer of status 200.
+
+    A failure that may pass is repeated. Raises a fatal AuthError, which names the source of the
+    identity, the service and the reason.
+    """
+    host = printable(re.sub("^[^:]*://([^/?#]*@)?|[/?#].*", "", request.url), 100)
+    place = request.source if host in request.source else f"{request.source} at {host}"
+    pauses = [*_PAUSES[: attempts - 1]]
+    with redacting(lambda: request.secrets):
+        while True:
+            wait = 0.0  # seconds, by the service's Retry-After
+            remedy: str | None = request.hint
+            try:
+                answer = await machine.fetch(
+                    request.method, request.url, request.headers, request.body, request.seconds
+                )
+            except SyncError as error:
+                text, code = error.message, error.code
+                is_temporary = error.retryable
+                if request.seconds is None:
+                    # It is about name servers and proxies, which metadata services do without.
+                    remedy = error.hint
+            else:
+                found = read(answer) if answer.status == 200 else None
+                if found is not None:
+                    return found
+                text = _refusal(answer)
+                is_busy = answer.status == 429 or answer.status >= 500
+                code = WireError.code if is_busy else AuthError.code
+                is_temporary = is_busy or _may_pass(answer.status, text, request)
+                wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall()) or 0.0
+            if not (pauses and is_temporary):
+                raise AuthError(f"{place}: {text}", hint=remedy, fatal=True, code=code)
+            await anyio.sleep(max(pauses.pop(0), min(wait, _LONGEST_WAIT)))
+
+
+def _may_pass(status: int, refusal: str, request: Request) -> bool:
+    """Report whether another attempt may succeed although the status is no sign of overload."""
+    if request.seconds is not None and status in _NOT_READY:
+        return True
+    is_incomplete = status == 200  # the body may have been cut off
+    return is_incomplete or re.search(_BUSY, refusal) is not None
+
+
+def _refusal(answer: Answer) -> str:
+    """Return the status of a useless answer, and the first two reasons that it gives."""
+    text = clean_beginning(answer.body, _MOST_SEARCHED)
+    name = answer.headers.get("x-amzn-errortype", "")  # AWS may name the error in a header
+    reasons = [name, *re.findall(_REASONS, text, re.IGNORECASE)[:2]]
+    if not any(reasons):
+        # The body of a 200 is not shown, because it may hold a token in an unknown field.
+        reasons = ["no usable answer" if answer.status == 200 else text]
+    return printable(": ".join((f"status {answer.status}", *filter(None, reasons))), 300)
+
+
+async def first_found(
+    sources: Sequence[Callable[[], Awaitable[Found | str]]],
+    registry: Registry,
+    *,
+    missing: str,
+    hint: str,
+    is_required: bool,
+) -> Found | None:
+    """Return what the first source has that has anything, or None.
+
+    A source that has nothing returns the name of the place where it looked. If `is_required`, and
+    no source has anything, raises AuthError, which names what is `missing`, and all these places.
+    """
+    places: list[str] = []
+    for source in sources:
+        found = await source()
+        if not isinstance(found, str):
+            return found
+        places.append(found)
+    if not is_required:
+        return None
+    text = f"no {missing} for {registry.authority}; looked at {', '.join(places)}"
+    raise AuthError(f"registry {registry.alias!r}: {text}", hint=hint, fatal=True)
+
+
+# The logins of registries.
+
+# The cloud of a registry's `kind` or `auth_type`. (`ecr_public` is only a kind.)
 _CLOUD_OF_KIND = {
     "ecr": "aws",
     "ecr_public": "aws",
@@ -136,21 +252,22 @@ class CloudLogin:
     """A registry login with a cloud identity. It is renewed before it expires.
 
     `probing_metadata` is true if nothing on this machine configures an identity. In this case only
-    the metadata service is used, and the absence of a login is no error until the service has
+    the metadata service is asked, and the absence of a login is no error until the service has
     issued one.
     """
 
     def __init__(
-        self, clouds: Clouds, cloud: str, registry: Registry, *, probing_metadata: bool
+        self,
+        log_in: Callable[..., Awaitable[Login | None]],
+        wall: Callable[[], float],
+        *,
+        probing_metadata: bool,
     ) -> None:
-        self._clouds = clouds
-        self._cloud = cloud  # "aws", "google" or "azure"
-        self._registry = registry
-        self._machine = clouds.machine
+        self._log_in = log_in  # see `CloudModule`; machine and registry are set
+        self._wall = wall  # returns seconds since 1970
         self._probing_metadata = probing_metadata
 
-        # The current credential, which may have expired. None before the first login, or if a
-        # probed cloud does not answer.
+        # The current credential, which may have expired. None if there is none.
         self._credential: Credential | None = None
         self.expires = math.inf  # of the credential: seconds since 1970, by the wall clock
         # The times of the next renewal and of the credential's end, by the event loop's clock.
@@ -158,10 +275,9 @@ class CloudLogin:
         self._valid_until = -math.inf
 
         # One task holds the lock and renews the login. Other tasks wait for the lock, and see by
-        # `_renewals` that the login was renewed meanwhile. All logins that probe the same metadata
-        # service share one lock, so that only one of them probes it.
-        self._lock = clouds.probe_locks[cloud] if probing_metadata else anyio.Lock()
-        self._renewals = 0  # the number of renewals, successful or not
+        # `_renewals` (the number of renewals, successful or not) that they need not repeat it.
+        self._lock = anyio.Lock()
+        self._renewals = 0
         # The error of the last renewal, if the old credential has expired. None otherwise.
         self._error: SyncError | None = None
 
@@ -172,19 +288,16 @@ class CloudLogin:
         renewal failed and the old credential has expired. Concurrent callers share one renewal.
 
         `refused` is a credential that a registry has refused. If it is the current credential, it
-        is renewed immediately.
+        has ended.
         """
         renewals_before = self._renewals
         if refused is not None and refused == self._credential:
-            # Treat the credential as expired.
             self._renew_at = -math.inf
             self._valid_until = -math.inf
-        is_due = anyio.current_time() >= self._renew_at
-        if not is_due:
+        if anyio.current_time() < self._renew_at:
             return self._credential
 
         async with self._lock:
-            # Another task may have renewed the login while this task waited for the lock.
             if self._renewals == renewals_before:
                 await self._renew()
         if self._error is not None:
@@ -192,51 +305,34 @@ class CloudLogin:
         return self._credential
 
     async def _renew(self) -> None:
-        """Log in again, and set `_credential` or `_error`.
-
-        If the login fails, the old credential is kept until it expires, and the login is repeated
-        after `_RETRY_SECONDS`. If a probed metadata service does not answer, nothing is set.
-        """
+        """Log in again. If that fails, the old credential is kept until it expires."""
         began = anyio.current_time()
         self._error = None
-        try:
-            login = await self._log_in()
-            if login is not None:
-                self._set_login(login, began)
-        except SyncError as error:
-            if began < self._valid_until:
-                self._renew_at = began + _RETRY_SECONDS
-            else:
-                self._error = error
-
-        # A failure counts too, so that the waiting tasks do not repeat it.
-        self._renewals += 1
-
-    async def _log_in(self) -> Login | None:
-        """Request a login from the cloud.
-
-        Returns None if a probed metadata service does not answer. It is not probed again.
-        """
         # Once the metadata service has issued a login, a missing answer is an error.
         is_probe = self._probing_metadata and self._credential is None
-        if is_probe and self._cloud in self._clouds.without_metadata:
-            return None
-        module = self._clouds.load_module(self._cloud)
         try:
-            login = await module.log_in(self._machine, self._registry, probing_metadata=is_probe)
-        except ConfigError as error:
-            # Fatal, because a wrong setting of this machine is not a temporary failure.
-            raise AuthError(error.message, hint=error.hint, fatal=True) from None
-        if login is None:
-            self._clouds.without_metadata.add(self._cloud)
-        return login
+            self._accept(await self._log_in(probing_metadata=is_probe), began)
+        except (SyncError, ConfigError) as error:
+            if began < self._valid_until:
+                self._renew_at = began + _RETRY_SECONDS
+            elif isinstance(error, ConfigError):  # a file that cannot be read
+                self._error = AuthError(error.message, hint=error.hint, fatal=True)
+            else:
+                self._error = error
+        self._renewals += 1
 
-    def _set_login(self, login: Login, began: float) -> None:
-        """Store a login that was requested at time `began`, and set its renewal time."""
+    def _accept(self, login: Login | None, began: float) -> None:
+        """Store a login that was requested at time `began`, and set its renewal time.
+
+        Without a login the metadata service is not asked again until `look_again`.
+        """
+        if login is None:
+            self._renew_at = math.inf
+            return
         self._credential = login.credential
         self.expires = login.expires
-        life = login.expires - self._machine.wall()
-        if math.isnan(life) or life <= 0:
+        life = login.expires - self._wall()
+        if not life > 0:  # or not a number
             # This machine's clock may be wrong. Use the login until a registry refuses it.
             life = math.inf
         # If the lifetime is short, use the login for at least half of it.
@@ -244,24 +340,29 @@ class CloudLogin:
         self._renew_at = began + max(time_in_use, life / 2)
         self._valid_until = began + life
 
+    def look_again(self) -> None:
+        """Ask the metadata service again if it has issued no login: it may have appeared."""
+        if self._credential is None:
+            self._renew_at = -math.inf
+
 
 class Clouds:
     """All cloud logins of a run. Registries with the same login share one `CloudLogin`."""
 
-    def __init__(self, machine: CloudEnvironment, module: Callable[[str], CloudModule]) -> None:
-        self.machine = machine
-        self.load_module = module  # returns the module of a cloud: "aws", "google" or "azure"
-        self.without_metadata: set[str] = set()  # clouds whose metadata service did not answer
+    def __init__(
+        self, machine: CloudEnvironment, load_module: Callable[[str], CloudModule]
+    ) -> None:
+        self._machine = machine
+        self._load_module = load_module  # returns the module of a cloud: "aws", "azure", "google"
         self._configured: dict[str, bool] = {}  # cloud -> whether its identity is configured here
-        # By cloud: the lock of all logins that probe its metadata service.
-        self.probe_locks = defaultdict[str, anyio.Lock](anyio.Lock)
         # Keys: (cloud, _login_key(...), cloud_profile, probing_metadata).
         self._logins: dict[tuple[object, ...], CloudLogin] = {}
 
     def reload(self) -> None:
         """Search for identities again, because a file or a metadata service may have appeared."""
-        self.without_metadata.clear()
         self._configured.clear()
+        for login in self._logins.values():
+            login.look_again()
 
     def find(
         self, registry: Registry, repository: str | None, read: ReadFile
@@ -272,35 +373,31 @@ class Clouds:
         has a credential; then requests are sent anonymously. Raises AuthError if a source is
         unusable. `repository` is used as in `find_credential`. `read` reads a credential file.
         """
+        machine = self._machine
         cloud = _cloud_for(registry)
-        if cloud is None:
-            return self._find_credential(registry, repository, read)
-
-        # True if neither `auth_type` nor this machine's settings select an identity. The machine may
-        # still have an identity from its cloud, but a container client's credential comes first.
-        probing_metadata = registry.auth_type is None and not self._is_configured(cloud)
-        if probing_metadata:
-            credential = self._find_credential(registry, repository, read)
-            if credential is not None:
+        # Without an `auth_type`, and with nothing here that configures an identity, a container
+        # client's credential comes first, and then only the metadata service.
+        probing_metadata = (
+            cloud is not None and registry.auth_type is None and not self._is_configured(cloud)
+        )
+        if cloud is None or probing_metadata:
+            credential = find_credential(registry, machine.environ, machine.home, read, repository)
+            if cloud is None or credential is not None:
                 return credential
         key = (cloud, _login_key(cloud, registry), registry.cloud_profile, probing_metadata)
         if key not in self._logins:
-            self._logins[key] = CloudLogin(self, cloud, registry, probing_metadata=probing_metadata)
+            log_in = partial(self._load_module(cloud).log_in, machine, registry)
+            self._logins[key] = CloudLogin(log_in, machine.wall, probing_metadata=probing_metadata)
         return self._logins[key]
 
     def _is_configured(self, cloud: str) -> bool:
         if cloud not in self._configured:
             try:
-                self._configured[cloud] = self.load_module(cloud).is_configured(self.machine)
+                self._configured[cloud] = self._load_module(cloud).is_configured(self._machine)
             except (AuthError, ConfigError):
                 # A broken file counts as an identity. The login will then report what is wrong.
                 self._configured[cloud] = True
         return self._configured[cloud]
-
-    def _find_credential(
-        self, registry: Registry, repository: str | None, read: ReadFile
-    ) -> Credential | None:
-        return find_credential(registry, self.machine.environ, self.machine.home, read, repository)
 
 
 def _cloud_for(registry: Registry) -> str | None:

@@ -290,20 +290,6 @@ def sso(world: World) -> str:
     return "sso:reader"
 
 
-def sso_renewed(world: World) -> str:
-    found = sso(world)
-    login = world.aws.sso_login((ACCOUNT, "reader"), renewable=True, life=-5.0)
-    world.sso_cache("corp", login)
-    return found
-
-
-def sso_about_to_end(world: World) -> str:
-    found = sso(world)
-    login = world.aws.sso_login((ACCOUNT, "reader"), renewable=True, life=30.0)
-    world.sso_cache("corp", login)
-    return found
-
-
 def sso_of_old(world: World) -> str:
     start = "https://corp.awsapps.com/start"
     login = world.aws.sso_login((ACCOUNT, "reader"))
@@ -398,8 +384,6 @@ SOURCES: dict[str, tuple[Source, str]] = {
     "role of the container": (role_by("EcsContainer"), "container sts ecr"),
     "role of the instance": (role_by("Ec2InstanceMetadata"), "imds imds imds sts ecr"),
     "sso": (sso, "portal.sso ecr"),
-    "sso, renewed": (sso_renewed, "oidc portal.sso ecr"),
-    "sso, about to end": (sso_about_to_end, "oidc portal.sso ecr"),
     "sso of old": (sso_of_old, "portal.sso ecr"),
     "container": (container, "container ecr"),
     "container with a token": (container_with_a_token, "container ecr"),

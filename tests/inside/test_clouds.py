@@ -320,7 +320,7 @@ async def test_the_old_login_serves_while_it_lives_when_there_is_no_new_one(clou
     assert await one.credential() == cloud.credential(5)
 
 
-async def test_one_guess_for_each_cloud_that_has_no_metadata_service(cloud: Cloud) -> None:
+async def test_one_guess_for_a_login_whose_metadata_service_is_absent(cloud: Cloud) -> None:
     cloud.here, cloud.takes, cloud.given = False, 1.0, [None]
     made, told = Clouds(machine(), module_of), list[object]()
 
@@ -330,7 +330,7 @@ async def test_one_guess_for_each_cloud_that_has_no_metadata_service(cloud: Clou
         told.append(await one.credential())
 
     async with anyio.create_task_group() as group:
-        for host in (ECR, OTHER_REGION, ECR, OTHER_REGION):
+        for host in (ECR, OTHER_ACCOUNT, ECR, OTHER_ACCOUNT):
             group.start_soon(ask, host)
     assert (told, len(cloud.asked), anyio.current_time()) == ([None] * 4, 1, pytest.approx(1.0))
     await ask(ECR)

@@ -36,7 +36,7 @@ print(json.dumps([status, sorted(sys.modules), len(threads)]))
 NEEDLESS_OURS = {
     *("app.access", "app.auditing", "app.locking", "app.version", "app.watch", "app.health"),
     *("app.report_file", "app.report_forms", "app.report_page", "config.expansion"),
-    *("auth.aws", "auth.azure", "auth.google", "auth.sigv4"),
+    *("auth.aws", "auth.azure", "auth.google"),
     *("layout.assumed", "layout.directory", "layout.index", "layout.disk", "layout.repository"),
     "layout.saved_index",
     *("sync.audit", "sync.dry_run", "sync.findings", "sync.retry"),
