@@ -23,7 +23,7 @@ import anyio
 from _regsync.addresses import Origin
 from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken, WireError
 from _regsync.net.http1 import Connection, Pieces, Request, Response
-from _regsync.net.proxy import Proxy
+from _regsync.net.proxies import Proxy
 from _regsync.net.streams import Stream, Timeouts, connect, start_tls
 
 # The most idle connections that are kept, per origin and altogether. A registry may redirect each

@@ -26,7 +26,7 @@ import anyio.to_thread
 from _regsync import IS_STATIC, edge
 from _regsync.addresses import Origin
 from _regsync.errors import ConnectFailed, Disconnected, WireError
-from _regsync.net.tls import explain
+from _regsync.net.trust import explain
 from _regsync.text import printable
 
 # Returned by `recv_into`, `send` and `handshake` if they would block: what to wait for.

@@ -29,9 +29,9 @@ from _regsync.config.model import Registry
 from _regsync.errors import ConfigError, ConnectFailed, RegistryError, SyncError
 from _regsync.net.http1 import Response, parse_retry_after
 from _regsync.net.pool import open_stream
-from _regsync.net.proxy import IN_CONFIGURATION, Proxy, proxy_for
+from _regsync.net.proxies import IN_CONFIGURATION, Proxy, proxy_for
 from _regsync.net.streams import Stream, Timeouts
-from _regsync.net.tls import CLIENT_CERT_HINT, find_certs_d, make_context
+from _regsync.net.trust import CLIENT_CERT_HINT, find_certs_d, make_context
 from _regsync.providers import api_host
 from _regsync.registry.recovery import Peer
 from _regsync.text import Secrets, one_line

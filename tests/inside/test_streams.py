@@ -34,7 +34,7 @@ from _regsync.net import pool as net_pool
 from _regsync.net import streams
 from _regsync.net.http1 import PIECE, Request
 from _regsync.net.pool import Pool, open_stream
-from _regsync.net.proxy import Proxy
+from _regsync.net.proxies import Proxy
 from _regsync.net.streams import WANT_READ, WANT_WRITE, SocketStream, Stream, Timeouts
 from _regsync.oci.reference import digest_of
 from _regsync.sync.staging import FilePieces, StagingFailed
