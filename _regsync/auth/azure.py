@@ -21,7 +21,7 @@ from _regsync.auth.cloud import ANONYMOUS_LOGIN, CloudEnvironment, Login, jwt_li
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, RegistryError, WireError
-from _regsync.net.http1 import parse_retry_after
+from _regsync.net.wire import parse_retry_after
 from _regsync.text import json_object, printable, redact, redacting
 
 # Statuses with which the metadata services of other clouds, at the same address, answer the check.

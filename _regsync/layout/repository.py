@@ -26,11 +26,11 @@ from _regsync.layout.assumed import read_assumed
 from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import Entry, Index, image_entry, unnamed_entry
-from _regsync.net.http1 import Pieces
-from _regsync.net.pool import Lease
+from _regsync.net.wire import Pieces
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, image_name, is_digest
 from _regsync.providers import Dialect, UploadStyle
+from _regsync.registry.lease import Lease
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
@@ -466,11 +466,6 @@ class _FileBody:
         with self._layout.disk_errors():
             return await self._disk_pace.run(self._stream.readinto, buffer)
 
-    def read_now(self, buffer: memoryview) -> int:
-        """Read bytes into `buffer`. Blocks until they are read, for use in worker threads."""
-        with self._layout.disk_errors():
-            return self._stream.readinto(buffer)
-
 
 class _BlobWriter:
     """A blob that is written to a layout, with the interface `registry.repository.BlobUpload`.
@@ -544,8 +539,6 @@ class _BlobWriter:
                 with self._adding_context():
                     await self._file.write(piece)
                 count_sent(len(piece))
-                # A worker thread writes the pieces that the source has already received.
-                count_sent(await pieces.pour(self._append))
         except BaseException as error:
             # A source that is a layout too raises LayoutErrors, of the side SOURCE.
             has_write_failed = isinstance(error, LayoutError) and error.side is Side.TARGET
@@ -560,11 +553,6 @@ class _BlobWriter:
             self._file.finish()
         self._file = None
         return True
-
-    def _append(self, piece: memoryview) -> None:
-        assert self._file is not None
-        with self._adding_context():
-            self._file.append(piece)
 
     async def resume(self) -> None:
         """Reopen the broken session, to write after the bytes that the file has."""

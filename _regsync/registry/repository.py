@@ -11,11 +11,11 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from _regsync.errors import RegistryError, Side, SyncError
-from _regsync.net.http1 import Pieces
-from _regsync.net.pool import Lease
+from _regsync.net.wire import Pieces
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.providers import Dialect, UploadStyle
 from _regsync.registry.host import Host
+from _regsync.registry.lease import Lease
 from _regsync.registry.throttle import Demand
 from _regsync.state.archive import RepositoryKey
 
@@ -28,13 +28,6 @@ class BlobBody(Protocol):
 
     async def read_into(self, buffer: memoryview) -> int:
         """Read bytes into `buffer`. Returns how many were read, or 0 at the end of the blob."""
-
-    def read_now(self, buffer: memoryview) -> int:
-        """Read bytes into `buffer` without waiting for a peer, in a worker thread. Returns how many
-        bytes were read.
-
-        Returns 0 if the caller has to continue with `read_into`, which waits and detects the end.
-        """
 
 
 class BlobUpload(Protocol):

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 import anyio
 
 from _regsync.errors import SyncError
-from _regsync.net.http1 import Pieces
-from _regsync.net.pool import Lease
+from _regsync.net.wire import Pieces
 from _regsync.registry.admission import Gate
+from _regsync.registry.lease import Lease
 from _regsync.registry.throttle import Demand, refresh_next_opening
 from _regsync.state.archive import RepositoryKey
 from _regsync.sync.image import BlobResult

@@ -8,14 +8,12 @@ Follows: docs/design.md section 6, rule 16.
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from _regsync import edge
 from _regsync.crypto import new_hash
 from _regsync.errors import (
     Disconnected,
@@ -25,8 +23,7 @@ from _regsync.errors import (
     WireError,
     WrongBytes,
 )
-from _regsync.files import LONGEST_THREAD_CALL
-from _regsync.net.http1 import Pieces
+from _regsync.net.wire import PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
 from _regsync.registry.repository import BlobBody, Repository
@@ -98,8 +95,6 @@ class Relay(Pieces):
         # If the blob fits into the buffer, the buffer has its bytes from here up to `_position`.
         self._buffered_from = 0
         self._buffer = memoryview(b"")
-        # Whether the last read has filled the buffer, so that more bytes have probably arrived.
-        self._has_more_arrived = False
 
         # The seconds that are left to wait for a broken source.
         self._grace = SOURCE_GRACE
@@ -121,12 +116,12 @@ class Relay(Pieces):
         self.length = self.blob.size - offset
         # If the blob has been verified before and the target has all of it, nothing is read.
         self.complete = self.complete and self.length == 0
-        with self._transport.buffers.lending(self.blob.size + 1) as self._buffer:
-            self._buffered_from = self._position
-            async with self._stack:
-                if not self.complete:
-                    await self._open_first()
-                yield self
+        self._buffer = memoryview(bytearray(min(PIECE, self.blob.size + 1)))
+        self._buffered_from = self._position
+        async with self._stack:
+            if not self.complete:
+                await self._open_first()
+            yield self
 
     def whole_body(self) -> memoryview | None:
         """Return all bytes of the blob if they have been verified and are still in the buffer.
@@ -168,50 +163,6 @@ class Relay(Pieces):
             while not piece and not self.complete:
                 piece = await self._read()
         return piece
-
-    async def pour(self, write: Callable[[memoryview], None]) -> int:
-        """Read, hash and write the blob in a worker thread, as long as no read has to wait.
-
-        Returns the number of bytes passed to `write`. Returns 0 if no bytes are available or only
-        the last piece is left: then the caller has to use `next`. Raises the errors of `write`, and
-        WireError if the source has broken for good.
-        """
-        if not self._can_pour():
-            return 0
-
-        start = self._position
-        with self.source.adding_context("fetch blob", self._reference):
-            try:
-                async with self._transport.movers:
-                    await edge.current().in_thread(self._pour_in_thread, write)
-            except WireError as broken:
-                await self._resume(broken)
-        self._transport.count_read(self._position - start)
-        # Bytes that the target has were read and hashed, but not written.
-        return max(0, self._position - max(start, self._target_offset))
-
-    def _can_pour(self) -> bool:
-        """Report whether a thread may continue to read.
-
-        The last piece is left to `next`, because the blob has to be verified before its last byte
-        is sent (I3).
-        """
-        may_end_with_next_read = self.blob.size - self._position <= len(self._buffer)
-        return self._has_more_arrived and not may_end_with_next_read
-
-    def _pour_in_thread(self, write: Callable[[memoryview], None]) -> None:
-        """Read, hash and write while `_can_pour`, for at most LONGEST_THREAD_CALL seconds."""
-        deadline = time.monotonic() + LONGEST_THREAD_CALL
-        is_time_up = False
-        while self._can_pour() and not is_time_up:
-            count = self._response.read_now(self._buffer)
-            # After a short read the event loop waits for more bytes, so that no thread has to wait.
-            self._has_more_arrived = count == len(self._buffer)
-            piece = self._hash_read(self._buffer[:count])
-            if piece:  # it is empty if the target has all of its bytes
-                write(piece)
-            self._keep_checkpoint()
-            is_time_up = time.monotonic() >= deadline
 
     async def read_until(self, end: int, buffer: bytearray) -> memoryview:
         """Read the blob up to byte `end`, and copy the bytes that the target lacks into `buffer`.
@@ -279,7 +230,6 @@ class Relay(Pieces):
             await self._resume(broken)
             return memoryview(b"")
 
-        self._has_more_arrived = count == len(self._buffer)
         piece = self._hash_read(room[:count])
         if self._position > size:
             raise WrongBytes(f"the blob is longer than the {size} bytes of its descriptor")

@@ -40,7 +40,7 @@ from _regsync.files import (
     replacing,
     stamp_of,
 )
-from _regsync.net.http1 import LARGE_PIECE, PIECE, Pieces
+from _regsync.net.wire import PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
 from _regsync.text import printable, reason_of
@@ -57,14 +57,6 @@ _MEMORY_BUDGET = 48 * 1024 * 1024
 # A partial file that was not written to for so many seconds is considered abandoned by a killed
 # run.
 _ABANDONED_SECONDS = 24 * 3600.0
-
-# Bytes at each end of a staged file that `next` reads, even if `write_to` sends the bytes between.
-# The first bytes are sent in one write with the head of the request. The last bytes are sent only
-# after the file has been checked.
-_READ_AT_ENDS = 64 * 1024
-
-# The most bytes of a file that one call of sendfile may send before other tasks run.
-_LONGEST_WRITE = 4 * 1024 * 1024
 
 # The name of a staged file: the hexadecimal digest of its blob.
 _STAGED_NAME = re.compile("[0-9a-f]{64,128}")
@@ -108,19 +100,13 @@ class MemoryPieces(Pieces):
         self.length = len(body) - offset
         # Whether the last piece has been returned.
         self.complete = False
-        # Whether a piece has been returned.
-        self._has_begun = False
         # The bytes that have not been returned yet.
         self._rest = memoryview(body)[offset:]
 
     async def next(self) -> memoryview:
         """Return the next piece. Returns an empty piece at the end."""
-        # If the connection breaks within the first piece, the piece is sent again over another
-        # connection. The first piece is small, so that few bytes are sent twice.
-        size = LARGE_PIECE if self._has_begun else PIECE
-        self._has_begun = True
-        piece = self._rest[:size]
-        self._rest = self._rest[size:]
+        piece = self._rest[:PIECE]
+        self._rest = self._rest[PIECE:]
         self.complete = not self._rest
         return piece
 
@@ -151,12 +137,8 @@ class FilePieces(Pieces):
         if not is_verified:
             algorithm, _ = split_digest(digest)
             self._hash = new_hash(algorithm)
-        # Whether a piece has been returned.
-        self._has_begun = False
         self._disk = DiskPace()
-        self._buffer = memoryview(bytearray())
-        # To find out whether the system has a part of the file in memory, one byte of it is read.
-        self._one_byte = memoryview(bytearray(1))
+        self._buffer = memoryview(bytearray(min(PIECE, self.length)))
 
     async def next(self) -> memoryview:
         """Return the next piece. Returns an empty piece at the end.
@@ -164,9 +146,7 @@ class FilePieces(Pieces):
         Raises StagingFailed if the disk cannot be read. Raises it in place of the last piece if the
         file was changed meanwhile or its digest does not match.
         """
-        size = PIECE if self._has_begun else _READ_AT_ENDS
-        self._has_begun = True
-        piece = await self._read_piece(min(size, self._end - self._offset))
+        piece = await self._read_piece(min(PIECE, self._end - self._offset))
         self._offset += len(piece)
         self.complete = self._offset == self._end
 
@@ -179,10 +159,6 @@ class FilePieces(Pieces):
 
     async def _read_piece(self, size: int) -> memoryview:
         """Read `size` bytes at `_offset`, or fewer if the file ends before."""
-        # The buffer grows only when it has to. If `write_to` sends most of the file, the pieces are
-        # small.
-        if len(self._buffer) < size:
-            self._buffer = memoryview(bytearray(size))
         room = self._buffer[:size]
         # A read from memory never waits, so without this line no other task would run.
         await anyio.lowlevel.checkpoint()
@@ -228,34 +204,6 @@ class FilePieces(Pieces):
         has_digest = self._hash is None or self._digest.endswith(self._hash.hexdigest())
         if not (is_same_file and has_digest):
             raise StagingFailed(f"{self._digest} was changed on disk after it had been verified")
-
-    def write_to(self, socket: int) -> int:
-        """Copy the next bytes from the file to a plain socket by sendfile, and return their number.
-
-        Returns 0 if the caller has to use `next`: if the bytes have to be hashed, if they are the
-        last bytes, or if they are not in the system's memory, because the event loop would wait for
-        the disk. Raises StagingFailed if the file cannot be read or has become shorter, and OSError
-        if the socket cannot be written to.
-        """
-        size = min(self._end - _READ_AT_ENDS - self._offset, _LONGEST_WRITE)
-        if size < PIECE or self._hash is not None:
-            return 0
-        # If the first and the last byte are in memory, the bytes between usually are as well.
-        for offset in (self._offset, self._offset + size - 1):
-            if self._read_now(self._one_byte, offset) is None:
-                return 0
-
-        try:
-            with self._disk.timing():
-                count = os.sendfile(socket, self._file.fileno(), self._offset, size)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise  # the socket cannot be written to
-            raise _staging_failed(error) from error
-        if not count:
-            raise StagingFailed(f"{self._digest} has become shorter on disk")
-        self._offset += count
-        return count
 
     def part(self, start: int, end: int) -> FilePieces:
         """Return the bytes from `start` to `end` as a body of their own."""

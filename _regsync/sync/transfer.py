@@ -295,7 +295,7 @@ class BlobTransfer:
         Raises SyncError, with side and reference, if all attempts have failed.
         """
         blob = step.blob
-        async with self._transport.pool.lease(target.host.origin) as lease:
+        async with self._transport.lease(target.host.origin) as lease:
             upload = target.begin_upload(blob, lease)
             relay = Relay(source, blob, self._transport)
             subscriber = None

@@ -16,10 +16,11 @@ import anyio
 import anyio.abc
 import pytest
 
+from _regsync import files as program_files
 from _regsync.crypto import new_hash
 from _regsync.errors import ContentError
 from _regsync.files import LONGEST_THREAD_CALL, hash_rest
-from _regsync.net.http1 import PIECE, Pieces
+from _regsync.net.wire import PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import digest_of
 from _regsync.sync import staging as sync_staging
@@ -577,89 +578,6 @@ async def test_a_worker_thread_writes_the_piece_after_a_slow_one(
     assert writers == ["loop", "loop", "loop", "thread", "thread", "loop"]
 
 
-@pytest.mark.parametrize(
-    ("is_replaced", "error"), [(True, None), (False, errno.EAGAIN)], ids=["hashed", "on disk"]
-)
-async def test_bytes_that_have_to_be_read_are_not_sent_by_the_system(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch, is_replaced: bool, error: int | None
-) -> None:
-    """The event loop would wait for the disk, or nobody would notice that the file is another one."""
-    blob = described(LARGE)
-    await bring(staging, blob, Source(LARGE))
-    if is_replaced:
-        os.utime(staging._files[blob.digest].path)
-
-    def refuse(*_: object) -> NoReturn:
-        raise OSError(error, "not without waiting")
-
-    with staging.opened(blob) as pieces:
-        assert pieces is not None
-        first = bytes(await pieces.next())
-        if error is not None:
-            monkeypatch.setattr(os, "preadv", refuse)
-        assert pieces.write_to(-1) == 0
-        assert first + await content_of_rest(pieces) == LARGE
-
-
-async def test_where_the_system_cannot_tell_the_speed_of_the_last_piece_does(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """tmpfs has all in memory and does not say so."""
-    now = 0.0
-    seconds_of_a_send = 0.0
-    threads = list[str]()
-    plain = anyio.to_thread.run_sync
-
-    def refuse(*_: object) -> NoReturn:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-    def send(*_: object) -> int:
-        nonlocal now
-        now += seconds_of_a_send
-        return 1000
-
-    async def run_sync(*arguments: Any, **options: Any) -> Any:
-        threads.append("thread")
-        return await plain(*arguments, **options)
-
-    await bring(staging, described(LARGE), Source(LARGE))
-    monkeypatch.setattr(os, "preadv", refuse)
-    monkeypatch.setattr(os, "sendfile", send)
-    monkeypatch.setattr(anyio, "current_time", lambda: now)
-    monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
-    with staging.opened(described(LARGE)) as pieces:
-        assert pieces is not None
-        assert await pieces.next() == LARGE[: sync_staging._READ_AT_ENDS]
-        assert pieces.write_to(-1) == 1000
-        assert not threads
-
-        seconds_of_a_send = 0.1
-        assert pieces.write_to(-1) == 1000
-        assert pieces.write_to(-1) == 0
-        await pieces.next()
-        assert threads == ["thread"]
-        # That was quick: the event loop may do the next one.
-        assert pieces.write_to(-1) == 1000
-
-
-async def test_a_disk_that_breaks_while_the_system_sends_is_no_broken_connection(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> NoReturn:
-        raise OSError(number, os.strerror(number))
-
-    await bring(staging, described(LARGE), Source(LARGE))
-    monkeypatch.setattr(os, "sendfile", fail)
-    with staging.opened(described(LARGE)) as pieces:
-        assert pieces is not None
-        number = errno.EIO
-        with pytest.raises(StagingFailed, match="Input/output error"):
-            pieces.write_to(-1)
-        number = errno.EPIPE
-        with pytest.raises(BrokenPipeError):
-            pieces.write_to(-1)
-
-
 async def test_a_disk_that_cannot_be_read_is_one_clear_line(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -701,11 +619,14 @@ async def test_whoever_hashes_a_file_is_stopped_before_its_end(
         with anyio.CancelScope() as scope:
             await hash_rest(file, new_hash("sha256"))
         assert scope.cancelled_caught
-        assert file.tell() == 2 * 2 * PIECE
+        assert file.tell() == 2 * 2 * program_files._PIECE
 
         rest = new_hash("sha256")
-        assert await hash_rest(file, rest) == 16 * PIECE
-        assert rest.hexdigest() == new_hash("sha256", bytes(16 * PIECE)).hexdigest()
+        assert await hash_rest(file, rest) == 20 * PIECE - 4 * program_files._PIECE
+        assert (
+            rest.hexdigest()
+            == new_hash("sha256", bytes(20 * PIECE - 4 * program_files._PIECE)).hexdigest()
+        )
 
 
 @pytest.mark.rule("R18")
