@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import re
 import ssl
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -75,10 +74,8 @@ _LAST_WORDS = 2.0
 # beginning, and the rest can be sent where it broke off.
 _MOST_SENT_TWICE = 256 * 1024
 
-# The most idle connections that are kept, per origin and altogether. A registry may redirect each
-# blob to another host.
-_IDLE_PER_ORIGIN = 64
-_IDLE_IN_ALL = 256
+# The most idle connections that are kept. A registry may redirect each blob to another host.
+_MOST_IDLE = 256
 
 # The most seconds between two looks at the deadlines.
 _WATCH_PAUSE = 1.0
@@ -337,9 +334,15 @@ class Connection:
         stream: edge.Stream,
         timeouts: Timeouts,
         on_end: Callable[[Connection, bool], None],
+        *,
+        is_foreign: bool = False,
     ) -> None:
-        """`on_end` takes the connection when an answer is closed, and whether it is reusable."""
+        """`on_end` takes the connection when an answer is closed, and whether it is reusable.
+
+        `is_foreign` says that another origin has named this one. It is shown no client certificate.
+        """
         self.origin = origin
+        self.is_foreign = is_foreign
         self.timeouts = timeouts
         # When the wait that is going on has to end, in the event loop's time.
         self.deadline = math.inf
@@ -704,11 +707,6 @@ def tls_failure(error: OSError, host: str) -> ConnectFailed:
     return failure
 
 
-# What a connection is reused for: exchanges with an origin, and with an origin that another one has
-# named ("foreign"), which is shown no client certificate.
-_Key = tuple[Origin, bool]
-
-
 class Pool:
     """The connections of a run: those in use, and idle ones. The pool limits how many are idle and
     for how long, but not how many are in use (I8).
@@ -720,10 +718,10 @@ class Pool:
         """`dial` connects to an origin; its second argument says whether the origin is foreign."""
         self.dial = dial
         self.timeouts = timeouts
-        self._busy: dict[Connection, _Key] = {}
+        self._busy = set[Connection]()
         # In the order in which the connections became idle, with the time at which `watch` first
         # found them idle, or None before.
-        self._idle: defaultdict[_Key, dict[Connection, float | None]] = defaultdict(dict)
+        self._idle: dict[Connection, float | None] = {}
 
     async def exchange(
         self,
@@ -742,8 +740,9 @@ class Pool:
 
         The request's body is `request.body`, or `first` and the rest of `pieces`. `seconds` limits
         the wait for the head of the answer after the request is sent (default: `Timeouts.head`).
-        With `is_fresh` no connection is used that was used before. If an idle connection turns out
-        to be dead, the request is sent again over a new one.
+        With `is_fresh` no connection is used that was used before; `is_foreign` is that of
+        Connection. If an idle connection turns out to be dead, the request is sent again over a new
+        one.
 
         `check_may_send` is called after each wait for a new connection. If it raises, nothing is
         sent. `now` is the current time, if the caller has just read the clock.
@@ -751,37 +750,35 @@ class Pool:
         Raises ConnectFailed if no connection can be made, and all errors of `check_may_send` and of
         Connection.exchange.
         """
-        key = (origin, is_foreign)
         if first is None:
             first = memoryview(request.body)
         if seconds is None:
             seconds = self.timeouts.head
 
-        lost: Disconnected | None = None
-        idle = None if is_fresh else self._take(key)
+        lost: BaseException | None = None
+        idle = None if is_fresh else self._take(origin, is_foreign)
         if idle is not None:
-            self._busy[idle] = key
+            self._busy.add(idle)
             try:
                 started = anyio.current_time() if now is None else now
                 return await idle.exchange(request, first, pieces, seconds, started)
-            except Disconnected as error:
-                # Errors of the connection have no side yet; errors of the body's source have one.
+            except BaseException as error:
                 self._give(idle, False)
-                if error.side is not None or not idle.can_repeat():
+                # Errors of the connection have no side yet; errors of the body's source have one.
+                is_lost = isinstance(error, Disconnected) and error.side is None
+                if not (is_lost and idle.can_repeat()):
                     raise
                 lost = error
-            except BaseException:
-                self._give(idle, False)
-                raise
 
-        new = Connection(origin, await self.dial(origin, is_foreign), self.timeouts, self._give)
+        stream = await self.dial(origin, is_foreign)
+        new = Connection(origin, stream, self.timeouts, self._give, is_foreign=is_foreign)
         if check_may_send is not None:
             try:
                 check_may_send()
             except BaseException:
-                self._keep(new, key)
+                self._keep(new)
                 raise
-        self._busy[new] = key
+        self._busy.add(new)
         try:
             response = await new.exchange(request, first, pieces, seconds, anyio.current_time())
         except BaseException:
@@ -794,34 +791,35 @@ class Pool:
             raise lost
         return response
 
-    def _take(self, key: _Key) -> Connection | None:
-        """Take the connection that became idle last out of the pool. Returns None if there is none.
+    def _take(self, origin: Origin, is_foreign: bool) -> Connection | None:
+        """Take the connection to an origin that became idle last out of the pool. Returns None if
+        there is none.
 
         Connections that turn out to be dead are closed.
         """
-        idle = self._idle[key]
-        while idle:
-            connection, _ = idle.popitem()
-            if connection.is_alive():
-                return connection
-            connection.close()
+        for connection in [*reversed(self._idle)]:
+            if connection.origin == origin and connection.is_foreign == is_foreign:
+                del self._idle[connection]
+                if connection.is_alive():
+                    return connection
+                connection.close()
         return None
 
     def _give(self, connection: Connection, is_reusable: bool) -> None:
         """End the use of a connection. One that is not reusable is closed."""
-        key = self._busy.pop(connection)
+        self._busy.remove(connection)
         if is_reusable:
-            self._keep(connection, key)
+            self._keep(connection)
         else:
             connection.close()
 
-    def _keep(self, connection: Connection, key: _Key) -> None:
-        """Keep an idle connection, unless there are too many."""
-        is_full = len(self._idle[key]) >= _IDLE_PER_ORIGIN
-        if is_full or sum(map(len, self._idle.values())) >= _IDLE_IN_ALL:
-            connection.close()
-        else:
-            self._idle[key][connection] = None
+    def _keep(self, connection: Connection) -> None:
+        """Keep an idle connection. If there are too many, the one that was idle longest is closed."""
+        self._idle[connection] = None
+        if len(self._idle) > _MOST_IDLE:
+            longest_idle = next(iter(self._idle))
+            del self._idle[longest_idle]
+            longest_idle.close()
 
     async def watch(self) -> None:
         """Close connections that are past their deadline, or idle for too long, until cancelled."""
@@ -829,22 +827,21 @@ class Pool:
             now = anyio.current_time()
             for connection in [each for each in self._busy if each.deadline <= now]:
                 connection.time_out()
-            for idle in self._idle.values():
-                for connection, since in [*idle.items()]:
-                    if since is None:
-                        idle[connection] = now
-                    elif since + self.timeouts.idle_connection <= now:
-                        del idle[connection]
-                        connection.close()
+            for connection, since in [*self._idle.items()]:
+                if since is None:
+                    self._idle[connection] = now
+                elif since + self.timeouts.idle_connection <= now:
+                    del self._idle[connection]
+                    connection.close()
             next_deadline = min((each.deadline for each in self._busy), default=math.inf)
             await anyio.sleep_until(min(next_deadline, now + _WATCH_PAUSE))
 
     def close(self, origin: Origin | None = None) -> None:
         """Close the idle connections to an origin, or all idle connections."""
-        for key in [*self._idle]:
-            if origin in (None, key[0]):
-                for connection in self._idle.pop(key):
-                    connection.close()
+        for connection in [*self._idle]:
+            if origin in (None, connection.origin):
+                del self._idle[connection]
+                connection.close()
 
 
 def parse_retry_after(value: str | None, wall_now: float) -> float | None:

@@ -24,6 +24,7 @@ from _regsync.net.wire import Pieces, Pool, Request, Response, Timeouts
 
 ORIGIN = Origin("http", "registry.test", 80)
 GET = Request("GET", "/v2/")
+_A_DAY = 86400.0
 
 
 class End(enum.Enum):
@@ -261,18 +262,20 @@ async def watched(pool: Pool) -> AsyncIterator[Pool]:
 
 
 async def ask(pool: Pool, request: Request = GET, *, limit: int = 10**6) -> Response:
-    """Perform an exchange and read its body."""
-    async with await pool.exchange(ORIGIN, request) as response:
-        await response.read(limit)
-        return response
+    """Perform an exchange and read its body. What waits for ever fails after a day of its clock."""
+    with anyio.fail_after(_A_DAY):
+        async with await pool.exchange(ORIGIN, request) as response:
+            await response.read(limit)
+            return response
 
 
 async def put(pool: Pool, blob: Blob, *, seconds: float = 60.0) -> Response:
     """Send a body, and read the answer to it."""
     request = Request("PUT", "/v2/app/blobs/uploads/1")
-    first = await blob.next()
-    async with await pool.exchange(
-        ORIGIN, request, first=first, pieces=blob, seconds=seconds
-    ) as response:
-        await response.read(1000)
-        return response
+    with anyio.fail_after(_A_DAY):
+        first = await blob.next()
+        async with await pool.exchange(
+            ORIGIN, request, first=first, pieces=blob, seconds=seconds
+        ) as response:
+            await response.read(1000)
+            return response
