@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     import ssl
 
 
+# What a stream returns if it would block: what to wait for.
+WANT_READ = -1
+WANT_WRITE = -2
+
+
 class Stream(Protocol):
     """A connection. Only `wait` blocks.
 
-    `recv_into` and `send_now` return a number of bytes, or -1 if reading and -2 if writing would
-    have to be waited for; `wait` takes that number. `recv_into` returns 0 at the end. All raise
-    OSError if the connection is broken, and `wait` if it is closed meanwhile.
+    `recv_into` and `send_now` return a number of bytes, or WANT_READ (-1) if reading and WANT_WRITE
+    (-2) if writing would have to be waited for; `wait` takes that number. `recv_into` returns 0 at
+    the end. All raise OSError if the connection is broken, and `wait` if it is closed meanwhile.
     """
 
     def recv_into(self, buffer: memoryview) -> int: ...

@@ -134,7 +134,7 @@ def test_the_boundary_knows_nothing_of_the_inside(path: Path) -> None:
     "line",
     [
         "from _regsync.sync import run",
-        "from _regsync.net.pool import Pool",
+        "from _regsync.net.wire import Pool",
         "import regsync",
         "import subprocess",
         "from hashlib import sha256",
@@ -143,4 +143,4 @@ def test_the_boundary_knows_nothing_of_the_inside(path: Path) -> None:
     ],
 )
 def test_a_breach_is_seen(line: str) -> None:
-    assert [*breaches("net.pool", line)]
+    assert [*breaches("net.wire", line)]

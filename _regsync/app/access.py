@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from _regsync.app.console import Console
-from _regsync.app.environment import connect
+from _regsync.app.environment import connected
 from _regsync.config.model import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor
@@ -42,7 +41,7 @@ async def check_access(config: Config, console: Console) -> int:
 
     Returns the exit status.
     """
-    with closing(connect(console)) as transport:
+    async with connected(console) as transport:
         sides = repositories_in_use(config)
         # Read the certificate files of all registries first, so that an unusable file ends the
         # command before the first request.
@@ -235,7 +234,7 @@ class AccessCheck:
         await self._transport.request(repository.host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
 
     async def _start_and_cancel_upload(self, repository: RemoteRepository) -> None:
-        async with self._transport.pool.lease(repository.host.origin) as lease:
+        async with self._transport.lease(repository.host.origin) as lease:
             # The digest is only sent at the end of an upload, and this upload is cancelled before.
             no_blob = Descriptor("", "", 0)
             upload = Upload(repository, self._transport, lease, no_blob)

@@ -10,12 +10,11 @@ Follows: docs/design.md section 12.
 from __future__ import annotations
 
 import os
-from contextlib import closing
 
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.environment import carry_out, connect, print_report, utc_now
+from _regsync.app.environment import carry_out, connected, print_report, utc_now
 from _regsync.config.model import Config
 from _regsync.errors import RegsyncError, Side, SyncError
 from _regsync.files import replacing
@@ -52,7 +51,7 @@ async def audit(
             console.print_line(result.line())
 
     report = AuditReport()
-    with closing(connect(console)) as transport:
+    async with connected(console) as transport:
         locked_times = lock.first_seen_times() if lock is not None else None
         wall = transport.machine.wall
         first_seen = first_seen_for(

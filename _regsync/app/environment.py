@@ -11,8 +11,8 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -52,6 +52,26 @@ def connect(console: Console, log: Callable[..., None] | None = None) -> Transpo
             open_files=raise_file_limit(),
         )
     )
+
+
+@asynccontextmanager
+async def connected(
+    console: Console, log: Callable[..., None] | None = None
+) -> AsyncIterator[Transport]:
+    """Yield the transport of `connect` while its time-outs are watched, and close it in the end."""
+    transport = connect(console, log)
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(transport.pool.watch)
+        try:
+            yield transport
+        except Exception as error:  # the task group would raise it as a part of an ExceptionGroup
+            failure = error
+        finally:
+            transport.close()
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 def read_login_file(path: str) -> bytes | None:

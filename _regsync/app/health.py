@@ -25,9 +25,10 @@ import h11
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import start_blocking_portal
 
-from _regsync.errors import ConfigError, Disconnected, ProtocolBroken
-from _regsync.net.http1 import next_portion
-from _regsync.net.streams import WANT_READ, SocketStream
+from _regsync.edge import WANT_READ
+from _regsync.errors import ConfigError, ProtocolBroken
+from _regsync.net.dial import SocketStream
+from _regsync.net.wire import check_blanks
 from _regsync.text import printable, reason_of
 
 # Takes the path `/healthz` or `/readyz`. Returns the HTTP status and the JSON document.
@@ -152,11 +153,7 @@ class Server:
         Returns without an error if the connection breaks, if the time is over, or if the client is
         the oldest of too many.
         """
-        with (
-            connection,
-            suppress(Disconnected, OSError),
-            anyio.move_on_after(CLIENT_SECONDS) as scope,
-        ):
+        with connection, suppress(OSError), anyio.move_on_after(CLIENT_SECONDS) as scope:
             self._scopes.append(scope)
             if len(self._scopes) > CLIENT_PLACES:
                 self._scopes.pop(0).cancel()
@@ -182,7 +179,7 @@ class Client:
         """Read the request and send the response."""
         unsent = memoryview(await self._response())
         while unsent:
-            sent = self._stream.send(unsent)
+            sent = self._stream.send_now(unsent)
             if sent < 0:  # WANT_WRITE
                 await self._stream.wait(sent)
             else:
@@ -209,11 +206,8 @@ class Client:
                 while (count := self._stream.recv_into(self._scratch)) < 0:  # WANT_READ
                     await self._stream.wait(count)
                 received = bytes(self._scratch[:count])
-                # h11 needs quadratic time for a head with long runs of blanks. `next_portion`
-                # returns fewer bytes for such a head.
-                if next_portion(self._framing, received) != received:
-                    return self._encode(400, {})
                 self._framing.receive_data(received)
+                check_blanks(self._framing.trailing_data[0])  # before h11 parses them
         except h11.RemoteProtocolError as error:
             return self._encode(error.error_status_hint, {})
         except ProtocolBroken:

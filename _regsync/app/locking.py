@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from typing import NamedTuple
 
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.environment import connect
+from _regsync.app.environment import connected
 from _regsync.app.progress import show_progress
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import ConfigError, RegsyncError
@@ -106,7 +105,7 @@ async def update_lock(
     Returns the exit status. That of a check is 0 if the lock is what the sources have, 1 if it
     differs, and 2 if something could not be looked up.
     """
-    with closing(connect(console)) as transport:
+    async with connected(console) as transport:
         new = await resolve_lock(transport, file.lock, config, options, console)
 
     # Logged before the file is replaced, which may fail.

@@ -23,15 +23,15 @@ def process_edge() -> Edge:
 
 
 async def connect(host: str, port: int) -> Any:
-    from _regsync.net import streams  # imported late, because most commands connect to nothing
+    from _regsync.net import dial  # imported late, because most commands connect to nothing
 
-    return await streams.dial(host, port)
+    return await dial.connect(host, port)
 
 
 async def start_tls(stream: Any, context: ssl.SSLContext, host: str) -> Any:
-    from _regsync.net import streams
+    from _regsync.net import dial
 
-    return await streams.handshake(stream, context, host)
+    return await dial.handshake(stream, context, host)
 
 
 def random_fraction() -> float:

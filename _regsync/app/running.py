@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.environment import carry_out, connect, print_report, utc_now
+from _regsync.app.environment import carry_out, connected, print_report, utc_now
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import Side
 from _regsync.state.knowledge import Knowledge
@@ -69,7 +68,7 @@ async def run(
 
     report = Report()
     stop = anyio.Event()  # set by the first signal
-    with closing(connect(console)) as transport:
+    async with connected(console) as transport:
         first_seen = first_seen_for(
             config,
             transport.machine.wall,
@@ -127,7 +126,7 @@ async def list_tags(
 
     Every other tag is logged with the reason why the first rule drops it.
     """
-    with closing(connect(console)) as transport:
+    async with connected(console) as transport:
         transport.dialer.prepare(registry)
         discovery = Discovery(transport, Knowledge())
         source = discovery.repository(registry, repository, Side.SOURCE)

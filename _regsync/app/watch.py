@@ -410,6 +410,7 @@ async def run(
     ):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen_for_signals, watch.on_signal, signals)
+            tasks.start_soon(watch.transport.pool.watch)
             # This checkpoint lets the listener start, so that a signal that is sent after the next
             # log line is not lost.
             await anyio.lowlevel.checkpoint()
@@ -420,5 +421,5 @@ async def run(
             )
             console.log("info", "listening", text)
             await watch.run_cycles()
-            tasks.cancel_scope.cancel()  # ends `listen_for_signals`
+            tasks.cancel_scope.cancel()  # ends the two tasks
     return 0

@@ -22,7 +22,7 @@ from _regsync.addresses import is_loopback
 from _regsync.auth.credentials import Credential, Pair, ReadFile, find_credential
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError, SyncError, WireError
-from _regsync.net.http1 import parse_retry_after
+from _regsync.net.wire import parse_retry_after
 from _regsync.text import clean_beginning, printable, redacting
 
 Found = TypeVar("Found")

@@ -24,7 +24,7 @@ from _regsync.auth.cloud import Answer, CloudLogin, Fetch, jwt_lifetime
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.token_cache import Scope, Scopes, Token, TokenCache, Use, union_of, use_of
 from _regsync.errors import AuthError, LoginExpired, RegistryError, SyncError
-from _regsync.net.http1 import parse_retry_after
+from _regsync.net.wire import parse_retry_after
 from _regsync.text import json_object, one_line, printable, redact
 
 # The largest number of repositories that one token request names (docs/design.md section 6, rule

@@ -26,11 +26,11 @@ from _regsync.layout.assumed import read_assumed
 from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import Entry, Index, image_entry, unnamed_entry
-from _regsync.net.http1 import Pieces
-from _regsync.net.pool import Lease
+from _regsync.net.wire import Pieces
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, image_name, is_digest
 from _regsync.providers import Dialect
+from _regsync.registry.lease import Lease
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey

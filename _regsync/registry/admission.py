@@ -19,8 +19,8 @@ from itertools import count
 
 import anyio
 
-from _regsync.net.http1 import Response
-from _regsync.net.pool import Lease
+from _regsync.net.wire import Response
+from _regsync.registry.lease import Lease
 from _regsync.registry.throttle import (
     Demand,
     RegistryLimits,

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
+from _regsync import edge
 from _regsync.addresses import Origin
 from _regsync.auth.challenge import parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin
@@ -27,11 +28,10 @@ from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
 from _regsync.config.model import Registry
 from _regsync.errors import ConfigError, ConnectFailed, RegistryError, SyncError
-from _regsync.net.http1 import Response, parse_retry_after
-from _regsync.net.pool import open_stream
-from _regsync.net.proxy import IN_CONFIGURATION, Proxy, proxy_for
-from _regsync.net.streams import Stream, Timeouts
-from _regsync.net.tls import CLIENT_CERT_HINT, find_certs_d, make_context
+from _regsync.net.dial import open_stream
+from _regsync.net.proxies import IN_CONFIGURATION, Proxy, proxy_for
+from _regsync.net.trust import CLIENT_CERT_HINT, find_certs_d, make_context
+from _regsync.net.wire import Response, Timeouts, parse_retry_after
 from _regsync.providers import api_host
 from _regsync.registry.recovery import Peer
 from _regsync.text import Secrets, one_line
@@ -259,7 +259,7 @@ class Dialer:
 
     async def dial(
         self, origin: Origin, registry_there: Registry | None, *, is_foreign: bool
-    ) -> Stream:
+    ) -> edge.Stream:
         """Connect to an origin. Raises ConnectFailed if that fails.
 
         `registry_there` is the registry of this run at that origin, if there is one. `is_foreign`

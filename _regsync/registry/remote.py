@@ -24,12 +24,12 @@ from _regsync.errors import (
     SyncError,
     WrongBytes,
 )
-from _regsync.net.http1 import Header, Response
-from _regsync.net.pool import Lease
+from _regsync.net.wire import Header, Response
 from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, image_name, is_digest, is_tag
 from _regsync.providers import DIALECTS, api_repository
 from _regsync.registry.host import RegistryClient
+from _regsync.registry.lease import Lease
 from _regsync.registry.redirects import resolve_location
 from _regsync.registry.throttle import Demand
 from _regsync.registry.transport import Call, Transport

@@ -11,11 +11,11 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from _regsync.errors import RegistryError, Side, SyncError
-from _regsync.net.http1 import Pieces
-from _regsync.net.pool import Lease
+from _regsync.net.wire import Pieces
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.providers import Dialect
 from _regsync.registry.host import Host
+from _regsync.registry.lease import Lease
 from _regsync.registry.throttle import Demand
 from _regsync.state.archive import RepositoryKey
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import anyio
 
-from _regsync import __version__
+from _regsync import __version__, edge
 from _regsync.addresses import Origin
 from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, CloudModule, Clouds
 from _regsync.auth.credentials import Credential, Pair
@@ -38,12 +38,11 @@ from _regsync.errors import (
     TimedOut,
     WireError,
 )
-from _regsync.net.http1 import Buffers, Header, Pieces, Request, Response, parse_retry_after
-from _regsync.net.pool import Lease, Pool
-from _regsync.net.streams import Stream
+from _regsync.net.wire import Header, Pieces, Pool, Request, Response, parse_retry_after
 from _regsync.providers import DIALECTS
 from _regsync.registry.admission import Gate, Turn
 from _regsync.registry.host import Dialer, Host, Machine, RegistryClient
+from _regsync.registry.lease import Lease
 from _regsync.registry.outage import Patience, Reach, is_gateway_failure
 from _regsync.registry.recovery import Peer, Recovery
 from _regsync.registry.redirects import check_foreign, resolve_location
@@ -71,9 +70,6 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 # How many bytes of an error's body are read (R14). Manifests and listings have limits of their own.
 ERROR_BODY = 64 * 1024
 _TOKEN_BODY = 1024 * 1024
-
-# The most worker threads that move bodies at the same time. Each of them keeps a processor busy.
-_MOVERS = 4
 
 # How many files the process needs besides those of its connections.
 _OWN_FILES = 24
@@ -163,15 +159,6 @@ class Body(Pieces):
         """Let `next` return the first piece again, because nothing of the body was sent."""
         self._is_unsent = self._has_begun
 
-    def write_to(self, socket: int) -> int:
-        """Copy the next bytes from a file into a socket (see `Pieces`)."""
-        sent = self._pieces.write_to(socket)
-        if sent and self._taken >= LARGE_BODY:
-            self.on_under_way()
-        self._taken += sent
-        self._transport.count_sent(sent)
-        return sent
-
 
 class _ClientKey(NamedTuple):
     """The identity of a registry client. Only requests with the same key share its tokens and show
@@ -225,9 +212,6 @@ class Transport:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.gate = Gate()
-        self.buffers = Buffers()
-        # Limits the worker threads that move bodies.
-        self.movers = anyio.CapacityLimiter(_MOVERS)
 
         # By host:port, for the report and the progress display: requests by action, responses with
         # status 429, and the meter of the last request that got one.
@@ -262,10 +246,6 @@ class Transport:
         self.dialer = Dialer(machine)
         self.pool = Pool(self._dial, machine.timeouts)
 
-        # Connections to other hosts that a registry redirects to. They never get its credentials
-        # (I6).
-        self.foreign_pool = Pool(partial(self._dial, is_foreign=True), machine.timeouts)
-
         # Files with logins are read each time, because other programs rewrite them.
         fetch = partial(self.fetch, None)
         identity = CloudEnvironment(
@@ -276,8 +256,7 @@ class Transport:
     # The life of a run.
 
     def close(self) -> None:
-        for pool in (self.pool, self.foreign_pool):
-            pool.close()
+        self.pool.close()
 
     def count_read(self, count: int) -> None:
         """Count bytes of a blob that came from a source."""
@@ -373,10 +352,19 @@ class Transport:
         elif registry.max_concurrent:  # the default does not reduce what another alias has set
             limits.cap = min(limits.cap, cap)
 
-    async def _dial(self, origin: Origin, *, is_foreign: bool = False) -> Stream:
+    async def _dial(self, origin: Origin, is_foreign: bool) -> edge.Stream:
         client = self._first_client_at.get(origin.address)
         registry = client.registry if client else None
         return await self.dialer.dial(origin, registry, is_foreign=is_foreign)
+
+    def lease(self, origin: Origin, *, is_fresh: bool = False, is_foreign: bool = False) -> Lease:
+        """Return a lease for exchanges with an origin.
+
+        With `is_fresh`, no exchange uses a connection that was used before. An origin that another
+        one has named is foreign: it never gets the credentials or the client certificate of a
+        registry (I6).
+        """
+        return Lease(self.pool, origin, is_fresh=is_fresh, is_foreign=is_foreign)
 
     # The way of a request.
 
@@ -540,8 +528,7 @@ class Transport:
 
         is_at_registry = hop.origin == client.origin
         if lease is None or lease.origin != hop.origin:
-            pool = self.pool if is_at_registry else self.foreign_pool
-            lease = pool.lease(hop.origin, is_fresh=call.is_fresh)
+            lease = self.lease(hop.origin, is_fresh=call.is_fresh, is_foreign=not is_at_registry)
             turn.connection = lease
 
         is_unreachable = hop.peer.outage.reach is not Reach.UP
@@ -652,10 +639,9 @@ class Transport:
         self._count(origin, "probe")
         request = Request("GET", "/v2/", (_USER_AGENT,))
         is_registry = origin.address in self._first_client_at
-        pool = self.pool if is_registry else self.foreign_pool
         began = anyio.current_time()
         try:
-            async with pool.lease(origin) as lease:
+            async with self.lease(origin, is_foreign=not is_registry) as lease:
                 response = await self.recovery.await_probe(peer, lease.exchange(request))
         except WireError as error:
             self.recovery.record_failure(peer, error, began)
@@ -665,8 +651,7 @@ class Transport:
 
     def _on_outage(self, peer: Peer) -> None:
         """Close the connections to a host that has become unreachable."""
-        for pool in (self.pool, self.foreign_pool):
-            pool.close(peer.origin)
+        self.pool.close(peer.origin)
 
     def _on_back(self, peer: Peer) -> None:
         """Narrow the windows of a registry that is reachable again. A host that is not a registry
@@ -801,8 +786,8 @@ class Transport:
         own_headers = (_USER_AGENT, ("Accept", "application/json"))
         request = Request(method, target, (*own_headers, *headers), body)
         is_foreign = client is not None and origin != client.origin
-        pool = self.foreign_pool if is_foreign else self.pool
-        ask = partial(self._fetch_once, pool.lease(origin), request, seconds, check_may_send)
+        lease = self.lease(origin, is_foreign=is_foreign)
+        ask = partial(self._fetch_once, lease, request, seconds, check_may_send)
         if client is None:
             return await ask()  # the modules of the clouds retry by themselves
         return await self._ask_token_service(client, origin, ask)

@@ -37,11 +37,11 @@ from typing import NoReturn, Protocol
 
 from _regsync.auth.tokens import Refusal
 from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryError, SyncError
-from _regsync.net.http1 import Header, Pieces, Response
-from _regsync.net.pool import SESSION_GONE, Lease
+from _regsync.net.wire import SESSION_GONE, Header, Pieces, Response
 from _regsync.oci.manifest import Descriptor
 from _regsync.providers import Dialect
 from _regsync.registry.host import RegistryClient
+from _regsync.registry.lease import Lease
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.transport import ERROR_BODY, Body, Call, Transport
 from _regsync.text import printable

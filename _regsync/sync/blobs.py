@@ -45,7 +45,7 @@ from _regsync.errors import (
     WrongBytes,
 )
 from _regsync.files import open_safely, replacing
-from _regsync.net.http1 import Pieces
+from _regsync.net.wire import Pieces
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import split_digest
 from _regsync.providers import CHUNK
@@ -539,7 +539,7 @@ class Blobs:
 
         Raises SyncError, with side and reference, if all attempts have failed.
         """
-        async with self._transport.pool.lease(target.host.origin) as lease:
+        async with self._transport.lease(target.host.origin) as lease:
             upload = target.begin_upload(blob, lease)
             tries = Tries(self._transport, source, target)
             reading = Reading(self._transport, source, blob)

@@ -53,7 +53,7 @@ MIDDLES = {
 # Waits for a host that never answers for 1 s instead of 15.
 IMPATIENT = """
 import runpy, sys
-from _regsync.net.streams import Timeouts
+from _regsync.net.wire import Timeouts
 Timeouts.__new__.__defaults__ = tuple(Timeouts(first_answer=1.0))
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name='__main__')

@@ -10,7 +10,7 @@ from email.utils import format_datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.net.http1 import parse_retry_after
+from _regsync.net.wire import parse_retry_after
 from tests.fuzzing import fuzz
 
 # Headers.

@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync.app import health
-from _regsync.errors import Disconnected
-from _regsync.net.streams import WANT_READ
+from _regsync.edge import WANT_READ
 from tests.fuzzing import fuzz, scraps
 
 STATUSES = {200, 400, 404, 405, 431, 501, 503, 505}
@@ -34,7 +33,7 @@ class Said:
     def recv_into(self, buffer: memoryview) -> int:
         if not self._packets:
             if self._resets:
-                raise Disconnected("reset")
+                raise ConnectionResetError("reset")
             return 0
         packet = self._packets.pop(0)
         if not packet:
@@ -46,7 +45,7 @@ class Said:
         self.read += count
         return count
 
-    def send(self, data: memoryview) -> int:
+    def send_now(self, data: memoryview) -> int:
         self.told += data[:100]
         return min(100, len(data))
 
@@ -159,5 +158,5 @@ def test_a_head_of_any_length_is_answered_after_less_than_8_kib(whole, padding, 
 @fuzz(60)
 @given(SENT, CUTS)
 def test_a_client_that_breaks_off_is_answered_or_gone(whole, cuts):
-    with contextlib.suppress(Disconnected):
+    with contextlib.suppress(ConnectionResetError):
         assert Said(*pieces(whole, cuts), resets=True).answer()[:9] in (b"HTTP/1.1 ", b"")

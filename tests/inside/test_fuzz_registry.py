@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from _regsync.addresses import Origin
 from _regsync.config.model import Registry
 from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireError
-from _regsync.net.streams import Stream
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, digest_of, is_tag
 from _regsync.registry.host import Machine
@@ -173,7 +172,7 @@ class World:
             {}, None, lambda path: None, lambda: 0.5, lambda: 1_767_225_600.0, lambda *_, **__: None
         )
         self.transport = Transport(edge)
-        self.transport.pool.dial = self.transport.foreign_pool.dial = self.dial
+        self.transport.pool.dial = self.dial
         port = 443 if scheme == "https" else 80
         who = (
             {"auth_type": "basic", "username": "me", "password": SECRET}
@@ -184,7 +183,7 @@ class World:
         self.host = self.transport.client(registry)
         self.repository = RemoteRepository(self.transport, self.host, "app", Side.TARGET)
 
-    async def dial(self, origin: Origin) -> Stream:
+    async def dial(self, origin: Origin, is_foreign: bool) -> Wire:
         await anyio.lowlevel.checkpoint()
         wire = Wire()
         wire.answers = self.script
@@ -202,7 +201,7 @@ class World:
 
 
 async def upload(world: World, way: str) -> object:
-    async with world.transport.pool.lease(world.host.origin) as lease:
+    async with world.transport.lease(world.host.origin) as lease:
         sent = Upload(world.repository, world.transport, lease, BLOB)
         if not await sent.start("lib" if way == "mount" else None):
             await sent.lease.release()

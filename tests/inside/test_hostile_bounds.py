@@ -5,12 +5,10 @@ Each test is an attack. It may fail its own image; everything else goes on as if
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import socket
 import threading
-import time
 import tracemalloc
 from functools import partial
 from typing import Any
@@ -20,11 +18,7 @@ import pytest
 
 from _regsync.addresses import Origin
 from _regsync.errors import ProtocolBroken, Side
-from _regsync.net import http1, streams
-from _regsync.net import pool as net_pool
-from _regsync.net.http1 import Connection
-from _regsync.net.pool import Pool
-from _regsync.net.streams import Timeouts
+from _regsync.net import dial
 from _regsync.registry import host, remote
 from _regsync.registry.transport import Call
 from _regsync.sync import discovery, referrers
@@ -33,7 +27,7 @@ from _regsync.sync.once import gather
 from conformance.content.images import Seed, encode
 from conformance.messages import Answer, Request, Response, digest_of
 from tests.ends import copy, only, sync, tags
-from tests.inside.wires import NEVER, Told, Wire, answer, connection, plain_registry, transport_of
+from tests.inside.wires import NEVER, Told, Wire, answer, plain_registry, transport_of
 
 # Bombs: a small answer that names much more, or is large in memory.
 
@@ -260,87 +254,6 @@ def test_urls_in_an_error_are_found_in_linear_time():
     )
 
 
-def framed(lines: bytes, inside: str) -> bytes:
-    """Return the bytes of an answer with lines in its head, in a chunk's line or in its trailers."""
-    if inside == "head":
-        return b"HTTP/1.1 200 OK\r\n" + lines + b"Content-Length: 2\r\n\r\nok"
-    coded = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    if inside == "chunk":
-        return coded + b"2;" + lines.strip(b"\r\n") + b"\r\nok\r\n0\r\n\r\n"
-    return coded + b"2\r\nok\r\n0\r\n" + lines + b"\r\n"
-
-
-async def read_in_pieces(whole: bytes, size: int) -> bytes:
-    """Return the body of an answer that arrives so many bytes at a time."""
-    pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
-    reading = connection(Wire(*pieces, keep=False))
-    response = await reading.exchange(http1.Request("GET", "/"), memoryview(b""), None, 60)
-    return await response.read(100_000)
-
-
-LINES = {
-    "spaces": lambda count: b"X:" + b" " * count + b"y\r\n",
-    "tabs": lambda count: b"X: y" + (b" \t" * count)[:count] + b"z\r\n",
-    "before-the-end": lambda count: b"X: y" + b"\t" * count + b"\r\n",
-    "folded": lambda count: b"X: y\r\n" + b" \r\n" * (count - 1) + b" z\r\n",
-}
-
-
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-@pytest.mark.rule("R14", "R17")
-@pytest.mark.parametrize("size", [1, 700, 1024, 100_000])
-@pytest.mark.parametrize(
-    ("inside", "lines"),
-    [
-        *itertools.product(("head", "trailer"), LINES),
-        *(("chunk", lines) for lines in LINES if lines != "folded"),
-    ],
-)
-async def test_a_kibibyte_of_blanks_is_read_and_more_is_refused(inside, lines, size):
-    """However they come in pieces; h11's expressions take the square of their number."""
-    for count in (1, 1023, 1024, 1025, 1026, 3000):
-        whole = framed(LINES[lines](count), inside)
-        if count <= 1024:
-            assert await read_in_pieces(whole, size) == b"ok"
-        else:
-            with pytest.raises(ProtocolBroken, match="more than 1024 blanks in a row") as caught:
-                await read_in_pieces(whole, size)
-            assert "\n" not in str(caught.value)
-
-
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-@pytest.mark.parametrize("size", [1, 1000, 100_000])
-@pytest.mark.parametrize("unit", [b" ", b"\r\n \t", b"\n"], ids=["spaces", "mixed", "lines"])
-async def test_blanks_in_a_body_are_welcome(unit, size):
-    """Those in front of it may come with the head, those in a chunk with the chunk's line."""
-    blanks = unit * 2000
-    coded = b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n"
-    line = b"%x\r\n" % (len(blanks) + 1)
-    for head, rest in (
-        (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(blanks) + 1), b""),
-        (b"HTTP/1.1 404 No\r\nContent-Length: %d\r\n\r\n" % (len(blanks) + 1), b""),
-        (coded + line, b"\r\n0;" + b" " * 1024 + b"\r\n\r\n"),
-    ):
-        assert await read_in_pieces(head + blanks + b"x" + rest, size) == blanks + b"x"
-
-
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-@pytest.mark.rule("R14", "R17")
-@pytest.mark.parametrize("size", [30, 1000, 100_000])
-@pytest.mark.parametrize("unit", [b" ", b" \t", b"\r\n ", b" " * 1024 + b"x"], ids=len)
-@pytest.mark.parametrize("inside", ["head", "chunk", "trailer"])
-async def test_lines_of_blanks_take_no_time(inside, unit, size):
-    """Of the 64 KiB that a head may have h11 makes half a minute, in which nothing else moves."""
-    lines = b"X: y" + unit * (60_000 // len(unit)) + b"\0\nX\r\n"
-    began = time.process_time()
-    with pytest.raises(ProtocolBroken):
-        await read_in_pieces(framed(lines, inside), size)
-    assert time.process_time() - began < 5
-
-
 # Tasks, connections and threads.
 
 
@@ -363,17 +276,6 @@ async def test_thousands_of_questions_are_no_thousands_of_tasks():
 
 
 @pytest.mark.anyio
-async def test_idle_connections_are_bounded_over_all_hosts(monkeypatch):
-    monkeypatch.setattr(net_pool, "_IDLE_PER_ORIGIN", 2)
-    monkeypatch.setattr(net_pool, "_IDLE_IN_ALL", 3)
-    wires = [Wire() for _ in range(5)]
-    pool = Pool(lambda origin: pytest.fail("nothing is opened"), Timeouts())
-    for number, wire in enumerate(wires):
-        pool.keep(Connection(Origin("https", f"cdn{number}.test", 443), wire, Timeouts()))
-    assert [wire.closed for wire in wires] == [1, 1, 0, 0, 0]
-
-
-@pytest.mark.anyio
 async def test_names_whose_servers_are_silent_hold_up_no_other_name(monkeypatch):
     answered, resolve = threading.Event(), socket.getaddrinfo
 
@@ -387,10 +289,10 @@ async def test_names_whose_servers_are_silent_hold_up_no_other_name(monkeypatch)
     try:
         async with anyio.create_task_group() as group:
             for number in range(64):
-                group.start_soon(streams._resolve, f"{number}.silent.test", 443)
+                group.start_soon(dial._resolve, f"{number}.silent.test", 443)
             await anyio.wait_all_tasks_blocked()
             with anyio.fail_after(5):
-                assert await streams._resolve("127.0.0.1", 443)
+                assert await dial._resolve("127.0.0.1", 443)
             answered.set()
     finally:
         answered.set()
@@ -399,8 +301,8 @@ async def test_names_whose_servers_are_silent_hold_up_no_other_name(monkeypatch)
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_thank_you_for_half_a_manifest_is_none():
-    wire = Wire(sends=(400, NEVER), keep=False)
-    wire.after(400, answer(b"", status=201))
+    wire = Wire(sends=(400, NEVER))
+    wire.when(400, answer(b"", status=201))
     again = Wire(answers=((answer(b"", status=201),),))
     through = transport_of({Origin("http", "registry.test", 80): [wire, again]})
     call = Call("manifest_put", "PUT", "/v2/app/manifests/v1", "app", body=bytes(5000))

@@ -451,9 +451,6 @@ class Pieces:
             raise piece
         return piece
 
-    async def pour(self, write: object) -> int:
-        return 0
-
 
 async def test_an_upload_whose_body_breaks_goes_on_where_the_file_ends(tmp_path):
     body = b"0123456789"

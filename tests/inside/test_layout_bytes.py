@@ -6,16 +6,14 @@ import errno
 import itertools
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from _regsync import files
 from _regsync.layout.directory import BlobFile
-from _regsync.net.http1 import LARGE_PIECE
+from _regsync.net.wire import PIECE
 from _regsync.sync.relay import Relay
 from conformance.content.images import Image, Seed
 from conformance.server.memory import Link, Place
@@ -23,7 +21,7 @@ from tests.ends import Virtual, document, only, tags
 from tests.layouts import blob_path, check_layout, make_layout, names_of
 
 PIECES = 6
-SIZE = PIECES * LARGE_PIECE + 5
+SIZE = PIECES * PIECE + 5
 
 # All of the layer has come before its first piece is asked for.
 FAST = Link(window=2 * SIZE)
@@ -73,72 +71,13 @@ class Scene:
         assert not self.partials
 
 
-@pytest.fixture
-def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets how many pieces each visit to a worker thread has moved."""
-    moved = list[int]()
-    plain = Relay._pour_in_thread
-
-    def move(self: Relay, write: Callable[[memoryview], None]) -> None:
-        moved.append(0)
-
-        def count(piece: memoryview) -> None:
-            moved[-1] += 1
-            write(piece)
-
-        plain(self, count)
-
-    monkeypatch.setattr(Relay, "_pour_in_thread", move)
-    return moved
-
-
-@pytest.mark.parametrize("is_layout", [False, True])
-async def test_a_worker_thread_moves_all_but_the_first_and_the_last_piece(
-    world, tmp_path, moves, is_layout
-):
-    scene = Scene(tmp_path, world)
-    if is_layout:
-        scene.read_from_layout()
-    ran = await scene.sync()
-    assert ran.statuses() == ["synced"]
-    # What came with the head of an answer is a piece too.
-    assert moves == ([PIECES - 1] if is_layout else [PIECES - 2])
-    assert only(ran.images)["bytes"] == sum(map(len, scene.image.blobs.values()))
-    assert scene.asked == ([] if is_layout else [""])
-    scene.check()
-
-
-async def test_a_worker_thread_is_given_back_after_a_short_while(
-    world, tmp_path, moves, monkeypatch
-):
-    """Nobody can stop it before, and whoever cancels a copy waits for it."""
-    clock = itertools.count(step=files.LONGEST_THREAD_CALL / 2)
-    scene = Scene(tmp_path, world)
-    scene.read_from_layout()
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    assert (await scene.sync()).statuses() == ["synced"]
-    # Between two visits the event loop moves a piece.
-    assert moves == [2, 2]
-    scene.check()
-
-
-async def test_what_comes_slowly_needs_no_thread(world, tmp_path, moves):
-    scene = Scene(tmp_path, world, down=Link(bandwidth=1_000_000))
-    assert (await scene.sync()).statuses() == ["synced"]
-    assert moves == []
-    scene.check()
-
-
-async def test_a_source_that_breaks_in_a_thread_is_gone_on_with_where_it_broke(
-    world, tmp_path, moves
-):
+async def test_a_source_that_breaks_in_a_thread_is_gone_on_with_where_it_broke(world, tmp_path):
     scene = Scene(tmp_path, world)
     rule = scene.place.app.faults.on("GET", "blob", reference=scene.digest).first()
-    rule.drop(after=3 * LARGE_PIECE + 7, of="response")
+    rule.drop(after=3 * PIECE + 7, of="response")
     assert (await scene.sync()).statuses() == ["synced"]
-    assert scene.asked == ["", f"bytes={3 * LARGE_PIECE + 7}-"]
+    assert scene.asked == ["", f"bytes={3 * PIECE + 7}-"]
     assert scene.sent == SIZE
-    assert len(moves) == 2
     scene.check()
 
 
@@ -177,7 +116,7 @@ async def test_a_disk_that_fills_costs_the_blob_that_filled_it(world, tmp_path, 
     scene.check()
 
 
-@pytest.mark.parametrize("place", [LARGE_PIECE // 2, 2 * LARGE_PIECE, SIZE - 1])
+@pytest.mark.parametrize("place", [PIECE // 2, 2 * PIECE, SIZE - 1])
 async def test_a_wrong_byte_in_whichever_piece_is_found_out(world, tmp_path, place):
     scene = Scene(tmp_path, world)
     path = scene.read_from_layout()
@@ -198,7 +137,7 @@ async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(
     plain = Relay._hash_read
 
     def hash_read(self: Relay, count: int) -> memoryview:
-        if self._position == 2 * LARGE_PIECE:
+        if self._position == 2 * PIECE:
             with self._response._layout.disk_errors():  # type: ignore[attr-defined]
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         return plain(self, count)
@@ -209,6 +148,6 @@ async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(
         patched.setattr(Relay, "_hash_read", hash_read)
         ran = await scene.sync()
     assert only(ran.images)["error"]["code"] == "SOURCE_ERROR"
-    assert only(scene.partials).stat().st_size == 2 * LARGE_PIECE
+    assert only(scene.partials).stat().st_size == 2 * PIECE
     assert (await scene.sync()).statuses() == ["synced"]
     scene.check()

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from _regsync.app import environment
-from _regsync.net.streams import Timeouts
+from _regsync.net.wire import Timeouts
 from _regsync.registry.host import Machine
 from conformance.content.images import Seed
 from tests.ends import held

@@ -166,17 +166,6 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
     assert entered == [0.0, pytest.approx(1.0, abs=1e-3), pytest.approx(1.3)]
 
 
-async def test_a_body_that_the_kernel_copies_is_under_way_after_a_mebibyte_too():
-    class Copied(Blob):
-        def write_to(self, socket: int) -> int:
-            return 400_000
-
-    told: list[None] = []
-    sent = Body(Copied(b""), lambda: None, transport_of({}))
-    sent.on_under_way = lambda: told.append(None)
-    assert [(sent.write_to(0), len(told)) for _ in range(4)] == [(400_000, n) for n in (0, 0, 0, 1)]
-
-
 @pytest.mark.virtual_time
 async def test_a_body_well_under_way_wakes_those_who_wait_once(monkeypatch):
     body = Call("upload_body", "PUT", "/v2/app/blobs/uploads/1", "app")

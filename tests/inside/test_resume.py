@@ -17,8 +17,8 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from _regsync.app import running
-from _regsync.net.http1 import PIECE
+from _regsync.app import environment
+from _regsync.net.wire import PIECE
 from _regsync.registry.transport import Transport
 from _regsync.sync import relay
 from conformance.content.images import Image, Seed
@@ -230,14 +230,14 @@ async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
     is none.
     """
     made: list[Transport] = []
-    plain = running.connect
+    plain = environment.connect
 
-    def make(console: Any) -> Transport:
-        made.append(plain(console))
+    def make(*arguments: Any) -> Transport:
+        made.append(plain(*arguments))
         return made[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "connect", make)
+        patch.setattr(environment, "connect", make)
         async with virtual() as world:
             source, target = world.registry("source.test"), world.registry("target.test")
             image, digest = load(source, MIB)

@@ -150,7 +150,7 @@ def check_ended_before_a_run(
 
 def test_nor_does_it_delay_the_end_of_a_run_that_gave_up():
     script = _STUCK + (
-        "from _regsync.net.streams import Timeouts\n"
+        "from _regsync.net.wire import Timeouts\n"
         "hurried = Timeouts(connect=0.05, first_answer=1.0)\n"
         "Timeouts.__new__.__defaults__ = tuple(hurried)\n"
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.net.http1 import parse_retry_after
+from _regsync.net.wire import parse_retry_after
 from _regsync.providers import DIALECTS, Limits
 from _regsync.registry.throttle import (
     LARGE_BODY,

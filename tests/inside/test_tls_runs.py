@@ -104,7 +104,8 @@ def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it_at_a_te
     )
     code = (
         "import os, sys; os.open(os.ttyname(0), os.O_RDWR)  # of a new session it is the terminal then\n"
-        "from _regsync.net import tls; tls.make_context(client_cert=sys.argv[1], client_key=sys.argv[2], environ={})"
+        "from _regsync.net import trust\n"
+        "trust.make_context(client_cert=sys.argv[1], client_key=sys.argv[2], environ={})"
     )
     ours, theirs = os.openpty()
     try:

@@ -7,7 +7,7 @@ from functools import partial
 import anyio
 
 from _regsync.app import environment
-from _regsync.net.streams import Timeouts
+from _regsync.net.wire import Timeouts
 from _regsync.registry.host import Machine
 from conformance.server.memory import Link
 from tests.ends import tags

@@ -15,7 +15,7 @@ from _regsync.auth.challenge import Challenge, parse_challenges
 from _regsync.config.fields import parse_duration, parse_registry_url, parse_size
 from _regsync.config.yaml import drop_defaults, mask_literals, substitute, variable_names
 from _regsync.errors import ConfigError
-from _regsync.net.proxy import proxy_for
+from _regsync.net.proxies import proxy_for
 from _regsync.oci.reference import is_repository, is_tag, parse_reference
 from _regsync.semver import admits, parse_range, parse_version
 from _regsync.tags import compile_glob

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync.errors import ConfigError
-from _regsync.net.proxy import Proxy, proxy_for
+from _regsync.net.proxies import Proxy, proxy_for
 
 PROXY = "http://proxy.example:3128"
 

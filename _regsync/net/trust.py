@@ -1,10 +1,8 @@
-"""Create TLS contexts, and describe TLS failures.
+"""Which authorities are trusted, which certificates are shown, and why TLS failed.
 
-Owns: trusted authorities, client certificates, the lowest TLS version, the text of TLS failures.
-May not know: sockets, registries. The caller caches contexts, because reading a bundle of
-authorities takes 30 ms.
-Invariants: a file that the user named is used, or is an error; no other file replaces it.
-Follows: docs/design.md section 9 ("CA"), docs/protocol-facts.md section 8.2.
+Invariants: a file that the user named is used, or is an error; no other file replaces it. A caller
+keeps the contexts that it made, because reading a bundle of authorities takes 30 ms.
+Follows: docs/design.md section 9 ("Trust"), docs/protocol-facts.md section 8.2.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 from _regsync.errors import ConfigError
 from _regsync.text import printable
@@ -91,8 +88,7 @@ def make_context(
     if client_cert:
         _show_certificate(context, client_cert, client_key or client_cert)
     else:
-        for certificate, key in _client_certificate_pairs(certs_d):
-            _show_certificate(context, certificate, key)
+        _show_pairs(context, certs_d)
     return context
 
 
@@ -117,61 +113,43 @@ def _trust_system(
 ) -> None:
     """Load the system's authorities into a context.
 
-    Raises ConfigError if a file or directory that the environment names cannot be used, or if
-    `is_required` and no authority can be found.
-    """
-    if _uses_truststore():  # the context trusts the system's store already
-        bundle = environ.get("SSL_CERT_FILE")
-        directories: list[str] = []
-    else:
-        bundle, directories = _system_trust(environ, ssl.get_default_verify_paths())
-        if not bundle and not directories and is_required:
-            raise ConfigError(
-                "no certificate authorities found on this host",
-                hint="install the system's CA certificates, or set SSL_CERT_FILE to a PEM bundle",
-            )
-
-    if bundle:
-        _load(f"SSL_CERT_FILE={bundle}", context.load_verify_locations, bundle)
-    for directory in directories:
-        context.load_verify_locations(capath=directory)
-
-
-def _system_trust(
-    environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths
-) -> tuple[str | None, list[str]]:
-    """Return the bundle file that the system trusts, or None, and the directories, whose files are
-    named by hash.
-
     SSL_CERT_FILE and SSL_CERT_DIR each replace only their own default, as in OpenSSL. If neither is
-    set, one default is enough: the directory is preferred, because OpenSSL reads from it only if it
-    looks up a certificate. Raises ConfigError if SSL_CERT_DIR cannot be used.
+    set, one default is enough: a directory is preferred, because OpenSSL reads from it only if it
+    looks up a certificate. Raises ConfigError if a file or directory that the environment names
+    cannot be used, or if `is_required` and no authority can be found.
     """
     bundle = environ.get("SSL_CERT_FILE")
-    cert_dir = environ.get("SSL_CERT_DIR")
+    if bundle:
+        _load(f"SSL_CERT_FILE={bundle}", context.load_verify_locations, bundle)
+    if _uses_truststore():  # the context trusts the system's store already
+        return
 
-    named_directories = cert_dir.split(os.pathsep) if cert_dir else []
-    for directory in named_directories:
+    defaults = ssl.get_default_verify_paths()
+    named = environ.get("SSL_CERT_DIR")
+    for directory in named.split(os.pathsep) if named else ():
         if not os.path.isdir(directory):
             raise ConfigError(f"SSL_CERT_DIR names {directory!r}, which is not a directory")
-    directories = list(filter(_is_hashed, named_directories or [defaults.openssl_capath]))
+    searched = named.split(os.pathsep) if named else [defaults.openssl_capath]
+    directories = list(filter(_is_hashed, searched))
+    for directory in directories:
+        context.load_verify_locations(capath=directory)
+    if bundle or (directories and not named):
+        return
 
-    if bundle:
-        return bundle, directories
-    if cert_dir and not directories:
+    if named and not directories:
         raise ConfigError(
-            f"SSL_CERT_DIR={cert_dir} holds no hashed certificate names",
+            f"SSL_CERT_DIR={named} holds no hashed certificate names",
             hint="run `openssl rehash` on the directory, or unset SSL_CERT_DIR",
         )
-    if cert_dir:
-        return _first_file([defaults.openssl_cafile]), directories
-    if directories:
-        return None, directories
-    return _first_file([defaults.openssl_cafile, *_BUNDLES]), []
-
-
-def _first_file(paths: Sequence[str]) -> str | None:
-    return next(filter(os.path.isfile, paths), None)
+    for file in (defaults.openssl_cafile, *(() if named else _BUNDLES)):
+        if os.path.isfile(file):
+            _load(f"the bundle {file}", context.load_verify_locations, file)
+            return
+    if is_required and not directories:
+        raise ConfigError(
+            "no certificate authorities found on this host",
+            hint="install the system's CA certificates, or set SSL_CERT_FILE to a PEM bundle",
+        )
 
 
 def _is_hashed(directory: str) -> bool:
@@ -194,29 +172,26 @@ def _restrict_protocol(context: ssl.SSLContext) -> None:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
-def _client_certificate_pairs(files: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the paths of each client certificate and its key among `files`.
+def _show_pairs(context: ssl.SSLContext, files: tuple[str, ...]) -> None:
+    """Have a context show the client certificates among `files`, each with the key beside it.
 
     Raises ConfigError if a certificate has no key, or a key no certificate.
     """
     # Of several certificates with the same type of key, OpenSSL uses the one that was loaded last.
     # Load in reverse order, so that the first by name is used.
     for path in reversed(files):
-        stem, _, _ = path.rpartition(".")
-        certificate = f"{stem}.cert"
-        key = f"{stem}.key"
-        if path not in (certificate, key):
+        stem, _, kind = path.rpartition(".")
+        if kind not in ("cert", "key"):
             continue
-
-        partner = key if path == certificate else certificate
+        partner = f"{stem}.key" if kind == "cert" else f"{stem}.cert"
         if partner not in files:
             raise ConfigError(
                 f"{printable(path)} has no {printable(os.path.basename(partner))} beside it",
                 hint="name a client's certificate and key *.cert and *.key,"
                 " and an authority's certificate *.crt",
             )
-        if path == certificate:  # each pair once
-            yield certificate, key
+        if kind == "cert":  # each pair once
+            _show_certificate(context, path, partner)
 
 
 def _show_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
@@ -271,62 +246,37 @@ _CLIENT = (
     "check client_cert and client_key of the registry, and which authority it accepts for clients"
 )
 
+_PURPOSE = "have the certificate reissued for serverAuth"
+
 _STRONG = "have the certificate reissued with an RSA key of 2048 bits or more, or ECDSA, and signed over SHA-256"
 
+_VERSION = "enable TLS 1.2 or newer there"
 
-class _Failure(NamedTuple):
-    """A kind of TLS failure.
+_HANDSHAKE = "check whether it requires a client certificate or other ciphers"
 
-    `pattern` matches the number of a verification error in OpenSSL's x509_vfy.h, or the name of any
-    other error. `problem` follows the name of the host in the message.
-    """
-
-    pattern: str
-    problem: str
-    hint: str
-
-
-# The first match is used. Plain HTTP that is read as a TLS record has different error names in
-# OpenSSL 1.1.1, 3.0 and 3.2. Go sends BAD_CERTIFICATE even if it received no certificate.
+# Kinds of TLS failures: a pattern, what follows the host's name in the message, and a hint. The
+# pattern matches the number of a verification error in OpenSSL's x509_vfy.h, or the name of any
+# other error. The first match is used. Plain HTTP that is read as a TLS record has different names
+# in OpenSSL 1.1.1, 3.0 and 3.2. Go sends BAD_CERTIFICATE even if it received no certificate.
 _FAILURES = (
-    _Failure("9", "is not trusted: its certificate is not valid yet", _CLOCK),
-    _Failure("10", "is not trusted: its certificate has expired", _CLOCK),
-    _Failure("18", "is not trusted: its certificate is self-signed", _AUTHORITY),
-    _Failure(
-        "2|19|20|21", "is not trusted: its certificate comes from an unknown authority", _AUTHORITY
-    ),
-    _Failure(
-        "26",
-        "is not trusted: its certificate is not meant for a server",
-        "have the certificate reissued for serverAuth",
-    ),
-    _Failure(
-        "66|67|68", "is not trusted: its certificate, or the authority's, is too weak", _STRONG
-    ),
-    _Failure("62|64", "is not trusted: its certificate is not valid for this name", _NAME),
-    _Failure(
-        "WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*", "does not speak TLS", _PLAIN
-    ),
-    _Failure(".*ALERT_CERTIFICATE_REQUIRED", "asks for a client certificate", CLIENT_CERT_HINT),
-    _Failure(
-        ".*ALERT_BAD_CERTIFICATE", "refused this client's certificate, or the lack of one", _CLIENT
-    ),
-    _Failure(
+    ("9", "is not trusted: its certificate is not valid yet", _CLOCK),
+    ("10", "is not trusted: its certificate has expired", _CLOCK),
+    ("18", "is not trusted: its certificate is self-signed", _AUTHORITY),
+    ("2|19|20|21", "is not trusted: its certificate comes from an unknown authority", _AUTHORITY),
+    ("26", "is not trusted: its certificate is not meant for a server", _PURPOSE),
+    ("66|67|68", "is not trusted: its certificate, or the authority's, is too weak", _STRONG),
+    ("62|64", "is not trusted: its certificate is not valid for this name", _NAME),
+    ("WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*", "does not speak TLS", _PLAIN),
+    (".*ALERT_CERTIFICATE_REQUIRED", "asks for a client certificate", CLIENT_CERT_HINT),
+    (".*ALERT_BAD_CERTIFICATE", "refused this client's certificate, or the lack of one", _CLIENT),
+    (
         ".*ALERT_(UNKNOWN_CA|ACCESS_DENIED|.*CERTIFICATE.*)",
         "refused this client's certificate",
         _CLIENT,
     ),
-    _Failure(
-        ".*PROTOCOLS?(_VERSION|_AVAILABLE)?",
-        "shares no TLS version with us",
-        "enable TLS 1.2 or newer there",
-    ),
-    _Failure(
-        ".*HANDSHAKE_FAILURE",
-        "refused the TLS handshake",
-        "check whether it requires a client certificate or other ciphers",
-    ),
-    _Failure(".*EOF.*", "closed the connection during the TLS handshake", _PLAIN),
+    (".*PROTOCOLS?(_VERSION|_AVAILABLE)?", "shares no TLS version with us", _VERSION),
+    (".*HANDSHAKE_FAILURE", "refused the TLS handshake", _HANDSHAKE),
+    (".*EOF.*", "closed the connection during the TLS handshake", _PLAIN),
 )
 
 
@@ -338,9 +288,8 @@ def explain(error: OSError, host: str) -> tuple[str, str | None]:
     # in `reason`, and one without such a name by its class, such as SSLEOFError.
     reason = getattr(error, "reason", None) or type(error).__name__
     code = str(getattr(error, "verify_code", reason))
-    for failure in _FAILURES:
-        if re.fullmatch(failure.pattern, code):
-            return f"{host} {failure.problem}", failure.hint
-
+    for pattern, problem, hint in _FAILURES:
+        if re.fullmatch(pattern, code):
+            return f"{host} {problem}", hint
     message = getattr(error, "verify_message", None) or error.strerror or str(error) or reason
     return f"TLS with {host} failed: {printable(message, 200)}", None

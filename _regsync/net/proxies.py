@@ -1,10 +1,11 @@
-"""Select the proxy for a request.
+"""Which proxy a connection goes through.
 
-Owns: the proxy variables, the grammar of NO_PROXY, the hosts that are never reached by proxy.
-May not know: sockets, CONNECT, the environment of the process (it is an argument).
-Invariants: neither the text of a `Proxy` nor an error contains its user name or password.
-Follows: docs/protocol-facts.md section 8.1: Go's `httpproxy` rules, which container clients use. As
-in curl and Python, the lower-case variable comes first, and an empty variable counts as unset.
+The variables and the grammar of NO_PROXY are Go's (`httpproxy`), which container clients use
+(docs/protocol-facts.md section 8.1). As in curl and Python, the lower-case variable comes first, and
+an empty variable counts as unset.
+
+Invariants: neither the text of a `Proxy` nor an error contains its user name or password. Loopback
+and metadata services are never reached by proxy, unless a registry's own configuration says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from _regsync.addresses import DEFAULT_PORTS, is_unusual_address
 from _regsync.errors import ConfigError
+
+# The name of the setting `proxy` of a registry, for messages.
+IN_CONFIGURATION = "proxy in the configuration"
 
 # Metadata services return this machine's credentials, which no proxy may see
 # (docs/protocol-facts.md sections 8.1 and 9.2, R20).
@@ -31,10 +35,6 @@ _NEVER_PROXIED = (
 )
 
 
-# The name of the setting `proxy` of a registry, for messages.
-IN_CONFIGURATION = "proxy in the configuration"
-
-
 class Proxy(NamedTuple):
     """An HTTP proxy that supports CONNECT. User name and password are percent-decoded."""
 
@@ -47,15 +47,6 @@ class Proxy(NamedTuple):
     def __repr__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
-
-
-class _Setting(NamedTuple):
-    """A setting: the name that is shown to the user, and the value, which is empty if it is not
-    set.
-    """
-
-    name: str
-    value: str
 
 
 def proxy_for(
@@ -73,40 +64,42 @@ def proxy_for(
     applies to exempt origins, unless `heeds_exemptions`. Raises ConfigError if the selected value
     is not a proxy URL.
     """
-    setting = _variable(environ, f"{scheme}_proxy")
     if override:
-        setting = _Setting(IN_CONFIGURATION, override)
-    if not setting.value:
+        setting, url = IN_CONFIGURATION, override
+    else:
+        setting, url = _variable(environ, f"{scheme}_proxy")
+    if not url:
         return None
     may_be_exempt = heeds_exemptions or not override
     if may_be_exempt and _is_exempt(host.lower(), port, environ):
         return None
-    return _parse(setting)
+    return _parse(setting, url)
 
 
-def _variable(environ: Mapping[str, str], lower: str) -> _Setting:
-    """Return the first spelling of a variable, lower or upper case, that is set."""
+def _variable(environ: Mapping[str, str], lower: str) -> tuple[str, str]:
+    """Return name and value of the first spelling of a variable, lower or upper case, that is set.
+
+    The value is empty if neither is.
+    """
     for name in (lower, lower.upper()):
         # In a CGI program the client's "Proxy:" header arrives as HTTP_PROXY (CVE-2016-1000110).
         if name == "HTTP_PROXY" and "REQUEST_METHOD" in environ:
             continue
         value = environ.get(name, "").strip()
         if value:
-            return _Setting(name, value)
-    return _Setting(lower, "")
+            return name, value
+    return lower, ""
 
 
 def _is_exempt(host: str, port: int, environ: Mapping[str, str]) -> bool:
-    """Report whether an origin is reached without a proxy: it is a private service, or NO_PROXY
-    names it. `host` is in lower case.
-    """
+    """Report whether an origin, in lower case, is reached without a proxy."""
     without_dot = host.rstrip(".")
     if is_unusual_address(without_dot):
         return True
     if any(_names_origin(item, without_dot, port) for item in _NEVER_PROXIED):
         return True
-    no_proxy = _variable(environ, "no_proxy").value.lower()
-    return any(_names_origin(item.strip(), host, port) for item in no_proxy.split(","))
+    _, no_proxy = _variable(environ, "no_proxy")
+    return any(_names_origin(item.strip(), host, port) for item in no_proxy.lower().split(","))
 
 
 def _names_origin(item: str, host: str, port: int) -> bool:
@@ -115,8 +108,12 @@ def _names_origin(item: str, host: str, port: int) -> bool:
     """
     if item == "*":
         return True
+    address = _address(host)
     if "/" in item:
-        return _is_in_network(host, item)
+        try:
+            return address is not None and address in ip_network(item, strict=False)
+        except ValueError:
+            return False
 
     # NAME, NAME:PORT, [ADDRESS], [ADDRESS]:PORT, or an IPv6 address without brackets.
     name = item
@@ -129,21 +126,12 @@ def _names_origin(item: str, host: str, port: int) -> bool:
     if not name:
         return False
 
-    address = _address(host)
     named_address = _address(name)
     if address or named_address:
         return address == named_address  # an address never matches a name
     if name.startswith((".", "*.")):  # sub-domains only
         return host.endswith(name.removeprefix("*"))
     return host == name or host.endswith(f".{name}")
-
-
-def _is_in_network(host: str, network: str) -> bool:
-    address = _address(host)
-    try:
-        return address is not None and address in ip_network(network, strict=False)
-    except ValueError:
-        return False
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
@@ -154,41 +142,32 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
         address = ip_address(host)
     except ValueError:
         return None
-    if isinstance(address, IPv6Address) and address.ipv4_mapped:
-        return address.ipv4_mapped
-    return address
+    return getattr(address, "ipv4_mapped", None) or address
 
 
-def _parse(setting: _Setting) -> Proxy:
+def _parse(setting: str, url: str) -> Proxy:
     """Parse a proxy's URL. Raises ConfigError if it is not valid. The error does not contain the
     URL, because it may have a login.
     """
-    malformed = ConfigError(f"{setting.name} is not a proxy URL", hint="write http://HOST:PORT")
-    value = setting.value
+    malformed = ConfigError(f"{setting} is not a proxy URL", hint="write http://HOST:PORT")
     try:
         # Go reads `proxy.example:3128` as http://proxy.example:3128.
-        parts = urlsplit(value if "://" in value else f"http://{value}")
-        port = parts.port
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port or DEFAULT_PORTS["http"]
     except ValueError:
         raise malformed from None
 
+    # An @ after the host belongs to a login whose password contains an unescaped slash.
+    is_login_cut = "@" in url.replace(parts.netloc, "")
     host = parts.hostname or ""
     # Undecodable bytes of the environment are not printable.
-    if not value.isprintable() or not re.fullmatch(r"[\w.:-]+", host):
+    if is_login_cut or not url.isprintable() or not re.fullmatch(r"[\w.:-]+", host):
         raise malformed
-    # An @ after the host belongs to a login whose password contains an unescaped slash.
-    if "@" in value.replace(parts.netloc, ""):
-        raise malformed
-
     if parts.scheme != "http":
         raise ConfigError(
-            f"{setting.name}: proxy scheme {parts.scheme!r} is not supported",
+            f"{setting}: proxy scheme {parts.scheme!r} is not supported",
             hint="write http://HOST:PORT; through it the connection to a registry is TLS all the same",
         )
-    return Proxy(
-        host=host,
-        port=port or DEFAULT_PORTS["http"],
-        setting=setting.name,
-        username=parts.username and unquote(parts.username),
-        password=parts.password and unquote(parts.password),
-    )
+    username = parts.username and unquote(parts.username)
+    password = parts.password and unquote(parts.password)
+    return Proxy(host, port, setting, username, password)

@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from _regsync.errors import ConfigError
-from _regsync.net import tls
+from _regsync.net import trust
 
 HOST = "registry.example"
 Defaults = Callable[[str, str], None]
@@ -36,7 +36,7 @@ def defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Defaults:
     def set_paths(cafile: str, capath: str) -> None:
         paths = ssl.DefaultVerifyPaths("", "", "SSL_CERT_FILE", cafile, "SSL_CERT_DIR", capath)
         monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths)
-        monkeypatch.setattr(tls, "_BUNDLES", ())
+        monkeypatch.setattr(trust, "_BUNDLES", ())
 
     set_paths(str(tmp_path / "none.pem"), str(tmp_path / "none"))
     return set_paths
@@ -108,12 +108,12 @@ def refusal(
 ) -> tuple[str, str | None]:
     with pytest.raises(ssl.SSLError) as caught:
         shake(client, peer, host)
-    return tls.explain(caught.value, host)
+    return trust.explain(caught.value, host)
 
 
 @pytest.mark.usefixtures("defaults")
 def test_ca_file_is_trusted(ca: trustme.CA, ca_file: str) -> None:
-    context = tls.make_context(ca_file=ca_file, environ={})
+    context = trust.make_context(ca_file=ca_file, environ={})
     assert shake(context, server(ca.issue_cert(HOST))) == "TLSv1.3"
 
 
@@ -123,7 +123,7 @@ def test_ca_file_is_added_to_the_systems_trust(
 ) -> None:
     other = trustme.CA()
     other.cert_pem.write_to_path(str(tmp_path / "system.pem"))
-    context = tls.make_context(
+    context = trust.make_context(
         ca_file=ca_file, environ={"SSL_CERT_FILE": str(tmp_path / "system.pem")}
     )
     assert shake(context, server(other.issue_cert(HOST)))
@@ -134,7 +134,7 @@ def test_ca_file_is_added_to_the_systems_trust(
 def test_an_intermediate_as_ca_file_anchors_a_chain(ca: trustme.CA, tmp_path: Path) -> None:
     intermediate = ca.create_child_ca()
     intermediate.cert_pem.write_to_path(str(tmp_path / "intermediate.pem"))
-    context = tls.make_context(ca_file=str(tmp_path / "intermediate.pem"), environ={})
+    context = trust.make_context(ca_file=str(tmp_path / "intermediate.pem"), environ={})
     assert shake(context, server(intermediate.issue_cert(HOST)))
 
 
@@ -148,8 +148,8 @@ def test_a_hashed_default_directory_is_used_alone(
     """Parsing a bundle costs 30 ms and megabytes; a hashed directory costs one file per look-up."""
     defaults(ca_file, hashed(tmp_path / "certs", ca))
     loaded: list[str] = []
-    monkeypatch.setattr(tls, "_load", lambda what, load, cafile: loaded.append(cafile))
-    context = tls.make_context(environ={})
+    monkeypatch.setattr(trust, "_load", lambda what, load, cafile: loaded.append(cafile))
+    context = trust.make_context(environ={})
     assert loaded == []
     assert shake(context, server(ca.issue_cert(HOST)))
 
@@ -160,7 +160,7 @@ def test_a_default_directory_without_hashed_names_gives_way_to_the_bundle(
     (tmp_path / "certs").mkdir()
     (tmp_path / "certs" / "ca.pem").write_bytes(ca.cert_pem.bytes())
     defaults(ca_file, str(tmp_path / "certs"))
-    context = tls.make_context(environ={})
+    context = trust.make_context(environ={})
     assert len(context.get_ca_certs()) == 1
     assert shake(context, server(ca.issue_cert(HOST)))
 
@@ -168,15 +168,15 @@ def test_a_default_directory_without_hashed_names_gives_way_to_the_bundle(
 def test_well_known_bundles_are_found_where_openssls_defaults_are_absent(
     ca_file: str, defaults: Defaults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "_BUNDLES", ("/nowhere/bundle.pem", ca_file, ca_file))
-    assert len(tls.make_context(environ={}).get_ca_certs()) == 1
+    monkeypatch.setattr(trust, "_BUNDLES", ("/nowhere/bundle.pem", ca_file, ca_file))
+    assert len(trust.make_context(environ={}).get_ca_certs()) == 1
 
 
 @pytest.mark.usefixtures("defaults")
 def test_ssl_cert_dir_is_searched(ca: trustme.CA, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     named = os.pathsep.join((str(tmp_path / "empty"), hashed(tmp_path / "certs", ca)))
-    context = tls.make_context(environ={"SSL_CERT_DIR": named})
+    context = trust.make_context(environ={"SSL_CERT_DIR": named})
     assert shake(context, server(ca.issue_cert(HOST)))
 
 
@@ -188,8 +188,8 @@ def test_both_variables_together_replace_the_store(
     defaults(ca_file, hashed(tmp_path / "certs", system))
     (tmp_path / "empty").mkdir()
     peer = server(system.issue_cert(HOST))
-    alone = tls.make_context(environ={"SSL_CERT_FILE": ca_file})
-    both = tls.make_context(
+    alone = trust.make_context(environ={"SSL_CERT_FILE": ca_file})
+    both = trust.make_context(
         environ={"SSL_CERT_FILE": ca_file, "SSL_CERT_DIR": str(tmp_path / "empty")}
     )
     assert shake(alone, peer)
@@ -252,7 +252,7 @@ def test_what_leads_to_nothing_is_a_config_error_naming_it(
     (tmp_path / "locked.pem").write_bytes(locked)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        tls.make_context(environ=environ, **arguments)
+        trust.make_context(environ=environ, **arguments)
     assert complaint in caught.value.message
 
 
@@ -270,14 +270,14 @@ def test_a_client_certificate_is_shown(
     peer = server(ca.issue_cert(HOST))
     peer.verify_mode = ssl.CERT_REQUIRED
     ca.configure_trust(peer)
-    context = tls.make_context(
+    context = trust.make_context(
         ca_file=ca_file,
         client_cert=str(certificate),
         client_key=None if files == 1 else str(key),
         environ={},
     )
     assert shake(context, peer)
-    message, hint = refusal(tls.make_context(ca_file=ca_file, environ={}), peer)
+    message, hint = refusal(trust.make_context(ca_file=ca_file, environ={}), peer)
     assert "client certificate" in message
     assert hint is not None
     assert "client_cert" in hint
@@ -286,7 +286,7 @@ def test_a_client_certificate_is_shown(
 @pytest.mark.usefixtures("defaults")
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
 def test_nothing_below_tls_1_2_is_spoken(ca: trustme.CA, ca_file: str) -> None:
-    context = tls.make_context(ca_file=ca_file, environ={})
+    context = trust.make_context(ca_file=ca_file, environ={})
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     peer = server(ca.issue_cert(HOST))
     peer.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -314,8 +314,8 @@ def test_a_laxer_policy_of_the_system_is_tightened_and_a_stricter_one_stays(
         context.minimum_version = ssl.TLSVersion[policy]
         return context
 
-    monkeypatch.setattr(tls, "_new_context", lax_context)
-    assert tls.make_context(ca_file=ca_file, environ={}).minimum_version == ssl.TLSVersion[least]
+    monkeypatch.setattr(trust, "_new_context", lax_context)
+    assert trust.make_context(ca_file=ca_file, environ={}).minimum_version == ssl.TLSVersion[least]
 
 
 @pytest.mark.usefixtures("defaults")
@@ -324,7 +324,7 @@ def test_neither_chacha20_nor_md5_is_offered_below_tls_1_3(ca: trustme.CA, ca_fi
     comes first.
     """
     before = [each["name"] for each in ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).get_ciphers()]
-    context = tls.make_context(ca_file=ca_file, environ={})
+    context = trust.make_context(ca_file=ca_file, environ={})
     offered = [each["name"] for each in context.get_ciphers()]
     assert offered[0] == "TLS_AES_256_GCM_SHA384"
     assert [name for name in before if name not in offered] == [
@@ -352,7 +352,7 @@ def test_neither_chacha20_nor_md5_is_offered_below_tls_1_3(ca: trustme.CA, ca_fi
 def test_the_librarys_other_verdicts_have_words(code: int, verdict: str, remedy: str) -> None:
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_code = code
-    message, hint = tls.explain(error, HOST)
+    message, hint = trust.explain(error, HOST)
     assert message.startswith(f"{HOST} ")
     assert verdict in message
     assert hint is not None
@@ -364,8 +364,8 @@ def test_the_librarys_other_verdicts_have_words(code: int, verdict: str, remedy:
 def test_every_platform_verifies_chain_and_name(
     platform: str, ca_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "sys", types.SimpleNamespace(platform=platform))
-    context = tls.make_context(ca_file=ca_file, environ={})
+    monkeypatch.setattr(trust, "sys", types.SimpleNamespace(platform=platform))
+    context = trust.make_context(ca_file=ca_file, environ={})
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert (type(context).__module__.partition(".")[0] == "truststore") is (platform != "linux")
@@ -394,7 +394,9 @@ def test_an_untrusted_certificate_is_explained(
     ca: trustme.CA,
     ca_file: str,
 ) -> None:
-    message, hint = refusal(tls.make_context(ca_file=ca_file, environ={}), server(issue(ca)), host)
+    message, hint = refusal(
+        trust.make_context(ca_file=ca_file, environ={}), server(issue(ca)), host
+    )
     assert message.startswith(f"{host} ")
     assert verdict in message
     assert remedy in (hint or "")
@@ -407,7 +409,7 @@ def test_a_self_signed_certificate_is_named_so(ca_file: str) -> None:
     peer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with lone.private_key_pem.tempfile() as key, lone.cert_pem.tempfile() as certificate:
         peer.load_cert_chain(certificate, key)
-    message, hint = refusal(tls.make_context(ca_file=ca_file, environ={}), peer)
+    message, hint = refusal(trust.make_context(ca_file=ca_file, environ={}), peer)
     assert "self-signed" in message
     assert hint is not None
     assert "`ca_file`" in hint
@@ -416,13 +418,13 @@ def test_a_self_signed_certificate_is_named_so(ca_file: str) -> None:
 @pytest.mark.usefixtures("defaults")
 def test_plain_http_is_recognised(ca_file: str) -> None:
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = tls.make_context(ca_file=ca_file, environ={}).wrap_bio(
+    client = trust.make_context(ca_file=ca_file, environ={}).wrap_bio(
         incoming, outgoing, server_hostname=HOST
     )
     incoming.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
     with pytest.raises(ssl.SSLError) as caught:
         client.do_handshake()
-    message, hint = tls.explain(caught.value, HOST)
+    message, hint = trust.explain(caught.value, HOST)
     assert message.startswith(HOST)
     assert "http://" in (hint or "")
 
@@ -434,7 +436,7 @@ def test_a_server_that_says_the_same_of_no_certificate_and_a_wrong_one_is_not_gu
     """Go's before 1.21, and so Debian's docker-registry, whatever the version of TLS."""
     error = ssl.SSLError(1, name.lower())
     error.reason = name
-    message, hint = tls.explain(error, HOST)
+    message, hint = trust.explain(error, HOST)
     assert "the lack of one" in message
     assert "client_cert" in (hint or "")
 
@@ -449,7 +451,7 @@ def test_a_server_that_says_the_same_of_no_certificate_and_a_wrong_one_is_not_gu
     ],
 )
 def test_other_failures_are_one_clean_line(error: OSError, message: str) -> None:
-    text, hint = tls.explain(error, HOST)
+    text, hint = trust.explain(error, HOST)
     assert message in text
     assert text.startswith((HOST, "TLS"))
     assert (hint is not None) is isinstance(error, ssl.SSLEOFError), (
@@ -467,7 +469,7 @@ def test_a_pipe_in_the_place_of_a_certificate_is_refused_and_not_waited_for(
     os.mkfifo(pipe)
     environ = {what: pipe} if what.isupper() else {}
     with pytest.raises(ConfigError, match="is not a file"):
-        tls.make_context(
+        trust.make_context(
             ca_file=pipe if what == "ca_file" else None,
             client_cert=pipe if what == "client_cert" else None,
             certs_d=(pipe,) if what == "certs_d" else (),
@@ -483,7 +485,7 @@ def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """Return directories that stand for the user's and the two of /etc."""
     found = {name: tmp_path / name for name in ("home", "containers", "docker")}
     found["home"] = found["home"] / ".config/containers/certs.d"
-    monkeypatch.setattr(tls, "_CERTS_D", (str(found["containers"]), str(found["docker"])))
+    monkeypatch.setattr(trust, "_CERTS_D", (str(found["containers"]), str(found["docker"])))
     return found
 
 
@@ -518,7 +520,7 @@ def test_the_first_directory_is_used_alone(
         (bases[base] / name).mkdir(parents=True)
         for file in ("b.crt", "a.crt", "x.cert", "x.key", "README", "old.pem", "..data"):
             (bases[base] / name / file).write_text("")
-    found = tls.find_certs_d(str(tmp_path / "home"), authority, port)
+    found = trust.find_certs_d(str(tmp_path / "home"), authority, port)
     base, _, name = (expected or "").partition("/")
     files = (
         [str(bases[base] / name / file) for file in ("a.crt", "b.crt", "x.cert", "x.key")]
@@ -535,9 +537,9 @@ def test_an_empty_directory_ends_the_search_and_what_cannot_be_listed_does_not(
     (bases["docker"] / "r.example" / "a.crt").write_text("")
     bases["containers"].mkdir()
     (bases["containers"] / "r.example").write_text("no directory")
-    assert len(tls.find_certs_d(None, "r.example", 443)) == 1
+    assert len(trust.find_certs_d(None, "r.example", 443)) == 1
     (bases["home"] / "r.example").mkdir(parents=True)
-    assert tls.find_certs_d(str(tmp_path / "home"), "r.example", 443) == ()
+    assert trust.find_certs_d(str(tmp_path / "home"), "r.example", 443) == ()
 
 
 def test_looking_costs_six_failed_listings_at_most(
@@ -550,9 +552,9 @@ def test_looking_costs_six_failed_listings_at_most(
         raise FileNotFoundError
 
     monkeypatch.setattr(os, "listdir", listdir)
-    assert tls.find_certs_d("/home/me", "r.example", 443) == ()
+    assert trust.find_certs_d("/home/me", "r.example", 443) == ()
     assert len(looked) == 6
-    assert tls.find_certs_d("/home/me", "r.example:5000", 5000) == ()
+    assert trust.find_certs_d("/home/me", "r.example:5000", 5000) == ()
     assert len(looked) == 9
     assert set(bases)
 
@@ -570,4 +572,4 @@ def test_a_file_that_this_user_may_not_read_is_named(
     with pytest.raises(
         ConfigError, match=r"client\.key is not a file, or this user may not read it"
     ):
-        tls.make_context(certs_d=tuple(files), environ={})
+        trust.make_context(certs_d=tuple(files), environ={})
