@@ -25,7 +25,7 @@ import anyio
 from _regsync.auth.cloud import ANONYMOUS_LOGIN, Answer, CloudEnvironment, Login
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.sigv4 import Keys, Request, sign
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.crypto import name_hash
 from _regsync.errors import AuthError, WireError
 from _regsync.text import printable, redact, redacting

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode
 
 from _regsync.auth.cloud import ANONYMOUS_LOGIN, CloudEnvironment, Login, jwt_lifetime
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import AuthError, RegistryError, WireError
 from _regsync.net.http1 import parse_retry_after
 from _regsync.text import json_object, printable, redact, redacting

@@ -21,7 +21,7 @@ import anyio
 
 from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import AuthError, WireError
 from _regsync.text import json_object, mask_unless_word, one_line, printable, redact, redacting
 

@@ -25,7 +25,7 @@ from _regsync.auth.challenge import parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import ConfigError, ConnectFailed, RegistryError, SyncError
 from _regsync.net.http1 import Response, parse_retry_after
 from _regsync.net.pool import open_stream

@@ -35,7 +35,7 @@ print(json.dumps([status, sorted(sys.modules), len(threads)]))
 # What only other commands need, or those who use a registry of a cloud, a lock or an image layout.
 NEEDLESS_OURS = {
     *("app.access", "app.auditing", "app.locking", "app.version", "app.watch", "app.health"),
-    *("app.report_file", "app.report_forms", "app.report_page", "config.expansion"),
+    *("app.report_file", "app.report_forms", "app.report_page"),
     *("auth.aws", "auth.azure", "auth.google", "auth.sigv4"),
     *("layout.assumed", "layout.directory", "layout.index", "layout.disk", "layout.repository"),
     "layout.saved_index",
@@ -137,7 +137,7 @@ def test_without_a_configuration_no_yaml_is_loaded(pyz, tmp_path, serve):
     server = serve()
     Seed(5).image(sizes=(1000,)).load_into(server.app, "app", tag="v1")
     modules, _ = loaded(pyz, tmp_path, "tags", f"{server.address}/app")
-    assert modules & {"yaml", "_regsync.config.reader"} == set()
+    assert modules & {"yaml"} == set()
 
 
 @pytest.mark.parametrize("cloud", ["aws", "azure", "google"])

@@ -25,7 +25,7 @@ import h11
 import hypothesis  # noqa: F401  (its hook for trio warns when trio is there first)
 
 from _regsync.addresses import Origin
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import Disconnected
 from _regsync.net.http1 import Connection, Headers, Pieces, Response
 from _regsync.net.pool import Pool
