@@ -743,9 +743,10 @@ class Reader:
         if field.if_empty and not node.value:
             self.add_problem(node, path, f"the list is empty: {field.if_empty}")
             return None
-        values = [
-            self.scalar(item, field, f"{path}[{index}]") for index, item in enumerate(node.value)
-        ]
+        positions: dict[Node, int] = {}  # of each item; YAML aliases may repeat it
+        for index, item in enumerate(node.value):
+            positions.setdefault(item, index)
+        values = [self.scalar(item, field, f"{path}[{index}]") for item, index in positions.items()]
         return None if None in values else tuple(dict.fromkeys(values))
 
     # Mappings.

@@ -779,6 +779,17 @@ def test_aliases_do_not_multiply_work() -> None:
     assert len({id(rule.tags) for rule in found.mappings}) == 1
 
 
+def test_an_item_that_aliases_repeat_is_read_once() -> None:
+    items = ", ".join([f"&a {'a' * 200_000}", *["*a"] * 2000])
+    assert len(problems(f"{REGISTRIES}mappings: []\ndefaults: {{tags: {{glob: [{items}]}}}}")) == 1
+
+
+def test_a_chain_of_merges_ends_somewhere() -> None:
+    lines = ["x-0: &a0 {from: a}"] + [f"x-{i}: &a{i} {{<<: *a{i - 1}}}" for i in range(1, 5000)]
+    found = problems("\n".join([*lines, "mappings: [*a4999]"]))
+    assert any("nested too deep" in line for line in found)
+
+
 def test_a_bomb_of_merges_is_refused() -> None:
     lines = ["a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(1000)) + "}"]
     lines.append("mappings: [" + ", ".join(["{<<: [" + ", ".join(["*a0"] * 100) + "]}"] * 20) + "]")
