@@ -28,8 +28,8 @@ class Origin(NamedTuple):
     scheme: str
     host: str  # lower case, without brackets
     port: int
-    # The Registry of config.model with the settings of the connection: trust, client certificate,
-    # proxy. Its type is Any because this module may not import config.model.
+    # The Registry of `config` with the settings of the connection: trust, client certificate,
+    # proxy. Its type is Any because this module may not import `config`.
     via: Any = None
 
     @property

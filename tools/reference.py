@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Write the reference of the configuration into docs/configuration.md, from the table that validates.
+"""Write the reference of the configuration into docs/configuration.md, from its JSON Schema.
 
     python3 tools/reference.py           put it between the markers
     python3 tools/reference.py --check   exit with 1 where docs/configuration.md has another
 
-The same rows make the errors of `validate` and the JSON Schema, so the three cannot differ.
+tests/unit/test_schema.py holds the schema against what `validate` accepts.
 
-Owns: how a row of the table is shown.
-May not know: which fields there are.
+Owns: how a key is shown.
+May not know: which keys there are.
 """
 
 from __future__ import annotations
@@ -17,18 +17,12 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from _regsync.config.fields import (  # noqa: E402
-    SECTIONS,
-    Field,
-    json_value,
-    parse_age,
-    parse_duration,
-    parse_size,
-)
+from _regsync.config import schema  # noqa: E402
 
 __all__ = ["main", "reference", "updated"]
 
@@ -47,19 +41,21 @@ TITLES = {
     "artifacts": "`artifacts`",
     "global": "`global`",
 }
+# What a key takes, by the name of its type in the schema.
 TYPES = {
+    "required_text": "text",
     "text": "text",
     "texts": "list",
     "one_or_texts": "text or list",
     "all_or_texts": "list or `all`",
     "flag": "true, false",
-    "count": "number",
+    "count": "number from 0",
+    "count_from_1": "number from 1",
     "path": "path",
     "alias": "name",
     "targets": "name or list",
-    "section": "section",
-    "list": "list",
-    "names": "section",
+    "duration": "duration",
+    "size": "size",
 }
 
 
@@ -88,42 +84,51 @@ def reference() -> str:
 
 def table(name: str, title: str) -> Iterator[str]:
     """Give the lines of one section's table."""
+    document = schema()
+    section = document if name == "config" else document["$defs"][name]
     yield f"| {title} | takes | default | meaning | example |"
     yield "|---|---|---|---|---|"
-    for row in SECTIONS[name]:
-        key = f"`{row.name}`" + (" (required)" if row.required else "")
-        default = f"`{row.default}`" if row.default not in ("", "[]", "{}") else ""
-        text = row.meaning.replace("|", r"\|")
-        yield f"| {key} | {takes(row)} | {default} | {text} | {examples(row)} |"
+    for name_of_key, written_key in section["properties"].items():
+        key = resolved(written_key, document)
+        shown = f"`{name_of_key}`" + (
+            " (required)" if name_of_key in section.get("required", ()) else ""
+        )
+        default = f"`{written(key['default'])}`" if key.get("default") not in (None, [], {}) else ""
+        example = f"`{written(key['examples'][0])}`" if "examples" in key else ""
+        text = key["description"].replace("|", r"\|")
+        yield f"| {shown} | {takes(key)} | {default} | {text} | {example} |"
 
 
-def takes(row: Field) -> str:
-    """Return which values a field takes: its choices, or a word or two."""
-    if row.parse in (parse_duration, parse_age):
-        return "duration"
-    if row.parse is parse_size:
-        return "size"
-    if row.choices:
-        return "one of " + ", ".join(f"`{choice}`" for choice in row.choices)
-    return TYPES[row.type] + (f" from {row.minimum}" if row.type == "count" else "")
+def resolved(key: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """Return a key of a mapping, or that of `defaults` to which it refers."""
+    pointer = key.get("$ref", "").split("/")[1:]
+    if "properties" not in pointer:
+        return key
+    for part in pointer:
+        document = document[part]
+    return document
 
 
-def examples(row: Field) -> str:
-    """Return a field's example as one writes it in YAML."""
-    return f"`{written(row.example)}`" if row.example else ""
+def takes(key: dict[str, Any]) -> str:
+    """Return which values a key takes: its choices, or a word or two."""
+    if "anyOf" in key:
+        choices = [f"`{choice}`" for choice in key["anyOf"][0]["enum"] if choice is not None]
+        return "one of " + ", ".join(choices)
+    if "$ref" in key:
+        return TYPES.get(key["$ref"].rpartition("/")[2], "section")
+    return "list" if key["type"] == "array" else "section"
 
 
-def written(example: str) -> str:
-    """Return an example as one writes it: quotes only where YAML wants them."""
-    value = json_value(example)
+def written(value: Any) -> str:
+    """Return a default or an example as one writes it: quotes only where YAML wants them."""
     if isinstance(value, dict):
-        entries = [f"{key}: {written(json.dumps(entry))}" for key, entry in value.items()]
+        entries = [f"{key}: {written(entry)}" for key, entry in value.items()]
         return "{" + ", ".join(entries) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(written(entry) for entry in value) + "]"
-    if isinstance(value, int) or re.fullmatch(PLAIN, example):
-        return example
-    return f'"{example}"'
+        return "[" + ", ".join(map(written, value)) + "]"
+    if isinstance(value, str) and not re.fullmatch(PLAIN, value):
+        return f'"{value}"'
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 if __name__ == "__main__":

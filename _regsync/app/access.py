@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from _regsync.app.console import Console
 from _regsync.app.environment import connected
-from _regsync.config.model import Config, Registry
+from _regsync.config import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor
 from _regsync.registry.host import RegistryClient

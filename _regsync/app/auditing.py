@@ -15,7 +15,7 @@ import anyio
 
 from _regsync.app.console import Console
 from _regsync.app.environment import carry_out, connected, print_report, utc_now
-from _regsync.config.model import Config
+from _regsync.config import Config
 from _regsync.errors import RegsyncError, Side, SyncError
 from _regsync.files import replacing
 from _regsync.state.seen import first_seen_for

@@ -30,7 +30,7 @@ from _regsync.fips import REMEDY
 from _regsync.text import mask_unless_word, printable, reason_of
 
 if TYPE_CHECKING:
-    from _regsync.config.fields import Field
+    from _regsync.config import Field
 
 # The errors of a write to standard output or standard error: a full disk, an exceeded quota, a
 # reader that has closed its pipe. The same errors on other files arrive here as a RegsyncError.
@@ -47,14 +47,17 @@ STATUSES = """\
   130  interrupted by SIGINT, 143 by SIGTERM, with work left undone
 """
 
-# The name of an option's value in its help, by the type of its configuration field.
-METAVARS = {
-    "count": "N",
-    "text": "RANGE",
-    "one_or_texts": "PATTERN",
-    "all_or_texts": "OS/ARCH[/VARIANT]",
+# The keys of the section `tags` that are options, and the names of their values in help. An empty
+# name stands for the choices.
+TAG_OPTIONS = {
+    "glob": "PATTERN",
+    "exclude": "PATTERN",
+    "semver": "RANGE",
+    "semver_prerelease": "",
+    "sort": "",
+    "latest": "N",
+    "min_tags": "N",
 }
-LIST_TYPES = ("one_or_texts", "all_or_texts")  # the types of METAVARS whose fields take a list
 
 # Old commands and options -> what to do instead. An option follows its command; its N is a number.
 GONE = {
@@ -295,13 +298,13 @@ def add_locked(
     )
 
 
-def add_field(parser: Parser, option: str, field: Field, meaning: str) -> None:
+def add_field(parser: Parser, option: str, field: Field, metavar: str, meaning: str) -> None:
     """Add an option for a field of the configuration. An option for a list may be repeated."""
-    is_list = field.type in LIST_TYPES
+    is_list = field.takes_list
     parser.add_argument(
         option,
         action="append" if is_list else "store",
-        metavar="|".join(field.choices) or METAVARS.get(field.type),
+        metavar=metavar or "|".join(field.choices),
         type=partial(parse_value, field),
         default=[] if is_list else None,
         help=meaning + ("; may be repeated" if is_list else ""),
@@ -316,10 +319,10 @@ def parse_value(field: Field, text: str) -> object:
 
 
 def add_copy_arguments(parser: Parser) -> None:
-    from _regsync.config.fields import SECTIONS
+    from _regsync.config import MAPPING
 
-    platforms = next(field for field in SECTIONS["mapping"] if field.name == "platforms")
-    add_field(parser, "--platform", platforms, "copy only this platform of a multi-platform image")
+    meaning = "copy only this platform of a multi-platform image"
+    add_field(parser, "--platform", MAPPING.keys["platforms"], "OS/ARCH[/VARIANT]", meaning)
     parser.add_argument("src", metavar="SRC", help="the image to copy (default tag: latest)")
     parser.add_argument("dst", metavar="DST", help="where to copy it (default tag: that of SRC)")
     parser.add_argument(
@@ -424,11 +427,12 @@ def add_audit_arguments(parser: Parser) -> None:
 
 
 def add_tags_arguments(parser: Parser) -> None:
-    from _regsync.config.fields import SECTIONS
+    from _regsync.config import TAGS, schema
 
-    for field in SECTIONS["tags"]:
-        if field.name != "immutable_tags":  # this field is about tags at a target
-            add_field(parser, f"--{field.name.replace('_', '-')}", field, field.meaning)
+    described = schema()["$defs"]["tags"]["properties"]
+    for key, metavar in TAG_OPTIONS.items():
+        option = f"--{key.replace('_', '-')}"
+        add_field(parser, option, TAGS.keys[key], metavar, described[key]["description"])
     parser.add_argument(
         "repo",
         metavar="REPO",

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from _regsync.app.console import Console
     from _regsync.app.report_file import ReportedRun
     from _regsync.app.running import RunKind
-    from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
-    from _regsync.config.reader import ConfigFile
+    from _regsync.config import ArtifactRule, Config, ConfigFile, MappingRule, Registry
     from _regsync.oci.manifest import Platform
     from _regsync.oci.reference import Reference
     from _regsync.sync.lockfile import Lock
@@ -68,7 +67,7 @@ def read_bytes(name: str, limit: int) -> bytes:
 
 def read_config_file(name: str) -> ConfigFile:
     """Read the text of a configuration, from standard input if `name` is `-`."""
-    from _regsync.config.reader import ConfigFile
+    from _regsync.config import ConfigFile
 
     return ConfigFile(
         text=read_bytes(name, LARGEST_CONFIG),
@@ -94,17 +93,17 @@ def input_name(path: str) -> str:
 def read_optional_config(name: str | None) -> Config:
     """Read a configuration without showing its warnings. Without a name, return an empty one."""
     if name is None:
-        from _regsync.config.model import Config
+        from _regsync.config import Config
 
         return Config({}, ())
-    from _regsync.config.reader import load
+    from _regsync.config import load
 
     return load(read_config_file(name))
 
 
 def read_config(name: str, console: Console) -> Config:
     """Read a configuration and log its warnings."""
-    from _regsync.config.reader import load
+    from _regsync.config import load
 
     config = load(read_config_file(name))
     for warning in config.warnings:
@@ -189,7 +188,7 @@ def select_shard(shard: str | None, config: Config, log: Callable[..., None]) ->
 
 def run_copy(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.running import SingleImage, run
-    from _regsync.config.model import ArtifactRule
+    from _regsync.config import ArtifactRule
 
     config = read_optional_config(arguments.config)
     source = read_reference(arguments.src)
@@ -232,7 +231,7 @@ def mapping_between(
 
     Raises ConfigError if both are in one registry and its `max_concurrent` is 1.
     """
-    from _regsync.config.model import MappingRule, registry_for
+    from _regsync.config import MappingRule, registry_for
     from _regsync.tags import TagRule
 
     mapping = MappingRule(
@@ -344,8 +343,7 @@ def run_auth(arguments: Namespace, console: Console) -> Outcome:
 
 def run_watch(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app import watch
-    from _regsync.config import reader
-    from _regsync.config.fields import parse_duration
+    from _regsync.config import load, parse_duration
 
     if arguments.config == "-":
         raise ConfigError("watch needs a file, not -, because it reads the configuration again")
@@ -359,7 +357,7 @@ def run_watch(arguments: Namespace, console: Console) -> Outcome:
     port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
 
     def parse_config(file: ConfigFile, log: Callable[..., None]) -> Config:
-        return select_shard(arguments.shard, reader.load(file), log)
+        return select_shard(arguments.shard, load(file), log)
 
     files = watch.InputFiles(
         read_config=partial(read_config_file, arguments.config),
@@ -371,7 +369,7 @@ def run_watch(arguments: Namespace, console: Console) -> Outcome:
 
 def run_tags(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.running import list_tags
-    from _regsync.config.model import registry_for
+    from _regsync.config import registry_for
     from _regsync.tags import TagRule
 
     config = read_optional_config(arguments.config)
@@ -432,7 +430,7 @@ def run_validate(arguments: Namespace, console: Console) -> int:
 
 
 def run_expand(arguments: Namespace, console: Console) -> int:
-    from _regsync.config.expansion import expand
+    from _regsync.config import expand
 
     file = read_config_file(arguments.file)
     write_text(expand(file, show_secrets=arguments.show_secrets))
@@ -454,10 +452,10 @@ def run_report(arguments: Namespace, console: Console) -> int:
 
 
 def run_schema(arguments: Namespace, console: Console) -> int:
-    from _regsync.config import fields
+    from _regsync import config
     from _regsync.sync import report
 
-    document = report.schema() if arguments.report else fields.schema()
+    document = report.schema() if arguments.report else config.schema()
     write_text(json.dumps(document, indent=2) + "\n")
     return 0
 

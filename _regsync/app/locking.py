@@ -17,7 +17,7 @@ import anyio
 from _regsync.app.console import Console
 from _regsync.app.environment import connected
 from _regsync.app.progress import show_progress
-from _regsync.config.model import Config, MappingRule
+from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError, RegsyncError
 from _regsync.files import Stamp, replacing, stamp_of
 from _regsync.registry.transport import Transport

@@ -17,7 +17,7 @@ import anyio
 
 from _regsync.app.console import Console
 from _regsync.app.environment import carry_out, connected, print_report, utc_now
-from _regsync.config.model import Config, MappingRule, Registry
+from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import Side
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import first_seen_for

@@ -24,8 +24,7 @@ from _regsync.app.console import Console
 from _regsync.app.environment import connect, listen_for_signals, print_report, utc_now
 from _regsync.app.health import serving
 from _regsync.app.progress import show_progress
-from _regsync.config.model import Config
-from _regsync.config.reader import ConfigFile
+from _regsync.config import Config, ConfigFile
 from _regsync.errors import ConfigError
 from _regsync.state.database import StateFile
 from _regsync.state.seen import FirstSeen, first_seen_for

@@ -31,7 +31,7 @@ from _regsync.auth.cloud import (
     first_found,
 )
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.crypto import hash_hex, hmac_bytes, name_hash
 from _regsync.errors import AuthError
 from _regsync.text import json_object, printable, time_text

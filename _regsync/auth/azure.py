@@ -28,7 +28,7 @@ from _regsync.auth.cloud import (
     jwt_lifetime,
 )
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import AuthError, WireError
 from _regsync.text import json_object, printable
 

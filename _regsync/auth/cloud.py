@@ -20,7 +20,7 @@ import anyio
 
 from _regsync.addresses import is_loopback
 from _regsync.auth.credentials import Credential, Pair, ReadFile, find_credential
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError, SyncError, WireError
 from _regsync.net.wire import parse_retry_after
 from _regsync.text import clean_beginning, printable, redacting

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from _regsync.addresses import is_loopback
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError
 from _regsync.providers import DOCKER_HUB_HOSTS
 from _regsync.text import json_object, printable

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from _regsync.auth.cloud import ATTEMPTS, Answer, CloudEnvironment, Login, Request, ask, first_found
 from _regsync.auth.credentials import Credential
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import AuthError
 from _regsync.text import json_object, mask_unless_word, one_line, printable
 

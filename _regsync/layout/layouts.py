@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import Side
 from _regsync.registry.transport import Transport
 

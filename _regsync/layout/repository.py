@@ -19,7 +19,7 @@ import anyio
 import anyio.lowlevel
 
 from _regsync.addresses import Origin
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError, WrongBytes
 from _regsync.files import DiskPace
 from _regsync.layout.assumed import read_assumed

@@ -26,7 +26,7 @@ from _regsync.auth.challenge import parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import ConfigError, ConnectFailed, RegistryError, SyncError
 from _regsync.net.dial import open_stream
 from _regsync.net.proxies import IN_CONFIGURATION, Proxy, proxy_for

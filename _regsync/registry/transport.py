@@ -25,7 +25,7 @@ from _regsync.addresses import Origin
 from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, CloudModule, Clouds
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.tokens import Refusal, may_repeat_after
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import (
     AuthError,
     ConnectFailed,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import anyio
 
-from _regsync.config.model import Config
+from _regsync.config import Config
 from _regsync.errors import ConfigError
 from _regsync.files import WRITE_FLAGS, Stamp, lock, open_safely, replacing, stamp_of, sync_folder
 from _regsync.state.archive import RepositoryKey

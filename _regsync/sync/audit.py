@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import anyio
 
-from _regsync.config.model import Config, MappingRule
+from _regsync.config import Config, MappingRule
 from _regsync.errors import (
     ContentError,
     MappingConflict,

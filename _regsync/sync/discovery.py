@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 
 from _regsync import tags as tags_module
-from _regsync.config.model import MappingRule, Registry
+from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.layout.layouts import Layouts
 from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manifest, trim_index

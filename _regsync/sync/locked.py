@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from _regsync.config.model import MappingRule
+from _regsync.config import MappingRule
 from _regsync.errors import ContentError, RegistryError
 from _regsync.layout.layouts import Layouts
 from _regsync.oci.manifest import Descriptor, Manifest, digest_only_descriptor, referrer_entry

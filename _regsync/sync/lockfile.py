@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from _regsync.config.model import ArtifactRule, MappingRule
+from _regsync.config import ArtifactRule, MappingRule
 from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError, Problem
 from _regsync.oci.manifest import parse_platform

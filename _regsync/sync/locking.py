@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from _regsync.config.model import ArtifactRule, MappingRule
+from _regsync.config import ArtifactRule, MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.registry.transport import Transport
 from _regsync.state.seen import FirstSeen

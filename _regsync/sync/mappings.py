@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from _regsync.config.model import Config, MappingRule, Registry
+from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError
 from _regsync.text import printable
 

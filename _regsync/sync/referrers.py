@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import anyio
 
-from _regsync.config.model import MappingRule
+from _regsync.config import MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from _regsync.config.model import Config, MappingRule, Registry
+from _regsync.config import Config, MappingRule, Registry
 from _regsync.oci.reference import is_tag
 from _regsync.sync.mappings import ALL_TAGS, WantedTag
 from _regsync.tags import TagRule, select_literals, selectable

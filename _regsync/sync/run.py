@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import anyio
 import anyio.abc
 
-from _regsync.config.model import Config, MappingRule
+from _regsync.config import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.layout.layouts import Layouts
 from _regsync.oci.reference import is_digest

@@ -9,7 +9,7 @@ import pytest
 
 from _regsync.auth.cloud import CloudEnvironment, Login
 from _regsync.auth.credentials import Credential
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import ConfigError, SyncError
 from _regsync.registry import transport
 

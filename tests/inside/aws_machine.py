@@ -18,7 +18,7 @@ import anyio.lowlevel
 
 from _regsync.auth import aws
 from _regsync.auth.cloud import Answer, CloudEnvironment, Login
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import ConnectFailed
 from _regsync.providers import kind_of
 from conformance.clouds.aws import ACCOUNT, Aws

@@ -22,7 +22,7 @@ from _regsync.auth import azure
 from _regsync.auth.azure import is_configured
 from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.auth.credentials import Credential
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import AuthError, ConnectFailed
 from conformance.clouds.azure import (
     CLOUDS,

@@ -19,7 +19,7 @@ from _regsync.addresses import Origin
 from _regsync.auth.cloud import CloudEnvironment, CloudLogin, CloudModule, Clouds, Login
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.edge import using
 from _regsync.errors import AuthError, ConfigError, ConnectFailed, ContentError, SyncError, TimedOut
 from _regsync.providers import kind_of

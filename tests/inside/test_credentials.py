@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _regsync.auth.credentials import Credential, find_credential
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError
 from _regsync.providers import kind_of
 from _regsync.text import redact

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from _regsync.auth import azure
 from _regsync.auth.azure import is_configured
 from _regsync.auth.cloud import Answer, CloudEnvironment, Login
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import AuthError
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 

@@ -15,7 +15,7 @@ from _regsync.addresses import Origin
 from _regsync.auth.cloud import Answer
 from _regsync.auth.credentials import Credential, Pair, find_credential
 from _regsync.auth.tokens import Authenticator
-from _regsync.config.model import Config, registry_for
+from _regsync.config import Config, registry_for
 from _regsync.errors import AuthError, SyncError
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 

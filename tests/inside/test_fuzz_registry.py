@@ -21,7 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync.addresses import Origin
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireError
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, digest_of, is_tag

@@ -21,7 +21,7 @@ import pytest
 
 from _regsync.auth import google as auth_google
 from _regsync.auth.cloud import Answer, CloudEnvironment, Login
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError, ConnectFailed
 from conformance.clouds.google import CLIENT, HOSTS, METADATA, Google, make_key
 from conformance.messages import Request, Response

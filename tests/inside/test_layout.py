@@ -17,7 +17,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from _regsync.config.model import Config, registry_for
+from _regsync.config import Config, registry_for
 from _regsync.errors import ContentError, Side, SyncError, WireError
 from _regsync.layout.assumed import read_receipt
 from _regsync.layout.directory import BlobFile, Layout

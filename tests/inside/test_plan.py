@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.config.model import ArtifactRule, MappingRule, Registry
+from _regsync.config import ArtifactRule, MappingRule, Registry
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, Platform
 from _regsync.sync.election import Election, Pending

@@ -16,7 +16,7 @@ import pytest
 
 from _regsync.app import cli
 from _regsync.app.console import Progress
-from _regsync.config.fields import SECTIONS
+from _regsync.config import TAGS
 from _regsync.oci.reference import parse_reference
 from _regsync.sync.report import schema
 from tests.ends import run_regsync
@@ -73,7 +73,7 @@ def test_every_command_is_there():
 
 
 def test_every_option_exists_and_every_option_is_named():
-    rules = {f"--{field.name.replace('_', '-')}" for field in SECTIONS["tags"]}
+    rules = {f"--{key.replace('_', '-')}" for key in TAGS.keys}
     real = {name for parser in commands().values() for name in options_of(parser)}
     tools = {
         "--file",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.config.model import Config, MappingRule
+from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError
 from _regsync.sync.mappings import config_of_shard
 from _regsync.sync.mappings import parse_shard as parse

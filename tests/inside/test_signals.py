@@ -123,7 +123,7 @@ def test_a_signal_before_a_run_listens_ends_the_program(tmp_path, number, comman
 @SIGNALS
 @pytest.mark.parametrize("command", ["sync", "tags", "copy"])
 @pytest.mark.parametrize(
-    "place", ["_regsync.oci.reference.parse_reference", "_regsync.config.reader.load"]
+    "place", ["_regsync.oci.reference.parse_reference", "_regsync.config.load"]
 )
 def test_a_signal_that_comes_before_a_run_in_a_callback_ends_it(tmp_path, number, command, place):
     """Also where an exception would be lost or told: in an import, in a callback."""
@@ -139,7 +139,7 @@ def check_ended_before_a_run(
         command
     ]
     if command == "sync" and name == "parse_reference":
-        name, module = "load", "_regsync.config.reader"
+        name, module = "load", "_regsync.config"
     script = _AT.format(module=module, name=name, numbers=[int(number)])
     with program(script, command, "-c", file, *arguments) as process:
         out, err = process.communicate(timeout=60)

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from _regsync.addresses import Origin
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.errors import ConfigError, ConnectFailed
 from _regsync.registry import host
 from _regsync.registry.host import Dialer, Machine

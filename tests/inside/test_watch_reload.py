@@ -8,7 +8,7 @@ from functools import partial
 
 import anyio
 
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.registry.transport import Transport
 from conformance.registry.tokens import TokenService
 from tests.ends import tags

@@ -8,12 +8,11 @@ from _regsync.app.watch import Health, describe_changes
 
 
 def test_what_changed_is_said_without_values():
-    from _regsync.config import reader
-    from _regsync.config.model import Config
+    from _regsync import config
 
-    def load(text: str) -> Config:
-        return reader.load(
-            reader.ConfigFile(text.encode(), name="x", environ={}, base_dir="/", home=None)
+    def load(text: str) -> config.Config:
+        return config.load(
+            config.ConfigFile(text.encode(), name="x", environ={}, base_dir="/", home=None)
         )
 
     basic = "auth_type: basic, credentials: {username: u, password: %s}"
@@ -52,16 +51,15 @@ def test_what_changed_is_said_without_values():
     ],
 )
 def test_each_field_that_changes_is_told(change, told):
-    from _regsync.config import model
-    from _regsync.config import reader as config_reader
+    from _regsync import config
 
-    def load(changed: str) -> model.Config:
+    def load(changed: str) -> config.Config:
         rule, whole = ("", changed) if told.startswith("setting") else (changed, "")
         text = "registries: {a: {url: a.test}, b: {url: b.test}, c: {url: c.test}}\n"
         text += "defaults: {source: a, targets: [b]}\n"
         text += f"mappings: [{{from: x, {rule}}}]\nglobal: {{{whole}}}\n"
-        return config_reader.load(
-            config_reader.ConfigFile(text.encode(), name="x", environ={}, base_dir="/", home=None)
+        return config.load(
+            config.ConfigFile(text.encode(), name="x", environ={}, base_dir="/", home=None)
         )
 
     assert list(describe_changes(load(""), load(change))) == [told]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import anyio.lowlevel
 
 from _regsync.addresses import Origin
-from _regsync.config.model import Registry
+from _regsync.config import Registry
 from _regsync.net.wire import Headers, Response
 from _regsync.registry.host import Machine
 from _regsync.registry.transport import Transport

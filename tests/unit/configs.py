@@ -7,9 +7,33 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from _regsync.config import reader
-from _regsync.config.fields import SECTIONS
-from _regsync.config.model import Config
+from _regsync import config
+from _regsync.config import Config
+
+# The table of keys, by the names that the JSON Schema gives its sections.
+SECTIONS = {
+    "config": config.DOCUMENT.keys,
+    "registry": config.REGISTRY.keys,
+    "credentials": config.CREDENTIALS.keys,
+    "defaults": config.DEFAULTS.keys,
+    "mapping": config.MAPPING.keys,
+    "tags": config.TAGS.keys,
+    "artifacts": config.ARTIFACTS.keys,
+    "global": config.GLOBAL.keys,
+}
+
+
+def type_of(section: str, key: str) -> str:
+    """Return the name that the JSON Schema gives to what a key takes."""
+    document = config.schema()
+    described = (document if section == "config" else document["$defs"][section])["properties"][key]
+    if "properties" in described.get("$ref", ""):  # a mapping's key is that of `defaults`
+        return type_of("defaults", key)
+    name = described.get("$ref", "").rpartition("/")[2]
+    if name in SECTIONS or "additionalProperties" in described:
+        return "section"
+    return name or ("list" if described.get("type") == "array" else "text")
+
 
 # Right configurations; their secrets begin with "S3-".
 TEXTS = st.text("ab$'\"#: {}[]-*&!.,~é0129", min_size=1, max_size=12).filter(str.strip)
@@ -76,7 +100,7 @@ CONFIGS = st.fixed_dictionaries(
 
 # Anything.
 NAMES = st.sampled_from(
-    sorted({row.name for rows in SECTIONS.values() for row in rows} | {"a", "b", "<<", "x.y"})
+    sorted({key for keys in SECTIONS.values() for key in keys} | {"a", "b", "<<", "x.y"})
 )
 SCALARS = st.one_of(
     st.none(),
@@ -128,6 +152,6 @@ def read_mappings(*mappings: dict[str, Any], cache_dir: str = "/cache") -> Confi
         "mappings": mappings,
         "global": {"cache_dir": cache_dir},
     }
-    return reader.load(
-        reader.ConfigFile(json.dumps(whole).encode(), name="x", environ={}, base_dir="/", home=None)
+    return config.load(
+        config.ConfigFile(json.dumps(whole).encode(), name="x", environ={}, base_dir="/", home=None)
     )

@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 import yaml
 
-from _regsync.config.fields import SECTIONS, Field, schema
-from _regsync.config.reader import ConfigFile, load
+from _regsync.config import AMOUNT, TEXT, ConfigFile, Reader, load, schema
 from _regsync.errors import ConfigError
+from tests.unit.configs import SECTIONS, type_of
 
 VALIDATOR = jsonschema.Draft202012Validator(schema())
 ROUTE = "registries: {a: {url: a.example}, b: {url: b.example}}\nmappings:\n- {from: x, source: a, targets: b"
@@ -88,28 +88,29 @@ VALUES: dict[str, tuple[Any, str]] = {
 TAKES: dict[str, set[str]] = {
     "flag": {"boolean"},
     "count": {"whole number"},
-    "amount": {"text", "whole number", "decimal number"},
+    "count_from_1": {"whole number"},
+    "duration": {"text", "whole number", "decimal number"},
+    "size": {"text", "whole number", "decimal number"},
     "section": {"mapping"},
     "list": {"list"},
-    "names": {"mapping"},
     "texts": {"list"},
     "one_or_texts": {"text", "list"},
     "all_or_texts": {"list"},
     "targets": {"text", "list"},
 }
 FIELDS = [
-    pytest.param(section, row, value, id=f"{section}.{row.name}-{value}")
-    for section, rows in SECTIONS.items()
-    for row in rows
+    pytest.param(section, key, value, id=f"{section}.{key}-{value}")
+    for section, keys in SECTIONS.items()
+    for key in keys
     for value in VALUES
-    if value not in TAKES.get(row.type, {"text"})
+    if value not in TAKES.get(type_of(section, key), {"text"})
 ]
 
 
-def with_field(section: str, row: Field, value: Any) -> Any:
+def with_field(section: str, key: str, value: Any) -> Any:
     """Return a document in which all is right but one field of one section."""
     route = {"from": "x", "source": "a", "targets": ["b"]}
-    wrong = {row.name: value}
+    wrong = {key: value}
     registry: dict[str, Any] = {"url": "c.example"}
     if section == "registry":
         registry.update(wrong)
@@ -126,24 +127,24 @@ def with_field(section: str, row: Field, value: Any) -> Any:
     return {**whole, **(wrong if section == "config" else {})}
 
 
-@pytest.mark.parametrize(("section", "row", "value"), FIELDS)
+@pytest.mark.parametrize(("section", "key", "value"), FIELDS)
 def test_a_wrong_type_is_named_at_its_place_with_what_is_needed(
-    section: str, row: Field, value: str
+    section: str, key: str, value: str
 ) -> None:
     given, kind = VALUES[value]
-    lines = told(yaml.safe_dump(with_field(section, row, given)))
-    found = [line for line in lines if f" {row.name}: " in line.replace(".", " ")]
+    lines = told(yaml.safe_dump(with_field(section, key, given)))
+    found = [line for line in lines if f" {key}: " in line.replace(".", " ")]
     assert any(f", not {kind}" in line for line in found), found
-    if row.secret:
+    if SECTIONS[section][key].secret:
         assert "7" not in found[0].partition(": ")[2]
 
 
-@pytest.mark.parametrize(("section", "row", "value"), FIELDS)
+@pytest.mark.parametrize(("section", "key", "value"), FIELDS)
 def test_the_schema_refuses_each_wrong_type_that_a_document_can_show(
-    section: str, row: Field, value: str
+    section: str, key: str, value: str
 ) -> None:
     """It knows no more of a text than that it is one."""
-    assert not VALIDATOR.is_valid(with_field(section, row, VALUES[value][0]))
+    assert not VALIDATOR.is_valid(with_field(section, key, VALUES[value][0]))
 
 
 # --- values --------------------------------------------------------------------------------------
@@ -151,11 +152,11 @@ def test_the_schema_refuses_each_wrong_type_that_a_document_can_show(
 
 @pytest.mark.parametrize("value", ["a\nb", "a\r", "\x1b[0m", "a\u2028b", "\x00"], ids=ascii)
 def test_a_value_with_a_line_break_is_refused_in_every_field(value: str) -> None:
-    for section, rows in SECTIONS.items():
-        for row in rows:
-            if row.type in ("text", "path", "alias", "amount"):
-                text = json.dumps(with_field(section, row, "${V}"))
-                found = [line for line in told(text, {"V": value}) if row.name in line]
+    for section, keys in SECTIONS.items():
+        for key, field in keys.items():
+            if field.read is Reader.scalar and field.form in (TEXT, AMOUNT):
+                text = json.dumps(with_field(section, key, "${V}"))
+                found = [line for line in told(text, {"V": value}) if key in line]
                 assert any(
                     "has a line break or another control character: remove it" in line
                     for line in found
@@ -163,9 +164,7 @@ def test_a_value_with_a_line_break_is_refused_in_every_field(value: str) -> None
 
 
 def test_an_unset_variable_is_told_in_every_field_at_once() -> None:
-    text = json.dumps(with_field("registry", SECTIONS["registry"][0], "${HOST}")).replace(
-        '"x"', '"${PATH_}"'
-    )
+    text = json.dumps(with_field("registry", "url", "${HOST}")).replace('"x"', '"${PATH_}"')
     found = told(text)
     assert [line.split(": ", 2)[1] for line in found] == ["registries.c.url", "mappings[0].from"]
     assert all("is not set: set it, or give a default" in line for line in found)

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from _regsync import __version__
-from _regsync.config import reader
-from _regsync.config.model import Config
+from _regsync import __version__, config
+from _regsync.config import Config
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -87,8 +86,8 @@ def test_what_a_pod_mounts_and_names_is_there(name):
 
 def load(more: dict[str, str]) -> Config:
     environ = {**SECRETS, **more}
-    return reader.load(
-        reader.ConfigFile(
+    return config.load(
+        config.ConfigFile(
             MIRROR.encode(), name="mirror.yaml", environ=environ, base_dir="/config", home="/"
         )
     )

@@ -1,31 +1,23 @@
-"""Manifests, YAML and command lines: a value, or the one declared error; what is read is what
-PyYAML and JSON read.
-"""
+"""Manifests: a value, or the one declared error; what is read is what JSON reads."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Any
 
-import pytest
-import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync.config.yaml import DocumentError, Entry, Node, compose, dump
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import parse_manifest, parse_platform, trim_index
 from _regsync.oci.reference import digest_of
-from tests.fuzzing import fuzz, scraps, trees
+from tests.fuzzing import fuzz, trees
 
 INDEX, IMAGE = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
 )
 DIGESTS = [digest_of(bytes([number])) for number in range(4)]
-
-# Manifests.
 
 
 def near(good: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
@@ -125,114 +117,3 @@ def test_what_is_nearly_a_manifest_is_one_or_a_content_error(document, content_t
         assert [each["digest"] for each in again.get("manifests") or []] == kept
     except ContentError as error:
         assert len(str(error).replace("\n", "x" * 1000)) < 1000  # noqa: PT017
-
-
-# YAML.
-
-
-def by_pyyaml(node: yaml.Node) -> Any:
-    """Return a node of PyYAML's own composer as ours are; a merge or a repeated key is nothing for
-    it.
-    """
-    tag = node.tag.removeprefix("tag:yaml.org,2002:").replace("value", "str")
-    line, column = node.start_mark.line + 1, node.start_mark.column + 1
-    if isinstance(node, yaml.SequenceNode):
-        return Node(tag, line, column, items=[by_pyyaml(each) for each in node.value])
-    if isinstance(node, yaml.MappingNode):
-        pairs = [(by_pyyaml(key), by_pyyaml(value)) for key, value in node.value]
-        if any(key.tag in ("map", "seq", "merge") for key, _ in pairs) or len(
-            {key.text for key, _ in pairs}
-        ) < len(pairs):
-            raise LookupError
-        return Node(
-            tag, line, column, entries={key.text: Entry(key, value) for key, value in pairs}
-        )
-    return Node(tag, line, column, text=node.value)
-
-
-PLAIN = st.one_of(
-    st.none(), st.booleans(), st.integers(-99, 10**20), st.floats(), st.dates(), st.text(max_size=6),
-    st.sampled_from(["a", "1.20", "${A:-b}", "yes", "~", "a: b", "- a", "#", " x", "x ", "'", '"', "a\nb", "*",
-    "linux/amd64", "=",
-        "0o7", "1_000", "190:20:30", "2024-01-02", "é\xa0", "<<", ".inf", "a" * 99]),
-)  # fmt: skip
-TREES = st.recursive(
-    PLAIN,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PLAIN.map(str), inner, max_size=4),
-    max_leaves=15,
-)
-
-
-@fuzz(150)
-@given(
-    TREES,
-    st.sampled_from([None, True, False]),
-    st.sampled_from([2, 4, 7]),
-    st.sampled_from([20, 200]),
-    st.sampled_from(["\n", "\r\n"]),
-)
-def test_nodes_and_places_are_those_of_pyyaml(tree, flow, indent, width, end):
-    text = yaml.safe_dump(
-        tree,
-        default_flow_style=flow,
-        indent=indent,
-        width=width,
-        line_break=end,
-        allow_unicode=True,
-    )
-    noted: list[str] = []
-    try:
-        wanted = by_pyyaml(yaml.compose(text, yaml.SafeLoader))
-    except LookupError:
-        return
-    assert compose(text.encode(), lambda node, path, problem: noted.append(problem)) == wanted
-    assert not noted
-
-
-YAML = scraps(
-    "a : { } [ ] ' \" *a << # --- ... \\x41 \\uD800 \ufeff 1.20 ~ é",
-    *(": ", "- ", "\n", "  ", ", ", "&a ", "!!str ", "!x ", "|\n", ">-\n", "%YAML 1.1\n"),
-    *("\t", "\r", "? ", "\x85", "\u2028"),
-    most=16,
-)
-
-
-@fuzz(150)
-@given(YAML)
-@example("\ufeff\ufeff")
-def test_any_scraps_of_yaml_are_what_pyyaml_composes_or_unreadable(text):
-    noted: list[str] = []
-    try:
-        found = compose(
-            text.encode("utf-8", "surrogatepass"), lambda node, path, problem: noted.append(problem)
-        )
-    except DocumentError as error:
-        line = error.line
-        column = error.column
-        message = error.message
-        assert line >= 1
-        assert column >= 1
-        assert message.isprintable()
-        return
-    if noted:
-        return
-    node = yaml.compose(text.removeprefix("\ufeff"), yaml.SafeLoader)
-    try:
-        assert found == (node and by_pyyaml(node))
-    except LookupError:
-        return
-
-
-@fuzz(100)
-@given(TREES)
-def test_what_is_dumped_is_read_back(tree):
-    assert repr(yaml.safe_load(dump(tree))) == repr(tree)
-
-
-@pytest.mark.parametrize(
-    "unit",
-    ["[", "{", "- ", "a: ", "? ", "[a,", "{a: ", "&a [", "!x [", "\n" * 9 + "- ", "*a ", "'", "|"],
-)
-def test_deep_or_long_yaml_is_refused_in_bounded_work(unit):
-    with contextlib.suppress(DocumentError):
-        compose((unit * (200_000 // len(unit))).encode(), lambda node, path, problem: None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 
-from _regsync.config.reader import ConfigFile, load
+from _regsync.config import ConfigFile, load
 
 
 def test_shards_keep_their_state_apart_and_these_times_together():

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync.config.model import Config, registry_for
+from _regsync.config import Config, registry_for
 from _regsync.errors import ConfigError, ContentError
 from _regsync.oci.manifest import (
     ACCEPT_MANIFESTS,

@@ -1,4 +1,4 @@
-"""The reference of the configuration in docs/configuration.md, held to the table that validates."""
+"""The reference of the configuration in docs/configuration.md, held to the schema and to what is valid."""
 
 from __future__ import annotations
 
@@ -7,37 +7,45 @@ import json
 import pytest
 import yaml
 
-from _regsync.config.fields import SECTIONS
-from _regsync.config.reader import ConfigFile, load
+from _regsync.config import ConfigFile, load, schema
+from tests.unit.configs import SECTIONS
 from tools import reference
 
 PAGE = reference.PAGE.read_text(encoding="utf-8")
-EXAMPLES = [(name, row) for name in reference.TITLES for row in SECTIONS[name] if row.example]
+SCHEMA = schema()
+EXAMPLES = [
+    (name, key, described["examples"][0])
+    for name in reference.TITLES
+    for key, written in (SCHEMA if name == "config" else SCHEMA["$defs"][name])[
+        "properties"
+    ].items()
+    if "examples" in (described := reference.resolved(written, SCHEMA))
+]
 
 
 def test_a_changed_field_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = {**SECTIONS, "tags": (SECTIONS["tags"][0]._replace(meaning="something | else"),)}
-    monkeypatch.setattr(reference, "SECTIONS", changed)
+    changed = schema()
+    changed["$defs"]["tags"]["properties"]["glob"]["description"] = "something | else"
+    monkeypatch.setattr(reference, "schema", lambda: changed)
     assert r"something \| else" in reference.updated(PAGE)
 
 
 def test_every_section_but_the_second_name_of_one_has_its_table() -> None:
     assert {*reference.TITLES, "defaults"} == set(SECTIONS)
-    assert {row.name for row in SECTIONS["defaults"]} <= {row.name for row in SECTIONS["mapping"]}
+    assert set(SECTIONS["defaults"]) <= set(SECTIONS["mapping"])
 
 
-@pytest.mark.parametrize(("name", "row"), EXAMPLES, ids=lambda one: getattr(one, "name", one))
-def test_every_example_is_valid_as_it_is_written(name: str, row: object) -> None:
-    field = next(each for each in SECTIONS[name] if each is row)
-    value = yaml.safe_load(reference.written(field.example))
+@pytest.mark.parametrize(("name", "key", "example"), EXAMPLES, ids=str)
+def test_every_example_is_valid_as_it_is_written(name: str, key: str, example: object) -> None:
+    value = yaml.safe_load(reference.written(example))
     routes = {"source": "hub", "targets": ["mine"], "from": "a", "to": "b"}
     registry = {"url": "mine.example"}
     sections = {
         "config": {},
         "registry": {
             **registry,
-            **({"auth_type": "static_token"} if field.name == "token" else {}),
-            **({"url": "oci-layout:disk"} if field.name == "assume" else {}),
+            **({"auth_type": "static_token"} if key == "token" else {}),
+            **({"url": "oci-layout:disk"} if key == "assume" else {}),
         },
         "credentials": {"username": "u", "password": "p"},
         "mapping": routes,
@@ -45,7 +53,7 @@ def test_every_example_is_valid_as_it_is_written(name: str, row: object) -> None
         "global": {},
         "artifacts": {},
     }
-    section = {**sections[name], field.name: value}
+    section = {**sections[name], key: value}
     basic = {"auth_type": "basic", "credentials": section} if name == "credentials" else {}
     mapping = (
         section

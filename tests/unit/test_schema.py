@@ -13,10 +13,9 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
-from _regsync.config.fields import SECTIONS, schema
-from _regsync.config.reader import ConfigFile, load
+from _regsync.config import ConfigFile, load, schema
 from _regsync.errors import ConfigError
-from tests.unit.configs import CONFIGS, TREES
+from tests.unit.configs import CONFIGS, SECTIONS, TREES
 
 SCHEMA = schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -33,18 +32,21 @@ def test_it_is_a_schema_and_every_reference_in_it_leads_somewhere() -> None:
     assert named == set(SCHEMA["$defs"])
 
 
-def test_every_field_is_described_and_has_the_default_and_example_of_the_table() -> None:
-    for name, rows in SECTIONS.items():
-        properties = (SCHEMA if name == "config" else SCHEMA["$defs"][name])["properties"]
-        assert list(properties) == [row.name for row in rows]
-        for row in rows:
-            shown = properties[row.name]
-            assert shown["description"] == row.meaning
-            assert ("default" in shown) == bool(row.default)
+def test_it_has_the_keys_of_the_table_and_says_what_each_means() -> None:
+    for name, fields in SECTIONS.items():
+        section = SCHEMA if name == "config" else SCHEMA["$defs"][name]
+        assert list(section["properties"]) == list(fields)
+        required = [key for key, field in fields.items() if field.required]
+        assert section.get("required", []) == required
+        for key, shown in section["properties"].items():
+            inherited = f"#/$defs/defaults/properties/{key}"
+            assert shown.get("description") or (name, shown) == ("mapping", {"$ref": inherited})
+            if fields[key].choices:
+                assert shown["anyOf"][0]["enum"] == [*fields[key].choices, None]
             # What an editor puts in has to be right.
             part = jsonschema.Draft202012Validator({"$defs": SCHEMA["$defs"], **shown})
-            for value in [*shown.get("examples", []), *([shown["default"]] if row.default else [])]:
-                assert part.is_valid(value), (name, row.name, value)
+            for value in [*shown.get("examples", []), shown.get("default")]:
+                assert value is None or part.is_valid(value), (name, key, value)
 
 
 GOOD = [

@@ -1,0 +1,1415 @@
+"""The configuration: a YAML file becomes immutable records, or one error with all its problems.
+
+`DOCUMENT`, at the end, is the table of all keys: for each the function that reads it. `Reader` walks
+the nodes of the YAML document by that table. Then the functions that build records check what
+concerns several keys.
+
+Owns: the records that the rest of the program works with, the grammars of their values, the places of
+problems, environment variables in values, what an expanded configuration may show.
+May not know: files, the process environment, how a value is used.
+Invariants: any input yields either a `Config` or a `ConfigError` with all problems. A node that YAML
+aliases repeat is read once. The value of a variable never changes the document's structure. No
+message contains a secret.
+Follows: docs/design.md sections 3 and 4. config.schema.json tells editors the same, and
+tests/unit/test_schema.py holds it against the table.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from _regsync.addresses import DEFAULT_PORTS, format_authority, is_loopback
+from _regsync.errors import ConfigError, Problem
+from _regsync.net.proxies import proxy_for
+from _regsync.oci.manifest import Platform, parse_platform
+from _regsync.oci.reference import LAYOUT_SCHEME, full_name, is_repository
+from _regsync.providers import Kind, api_repository, canonical_host, kind_of
+from _regsync.semver import parse_range
+from _regsync.tags import TagRule, compile_glob, literal_tag, select
+from _regsync.text import mask_unless_word, printable, strip_userinfo
+
+if TYPE_CHECKING:
+    import yaml  # loaded only where there is a configuration to read
+
+# Records.
+
+
+class Registry(NamedTuple):
+    """One entry of `registries`: a registry or an image layout."""
+
+    alias: str
+    scheme: Literal["https", "http", "oci-layout"]
+    # Without brackets. All names of Docker Hub are replaced by the canonical name. Of an image
+    # layout: the absolute path of its directory.
+    host: str
+    port: int  # 0 of an image layout
+    kind: Kind
+    auth_type: str | None = None  # None: credentials are used if any are found
+    username: str | None = None
+    password: str | None = None
+    token: str | None = None
+    cloud_profile: str | None = None  # of AWS
+    head_first: bool = False  # whether tags of a source are compared by HEAD before any GET
+    max_concurrent: int | None = None  # requests at the same time; None: the default
+    ca_file: str | None = None  # absolute path, like the next two
+    client_cert: str | None = None
+    client_key: str | None = None
+    proxy: str | None = None  # URL; None: the proxy follows from the environment
+    written_path: str = ""  # of an image layout: the path as written in the configuration
+    # Paths of receipts. The far side of this layout is assumed to have their blobs.
+    assume: tuple[str, ...] = ()
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether this is a directory of images and not a registry on the network."""
+        return self.scheme == LAYOUT_SCHEME
+
+    def repository_key(self, repository: str) -> object:
+        """Return a key that is equal for all names of the same repository."""
+        return self.address, api_repository(self.host, repository)
+
+    def name_of(self, repository: str) -> str:
+        """Return the full name of a repository in reports."""
+        return full_name(self.authority, repository)
+
+    def lock_name(self, repository: str) -> str:
+        """Return the full name of a repository in a lock file.
+
+        For an image layout it contains the path as written in the configuration, so that the name
+        is the same on every machine.
+        """
+        authority = self.authority
+        if self.is_layout and self.written_path:
+            authority = f"{LAYOUT_SCHEME}:{self.written_path}"
+        return full_name(authority, api_repository(self.host, repository))
+
+    def __repr__(self) -> str:
+        # Without the password and token, which the default __repr__ would show.
+        scheme = "" if self.is_layout else f"{self.scheme}://"
+        return f"<Registry {self.alias}: {scheme}{self.authority}>"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port. Aliases with the same address share their limits and their state."""
+        return self.host, self.port
+
+    @property
+    def authority(self) -> str:
+        """`host` or `host:port`; of an image layout `oci-layout:PATH`.
+
+        Reports contain this form.
+        """
+        if self.is_layout:
+            return f"{LAYOUT_SCHEME}:{self.host}"
+        return format_authority(self.scheme, self.host, self.port)
+
+
+class ArtifactRule(NamedTuple):
+    """The rule that selects the artifacts to copy with an image."""
+
+    enabled: bool = True
+    include: tuple[str, ...] = ()  # artifact types; () includes every type
+    exclude: tuple[str, ...] = ()  # artifact types
+    require_artifacts: bool = False
+
+
+class MappingRule(NamedTuple):
+    """One entry of `mappings` after inheritance."""
+
+    index: int  # type: ignore[assignment]  # position in the file, from 0; hides tuple.index
+    source: Registry
+    source_repository: str
+    targets: tuple[Registry, ...]
+    target_repository: str
+    tags: TagRule
+    platforms: tuple[Platform, ...] | None  # None: all platforms
+    artifacts: ArtifactRule
+    # Seconds. A digest is copied only if it was first seen at least this long ago.
+    min_age: float = 0.0
+
+    @property
+    def source_key(self) -> object:
+        """A key for the source repository and the platforms.
+
+        Mappings with equal keys copy a tag as the same manifest, so they can share target tags.
+        """
+        platforms = self.platforms and frozenset(self.platforms)
+        return self.source.repository_key(self.source_repository), platforms
+
+    @property
+    def target_keys(self) -> list[object]:
+        """The keys of the target repositories, in the order of `targets`."""
+        return [target.repository_key(self.target_repository) for target in self.targets]
+
+
+class Config(NamedTuple):
+    """A valid configuration."""
+
+    registries: Mapping[str, Registry]  # by alias
+    mappings: tuple[MappingRule, ...]
+    max_concurrent_transfers: int = 50
+    cache_dir: str | None = None  # directory of the state; None: no state is kept
+    # The directory for first-seen times, which all shards share. None: no directory is persistent.
+    seen_dir: str | None = None
+    cache_ttl: float = 12 * 3600.0  # seconds; 0: entries never expire
+    staging_size_limit: int | None = None  # bytes; None: no limit
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def registries_in_use(self) -> tuple[Registry, ...]:
+        """The registries that mappings refer to, in the order of their first use, without
+        duplicates.
+        """
+        ends = [registry for rule in self.mappings for registry in (rule.source, *rule.targets)]
+        return tuple(dict.fromkeys(ends))
+
+
+def registry_for(written: str, config: Config) -> Registry:
+    """Return the first configured registry with the address `written`.
+
+    The address is `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`. Returns a registry with default
+    settings if no configured registry has the address. Raises ConfigError if the address is
+    invalid, or if its scheme differs from the scheme of the configured registry.
+    """
+    try:
+        address = parse_registry_url(written)
+    except ValueError as error:
+        raise ConfigError(f"{written!r}: {error}") from error
+
+    registries = config.registries.values()
+    matching = (registry for registry in registries if _has_address(registry, written, address))
+    registry = next(matching, None)
+    if registry is None:
+        return Registry(alias=written, **address._asdict(), kind=kind_of(address.host))
+    if "://" in written and registry.scheme != address.scheme:
+        raise ConfigError(
+            f"{written!r}: the configuration says {registry.scheme}:// for registry {registry.alias!r}",
+            hint="leave the scheme out here, or change it there",
+        )
+    return registry
+
+
+def _has_address(registry: Registry, written: str, address: RegistryAddress) -> bool:
+    """Report whether a registry has an address, regardless of the scheme.
+
+    `address` is the result of parsing `written`.
+    """
+    if registry.is_layout or address.scheme == LAYOUT_SCHEME:
+        return registry.authority == written  # never equal for a layout and a registry
+    # A host alone means the default port of the registry's own scheme.
+    names_port = "://" in written or re.search(r":[0-9]+$", written) is not None
+    port = address.port if names_port else DEFAULT_PORTS[registry.scheme]
+    return registry.host == address.host and registry.port == port
+
+
+# Values. Each function returns the value of a text, or raises ValueError with a remedy.
+
+# The number of seconds in each unit of a duration.
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+_MAX_AGE = 3650 * 86400  # seconds
+
+# The exponent of 1000 or 1024 for each prefix of a size.
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+_TRUTH_VALUES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+# Characters of a registry's address. A host name has 253 at most.
+_MAX_URL = 300
+
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_URL = (
+    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?"
+    rf"(?P<host>\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
+
+
+def parse_duration(text: str) -> float:
+    """Parse a duration such as 90 or 1h30m. Returns seconds."""
+    if not re.fullmatch("[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+", text):
+        raise ValueError(
+            f"{text!r} is not a duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
+        )
+    numbers_with_units = re.findall(r"([0-9]+)([smhd]?)", text)
+    return float(sum(int(number) * _SECONDS[unit] for number, unit in numbers_with_units))
+
+
+def parse_age(text: str) -> float:
+    """Parse a duration of at most ten years. Returns seconds."""
+    seconds = parse_duration(text)
+    if seconds > _MAX_AGE:
+        raise ValueError(f"{text!r} is too long: write 3650d at most")
+    return seconds
+
+
+def parse_size(text: str) -> int:
+    """Parse a size such as 20 GB. Returns bytes."""
+    match = re.fullmatch(r"0|([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]i?|)b", text.strip().lower())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a size: write 0, or a number with B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
+        )
+    number, prefix = match.groups("")  # such as "31.5" and "mi"; both are empty for the text 0
+    base = 1024 if prefix.endswith("i") else 1000
+    bytes_in_unit: int = base ** _POWERS[prefix[:1]]
+    return round(float(number or 0) * bytes_in_unit)
+
+
+def parse_flag(text: str) -> bool:
+    if text.lower() not in _TRUTH_VALUES:
+        raise ValueError("must be true or false")
+    return _TRUTH_VALUES[text.lower()]
+
+
+def parse_count(text: str, minimum: int = 0) -> int:
+    if not re.fullmatch("0|[1-9][0-9]{0,8}", text) or int(text) < minimum:
+        raise ValueError(f"must be a whole number from {minimum} to 999999999")
+    return int(text)
+
+
+def parse_positive(text: str) -> int:
+    return parse_count(text, minimum=1)
+
+
+class RegistryAddress(NamedTuple):
+    """The address of a registry or of an image layout."""
+
+    scheme: Literal["https", "http", "oci-layout"]
+    host: str  # canonical, without brackets; of an image layout: the path of its directory
+    port: int  # 0 of an image layout
+
+
+def parse_registry_url(text: str) -> RegistryAddress:
+    """Parse `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`."""
+    if text.startswith(f"{LAYOUT_SCHEME}:"):
+        directory = text.partition(":")[2]
+        if not directory or "//" in directory:  # `//` separates a path from a repository
+            raise ValueError(f"{text!r} names no directory: write oci-layout:PATH")
+        return RegistryAddress(LAYOUT_SCHEME, directory, 0)
+
+    if "@" in text:
+        # The message does not show the text, because the part before the @ is a secret.
+        raise ValueError("a user or password cannot stand here: use auth_type and credentials")
+    match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
+    if match is None:
+        remedy = "write HOST, HOST:PORT or http://HOST"
+        if re.search("[/?]", text.rpartition("://")[2]):
+            remedy = "remove what follows the host and port"
+        without_query = text.partition("?")[0]  # a query may hold a secret
+        raise ValueError(f"{without_query!r} is not a registry address: {remedy}")
+
+    written_scheme = (match["scheme"] or "").lower()
+    if written_scheme not in ("", "http", "https"):
+        raise ValueError(f"scheme {written_scheme!r} is not supported: use https:// or http://")
+
+    host = canonical_host(_compress_ipv6(match["host"]))
+    # Without a scheme, loopback addresses use plain HTTP, as in other container clients.
+    is_plain = written_scheme == "http" or (not written_scheme and is_loopback(host))
+    scheme: Literal["https", "http"] = "http" if is_plain else "https"
+    port = int(match["port"] or DEFAULT_PORTS[scheme])
+    if not 0 < port < 65536:
+        raise ValueError(f"port {port} does not exist: use 1 to 65535")
+    return RegistryAddress(scheme, host, port)
+
+
+def _compress_ipv6(host: str) -> str:
+    """Return the compressed form of an IPv6 address in brackets. Other hosts are unchanged."""
+    if not host.startswith("["):
+        return host
+    try:
+        return ipaddress.IPv6Address(host[1:-1]).compressed
+    except ValueError:
+        raise ValueError(
+            f"{host} is not a registry address: write an IPv6 address inside the brackets"
+        ) from None
+
+
+def parse_repository(text: str) -> str:
+    """Return the text if it is the name of a repository."""
+    if is_repository(text):
+        return text
+    if "@" in text:
+        remedy = "name only the repository here; `regsync copy` copies an image by digest"
+        raise ValueError(f"{text!r} has a digest: {remedy}")
+    if ":" in text.rpartition("/")[2]:
+        remedy = "name only the repository here, and its tags under `tags`"
+        raise ValueError(f"{text!r} has a tag or digest: {remedy}")
+    if is_repository(text.lower()):
+        remedy = f"write {text.lower()!r}"
+        raise ValueError(f"{text!r} has capitals, which registries refuse: {remedy}")
+    raise ValueError(
+        f"{text!r} is not a repository: write a path such as team/app, without the host"
+    )
+
+
+def parse_proxy(text: str) -> str:
+    try:
+        proxy_for("https", "registry", 443, {}, text)
+    except ConfigError as error:
+        raise ValueError(f"{error.message}: {error.hint}") from None
+    return text
+
+
+def parse_token(text: str) -> str:
+    if re.search("[^!-~]", text):
+        raise ValueError("has a blank or a character outside ASCII, which a token cannot have")
+    return text
+
+
+def parse_username(text: str) -> str:
+    if ":" in text:
+        raise ValueError("has a colon, which HTTP Basic cannot carry in a user name")
+    return text
+
+
+def parse_pattern(text: str) -> str:
+    compile_glob(text)
+    return text
+
+
+def parse_one_pattern(text: str) -> tuple[str]:
+    return (parse_pattern(text),)
+
+
+def parse_version_range(text: str) -> str:
+    parse_range(text)
+    return text
+
+
+def parse_listed_platform(text: str) -> Platform:
+    if text == "all":
+        raise ValueError("'all' is not a platform: omit the field to copy every platform")
+    return parse_platform(text)
+
+
+def parse_all(text: str) -> tuple[()]:
+    """Return the empty filter for the word `all`, which stands in place of a list."""
+    if text != "all":
+        raise ValueError("must be a list, not text")
+    return ()
+
+
+# Environment variables in values.
+
+# Either `$$`, or `${NAME}` with an optional operator and its argument. If a `${` is malformed, only
+# the two characters `${` match, and `name` is None. Matching takes linear time.
+_VARIABLE = (
+    r"\$\$"
+    r"|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"(?::(?P<operator>[-?])(?P<argument>(?:[^$}]|\$(?!\{))*))?\})?"
+)
+
+# A scalar that consists of a single variable. The variable's value may be of any type.
+_LONE_VARIABLE = r"\$\{[^{}]*\}"
+
+
+def substitute(text: str, environ: Mapping[str, str]) -> str:
+    """Replace each variable in a text by its value. Variables inside a value are not replaced.
+
+    Raises ValueError if a variable is malformed or has no value.
+    """
+    if "$" not in text:
+        return text
+    return re.sub(_VARIABLE, lambda match: _value_of(match, environ), text)
+
+
+def _value_of(variable: re.Match[str], environ: Mapping[str, str]) -> str:
+    """Return the replacement for a match of `_VARIABLE`.
+
+    Raises ValueError if the variable is malformed, or if it has neither a value nor a default.
+    """
+    if variable[0] == "$$":
+        return "$"
+
+    name = variable["name"]
+    if name is None:
+        forms = "${NAME}, ${NAME:-default} or ${NAME:?message}"
+        raise ValueError(f"malformed '${{': write {forms}, not nested, and $$ for a single $")
+
+    # As in a shell, the operators `:-` and `:?` treat an empty variable as not set.
+    value = environ.get(name)
+    operator = variable["operator"]
+    if operator == "-":
+        return value or variable["argument"]
+    if value is None or (operator == "?" and not value):
+        remedy = variable["argument"] or "set it, or give a default"
+        raise ValueError(f"environment variable {name} is not set: {remedy}")
+    return value
+
+
+# Reading.
+
+Node = Any  # a node of PyYAML; an alias is the same object as its anchor
+Entries = dict[str, tuple[Node, Node]]  # the keys and values of a mapping, by the key's text
+
+_TAG_PREFIX = "tag:yaml.org,2002:"
+
+# The names of YAML types in messages, by the last word of their tag.
+_KINDS = {
+    "map": "a mapping",
+    "seq": "a list",
+    "str": "text",
+    "int": "a whole number",
+    "float": "a decimal number",
+    "bool": "true or false",
+    "null": "empty",
+    "timestamp": "a date",
+    "merge": "a merge key",
+    "!": "a value with a YAML tag of its own",
+}
+
+# The number of entries that all `<<` of a document may merge. A short document could otherwise
+# repeat a long mapping many thousands of times.
+_MAX_MERGED = 1_000_000
+
+_IN_FILE_ORDER = attrgetter("line", "column")  # a key for sorting problems
+
+# A path shows at most this many characters of a key, because many problems may repeat a long key.
+_MAX_KEY_IN_PATH = 64
+
+# A similar name is searched for the first problems only, among this many names at most, and for
+# this many characters of the unknown name, because a search takes milliseconds.
+_MAX_PROBLEMS_WITH_SUGGESTION = 100
+_MAX_NAMES_SEARCHED = 500
+_MAX_CHARACTERS_SEARCHED = 64
+
+
+class ConfigFile(NamedTuple):
+    """The bytes of a configuration file, and the values that its variables and paths depend on."""
+
+    text: bytes
+    name: str  # the file's name in messages
+    environ: Mapping[str, str]
+    base_dir: str | None  # absolute directory of the file; None for standard input
+    home: str | None  # the directory that `~` stands for; None if it is unknown
+
+    def absolute_path(self, path: str) -> str:
+        """Replace `~` in a path, and make the path absolute.
+
+        A relative path is relative to the configuration file. It is returned unchanged if the
+        configuration comes from standard input. Raises ValueError if the home directory is unknown.
+        """
+        if path == "~" or path.startswith(("~/", "~\\")):
+            # `os.path.expanduser` leaves `~` if there is no home directory.
+            if self.home in (None, "", "~"):
+                remedy = "set HOME, or write the whole path"
+                raise ValueError(f"{path!r}: no home directory is known: {remedy}")
+            return f"{self.home}{path[1:]}"
+        if self.base_dir is None or _is_absolute(path):
+            return path
+        return f"{self.base_dir.rstrip('/')}/{path}"
+
+
+def _is_absolute(path: str) -> bool:
+    """Report whether a path is absolute on POSIX or on Windows."""
+    return path.startswith(("/", "\\")) or path[1:3] in (":/", ":\\")
+
+
+class Section(NamedTuple):
+    """A YAML mapping whose keys are those of one section of the table."""
+
+    reader: Reader
+    node: Node
+    path: str  # of keys, for messages; "" for the document
+    nodes: dict[str, Node]  # by key: the values that are set and not null
+    values: dict[str, Any]  # by key: the valid ones of these, as they were read
+
+    def add_problem(self, key: str, message: str) -> None:
+        """Add a problem of a key. Its place is the section if the key is not set there."""
+        node = self.nodes.get(key, self.node)
+        self.reader.add_problem(node, _join_path(self.path, key), message)
+
+    def add_warning(self, key: str, message: str) -> None:
+        """Add a warning about a key. Its place is the section if the key is not set there."""
+        place = _place_of(self.nodes.get(key, self.node))
+        warning = self.reader.problem_at(place, _join_path(self.path, key), message)
+        self.reader.warnings.append(warning)
+
+
+class Reader:
+    """Reads the nodes of one configuration file by the table of keys.
+
+    A method of the table (`scalar`, `texts`, `section` ...) returns the value of a node. If the node
+    is invalid, it adds a problem and returns None. Reading then goes on, so that `read_document` can
+    raise one ConfigError with all problems. A node's `path` of keys, such as `mappings[0].tags`, is
+    used only in messages.
+    """
+
+    def __init__(self, file: ConfigFile) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+
+        # The registries by alias and the groups by name that have been read so far. The value of an
+        # invalid entry is None, so that a reference to the entry adds no second problem.
+        self.registries: dict[str, Registry | None] = {}
+        self.groups: dict[str, tuple[Registry, ...] | None] = {}
+
+        # What `defaults` sets, and the valid values of these.
+        self.default_nodes: dict[str, Node] = {}
+        self.default_values: dict[str, Any] = {}
+
+        self.secrets: dict[str, str] = {}  # each secret value, and how it may be shown
+
+        # The results of `read` by id(node) and id(field), and of `entries_of` by id(node). YAML
+        # aliases may repeat a node thousands of times.
+        self.results: dict[tuple[int, int], object] = {}
+        self.entries: dict[int, Entries] = {}
+        self.merged_count = 0  # entries that `<<` has merged so far
+
+    def read_document(self) -> dict[str, Any]:
+        """Read the whole document. Returns its values by key.
+
+        Afterwards the reader has its registries, groups and defaults. Raises ConfigError with all
+        problems if there are any.
+        """
+        root = self.compose()
+        document: dict[str, Any] | None = None
+        try:
+            document = self.read(root, DOCUMENT, "")
+        except RecursionError:  # a long chain of `<<`
+            self.add_problem(root, "", "nested too deep")
+        if self.problems or document is None:
+            raise self.error()
+        return document
+
+    def compose(self) -> Node:
+        """Return the root node of the document. Raises ConfigError if the file is not YAML."""
+        import yaml
+
+        try:
+            text = self.file.text.decode("utf-8-sig")
+            loader = yaml.SafeLoader(text)  # checks every character
+            root = loader.get_single_node()
+        except UnicodeDecodeError as error:
+            place = _place_after(error.object[: error.start].decode())
+            message = "not UTF-8: save the file as UTF-8"
+        except yaml.reader.ReaderError as error:
+            place = _place_after(text[: error.position])
+            message = f"control character U+{error.character:04X}: remove it"
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+            message = _explain(error)
+        except RecursionError:
+            place = (loader.line + 1, loader.column + 1)
+            message = "nested too deep"
+        except (ValueError, OverflowError):
+            # PyYAML does not catch the errors of chr() and int() for "\UFFFFFFFF" or for a %YAML
+            # version with very many digits.
+            place = (loader.line + 1, loader.column + 1)
+            message = "malformed YAML: a number out of range"
+        else:
+            if root is not None and _tag_of(root) != "null":
+                return root
+            place = (1, 1)
+            message = "the document is empty: `mappings` is required, and may be []"
+        self.problems.append(self.problem_at(place, "", message))
+        raise self.error()
+
+    def error(self) -> ConfigError:
+        """Return the error for all problems. There must be at least one."""
+        problems = tuple(sorted(self.problems, key=_IN_FILE_ORDER))
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return ConfigError(f"{problems[0]}{more}", problems=problems)
+
+    def add_problem(self, node: Node, path: str, message: str) -> None:
+        self.problems.append(self.problem_at(_place_of(node), path, message))
+
+    def problem_at(self, place: tuple[int, int], path: str, message: str) -> Problem:
+        """Return a problem at a line and column. Its path and message are safe to print."""
+        text = printable(strip_userinfo(message))
+        return Problem(self.file.name, *place, printable(path, 200), text)
+
+    def suggest_name(self, unknown: str, names: Iterable[str]) -> str:
+        """Return ": did you mean 'NAME'?", the end of a message about an unknown name.
+
+        NAME is the most similar of the valid `names`. Returns an empty string if no name is
+        similar, or if there are too many problems to search names for each.
+        """
+        if len(self.problems) > _MAX_PROBLEMS_WITH_SUGGESTION:
+            return ""
+        import difflib  # needed only for error messages
+
+        searched = list(names)[:_MAX_NAMES_SEARCHED]
+        similar = difflib.get_close_matches(unknown[:_MAX_CHARACTERS_SEARCHED], searched, n=1)
+        return f": did you mean {similar[0]!r}?" if similar else ""
+
+    def read(self, node: Node, field: Field, path: str) -> Any:
+        """Return the value of a node, or None if it is invalid.
+
+        Each pair of a node and a field is read once, so that its problems are reported once.
+        """
+        key = (id(node), id(field))
+        if key not in self.results:
+            self.results[key] = field.read(self, node, field, path)
+        return self.results[key]
+
+    def expect(self, tag: str, node: Node, path: str, remedy: str = "") -> bool:
+        """Return True if a node has the tag "map" or "seq" that is expected here.
+
+        Otherwise add a problem, whose message ends in `remedy`, and return False.
+        """
+        found = _tag_of(node)
+        if found != tag:
+            message = f"must be {_KINDS[tag]}, not {_KINDS[found]}{remedy}"
+            self.add_problem(node, path, message)
+        return found == tag
+
+    # Single values.
+
+    def scalar(self, node: Node, field: Field, path: str) -> Any:
+        """Return the value of a scalar, after its variables have been replaced.
+
+        Also returns None if the scalar refers to a registry or group that is invalid.
+        """
+        try:
+            _check_form(node, field)
+            text = substitute(node.value, self.file.environ)
+            if field.is_secret(text):
+                is_url = field.parse is parse_proxy
+                self.secrets[text] = shown_form(node.value, is_url=is_url)
+            value = field.parse_text(text)
+            return field.resolve(self, value) if field.resolve else value
+        except ValueError as error:
+            self.add_problem(node, path, str(error))
+            return None
+
+    def find_registry(self, alias: str) -> Registry | None:
+        """Return the registry with an alias.
+
+        Returns None if the registry is defined but invalid. Raises ValueError if the alias is
+        unknown.
+        """
+        if alias in self.registries:
+            return self.registries[alias]
+        if alias in self.groups:
+            raise ValueError(
+                f"{alias!r} is a group, which can only be the whole of `targets`: name a registry"
+            )
+        suggestion = self.suggest_name(alias, [*self.registries, *self.groups])
+        raise ValueError(f"no registry or group is named {alias!r}{suggestion}")
+
+    def find_targets(self, name: str) -> tuple[Registry, ...] | None:
+        """Return the registries of the group `name`, or the one registry whose alias is `name`.
+
+        Returns None if the group or registry is defined but invalid. Raises ValueError if there is
+        neither a group nor a registry of this name, or if there are both.
+        """
+        if name in self.groups and name in self.registries:
+            raise ValueError(
+                f"{name!r} is both a group and a registry: rename one, or write a list"
+            )
+        if name in self.groups:
+            return self.groups[name]
+        registry = self.find_registry(name)
+        return None if registry is None else (registry,)
+
+    def absolute_path(self, path: str) -> str:
+        return self.file.absolute_path(path)
+
+    def one_path(self, path: str) -> tuple[str]:
+        return (self.absolute_path(path),)
+
+    def locate(self, address: RegistryAddress) -> dict[str, Any]:
+        """Return the fields of Registry that say where it is."""
+        place = address._asdict()
+        if address.scheme == LAYOUT_SCHEME:
+            place["written_path"] = address.host
+            place["host"] = posixpath.normpath(self.absolute_path(address.host))
+        return place
+
+    # Lists.
+
+    def texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
+        """Return the values of a list without duplicates, or what `field.alone` makes of a scalar.
+
+        Returns None if any value is invalid, or if the list is empty although `field.if_empty` is
+        set.
+        """
+        if node.id == "scalar" and field.alone is not None:
+            value: tuple[Any, ...] | None = self.scalar(node, field.alone, path)
+            return value
+        if not self.expect("seq", node, path):
+            return None
+        if field.if_empty and not node.value:
+            self.add_problem(node, path, f"the list is empty: {field.if_empty}")
+            return None
+        positions: dict[Node, int] = {}  # of each item; YAML aliases may repeat it
+        for index, item in enumerate(node.value):
+            positions.setdefault(item, index)
+        values = [self.scalar(item, field, f"{path}[{index}]") for item, index in positions.items()]
+        return None if None in values else tuple(dict.fromkeys(values))
+
+    # Mappings.
+
+    def section(self, node: Node, field: Field, path: str) -> Any:
+        """Read the keys of a section. Returns what `field.build` makes of their values."""
+        if not self.expect("map", node, path, field.if_no_section):
+            return None
+        nodes = self.known_keys(node, field.keys, path)
+        section = Section(self, node, path, nodes, {})
+        # In the order of the table registries and groups are read before what refers to them.
+        for key, inner in field.keys.items():
+            if key in nodes:
+                value = self.read(nodes[key], inner, _join_path(path, key))
+                if value is not None:
+                    section.values[key] = value
+            elif inner.required:
+                section.add_problem(key, f"required: {inner.required}")
+        return field.build(section)
+
+    def known_keys(self, node: Node, known: Mapping[str, Field], path: str) -> dict[str, Node]:
+        """Return the nodes that a mapping sets, by key. Adds a problem for each unknown key.
+
+        A key with the value null is omitted because null means that it is not set.
+        """
+        nodes: dict[str, Node] = {}
+        for key, (key_node, value) in self.entries_of(node, path).items():
+            is_extension = known is DOCUMENT.keys and key.startswith("x-")
+            if is_extension:
+                continue  # reserved for anchors, as in compose files
+            if key not in known:
+                message = f"unknown key{self.suggest_name(key, known)}"
+                self.add_problem(key_node, _join_path(path, mask_unless_word(key)), message)
+            elif _tag_of(value) != "null":
+                nodes[key] = value
+        return nodes
+
+    def entries_of(self, node: Node, path: str) -> Entries:
+        """Return the keys and values of a mapping by the key's text, including those that `<<`
+        merges.
+
+        The mapping's own entries take precedence over merged entries, regardless of their order.
+        """
+        if id(node) in self.entries:
+            return self.entries[id(node)]
+        entries = self.entries[id(node)] = {}  # also what a mapping that merges itself gets
+        sources: list[Node] = []  # the nodes that `<<` refers to, in order
+        for key, value in node.value:
+            tag = _tag_of(key)
+            if key.id != "scalar":
+                self.add_problem(key, path, f"{_KINDS[tag]} cannot be a key")
+            elif tag == "merge":
+                sources += value.value if value.id == "sequence" else [value]
+            elif key.value in entries:
+                first_line, _ = _place_of(entries[key.value][0])
+                message = f"duplicate key: it is on line {first_line} already"
+                self.add_problem(key, _join_path(path, key.value), message)
+            else:
+                entries[key.value] = key, value
+
+        for source in sources:
+            if source.id != "mapping":
+                self.add_problem(source, path, "'<<' takes a mapping or a list of mappings")
+                continue
+            merged = self.entries_of(source, path)
+            self.merged_count += 1 + len(merged)  # a source takes time even if it has no entries
+            if self.merged_count > _MAX_MERGED:
+                self.add_problem(source, path, f"'<<' repeats over {_MAX_MERGED:,} values")
+                raise self.error()
+            for name, entry in merged.items():
+                entries.setdefault(name, entry)
+        return entries
+
+    # The parts of the document.
+
+    def read_registries(self, node: Node, field: Field, path: str) -> object:
+        return self.read_names(node, REGISTRY, path, self.registries)
+
+    def read_groups(self, node: Node, field: Field, path: str) -> object:
+        return self.read_names(node, ALIASES, path, self.groups)
+
+    def read_names(
+        self, node: Node, field: Field, path: str, values: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Put the value of each name of `registries` or `target_groups` into `values`.
+
+        Adds a problem for each key that is not a valid name.
+        """
+        if not self.expect("map", node, path):
+            return values
+        for name, (key, value) in self.entries_of(node, path).items():
+            value_path = _join_path(path, name)
+            tag = _tag_of(key)
+            if tag != "str" or name == "" or not name.isprintable():
+                message = f"must be a name, not {_KINDS[tag]}: put it in quotes"
+                self.add_problem(key, value_path, message)
+                continue
+            read = self.read(value, field, value_path)
+            values[name] = read._replace(alias=name) if isinstance(read, Registry) else read
+        return values
+
+    def read_mappings(self, node: Node, field: Field, path: str) -> list[MappingRule]:
+        rules: list[MappingRule] = []
+        if not self.expect("seq", node, path):
+            return rules
+        for index, item in enumerate(node.value):
+            rule = self.read(item, MAPPING, f"{path}[{index}]")
+            if rule is not None:
+                # If a YAML alias repeats an item, `read` returns the same rule for each index.
+                rules.append(rule._replace(index=index))
+        return rules
+
+
+def _explain(error: yaml.MarkedYAMLError) -> str:
+    """Return PyYAML's message, extended or replaced by the usual cause of the error."""
+    problem: str = error.problem or "cannot be parsed"
+    if "another document" in problem:
+        return "a second YAML document: keep one in each file"
+    if "undefined alias" in problem:
+        return "no anchor of that name above: quote text beginning with '*'"
+    if "second occurrence" in problem:
+        return "an anchor of that name is above already: give this one another name"
+    if "'\\t'" in problem:
+        problem = "a tab is not allowed here: indent with spaces"
+    elif "got '{'" in problem:
+        problem += ": inside { } and [ ] a '${NAME}' has to be quoted"
+    elif "alias" in (error.context or ""):
+        problem += ": a text that begins with '*' has to be quoted"
+    return f"malformed YAML: {problem}"
+
+
+def _tag_of(node: Node) -> str:
+    """Return a key of `_KINDS`: "map", "seq", the type of a scalar, or "!" for another tag."""
+    tag = node.tag.removeprefix(_TAG_PREFIX).replace("value", "str")  # the scalar `=` is a "value"
+    natural = {"mapping": "map", "sequence": "seq"}.get(node.id, tag)
+    is_mislabelled_scalar = node.id == "scalar" and tag in ("map", "seq")
+    return tag if tag == natural and tag in _KINDS and not is_mislabelled_scalar else "!"
+
+
+def _place_of(node: Node) -> tuple[int, int]:
+    """Return the line and column of a node, from 1. PyYAML counts from 0."""
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _place_after(before: str) -> tuple[int, int]:
+    """Return the line and column of the character that follows the text `before`."""
+    return before.count("\n") + 1, len(before) - before.rfind("\n")
+
+
+def _join_path(path: str, key: str) -> str:
+    """Return the path of the value under a key of the mapping at `path`."""
+    key = key[:_MAX_KEY_IN_PATH]
+    return f"{path}.{key}" if path else key
+
+
+def _check_form(node: Node, field: Field) -> None:
+    """Raise ValueError if a node has a YAML type that its field does not accept."""
+    tag = _tag_of(node)
+    is_lone_variable = tag == "str" and re.fullmatch(_LONE_VARIABLE, node.value) is not None
+    if tag in field.form.tags or is_lone_variable:
+        return
+    accepts_text = "str" in field.form.tags
+    has_text = node.id == "scalar" and tag != "null"
+    remedy = ": put it in quotes" if accepts_text and has_text else ""
+    raise ValueError(f"must be {field.form.wanted}, not {_KINDS[tag]}{remedy}")
+
+
+# Building of records, and what concerns several keys.
+
+
+def values_of(section: Section) -> dict[str, Any]:
+    return section.values
+
+
+def build_defaults(section: Section) -> dict[str, Any]:
+    if section.values.get("platforms") == ():
+        message = "'all' undoes a default and means nothing in `defaults`: omit the field"
+        section.add_problem("platforms", message)
+    section.reader.default_nodes = section.nodes
+    section.reader.default_values = section.values
+    return section.values
+
+
+def build_tags(section: Section) -> TagRule:
+    if "latest" in section.nodes and section.nodes.keys().isdisjoint({"sort", "semver"}):
+        section.add_problem("latest", "needs `sort` or `semver`")
+    rule = TagRule(**section.values)
+    literal_tags = [tag for tag in map(literal_tag, rule.glob) if tag is not None]
+    for tag in select(literal_tags, TagRule(glob=rule.glob, exclude=rule.exclude)).dropped:
+        section.add_warning("glob", f"{tag!r} is never copied: the exclude rule drops it")
+    return rule
+
+
+def build_artifacts(section: Section) -> ArtifactRule:
+    rule = ArtifactRule(**section.values)
+    if not rule.enabled:
+        if rule.require_artifacts:
+            message = "contradicts `enabled: false`: remove one of them"
+            section.add_problem("require_artifacts", message)
+        section.add_warning("enabled", "is false: signatures and SBOMs are stripped at targets")
+    return rule
+
+
+def build_registry(section: Section) -> Registry | None:
+    """Return a registry or an image layout without its alias, which `read_registries` sets.
+
+    Returns None if `url` is missing or invalid.
+    """
+    if "client_key" in section.nodes and "client_cert" not in section.nodes:
+        section.add_problem("client_key", "needs `client_cert`")
+    _check_login(section)
+    if {"cloud_profile", "aws_profile"} <= section.nodes.keys():
+        message = "is the same field as `cloud_profile`: remove one of them"
+        section.add_problem("aws_profile", message)
+    # The arguments of Registry have the names of the section's keys, except for these.
+    values = dict(section.values)
+    if "url" not in values:
+        return None
+    values |= values.pop("url")  # scheme, host and port
+    is_layout = values["scheme"] == LAYOUT_SCHEME
+    for key in section.nodes:
+        if is_layout and key not in ("url", "assume"):
+            section.add_problem(key, "means nothing for an image layout: remove it")
+        if not is_layout and key == "assume":
+            section.add_problem(key, "is only valid with `url: oci-layout:PATH`")
+    if "aws_profile" in values:
+        values["cloud_profile"] = values.pop("aws_profile")
+    if "credentials" in values:
+        values |= values.pop("credentials")  # user name and password
+    kind = "unknown" if is_layout else kind_of(values["host"], values.get("auth_type"))
+    registry = Registry(alias="", kind=kind, **values)
+
+    has_login = registry.auth_type not in (None, "anonymous")
+    if registry.scheme == "http" and has_login and not is_loopback(registry.host):
+        trouble = f"credentials are sent unencrypted to {registry.authority}"
+        section.add_warning("url", f"{trouble}: write https:// if it supports that")
+    return registry
+
+
+def _check_login(section: Section) -> None:
+    """Add a problem for each key that `auth_type` requires or does not allow."""
+    auth_type = section.values.get("auth_type")
+    if "auth_type" in section.nodes and auth_type is None:
+        return  # it is invalid
+    for key, needed in _LOGIN_KEYS.items():
+        is_set = key in section.nodes
+        if is_set and needed != auth_type:
+            section.add_problem(key, f"is only valid with `auth_type: {needed}`")
+        if not is_set and needed == auth_type and auth_type in ("basic", "static_token"):
+            section.add_problem("auth_type", f"{auth_type} needs `{key}`")
+
+
+def build_mapping(section: Section) -> MappingRule | None:
+    """Return a mapping with the values that it inherits from `defaults`.
+
+    Returns None if a value is invalid or missing. `read_mappings` sets the index.
+    """
+    reader = section.reader
+    for key in ("source", "targets"):
+        if key not in section.nodes and key not in reader.default_nodes:
+            section.add_problem(key, "is missing: set it here or in `defaults`")
+    values = reader.default_values | section.values
+    # An inherited value may be missing because `defaults` has an invalid value.
+    has_required_values = {"from", "source", "targets"} <= values.keys()
+    is_valid = len(section.values) == len(section.nodes)
+    if not is_valid or not has_required_values:
+        return None
+
+    rule = MappingRule(
+        index=0,
+        source=values["source"],
+        source_repository=values["from"],
+        targets=values["targets"],
+        target_repository=values.get("to", values["from"]),
+        tags=values.get("tags", TagRule()),
+        platforms=values.get("platforms") or None,  # `all` is an empty tuple
+        artifacts=values.get("artifacts", ArtifactRule()),
+        min_age=values.get("min_age", 0.0),
+    )
+    first, _, rest = rule.source_repository.partition("/")
+    # A name without a dot, such as `harbor`, may also be the name of a team.
+    if "." in first and rest and canonical_host(first) == rule.source.host:
+        trouble = "begins with the registry's own host, which does not belong here"
+        section.add_warning("from", f"{rule.source_repository!r} {trouble}: write {rest!r}")
+    if rule.min_age and rule.source.is_layout:
+        message = "images in an image layout have no age: write `min_age: 0`"
+        section.add_problem("min_age", message)
+    if any(target.address == rule.source.address for target in rule.targets):
+        _check_copy_within_registry(section, rule)
+    return rule
+
+
+def _check_copy_within_registry(section: Section, rule: MappingRule) -> None:
+    """Check a mapping whose source registry is also one of its target registries.
+
+    Adds a problem if source and target are the same repository, and a problem if the registry's
+    limit allows only one request at a time.
+    """
+    source = rule.source
+    host = source.authority
+    source_key = source.repository_key(rule.source_repository)
+    target_key = source.repository_key(rule.target_repository)
+    if source_key == target_key:
+        key = "to" if "to" in section.nodes else "from"
+        message = f"source and target are the same repository of {host}: give another `to`"
+        section.add_problem(key, message)
+
+    # A copy reserves a read slot and a write slot in one step (docs/design.md I8). If both slots
+    # belong to the same registry, a limit of 1 would never admit the copy. All aliases of a host
+    # share the smallest of their limits.
+    limits = [
+        registry.max_concurrent
+        for registry in section.reader.registries.values()
+        if registry is not None and registry.address == source.address
+    ]
+    if 1 in limits:
+        message = f"reads and writes {host} at once, whose max_concurrent is 1: set it to 2 or more"
+        section.reader.add_problem(section.node, section.path, message)
+
+
+# The table of keys.
+
+
+class Form(NamedTuple):
+    """The YAML types in which a scalar may be written."""
+
+    tags: tuple[str, ...]  # of `Node.tag`
+    wanted: str  # the name of the type in error messages
+
+
+TEXT = Form(("str",), "text")
+FLAG = Form(("bool",), "true or false without quotes")
+COUNT = Form(("int",), "a whole number without quotes")
+AMOUNT = Form(("str", "int", "float"), "text")  # a text that may be an unquoted number
+
+
+class Field(NamedTuple):
+    """How the value of a key is read."""
+
+    parse: Callable[[str], Any] = str  # returns the value of a text; raises ValueError
+    form: Form = TEXT
+    read: Callable[[Reader, Node, Field, str], Any] = Reader.scalar
+    # Returns what a parsed text refers to, or None if that is invalid. Raises ValueError.
+    resolve: Callable[[Reader, Any], Any] | None = None
+    choices: tuple[str, ...] = ()  # the only valid texts, if there are any
+    if_empty: str = ""  # the remedy for an empty list; "": an empty list is valid
+    required: str = ""  # what to write, for the message; "": the key may be left out
+    secret: bool = False
+    alone: Field | None = None  # of a scalar in place of a list; its value is a tuple
+    keys: Mapping[str, Field] = MappingProxyType({})  # of a section
+    build: Callable[[Section], Any] = values_of  # returns what a section stands for, or None
+    if_no_section: str = ""  # the remedy for a value that is no mapping
+
+    def is_secret(self, text: str) -> bool:
+        """Report whether `text` is secret as a value of this field.
+
+        The URL of a proxy is secret only if it has a user name.
+        """
+        return self.secret and (self.parse is not parse_proxy or "@" in text)
+
+    @property
+    def takes_list(self) -> bool:
+        return self.read is Reader.texts
+
+    def parse_text(self, text: str) -> Any:
+        """Return the value of a text. Raises ValueError if the text is invalid."""
+        if not text:
+            raise ValueError("must not be empty")
+        if not text.isprintable():  # such characters could end a line, a header or a path
+            raise ValueError("has a line break or another control character: remove it")
+        if self.choices and text not in self.choices:
+            raise ValueError(f"{mask_unless_word(text)!r} is not one of {', '.join(self.choices)}")
+        return self.parse(text)
+
+
+PATH = Field(resolve=Reader.absolute_path)
+ONE_PATTERN = Field(parse_one_pattern)
+ALIASES = Field(
+    read=Reader.texts, resolve=Reader.find_registry, if_empty="name at least one registry"
+)
+
+# The keys of a registry that are valid with one `auth_type` only.
+_LOGIN_KEYS = {
+    "credentials": "basic",
+    "token": "static_token",
+    "cloud_profile": "ecr",
+    "aws_profile": "ecr",
+}
+
+CREDENTIALS = Field(
+    read=Reader.section,
+    keys={
+        "username": Field(parse_username, required="user name"),
+        "password": Field(
+            secret=True, required="password or access token, such as ${MIRROR_PASSWORD}"
+        ),
+    },
+)
+
+REGISTRY = Field(
+    read=Reader.section,
+    build=build_registry,
+    keys={
+        "url": Field(
+            parse_registry_url,
+            resolve=Reader.locate,
+            required="`[http://|https://]HOST[:PORT]`, or `oci-layout:PATH` for a directory of images",
+        ),
+        "auth_type": Field(
+            choices=(
+                *("ecr", "gar", "gcr", "acr", "ghcr"),
+                *("anonymous", "basic", "static_token", "docker_config"),
+            )
+        ),
+        "credentials": CREDENTIALS,
+        "token": Field(parse_token, secret=True),
+        "cloud_profile": Field(),
+        "aws_profile": Field(),
+        "head_first": Field(parse_flag, FLAG),
+        "max_concurrent": Field(parse_positive, COUNT),
+        "ca_file": PATH,
+        "client_cert": PATH,
+        "client_key": PATH,
+        "proxy": Field(parse_proxy, secret=True),
+        "assume": Field(
+            read=Reader.texts,
+            resolve=Reader.absolute_path,
+            alone=Field(resolve=Reader.one_path),
+            if_empty="omit it to leave nothing out",
+        ),
+    },
+)
+
+TAGS = Field(
+    read=Reader.section,
+    build=build_tags,
+    if_no_section=": write `tags: {glob: ...}`",
+    keys={
+        "glob": Field(
+            parse_pattern,
+            read=Reader.texts,
+            alone=ONE_PATTERN,
+            if_empty="omit it to take every tag",
+        ),
+        "exclude": Field(parse_pattern, read=Reader.texts, alone=ONE_PATTERN),
+        "semver": Field(parse_version_range),
+        "semver_prerelease": Field(choices=("include", "exclude", "only")),
+        "sort": Field(choices=("semver", "alpha")),
+        "latest": Field(parse_positive, COUNT),
+        "min_tags": Field(parse_count, COUNT),
+        "immutable_tags": Field(parse_pattern),
+    },
+)
+
+ARTIFACTS = Field(
+    read=Reader.section,
+    build=build_artifacts,
+    keys={
+        "enabled": Field(parse_flag, FLAG),
+        "include": Field(read=Reader.texts),
+        "exclude": Field(read=Reader.texts),
+        "require_artifacts": Field(parse_flag, FLAG),
+    },
+)
+
+# The keys of `defaults`, which mappings inherit.
+_INHERITED = {
+    "source": Field(resolve=Reader.find_registry),
+    "targets": ALIASES._replace(alone=Field(resolve=Reader.find_targets)),
+    "tags": TAGS,
+    "min_age": Field(parse_age, AMOUNT),
+    "platforms": Field(
+        parse_listed_platform,
+        read=Reader.texts,
+        alone=Field(parse_all),
+        if_empty="omit it to copy all platforms",
+    ),
+    "artifacts": ARTIFACTS,
+}
+
+DEFAULTS = Field(read=Reader.section, build=build_defaults, keys=_INHERITED)
+
+MAPPING = Field(
+    read=Reader.section,
+    build=build_mapping,
+    keys={
+        "from": Field(parse_repository, required="the source repository, without the host"),
+        "to": Field(parse_repository),
+        **_INHERITED,
+    },
+)
+
+GLOBAL = Field(
+    read=Reader.section,
+    keys={
+        "max_concurrent_transfers": Field(parse_positive, COUNT),
+        "cache_ttl": Field(parse_duration, AMOUNT),
+        "cache_dir": PATH,
+        "staging_size_limit": Field(parse_size, AMOUNT),
+    },
+)
+
+DOCUMENT = Field(
+    read=Reader.section,
+    keys={
+        "registries": Field(read=Reader.read_registries),
+        "target_groups": Field(read=Reader.read_groups),
+        "defaults": DEFAULTS,
+        "mappings": Field(read=Reader.read_mappings, required="what to copy; it may be []"),
+        "global": GLOBAL,
+    },
+)
+
+
+# What the program does with a configuration file.
+
+# Values of the environment variable CI that mean that the program does not run in a CI job.
+_NOT_IN_CI = ("", "0", "false")
+
+# The state directory if the configuration sets none.
+_DEFAULT_CACHE_DIR = ".regsync"
+
+
+def load(file: ConfigFile) -> Config:
+    """Read and validate a configuration.
+
+    Raises ConfigError with all problems, in the order of the file.
+    """
+    return _read_config(Reader(file))
+
+
+def _read_config(reader: Reader) -> Config:
+    document = reader.read_document()
+    file = reader.file
+
+    # The values of `global`. Except for `cache_dir`, they are fields of Config with the same names.
+    settings = dict(document.get("global", {}))
+    configured_dir = settings.pop("cache_dir", None)
+    cache_dir = configured_dir or file.absolute_path(_DEFAULT_CACHE_DIR)
+    if not _is_absolute(cache_dir):  # standard input has no directory to which it could be relative
+        cache_dir = None
+    # A CI job deletes its checkout, and with it everything that is written beside the file.
+    is_in_ci = file.environ.get("CI", "") not in _NOT_IN_CI
+    is_persistent = configured_dir is not None or not is_in_ci
+
+    return Config(
+        # Since there are no problems, none of these registries is None.
+        registries={alias: entry for alias, entry in reader.registries.items() if entry},
+        mappings=tuple(document["mappings"]),
+        warnings=tuple(map(str, sorted(reader.warnings, key=_IN_FILE_ORDER))),
+        cache_dir=cache_dir,
+        seen_dir=cache_dir if is_persistent else None,
+        **settings,
+    )
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of the document. It knows no conditions that involve several keys."""
+    import pkgutil  # no run needs it
+
+    data = pkgutil.get_data("_regsync", "config.schema.json")
+    assert data is not None
+    document: dict[str, Any] = json.loads(data)
+    return document
+
+
+# The expansion.
+
+_MASK = "********"
+
+# A value that is as long as this is hidden wherever it is repeated. Shorter ones would hide words.
+_MIN_HIDDEN = 4  # characters
+
+
+def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
+    """Return a configuration as YAML with all variables, groups and `defaults` resolved.
+
+    Unless `show_secrets` is set, the variables of secrets are kept and the other parts of secrets are
+    masked, also where another value repeats a secret. So it can be loaded again, and has the same
+    meaning if no secret is written out. Raises ConfigError as `load` does.
+    """
+    import yaml
+
+    reader = Reader(file)
+    config = _read_config(reader)
+    secrets = {} if show_secrets else reader.secrets
+    hidden = sorted((each for each in secrets if len(each) >= _MIN_HIDDEN), key=len, reverse=True)
+    pattern = "|".join([*map(re.escape, hidden), r"\$"])
+
+    def show(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: show(each) for key, each in value.items() if each is not None}
+        if isinstance(value, (list, tuple)):
+            return [show(each) for each in value]
+        if not isinstance(value, str):
+            return value
+        if value in secrets:
+            return secrets[value]
+        # A `$` that is no variable has to be written as `$$`.
+        return re.sub(pattern, lambda match: secrets.get(match[0], "$$"), value)
+
+    size_limit = config.staging_size_limit
+    document = {
+        "registries": {
+            alias: show(_plain_registry(registry)) for alias, registry in config.registries.items()
+        },
+        "mappings": [show(_plain_mapping(rule)) for rule in config.mappings],
+        "global": show(
+            {
+                "max_concurrent_transfers": config.max_concurrent_transfers,
+                "cache_ttl": int(config.cache_ttl),
+                "cache_dir": config.cache_dir,
+                "staging_size_limit": None if size_limit is None else f"{size_limit}B",
+            }
+        ),
+    }
+    return yaml.safe_dump(
+        document, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+    )
+
+
+def _plain_registry(registry: Registry) -> dict[str, Any]:
+    login = {"username": registry.username, "password": registry.password}
+    url = f"{registry.scheme}://{registry.authority}"
+    return {
+        "url": f"{LAYOUT_SCHEME}:{registry.written_path}" if registry.is_layout else url,
+        **_changed(registry, REGISTRY.keys),
+        "credentials": login if registry.username else None,
+    }
+
+
+def _plain_mapping(rule: MappingRule) -> dict[str, Any]:
+    return {
+        "from": rule.source_repository,
+        "to": rule.target_repository,
+        "source": rule.source.alias,
+        "targets": [target.alias for target in rule.targets],
+        "tags": _changed(rule.tags, TAGS.keys) or None,
+        "min_age": int(rule.min_age) or None,
+        "platforms": ["/".join(filter(None, each)) for each in rule.platforms or ()] or None,
+        "artifacts": _changed(rule.artifacts, ARTIFACTS.keys) or None,
+    }
+
+
+def _changed(record: Any, keys: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a record that are keys of a section and differ from their defaults."""
+    defaults = record._field_defaults
+    values = {key: getattr(record, key, None) for key in keys}
+    return {key: value for key, value in values.items() if value != defaults.get(key)}
+
+
+def shown_form(written: str, *, is_url: bool) -> str:
+    """Return how a secret may be shown: its variables stay, without defaults; the rest is masked.
+
+    `written` is the secret as the configuration has it, such as ${REGISTRY_TOKEN}. Of a URL only the
+    login is masked.
+    """
+    if is_url and "@" in written:
+        scheme = re.match(r"(?:\w+://)?", written)
+        assert scheme is not None
+        return f"{scheme[0]}{_MASK}@{written.rpartition('@')[2]}"
+
+    def show(match: re.Match[str]) -> str:
+        return f"${{{match['name']}}}" if match["name"] else _MASK
+
+    return re.sub(rf"(?:\$\$|[^$]|\$(?!\{{))+|{_VARIABLE}", show, written)
