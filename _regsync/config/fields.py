@@ -22,8 +22,7 @@ from _regsync.net.proxy import proxy_for
 from _regsync.oci.manifest import parse_platform
 from _regsync.oci.reference import LAYOUT_SCHEME, is_repository
 from _regsync.providers import canonical_host
-from _regsync.semver import parse_range
-from _regsync.tags import compile_glob
+from _regsync.tags import compile_glob, parse_range
 from _regsync.text import mask_unless_word
 
 # The number of seconds in each unit of a duration.
