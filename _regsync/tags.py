@@ -17,7 +17,7 @@ from functools import cache
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
-from _regsync.oci.reference import is_referrer_tag, is_tag
+from _regsync.oci import is_referrer_tag, is_tag
 
 # The part of a rule that drops a tag.
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]

@@ -19,8 +19,7 @@ from typing import Any, Literal, NamedTuple
 from _regsync.addresses import DEFAULT_PORTS, is_loopback
 from _regsync.errors import ConfigError
 from _regsync.net.proxy import proxy_for
-from _regsync.oci.manifest import parse_platform
-from _regsync.oci.reference import LAYOUT_SCHEME, is_repository
+from _regsync.oci import LAYOUT_SCHEME, is_repository, parse_platform
 from _regsync.providers import canonical_host
 from _regsync.tags import compile_glob, parse_range
 from _regsync.text import mask_unless_word

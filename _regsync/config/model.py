@@ -14,8 +14,7 @@ from typing import Literal, NamedTuple
 from _regsync.addresses import DEFAULT_PORTS, format_authority
 from _regsync.config.fields import RegistryAddress, parse_registry_url
 from _regsync.errors import ConfigError
-from _regsync.oci.manifest import Platform
-from _regsync.oci.reference import LAYOUT_SCHEME, full_name
+from _regsync.oci import LAYOUT_SCHEME, Platform, full_name
 from _regsync.providers import Kind, api_repository, kind_of
 from _regsync.tags import TagRule
 

@@ -20,7 +20,7 @@ from _regsync.config.fields import SECTIONS, Field
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
 from _regsync.config.yaml import DocumentError, Node, compose, substitute, variable_names
 from _regsync.errors import ConfigError, Problem
-from _regsync.oci.reference import LAYOUT_SCHEME
+from _regsync.oci import LAYOUT_SCHEME
 from _regsync.providers import canonical_host, kind_of
 from _regsync.tags import TagRule, literal_tag, select
 from _regsync.text import mask_unless_word, printable, strip_userinfo

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
-from _regsync.oci.manifest import Descriptor, Manifest
+from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import Dialect, UploadStyle
 from _regsync.registry.host import Host
 from _regsync.registry.throttle import Demand

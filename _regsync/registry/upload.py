@@ -39,7 +39,7 @@ from _regsync.auth.tokens import Refusal
 from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryError, SyncError
 from _regsync.net.http1 import Header, Pieces, Response
 from _regsync.net.pool import SESSION_GONE, Lease
-from _regsync.oci.manifest import Descriptor
+from _regsync.oci import Descriptor
 from _regsync.providers import Dialect, UploadStyle
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import check_foreign, resolve_location

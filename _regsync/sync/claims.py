@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import NamedTuple
 
-from _regsync.oci.manifest import Descriptor
+from _regsync.oci import Descriptor
 from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge
 

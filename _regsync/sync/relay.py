@@ -27,8 +27,7 @@ from _regsync.errors import (
 )
 from _regsync.files import LONGEST_THREAD_CALL
 from _regsync.net.http1 import Pieces
-from _regsync.oci.manifest import Descriptor
-from _regsync.oci.reference import split_digest
+from _regsync.oci import Descriptor, split_digest
 from _regsync.registry.repository import BlobBody, Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, RetryBudget
 from _regsync.registry.transport import Transport

@@ -41,8 +41,7 @@ from _regsync.files import (
     stamp_of,
 )
 from _regsync.net.http1 import LARGE_PIECE, PIECE, Pieces
-from _regsync.oci.manifest import Descriptor
-from _regsync.oci.reference import split_digest
+from _regsync.oci import Descriptor, split_digest
 from _regsync.text import printable, reason_of
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ import anyio
 
 from _regsync.crypto import hash_hex
 from _regsync.errors import Disconnected, RegistryError, Side, SyncError, WireError, WrongBytes
-from _regsync.oci.manifest import Descriptor, Manifest
-from _regsync.oci.reference import split_digest
+from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import UploadStyle
 from _regsync.registry.outage import is_outage
 from _regsync.registry.repository import BlobUpload, Repository

@@ -11,8 +11,7 @@ import pytest
 
 from _regsync.crypto import new_hash
 from _regsync.net.http1 import PIECE, Buffers
-from _regsync.oci.manifest import Descriptor
-from _regsync.oci.reference import digest_of
+from _regsync.oci import Descriptor, digest_of
 from _regsync.sync.relay import Relay
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ import anyio.abc
 import pytest
 
 from _regsync.errors import RegistryError
-from _regsync.oci.manifest import Descriptor, Manifest
+from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge

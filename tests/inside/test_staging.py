@@ -20,8 +20,7 @@ from _regsync.crypto import new_hash
 from _regsync.errors import ContentError
 from _regsync.files import LONGEST_THREAD_CALL, hash_rest
 from _regsync.net.http1 import PIECE, Pieces
-from _regsync.oci.manifest import Descriptor
-from _regsync.oci.reference import digest_of
+from _regsync.oci import Descriptor, digest_of
 from _regsync.sync import staging as sync_staging
 from _regsync.sync.staging import SMALL_BLOB, MemoryBudget, NoRoom, Staging, StagingFailed
 

@@ -36,7 +36,7 @@ from _regsync.net.http1 import PIECE, Request
 from _regsync.net.pool import Pool, open_stream
 from _regsync.net.proxy import Proxy
 from _regsync.net.streams import WANT_READ, WANT_WRITE, SocketStream, Stream, Timeouts
-from _regsync.oci.reference import digest_of
+from _regsync.oci import digest_of
 from _regsync.sync.staging import FilePieces, StagingFailed
 from tests.inside.wires import (
     NEVER,

@@ -16,7 +16,7 @@ from _regsync.config.fields import SECTIONS, parse_duration, parse_registry_url,
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry, registry_for
 from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import ConfigError
-from _regsync.oci.manifest import Platform
+from _regsync.oci import Platform
 from _regsync.tags import TagRule
 from tests.unit.configs import NAMES, TREES
 

@@ -16,7 +16,7 @@ from _regsync.config.fields import parse_duration, parse_registry_url, parse_siz
 from _regsync.config.yaml import drop_defaults, mask_literals, substitute, variable_names
 from _regsync.errors import ConfigError
 from _regsync.net.proxy import proxy_for
-from _regsync.oci.reference import is_repository, is_tag, parse_reference
+from _regsync.oci import is_repository, is_tag, parse_reference
 from _regsync.tags import admits, compile_glob, parse_range, parse_version
 from tests.fuzzing import fuzz, scraps
 
