@@ -28,11 +28,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from _regsync.addresses import DEFAULT_PORTS, format_authority, is_loopback
 from _regsync.errors import ConfigError, Problem
 from _regsync.net.proxies import proxy_for
-from _regsync.oci.manifest import Platform, parse_platform
-from _regsync.oci.reference import LAYOUT_SCHEME, full_name, is_repository
+from _regsync.oci import LAYOUT_SCHEME, Platform, full_name, is_repository, parse_platform
 from _regsync.providers import Kind, api_repository, canonical_host, kind_of
-from _regsync.semver import parse_range
-from _regsync.tags import TagRule, compile_glob, literal_tag, select
+from _regsync.tags import TagRule, compile_glob, literal_tag, parse_range, select
 from _regsync.text import mask_unless_word, printable, strip_userinfo
 
 if TYPE_CHECKING:

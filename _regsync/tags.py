@@ -1,216 +1,45 @@
-"""The selection of tags from a listing: globs, versions, exclusion, order, limits.
+"""Which tags a rule selects from a listing: globs, versions and ranges, order, limits.
 
-Owns: the glob language, the tag rule, the selection with a reason for each dropped tag.
-May not know: where a listing comes from, configuration files.
-Invariants: the selection depends only on the listing and the rule. Matching a glob takes at most as
-many steps as the product of the lengths of tag and pattern. An error message about a pattern is one
-line with a remedy.
-Follows: docs/design.md sections 4 (globs) and 5 (the steps).
+Invariants: a selection depends only on the listing and the rule, and each dropped tag has a reason.
+No pattern, tag or range makes this module take long. An error message about a pattern or a range is
+one line with a remedy.
+Follows: docs/design.md sections 4 (grammars) and 5 (the steps of a selection), SemVer 2.0.0 section
+11, node-semver (operators, partials).
 """
 
 from __future__ import annotations
 
-import enum
+import fnmatch
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
-from _regsync.oci.reference import is_referrer_tag, is_tag
-from _regsync.semver import Prerelease, Version, admits, parse_range, parse_version
+from _regsync.oci import is_referrer_tag, is_tag
 
 # The part of a rule that drops a tag.
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
 
+# The rule for pre-releases (docs/design.md section 4).
+Prerelease = Literal["include", "exclude", "only"]
+
 _Order = Literal["semver", "alpha"]
 
-
-# A glob is a sequence of tokens. A token is literal text, a character set or a mark.
-
-
-class _Mark(enum.Enum):
-    """A token that is neither literal text nor a character set."""
-
-    ANY_RUN = "*"
-    OPEN = "{"  # begins a choice between alternatives
-    NEXT = ","  # separates two alternatives
-    CLOSE = "}"  # ends the choice
+# Characters of a pattern, a version or a range. Tags have 128 at most. For much longer numbers
+# int() would raise its own error.
+_MAX_LENGTH = 1024
 
 
-class _Span(NamedTuple):
-    """The characters from `low` to `high`, both included."""
+# Globs.
 
-    low: str
-    high: str
+_BRACES = r"\{([^{}]*)\}"  # the innermost braces
+_CHARACTER_SET = r"\[(!?)([^]]*)\]"
+_SPECIAL_CHARACTER = r"[][{}*?\\]"
 
-
-class _CharacterSet(NamedTuple):
-    """The token `[...]`, or `[!...]` if `is_negated` is set. It matches one character."""
-
-    spans: tuple[_Span, ...]
-    is_negated: bool
-
-    def accepts(self, character: str) -> bool:
-        is_in_spans = any(span.low <= character <= span.high for span in self.spans)
-        return is_in_spans is not self.is_negated
-
-
-_Token = str | _Mark | _CharacterSet
-
-_ANY_CHARACTER = _CharacterSet((), is_negated=True)  # `?`
-
-# One token of a pattern, except that each character of a literal text is a match of its own.
-_WRITTEN_TOKEN = re.compile(
-    r"\\(?P<escaped>.)"
-    r"|\[(?P<negated>!?)(?P<members>(?:\\.|[^\]\\])*)\]"
-    r"|(?P<unfinished>[\[\\])"
-    r"|(?P<special>[*?{},])"
-    r"|(?P<literal>.)",
-    re.DOTALL,
-)
-
-# A character of a set, or a range of two characters. Each character may follow a backslash.
-_SET_MEMBER = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
-
-
-class _Pattern(NamedTuple):
-    """A parsed glob."""
-
-    tokens: tuple[_Token, ...]
-    literal: str | None  # the only tag that matches; None if the glob has wildcards
-
-
-@lru_cache(256)  # the mappings of a configuration repeat a few patterns
-def _parse_glob(pattern: str) -> _Pattern:
-    """Parse a glob. Raises ValueError if it is invalid."""
-    if not pattern:
-        raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
-
-    written_tokens: list[_Token] = []
-    open_braces = 0
-    for match in _WRITTEN_TOKEN.finditer(pattern):
-        token = _parse_token(pattern, match, is_in_braces=open_braces > 0)
-        if token is _Mark.OPEN:
-            open_braces += 1
-        elif token is _Mark.CLOSE:
-            open_braces -= 1
-        written_tokens.append(token)
-    if open_braces > 0:
-        raise ValueError(f"{pattern!r} has a '{{' without '}}'")
-
-    tokens = _join_texts(written_tokens)
-    has_wildcards = any(not isinstance(token, str) for token in tokens)
-    if has_wildcards:
-        return _Pattern(tuple(tokens), literal=None)
-
-    # Literals are requested without a listing, so they must be valid tags (docs/design.md section
-    # 5).
-    literal = "".join(map(str, tokens))  # all tokens are strings
-    if not is_tag(literal):
-        raise ValueError(
-            f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most"
-        )
-    return _Pattern((literal,), literal)
-
-
-def _parse_token(pattern: str, match: re.Match[str], *, is_in_braces: bool) -> _Token:
-    """Return the token for a match of `_WRITTEN_TOKEN`. Raises ValueError if it is invalid.
-
-    `pattern` is the whole glob, for error messages. A comma or a closing brace has its special
-    meaning only if `is_in_braces` is set.
-    """
-    if match["members"] is not None:
-        is_negated = match["negated"] == "!"
-        return _parse_character_set(pattern, match["members"], is_negated=is_negated)
-    if match["unfinished"]:
-        character = match["unfinished"]
-        defect = "'[' without ']'" if character == "[" else "a backslash at its end"
-        raise ValueError(f"{pattern!r} has {defect}: for the character itself write \\{character}")
-
-    special = match["special"]
-    if special is None:
-        return match["escaped"] or match["literal"]
-    if special == "?":
-        return _ANY_CHARACTER
-    if not is_in_braces:
-        if special == ",":
-            return ","  # literal text
-        if special == "}":
-            raise ValueError(f"{pattern!r} has a '}}' without '{{'")
-    return _Mark(special)
-
-
-def _parse_character_set(pattern: str, members: str, *, is_negated: bool) -> _CharacterSet:
-    """Return the character set with the given members. Raises ValueError if it is invalid.
-
-    `members` is the text between the brackets, without `!`. `pattern` is shown in error messages.
-    """
-    if not members:
-        raise ValueError(f"{pattern!r} has an empty set of characters")
-    if members.startswith("^") and not is_negated:
-        raise ValueError(f"{pattern!r}: negate a set by '!', as in [!a-z]")
-    spans: list[_Span] = []
-    for first, last in _SET_MEMBER.findall(members):  # `last` is empty if there is no range
-        low = first[-1]  # without a backslash
-        high = last[-1] if last else low
-        if low > high:
-            raise ValueError(f"{pattern!r}: the range {low}-{high} is the wrong way round")
-        spans.append(_Span(low, high))
-    return _CharacterSet(tuple(spans), is_negated)
-
-
-def _join_texts(tokens: Sequence[_Token]) -> list[_Token]:
-    """Join adjacent literal texts to one token, which is matched in one step."""
-    joined: list[_Token] = []
-    for token in tokens:
-        if joined and isinstance(token, str) and isinstance(joined[-1], str):
-            joined[-1] += token
-        else:
-            joined.append(token)
-    return joined
-
-
-class _Choice:
-    """The state of matching the alternatives between `{` and `}`."""
-
-    def __init__(self, starts: set[int]) -> None:
-        self.starts = starts  # the positions at which every alternative begins
-        self.ends: set[int] = set()  # the positions at which the alternatives read so far can end
-
-
-def _matches(tokens: Sequence[_Token], tag: str) -> bool:
-    """Report whether tokens match a whole tag.
-
-    The function simulates a nondeterministic automaton: `positions` is the set of positions in the
-    tag at which the tokens read so far can end. Position 0 is before the first character. Each
-    token examines each position at most once. Backtracking, as in `re`, could take exponential
-    time. Braces are balanced, so that every `,` and `}` among the marks belongs to a choice.
-    """
-    positions = {0}
-    choices: list[_Choice] = []  # the choices around the current token; the innermost comes last
-    for token in tokens:
-        if isinstance(token, str):
-            positions = {
-                position + len(token) for position in positions if tag.startswith(token, position)
-            }
-        elif isinstance(token, _CharacterSet):
-            before_end = (position for position in positions if position < len(tag))
-            positions = {position + 1 for position in before_end if token.accepts(tag[position])}
-        elif token is _Mark.ANY_RUN:
-            if positions:  # the run can end at any position from the lowest to the end of the tag
-                positions = set(range(min(positions), len(tag) + 1))
-        elif token is _Mark.OPEN:
-            choices.append(_Choice(starts=positions))
-        elif token is _Mark.NEXT:
-            # The previous alternative ends here. Every alternative begins at the same positions.
-            choices[-1].ends |= positions
-            positions = choices[-1].starts
-        elif token is _Mark.CLOSE:
-            positions = choices.pop().ends | positions
-
-        if not positions and not choices:  # inside a choice the next alternative may still match
-            return False
-    return len(tag) in positions
+# Patterns without braces that one glob stands for. `{a,b}` five times stands for 32.
+_MAX_ALTERNATIVES = 1000
 
 
 def compile_glob(*patterns: str) -> Callable[[str], bool]:
@@ -218,12 +47,13 @@ def compile_glob(*patterns: str) -> Callable[[str], bool]:
 
     Matching is case-sensitive. Raises ValueError if a pattern is invalid.
     """
-    parsed = [_parse_glob(pattern) for pattern in patterns]
-    literals = {pattern.literal for pattern in parsed if pattern.literal is not None}
-    wildcards = [pattern.tokens for pattern in parsed if pattern.literal is None]
+    alternatives = {each for pattern in patterns for each in _expand_braces(pattern)}
+    literals = {each for each in alternatives if is_tag(each)}
+    # In the expressions of `fnmatch`, only what follows the last `*` is tried more than once.
+    wildcards = [re.compile(fnmatch.translate(each)) for each in alternatives - literals]
 
     def matches(tag: str) -> bool:
-        return tag in literals or any(_matches(tokens, tag) for tokens in wildcards)
+        return tag in literals or any(wildcard.match(tag) for wildcard in wildcards)
 
     return matches
 
@@ -233,7 +63,251 @@ def literal_tag(pattern: str) -> str | None:
 
     Raises ValueError if the pattern is invalid.
     """
-    return _parse_glob(pattern).literal
+    _expand_braces(pattern)
+    return None if re.search(_SPECIAL_CHARACTER, pattern) else pattern
+
+
+def _expand_braces(pattern: str) -> list[str]:
+    """Return the patterns without braces that a glob stands for: `ac` and `bc` for `{a,b}c`.
+
+    Raises ValueError if the glob is invalid.
+    """
+    if not pattern:
+        raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
+    # Literals are requested without a listing, so they must be valid tags.
+    if not re.search(_SPECIAL_CHARACTER, pattern) and not is_tag(pattern):
+        raise ValueError(
+            f"{pattern!r} can never be a tag: letters, digits and . _ - only, 128 at most"
+        )
+    if len(pattern) > _MAX_LENGTH:
+        raise ValueError(f"a pattern is limited to {_MAX_LENGTH} characters: write several")
+
+    expanded: list[str] = []
+    pending = [pattern]
+    while pending:
+        current = pending.pop()
+        braces = re.search(_BRACES, current)
+        if braces is None:
+            _check_characters(current, pattern)
+            expanded.append(current)
+            continue
+        before, after = current[: braces.start()], current[braces.end() :]
+        pending += [f"{before}{inside}{after}" for inside in braces[1].split(",")]
+        if len(expanded) + len(pending) > _MAX_ALTERNATIVES:
+            raise ValueError(
+                f"{pattern!r} has more than {_MAX_ALTERNATIVES} alternatives: write several patterns"
+            )
+    return expanded
+
+
+def _check_characters(alternative: str, pattern: str) -> None:
+    """Raise ValueError if `fnmatch` would take a part of an alternative in another way than meant.
+
+    `pattern` is the whole glob, for error messages.
+    """
+    for negation, members in re.findall(_CHARACTER_SET, alternative):
+        if not members:
+            raise ValueError(f"{pattern!r} has an empty set of characters")
+        if members.startswith("^") and not negation:
+            raise ValueError(f"{pattern!r}: negate a set by '!', as in [!a-z]")
+        for low, high in re.findall("(.)-(.)", members):
+            if low > high:
+                raise ValueError(f"{pattern!r}: the range {low}-{high} is the wrong way round")
+    outside_sets = re.sub(_CHARACTER_SET, "", alternative)
+    for character, partner in (("[", "]"), ("{", "}"), ("}", "{")):
+        if character in outside_sets:
+            raise ValueError(f"{pattern!r} has a {character!r} without {partner!r}")
+    if "\\" in alternative:
+        raise ValueError(f"{pattern!r} has a backslash: no tag has one, and it escapes nothing")
+
+
+# Versions.
+
+_SUFFIX = r"(?:-(?P<prerelease>[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:[+_][0-9A-Za-z._+-]+)?"
+_VERSION = rf"v?(?P<numbers>[0-9]+(?:\.[0-9]+){{0,2}}){_SUFFIX}"
+
+_Release = tuple[int, int, int]  # major, minor, patch
+
+
+class Version(NamedTuple):
+    """The parts of a version that determine its precedence. Tuple comparison orders versions.
+
+    A listing may have a million versions, so the record is kept small.
+    """
+
+    release: _Release
+    is_release: bool = True  # False for a pre-release, which comes before its release
+    identifiers: str = ""  # of a pre-release: the concatenated results of `_sort_key`
+
+    @property
+    def is_prerelease(self) -> bool:
+        return not self.is_release
+
+
+def parse_version(tag: str) -> Version | None:
+    """Parse a tag as a version. Missing numbers are 0. Returns None if the tag is not a version."""
+    match = re.fullmatch(_VERSION, tag) if len(tag) <= _MAX_LENGTH else None
+    if match is None:
+        return None
+    numbers = [int(number) for number in match["numbers"].split(".")]
+    return _make_version(numbers, match["prerelease"])
+
+
+def _make_version(numbers: Sequence[int], prerelease: str | None = None) -> Version:
+    """Return the version with up to three numbers. Missing numbers are 0."""
+    major, minor, patch = (*numbers, 0, 0, 0)[:3]
+    release = (major, minor, patch)
+    if prerelease is None:
+        return Version(release)
+    identifiers = "".join(_sort_key(identifier) for identifier in prerelease.split("."))
+    return Version(release, is_release=False, identifiers=identifiers)
+
+
+def _sort_key(identifier: str) -> str:
+    """Return a sort key for an identifier of a pre-release.
+
+    The concatenated keys of two pre-releases compare as SemVer compares the pre-releases. Numbers
+    sort below words. The key of a number is `\\1`, the count of its digits, and the digits. The key
+    of a word is `\\2`, the word, and `\\0`, so that a word sorts below longer words that begin with
+    it.
+    """
+    if not identifier.isdigit():
+        return f"\2{identifier}\0"
+    digits = identifier.lstrip("0")
+    return f"\1{len(digits):04}{digits}"
+
+
+# Ranges.
+
+_PART = r"(?:[0-9]+|[xX*])"
+_OPERATOR = r"(?P<operator>==|!=|>=|<=|[=<>^~])?"
+_COMPARATOR = rf"{_OPERATOR}[ \t]*v?(?P<numbers>{_PART}(?:\.{_PART}){{0,2}}){_SUFFIX}"
+_HYPHEN_RANGE = r"([^ \t]+)[ \t]+-[ \t]+([^ \t]+)"
+
+# Below and above every version that a tag can represent.
+_LOWEST = Version((0, 0, 0), is_release=False)
+_HIGHEST = Version((10**_MAX_LENGTH, 0, 0))
+
+
+class Comparator(NamedTuple):
+    """One condition of a range, such as `>=1.2`, as a half-open interval of versions."""
+
+    low: Version  # included
+    high: Version  # not included
+    is_negated: bool  # True for `!=`: versions outside the interval are admitted
+    # The release whose pre-release the comparator mentions, if any: 1.2.0 for `>=1.2.0-rc.1`.
+    prerelease_of: _Release | None
+
+    def admits(self, version: Version) -> bool:
+        return (self.low <= version < self.high) is not self.is_negated
+
+
+# The alternatives of a range, which are joined by `||`. An alternative is a list of comparators,
+# which are joined by `,`. A version must satisfy all comparators of at least one alternative.
+Range = tuple[tuple[Comparator, ...], ...]
+
+
+def admits(range_: Range, version: Version, prerelease: Prerelease = "exclude") -> bool:
+    """Report whether a version is in a range under a rule for pre-releases."""
+    if prerelease == "only" and version.is_release:
+        return False
+    return any(_all_admit(comparators, version, prerelease) for comparators in range_)
+
+
+def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: Prerelease) -> bool:
+    """Report whether a version satisfies all comparators of one alternative, as in node-semver.
+
+    A comparator that mentions a pre-release, such as `>=1.2.0-rc.1` (but not `!=1.2.0-rc.1`),
+    permits all pre-releases of that release. The rule `exclude` refuses all other pre-releases.
+    """
+    permitted_releases = [each.prerelease_of for each in comparators if not each.is_negated]
+    if version.is_release or version.release in permitted_releases:
+        return all(comparator.admits(version) for comparator in comparators)
+    if prerelease == "exclude":
+        return False
+
+    # By the other rules the release is compared in place of its pre-release: 1.3.0 for 1.3.0-rc.1.
+    # But `!=1.2.0-rc.1` excludes 1.2.0-rc.1, and not 1.2.0-rc.2.
+    release = Version(version.release)
+    return all(
+        comparator.admits(version if comparator.prerelease_of == version.release else release)
+        for comparator in comparators
+    )
+
+
+def parse_range(text: str) -> Range:
+    """Parse a range. Raises ValueError if it is invalid."""
+    if len(text) > _MAX_LENGTH:
+        raise ValueError(f"a range is limited to {_MAX_LENGTH} characters")
+    return tuple(
+        tuple(_parse_comparator(word.strip(" \t")) for word in alternative.split(","))
+        for alternative in text.split("||")
+    )
+
+
+def _parse_comparator(word: str) -> Comparator:
+    """Parse one comparator, such as `>=1.2`. Raises ValueError if it is invalid."""
+    match = re.fullmatch(_COMPARATOR, word)
+    if match is None:
+        raise ValueError(_explain_invalid(word))
+    # As in node-semver, parts after the first `x` or `*` are ignored.
+    numbers = [int(part) for part in takewhile(str.isdigit, match["numbers"].split("."))]
+    prerelease = match["prerelease"]
+    if prerelease is not None and len(numbers) < 3:
+        raise ValueError(
+            f"{word!r} names a pre-release of a partial version: write all three numbers"
+        )
+
+    version = _make_version(numbers, prerelease)
+    operator = match["operator"]
+    start = version if numbers else _LOWEST
+    end = _upper_bound(version, numbers, operator)
+    bounds = {
+        ">": (end, _HIGHEST),
+        ">=": (start, _HIGHEST),
+        "<": (_LOWEST, start),
+        "<=": (_LOWEST, end),
+    }
+    low, high = bounds.get(operator, (start, end))
+    prerelease_of = None if version.is_release else version.release
+    return Comparator(low, high, is_negated=operator == "!=", prerelease_of=prerelease_of)
+
+
+def _explain_invalid(word: str) -> str:
+    """Return the error message for a text that is not a comparator."""
+    hyphen = re.fullmatch(_HYPHEN_RANGE, word)
+    if hyphen is not None:
+        return f"hyphen ranges are not supported: write '>={hyphen[1]},<={hyphen[2]}'"
+    forms = "write '*', 1.x, 1.2 or 1.2.3, optionally after = == != > >= < <= ^ ~"
+    return f"{word!r} is not a comparator: {forms}; join comparators with a comma"
+
+
+def _upper_bound(version: Version, numbers: list[int], operator: str | None) -> Version:
+    """Return the exclusive upper bound of the versions that `1.2`, `^1.2` or `~1.2` stands for.
+
+    `1.2` stands for the versions from 1.2.0 to below 1.3.0, `^1.2.3` for the versions from 1.2.3 to
+    below 2.0.0, and `~1.2.3` for the versions from 1.2.3 to below 1.3.0. `1.2.3` stands only for
+    itself. `numbers` are the numbers in the text of `version`.
+    """
+    if len(numbers) == 3 and operator not in ("^", "~"):
+        # The interval contains only `version`, because no tag represents a version between it and
+        # this bound.
+        return version._replace(identifiers=version.identifiers + "\0")
+
+    fixed_numbers = numbers  # the leading numbers that all these versions have in common
+    if operator == "^":
+        # The numbers up to the first number that is not zero: ^0.2.3 means 0.2.x, ^0.0 means 0.0.x.
+        leading_zeros = len([*takewhile(lambda number: number == 0, numbers)])
+        fixed_numbers = numbers[: leading_zeros + 1]
+    elif operator == "~":
+        fixed_numbers = numbers[:2]
+    if not fixed_numbers:  # `*`
+        return _HIGHEST
+    *first, last = fixed_numbers
+    return _make_version([*first, last + 1])
+
+
+# Rules.
 
 
 class TagRule(NamedTuple):
@@ -259,14 +333,7 @@ class TagRule(NamedTuple):
         """
         if self.latest and not (self.sort or self.semver):
             raise ValueError("latest needs `sort` or `semver`, to say which tags are the highest")
-        if self.sort:
-            return self.sort
-        return "semver" if self.semver else None
-
-    @property
-    def drops_versions(self) -> bool:
-        """Whether the rule may drop a tag because of its version."""
-        return self.semver is not None or self.semver_prerelease in ("exclude", "only")
+        return self.sort or ("semver" if self.semver else None)
 
 
 class Selection(NamedTuple):
@@ -292,24 +359,6 @@ class Selection(NamedTuple):
             yield "nothing_selected", f"{source}: the mapping selects no tag"
 
 
-def select_literals(rule: TagRule) -> Selection | None:
-    """Return the selection of a rule that lists its tags without wildcards.
-
-    Returns None if the rule cannot be applied without a listing. Raises ValueError if a pattern is
-    invalid.
-    """
-    needs_listing = not rule.glob or rule.exclude or rule.drops_versions or rule.latest
-    if needs_listing:
-        return None
-    literals: list[str] = []
-    for pattern in rule.glob:
-        literal = literal_tag(pattern)
-        if literal is None:
-            return None
-        literals.append(literal)
-    return select(literals, rule)
-
-
 def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of docs/design.md section 5.
 
@@ -325,7 +374,7 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
         else:
             dropped[tag] = reason
 
-    ranked = _ordered(candidates, rule.order, compiled.version_of)
+    ranked = compiled.rank(candidates, rule.order)
     kept = ranked[: rule.latest]  # all of them if `latest` is None
     beyond_latest = ranked[len(kept) :]
 
@@ -334,16 +383,33 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     min_tags = rule.min_tags or 0
     if len(kept) < min_tags:
         order = rule.order or "semver"
-        by_version = [tag for tag, reason in dropped.items() if compiled.can_restore(tag, reason)]
-        restorable = (*beyond_latest, *_ordered(by_version, order, compiled.version_of))
+        by_version = [
+            tag
+            for tag, reason in dropped.items()
+            if reason in ("semver", "prerelease") and not compiled.is_excluded(tag)
+        ]
+        restorable = [*beyond_latest, *compiled.rank(by_version, order)]
         restored = restorable[: min_tags - len(kept)]
         if restored:  # otherwise `kept` must remain in its own order
-            kept = _ordered((*kept, *restored), order, compiled.version_of)
+            kept = compiled.rank([*kept, *restored], order)
 
     dropped |= dict.fromkeys(beyond_latest, "latest")
     for tag in kept:
         dropped.pop(tag, None)  # a restored tag
-    return Selection(kept, dropped, min_tags)
+    return Selection(tuple(kept), dropped, min_tags)
+
+
+def select_literals(rule: TagRule) -> Selection | None:
+    """Return the selection of a rule that lists its tags without wildcards.
+
+    Returns None if the rule cannot be applied without a listing. Raises ValueError if a pattern is
+    invalid.
+    """
+    drops_versions = rule.semver is not None or rule.semver_prerelease in ("exclude", "only")
+    if not rule.glob or rule.exclude or drops_versions or rule.latest:
+        return None
+    literals = [tag for tag in map(literal_tag, rule.glob) if tag is not None]
+    return select(literals, rule) if len(literals) == len(rule.glob) else None
 
 
 def selectable(tags: Iterable[str], rule: TagRule) -> tuple[str, ...]:
@@ -351,14 +417,8 @@ def selectable(tags: Iterable[str], rule: TagRule) -> tuple[str, ...]:
 
     The effect of `latest` is ignored, and `min_tags` is assumed to restore every tag that it can.
     """
-    compiled = _CompiledRule(rule)
-    restores_tags = bool(rule.min_tags)
-    selected: list[str] = []
-    for tag in tags:
-        reason = compiled.reason_to_drop(tag)
-        if reason is None or (restores_tags and compiled.can_restore(tag, reason)):
-            selected.append(tag)
-    return tuple(selected)
+    most = sys.maxsize if rule.min_tags else None
+    return select(tags, rule._replace(latest=None, min_tags=most)).kept
 
 
 class _CompiledRule:
@@ -388,45 +448,33 @@ class _CompiledRule:
             return "exclude"
         return reason
 
-    def can_restore(self, tag: str, reason: Reason) -> bool:
-        """Report whether `min_tags` may restore a tag that was dropped for `reason`."""
-        return reason in ("semver", "prerelease") and not self.is_excluded(tag)
-
     def _reason_by_version(self, tag: str) -> Reason | None:
-        """Return "semver" if the range drops a tag, or "prerelease" if the rule for pre-releases
-        does.
+        """Return "semver" if the range drops a tag, "prerelease" if only the rule for pre-releases
+        does, or None.
 
-        Returns None if neither drops the tag. Without a range, a tag that is not a version counts
-        as a release.
+        Without a range, a tag that is not a version counts as a release.
         """
-        if self.range is None:
-            if self.prerelease == "include":
-                return None
-            version = self.version_of(tag)
-            is_prerelease = version is not None and version.is_prerelease
-            is_wanted = is_prerelease == (self.prerelease == "only")
-            return None if is_wanted else "prerelease"
-        version = self.version_of(tag)
-        if version is None:
-            return "semver"
-        if admits(self.range, version, self.prerelease):
+        if self.range is None and self.prerelease == "include":
             return None
-        # If the range admits the version as a pre-release, the rule for pre-releases is the reason.
-        return "prerelease" if admits(self.range, version, "include") else "semver"
+        version = self.version_of(tag)
+        if self.range is None:
+            is_prerelease = version is not None and version.is_prerelease
+            return None if is_prerelease == (self.prerelease == "only") else "prerelease"
+        if version is None or not admits(self.range, version, "include"):
+            return "semver"
+        return None if admits(self.range, version, self.prerelease) else "prerelease"
 
+    def rank(self, tags: list[str], order: _Order | None) -> list[str]:
+        """Sort tags with the highest first. If `order` is None, the order is unchanged.
 
-def _ordered(
-    tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]
-) -> tuple[str, ...]:
-    """Sort tags with the highest first. If `order` is None, the order is unchanged.
-
-    Tags with equal versions, and tags that are not versions, are sorted by descending code points.
-    """
-    if order is None:
-        return tuple(tags)
-    by_text = sorted(tags, reverse=True)
-    if order == "alpha":
-        return tuple(by_text)
-    # The key of a tag that is not a version is the empty tuple, which is below every version.
-    # Because the sort is stable, tags with equal keys remain sorted by text.
-    return tuple(sorted(by_text, key=lambda tag: version_of(tag) or (), reverse=True))
+        Tags with equal versions, and tags that are not versions, are sorted by descending code
+        points.
+        """
+        if order is None:
+            return tags
+        by_text = sorted(tags, reverse=True)
+        if order == "alpha":
+            return by_text
+        # The key of a tag that is not a version is the empty tuple, which is below every version.
+        # Because the sort is stable, tags with equal keys remain sorted by text.
+        return sorted(by_text, key=lambda tag: self.version_of(tag) or (), reverse=True)

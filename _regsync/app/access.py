@@ -19,7 +19,7 @@ from _regsync.app.console import Console
 from _regsync.app.environment import connected
 from _regsync.config import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
-from _regsync.oci.manifest import Descriptor
+from _regsync.oci import Descriptor
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.transport import Transport

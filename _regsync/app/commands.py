@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from _regsync.app.report_file import ReportedRun
     from _regsync.app.running import RunKind
     from _regsync.config import ArtifactRule, Config, ConfigFile, MappingRule, Registry
-    from _regsync.oci.manifest import Platform
-    from _regsync.oci.reference import Reference
+    from _regsync.oci import Platform, Reference
     from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
     from _regsync.tags import TagRule
@@ -147,12 +146,13 @@ def read_lock(arguments: Namespace, config: Config) -> Lock | None:
 
 def read_reference(text: str) -> Reference:
     """Parse a reference from the command line. The path of an image layout is made absolute."""
-    from _regsync.oci.reference import parse_reference
+    from _regsync.oci import LAYOUT_SCHEME, parse_reference
 
     reference = parse_reference(text)
     if reference.is_in_layout:
-        path = os.path.abspath(os.path.expanduser(reference.host))
-        reference = reference._replace(host=path)
+        path = reference.registry.removeprefix(f"{LAYOUT_SCHEME}:")
+        path = os.path.abspath(os.path.expanduser(path))
+        reference = reference._replace(registry=f"{LAYOUT_SCHEME}:{path}")
     return reference
 
 

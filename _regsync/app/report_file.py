@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from _regsync.errors import ConfigError
-from _regsync.oci.reference import split_full_name
+from _regsync.oci import split_full_name
 from _regsync.sync.report import general_message
 from _regsync.text import printable
 

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from _regsync.app.report_file import Cause, ReportedImage, ReportedRun
-from _regsync.oci.reference import full_name, split_full_name
+from _regsync.oci import full_name, split_full_name
 from _regsync.text import duration_text, size_text
 
 # Bytes. GitHub accepts 1 MiB for the summary of one step, to which a job may add text of its own.

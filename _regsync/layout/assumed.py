@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from _regsync.errors import ConfigError, SyncError
 from _regsync.files import open_safely
 from _regsync.layout.index import LARGEST_INDEX, read_lines
-from _regsync.oci.reference import LAYOUT_SCHEME, begins_with_host, split_full_name
+from _regsync.oci import LAYOUT_SCHEME, begins_with_host, split_full_name
 from _regsync.text import printable, reason_of
 
 

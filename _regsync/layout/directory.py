@@ -48,8 +48,7 @@ from _regsync.layout.disk import (
 )
 from _regsync.layout.index import Entry, Index
 from _regsync.layout.saved_index import SavedIndex
-from _regsync.oci.manifest import Descriptor
-from _regsync.oci.reference import split_digest
+from _regsync.oci import Descriptor, split_digest
 from _regsync.text import printable, size_text
 
 if TYPE_CHECKING:

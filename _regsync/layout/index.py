@@ -19,13 +19,16 @@ from typing import Any, NamedTuple
 
 from _regsync.crypto import DIGEST_HEX_LENGTHS
 from _regsync.errors import ConfigError, ContentError
-from _regsync.oci.manifest import Descriptor, Manifest, load_json, read_descriptor
-from _regsync.oci.reference import (
+from _regsync.oci import (
+    Descriptor,
+    Manifest,
     begins_with_host,
     check_digest,
     is_repository,
     is_tag,
+    load_json,
     parse_reference,
+    read_descriptor,
     referrers_tag,
 )
 
@@ -361,7 +364,8 @@ def _parse_full_name(text: str) -> _Names:
         return _Names()
     if reference.tag is None:
         return _Names()
-    with_host = f"{reference.host}/{reference.repository}"
+    host = reference.registry.rpartition("://")[2]
+    with_host = f"{host}/{reference.repository}"
     repositories = [reference.repository, with_host]
     return _Names(reference.tag, full_repositories=tuple(filter(is_repository, repositories)))
 

@@ -27,8 +27,7 @@ from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import Entry, Index, image_entry, unnamed_entry
 from _regsync.net.wire import Pieces
-from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
-from _regsync.oci.reference import check_digest, image_name, is_digest
+from _regsync.oci import Descriptor, Manifest, check_digest, image_name, is_digest, parse_manifest
 from _regsync.providers import Dialect
 from _regsync.registry.lease import Lease
 from _regsync.registry.throttle import Demand, RegistryLimits

@@ -18,7 +18,7 @@ from _regsync.errors import ContentError
 from _regsync.files import PARTIAL_SUFFIX, Stamp, open_safely, stamp_of
 from _regsync.layout.disk import LayoutError, disk_errors, lstat_or_none, put_in_place, replace_file
 from _regsync.layout.index import LARGEST_INDEX, Index, parse_index
-from _regsync.oci.manifest import load_json
+from _regsync.oci import load_json
 from _regsync.text import printable
 
 _VERSION_FILE = "oci-layout"

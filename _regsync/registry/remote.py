@@ -25,8 +25,16 @@ from _regsync.errors import (
     WrongBytes,
 )
 from _regsync.net.wire import Header, Response
-from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
-from _regsync.oci.reference import check_digest, image_name, is_digest, is_tag
+from _regsync.oci import (
+    ACCEPT_MANIFESTS,
+    Descriptor,
+    Manifest,
+    check_digest,
+    image_name,
+    is_digest,
+    is_tag,
+    parse_manifest,
+)
 from _regsync.providers import DIALECTS, api_repository
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.lease import Lease

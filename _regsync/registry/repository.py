@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.net.wire import Pieces
-from _regsync.oci.manifest import Descriptor, Manifest
+from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import Dialect
 from _regsync.registry.host import Host
 from _regsync.registry.lease import Lease

@@ -38,7 +38,7 @@ from typing import NoReturn, Protocol
 from _regsync.auth.tokens import Refusal
 from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryError, SyncError
 from _regsync.net.wire import SESSION_GONE, Header, Pieces, Response
-from _regsync.oci.manifest import Descriptor
+from _regsync.oci import Descriptor
 from _regsync.providers import Dialect
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.lease import Lease

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from _regsync.crypto import hash_hex
-from _regsync.oci.reference import split_digest
+from _regsync.oci import split_digest
 
 # The first byte of a key, by the algorithm of its digest.
 _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}

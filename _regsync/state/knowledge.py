@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from _regsync.oci.reference import LAYOUT_SCHEME, is_repository
+from _regsync.oci import LAYOUT_SCHEME, is_repository
 from _regsync.state.archive import (
     MOST_HOLDERS,
     NO_CHECK,

@@ -26,7 +26,7 @@ from _regsync.errors import (
     SyncError,
     WrongBytes,
 )
-from _regsync.oci.manifest import MAX_INDEX_DEPTH, Descriptor, Manifest
+from _regsync.oci import MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey, digest_like, key_of

@@ -46,8 +46,7 @@ from _regsync.errors import (
 )
 from _regsync.files import open_safely, replacing
 from _regsync.net.wire import Pieces
-from _regsync.oci.manifest import Descriptor, Manifest
-from _regsync.oci.reference import split_digest
+from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import CHUNK
 from _regsync.registry.outage import is_outage
 from _regsync.registry.repository import BlobBody, BlobUpload, Repository

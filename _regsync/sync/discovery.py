@@ -20,8 +20,15 @@ from _regsync import tags as tags_module
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.layout.layouts import Layouts
-from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manifest, trim_index
-from _regsync.oci.reference import is_digest, is_referrer_tag
+from _regsync.oci import (
+    MAX_INDEX_DEPTH,
+    TRIM_RULE,
+    Descriptor,
+    Manifest,
+    is_digest,
+    is_referrer_tag,
+    trim_index,
+)
 from _regsync.registry.host import Host
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from _regsync.oci.manifest import Descriptor, Manifest
+from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.image import BlobResult, Image

@@ -16,8 +16,7 @@ from functools import partial
 from _regsync.config import MappingRule
 from _regsync.errors import ContentError, RegistryError
 from _regsync.layout.layouts import Layouts
-from _regsync.oci.manifest import Descriptor, Manifest, digest_only_descriptor, referrer_entry
-from _regsync.oci.reference import is_digest
+from _regsync.oci import Descriptor, Manifest, digest_only_descriptor, is_digest, referrer_entry
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import ArtifactCheck, Snapshot

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from _regsync.config import ArtifactRule, MappingRule
 from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError, Problem
-from _regsync.oci.manifest import parse_platform
-from _regsync.oci.reference import check_digest, is_tag, split_full_name
+from _regsync.oci import check_digest, is_tag, parse_platform, split_full_name
 from _regsync.state.archive import RepositoryKey
 from _regsync.state.seen import SeenKey
 from _regsync.tags import TagRule

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import anyio
 
 from _regsync.errors import ContentError, RegistryError
-from _regsync.oci.manifest import Descriptor, Manifest, extend_referrers_list, referrer_entry
-from _regsync.oci.reference import referrers_tag
+from _regsync.oci import Descriptor, Manifest, extend_referrers_list, referrer_entry, referrers_tag
 from _regsync.registry.repository import Repository, is_immutable
 from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge

@@ -18,8 +18,7 @@ import anyio
 
 from _regsync.config import MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
-from _regsync.oci.manifest import Descriptor, Manifest
-from _regsync.oci.reference import referrers_tag
+from _regsync.oci import Descriptor, Manifest, referrers_tag
 from _regsync.registry.repository import Repository
 from _regsync.state.archive import (
     NO_CHECK,

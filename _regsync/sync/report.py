@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from _regsync.errors import AuthError, RegsyncError
-from _regsync.oci.reference import split_full_name
+from _regsync.oci import split_full_name
 from _regsync.text import duration_text, size_text, time_text
 
 # How many artifacts ended in which way.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from _regsync.config import Config, MappingRule, Registry
-from _regsync.oci.reference import is_tag
+from _regsync.oci import is_tag
 from _regsync.sync.mappings import ALL_TAGS, WantedTag
 from _regsync.tags import TagRule, select_literals, selectable
 

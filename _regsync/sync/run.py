@@ -23,7 +23,7 @@ import anyio.abc
 from _regsync.config import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.layout.layouts import Layouts
-from _regsync.oci.reference import is_digest
+from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import COPIED, NO_CHECK, Snapshot, key_of

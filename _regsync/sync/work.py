@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from _regsync.errors import RegistryError, Side, SyncError
-from _regsync.oci.manifest import Descriptor, Manifest
+from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository, is_immutable, may_lack_part
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey, Snapshot, key_of

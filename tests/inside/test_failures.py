@@ -14,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from _regsync.errors import ContentError, SyncError
-from _regsync.oci.manifest import Manifest
+from _regsync.oci import Manifest
 from _regsync.state.archive import RepositoryKey
 from _regsync.sync import discovery
 from _regsync.sync.once import Once

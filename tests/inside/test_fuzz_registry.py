@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from _regsync.addresses import Origin
 from _regsync.config import Registry
 from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireError
-from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
-from _regsync.oci.reference import check_digest, digest_of, is_tag
+from _regsync.oci import Descriptor, Manifest, check_digest, digest_of, is_tag, parse_manifest
 from _regsync.registry.host import Machine
 from _regsync.registry.redirects import resolve_location
 from _regsync.registry.remote import RemoteRepository, _tags_of

@@ -75,8 +75,7 @@ def test_a_fact_from_a_clock_that_is_years_ahead_is_not_believed():
 
 @pytest.mark.anyio
 async def test_a_staged_file_that_was_changed_is_not_sent_whole(tmp_path):
-    from _regsync.oci.manifest import Descriptor
-    from _regsync.oci.reference import digest_of
+    from _regsync.oci import Descriptor, digest_of
 
     body = bytes(range(256)) * 8192
     blob = Descriptor("a/b", digest_of(body), len(body))

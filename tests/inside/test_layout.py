@@ -24,8 +24,7 @@ from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import Index, image_entry, parse_index, read_lines, unnamed_entry
 from _regsync.layout.repository import LayoutHost, LayoutRepository
-from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
-from _regsync.oci.reference import referrers_tag
+from _regsync.oci import Descriptor, Manifest, parse_manifest, referrers_tag
 from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
 from tests.ends import run_regsync

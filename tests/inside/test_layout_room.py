@@ -10,7 +10,7 @@ import pytest
 
 from _regsync.layout.directory import Layout
 from _regsync.layout.disk import LayoutError
-from _regsync.oci.manifest import Descriptor
+from _regsync.oci import Descriptor
 from tests.layouts import blob_path, digest_of, files_of, make_layout
 
 

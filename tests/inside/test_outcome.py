@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from _regsync.errors import ContentError
-from _regsync.oci.manifest import Descriptor
+from _regsync.oci import Descriptor
 from _regsync.state.archive import RepositoryKey
 from _regsync.sync.image import BlobResult, Image, ImageCopy, Traffic
 

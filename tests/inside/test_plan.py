@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from _regsync.config import ArtifactRule, MappingRule, Registry
 from _regsync.errors import ContentError
-from _regsync.oci.manifest import Descriptor, Manifest, Platform
+from _regsync.oci import Descriptor, Manifest, Platform
 from _regsync.sync.election import Election, Pending
 from _regsync.sync.image import Image, Tree, build_tree
 from _regsync.sync.mappings import assign_tags, group_mappings

@@ -17,7 +17,7 @@ import pytest
 from _regsync.app import cli
 from _regsync.app.console import Progress
 from _regsync.config import TAGS
-from _regsync.oci.reference import parse_reference
+from _regsync.oci import parse_reference
 from _regsync.sync.report import schema
 from tests.ends import run_regsync
 from tests.pages import PAGES_FOR_USERS
@@ -61,7 +61,7 @@ def test_every_command_line_is_understood(words):
     if arguments.command == "copy" and arguments.src != "SRC":
         assert parse_reference(arguments.src).repository
         target = parse_reference(arguments.dst)
-        assert target.is_in_layout or target.host in {"registry.example.com", "localhost:5000"}
+        assert target.is_in_layout or target.registry in {"registry.example.com", "localhost:5000"}
 
 
 OFFLINE = {"expand", "report", "schema", "validate", "version"}

@@ -122,9 +122,7 @@ def test_a_signal_before_a_run_listens_ends_the_program(tmp_path, number, comman
 
 @SIGNALS
 @pytest.mark.parametrize("command", ["sync", "tags", "copy"])
-@pytest.mark.parametrize(
-    "place", ["_regsync.oci.reference.parse_reference", "_regsync.config.load"]
-)
+@pytest.mark.parametrize("place", ["_regsync.oci.parse_reference", "_regsync.config.load"])
 def test_a_signal_that_comes_before_a_run_in_a_callback_ends_it(tmp_path, number, command, place):
     """Also where an exception would be lost or told: in an import, in a callback."""
     check_ended_before_a_run(tmp_path, number, command, place)

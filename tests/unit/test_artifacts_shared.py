@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from _regsync.oci.reference import referrers_tag
+from _regsync.oci import referrers_tag
 from conformance.client.graphs import equal, walk
 from conformance.content.images import Seed
 from tests.ends import Virtual, document, only, tags

@@ -27,7 +27,7 @@ from _regsync.config import (
     substitute,
 )
 from _regsync.errors import ConfigError
-from _regsync.oci.manifest import Platform
+from _regsync.oci import Platform
 from _regsync.tags import TagRule
 from tests.unit.configs import NAMES, SECTIONS, TREES
 

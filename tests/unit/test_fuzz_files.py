@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync.errors import ContentError
-from _regsync.oci.manifest import parse_manifest, parse_platform, trim_index
-from _regsync.oci.reference import digest_of
+from _regsync.oci import digest_of, parse_manifest, parse_platform, trim_index
 from tests.fuzzing import fuzz, trees
 
 INDEX, IMAGE = (

@@ -15,10 +15,9 @@ from _regsync.auth.challenge import Challenge, parse_challenges
 from _regsync.config import parse_duration, parse_registry_url, parse_size, shown_form, substitute
 from _regsync.errors import ConfigError
 from _regsync.net.proxies import proxy_for
-from _regsync.oci.reference import is_repository, is_tag, parse_reference
-from _regsync.semver import admits, parse_range, parse_version
-from _regsync.tags import compile_glob
-from tests.fuzzing import Watched, fuzz, scraps
+from _regsync.oci import is_repository, is_tag, parse_reference
+from _regsync.tags import admits, compile_glob, parse_range, parse_version
+from tests.fuzzing import fuzz, scraps
 
 # Durations and sizes.
 
@@ -126,7 +125,7 @@ def test_variables_without_end_are_looked_at_once(unit):
 
 # Globs.
 
-_PATTERN = scraps("* ? a b - [ab] [!a] [a-b] { } , \\a \\* [b-] [] [\\]]", most=8, other="ab*")
+_PATTERN = scraps("* ? a b - [ab] [!a] [a-b] { } , \\a \\* [b-] []", most=8, other="ab*")
 
 
 def expression(pattern: str) -> str:
@@ -134,12 +133,8 @@ def expression(pattern: str) -> str:
     out, depth, at = "", 0, 0
     while at < len(pattern):
         letter = pattern[at]
-        if letter == "\\":
-            out, at = out + re.escape(pattern[at + 1]), at + 1
-        elif letter == "[":
-            end = at + 1
-            while pattern[end] != "]":
-                end += 2 if pattern[end] == "\\" else 1
+        if letter == "[":
+            end = pattern.index("]", at)
             members = pattern[at + 1 : end].replace("[", "\\[")
             out, at = out + f"[{'^' + members[1:] if members[0] == '!' else members}]", end
         elif letter in "{}":
@@ -162,21 +157,6 @@ def test_globs_match_what_regular_expressions_match(pattern, names):
         return
     same = re.compile(expression(pattern), re.DOTALL)
     assert [matches(name) for name in names] == [same.fullmatch(name) is not None for name in names]
-
-
-@fuzz(60)
-@given(
-    st.lists(
-        st.sampled_from(["*", "?", "a", "{a,b}", "{*,a*}", "{a,{a,*}}", "[ab]", "[!b]"]),
-        min_size=1,
-        max_size=60,
-    )
-)
-def test_no_glob_looks_more_than_once_at_a_character_for_one_of_its_own(pieces):
-    pattern = "".join(pieces) + "?"
-    tag = Watched("ab" * 64)
-    compile_glob(pattern)(tag)
-    assert tag.looks <= len(pattern) * (len(tag) + 1)
 
 
 # Versions and ranges, in the words of node-semver: a partial version stands for all that begin so.

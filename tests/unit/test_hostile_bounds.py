@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from _regsync.errors import ContentError
-from _regsync.oci.reference import check_digest
+from _regsync.oci import check_digest
 
 # Bombs: a small answer that names much more, or is large in memory.
 

@@ -14,29 +14,27 @@ from hypothesis import strategies as st
 
 from _regsync.config import Config, registry_for
 from _regsync.errors import ConfigError, ContentError
-from _regsync.oci.manifest import (
+from _regsync.oci import (
     ACCEPT_MANIFESTS,
     Descriptor,
     Manifest,
     Platform,
-    extend_referrers_list,
-    parse_manifest,
-    parse_platform,
-    platform_matches,
-    trim_index,
-)
-from _regsync.oci.reference import (
     Reference,
     check_digest,
     digest_of,
+    extend_referrers_list,
     full_name,
     is_referrer_tag,
     is_repository,
     is_tag,
+    parse_manifest,
+    parse_platform,
     parse_reference,
+    platform_matches,
     referrers_tag,
     split_digest,
     split_full_name,
+    trim_index,
 )
 
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -468,6 +466,13 @@ def test_unknown_things_are_tolerated() -> None:
 )
 def test_platform_that_nobody_can_ask_for_is_none(platform: object) -> None:
     assert parse(index(entry(1, MANIFEST, platform=platform))).children[0].platform is None
+
+
+@pytest.mark.parametrize(
+    ("data", "content"), [("W10=", b"[]"), ("W10", None), ("", None), ("é", None)]
+)
+def test_embedded_data_is_what_its_base64_says_or_none(data: str, content: bytes | None) -> None:
+    assert parse(image(ENTRY | {"data": data})).layers[0].data == content
 
 
 def test_index_of_nobody_is_empty_when_go_wrote_null() -> None:

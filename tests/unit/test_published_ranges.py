@@ -14,7 +14,7 @@ import re
 
 import pytest
 
-from _regsync.semver import Prerelease, admits, parse_range, parse_version
+from _regsync.tags import Prerelease, admits, parse_range, parse_version
 
 EXCLUDE = """
 >=1.0.0,<=2.0.0        takes 1.2.3                         not 2.2.3

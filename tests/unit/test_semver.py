@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.semver import Prerelease, Version, admits, parse_range, parse_version
+from _regsync.tags import Prerelease, Version, admits, parse_range, parse_version
 
 VERSIONS = [
     "1", "v1", "1.2", "v1.2.3", "01.002.3", "20240131", "1.2.3-rc.1", "1.2-alpine", "1.2.3_5",
