@@ -15,6 +15,7 @@ Follows: docs/specification.md section 1.1, docs/design.md section 6 (rules 11, 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections import defaultdict
@@ -44,7 +45,7 @@ from _regsync.errors import (
     WireError,
     WrongBytes,
 )
-from _regsync.files import open_safely, replacing
+from _regsync.files import is_link_free, open_safely, replacing
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import CHUNK
@@ -444,6 +445,8 @@ class Staging:
         algorithm, encoded = split_digest(blob.digest)
         folder = os.path.join(self._directory, algorithm)
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        if not is_link_free(folder):
+            raise OSError(errno.ELOOP, "a link stands where a directory should be")
         return os.path.join(folder, encoded)
 
     def close(self) -> None:

@@ -9,25 +9,22 @@ traceback, no second line.
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 
-from _regsync.sync import staging
 from conformance.content.images import Image, Seed
 from conformance.registry.app import App
 from conformance.server.sockets import Server
-from tests.ends import Peer, Ran, Start, document, run_regsync, tags
+from tests.ends import Peer, Ran, Start, run_regsync
 
 USER, SECRET = "captain", "hunter2"
 
@@ -120,28 +117,6 @@ def scene(
 def proxy(scene: Scene, status: str, login: str = "") -> Ran:
     speaker = scene.says(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
     return scene.copy(source="registry.example", proxy=speaker, login=login)
-
-
-@pytest.mark.provokes("blob_pulled_twice")
-def test_a_full_disk_fails_nothing_and_is_said_once(scene, monkeypatch):
-    class Full(FileIO):
-        def write(self, data: Any) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(staging, "FileIO", Full)
-    Seed(3).image(sizes=(1_500_000, 1_600_000)).load_into(scene.app, "app", tag="v2")
-    servers = {"source": scene.source, "a": scene.target, "b": scene.serve()}
-    config = document(
-        servers, {"from": "app", "tags": tags("v2")}, **{"global": {"cache_dir": "cache"}}
-    )
-    path = scene.directory / "mirror.yaml"
-    path.write_text(config)
-    ran = run_regsync("sync", "-c", str(path))
-    assert ran.status == 0, ran.err
-    assert [line for line in ran.err.splitlines() if "artifacts" not in line] == [
-        "warning: blobs cannot be staged in the staging directory: No space left on device; "
-        "the targets share one download instead, at the pace of the slowest"
-    ]
 
 
 def test_a_defect_shows_no_traceback_unless_it_is_asked_for(scene, monkeypatch):

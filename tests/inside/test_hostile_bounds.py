@@ -91,21 +91,6 @@ def test_a_listing_of_too_many_pages_is_refused(source, target, monkeypatch):
     assert source.journal.count("GET", "tag_list") == 3
 
 
-def test_discovery_rests_while_heavy_manifests_wait(source, target, monkeypatch):
-    from _regsync.sync import election
-
-    monkeypatch.setattr(election, "_MAX_PENDING_BYTES", 1)
-    names = [f"v{number}" for number in range(40)]
-    for name in names:
-        Seed(len(name)).image(sizes=(50,)).load_into(source.app, "app", tag=name)
-    ran = sync(
-        {"source": source, "t": target},
-        {"from": "app", "tags": tags(*names)},
-        **{"global": {"max_concurrent_transfers": 1}},
-    )
-    assert ran.statuses() == ["synced"] * 40
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("what", ["tags", "referrers"])
 async def test_the_long_names_of_pages_are_not_kept(what, monkeypatch):

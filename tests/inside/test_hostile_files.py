@@ -8,14 +8,11 @@ no image is wrong (I5).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from _regsync import files
 from _regsync.state.archive import (
     ArtifactCheck,
     BlobEntry,
@@ -30,11 +27,7 @@ from _regsync.state.archive import (
 )
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync import staging as sync_staging
-from _regsync.sync.staging import Staging, StagingFailed
-from conformance.content.images import Seed
 from tests import states
-from tests.ends import document, held, run_regsync, tags
 
 pytestmark = pytest.mark.rule("R12")
 
@@ -73,37 +66,6 @@ def test_a_fact_from_a_clock_that_is_years_ahead_is_not_believed():
     assert [known.supports_mounts(host) for host in "ab"] == [None, True]
 
 
-@pytest.mark.anyio
-async def test_a_staged_file_that_was_changed_is_not_sent_whole(tmp_path):
-    from _regsync.oci import Descriptor, digest_of
-
-    body = bytes(range(256)) * 8192
-    blob = Descriptor("a/b", digest_of(body), len(body))
-
-    async def read(sink: Any) -> None:
-        await sink(memoryview(body))
-
-    staging = Staging(str(tmp_path))
-    async with staging.ensuring_staged(blob, read):
-        pass
-    path = tmp_path / "staged" / "sha256" / blob.digest.partition(":")[2]
-    changed = path.with_suffix(".new")
-    changed.write_bytes(body[:-1] + b"!")
-    changed.replace(path)
-    with staging.opened(blob) as pieces:
-        assert pieces is not None
-        given = 0
-
-        async def read_all() -> None:
-            nonlocal given
-            while piece := await pieces.next():
-                given += len(piece)
-
-        with pytest.raises(StagingFailed, match="on disk"):
-            await read_all()
-        assert 0 < given < len(body)
-
-
 CHANGES: list[Callable[[bytes], bytes]] = [
     lambda body: body[:-1] + b"!",
     lambda body: body[:9],
@@ -111,55 +73,7 @@ CHANGES: list[Callable[[bytes], bytes]] = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=["changed", "shorter", "longer"])
-def test_a_blob_that_was_changed_on_disk_is_read_again(tmp_path, serve, monkeypatch, change):
-    source, one, two = serve(), serve(), serve()
-    image = Seed(1).image(sizes=(3_000_000,)).load_into(source.app, "app", tag="v1")
-    replacing = files.replacing
-
-    @contextmanager
-    def tampered(path: str) -> Iterator[int]:
-        with replacing(path) as descriptor:
-            yield descriptor
-        if "staged" in path:
-            Path(path).write_bytes(change(Path(path).read_bytes()))
-
-    monkeypatch.setattr(sync_staging, "replacing", tampered)
-    config = tmp_path / "mirror.yaml"
-    ends = {"source": source, "t": one, "u": two}
-    config.write_text(
-        document(ends, {"from": "app", "tags": tags("v1")}, **{"global": {"cache_dir": "cache"}})
-    )
-    ran = run_regsync("sync", "--json", "-c", str(config))
-    assert ran.statuses() == ["synced", "synced"]
-    assert held(one, "app", image)
-    assert held(two, "app", image)
-    assert ran.err.count("changed on disk") == 1
-    # What was wrong never reached its end: nothing was put that a registry had to refuse.
-    assert [each.journal.count("PUT", "upload", status=400) for each in (one, two)] == [0, 0]
-
-
 # Pipes, links and directories of others.
-
-
-@pytest.mark.rule("R16")
-@pytest.mark.parametrize("linked", ["staged", "staged/sha256"])
-def test_a_directory_that_somebody_else_chose_is_neither_filled_nor_emptied(tmp_path, linked):
-    victim, link = tmp_path / "victim", tmp_path / "cache" / linked
-    inside = victim / "sha256" if linked == "staged" else victim
-    inside.mkdir(parents=True)
-    precious = inside / ("a" * 64)
-    precious.write_bytes(b"precious")
-    old = inside / f"{'b' * 64}.0011.partial"
-    old.write_bytes(b"precious")
-    os.utime(old, (0, 0))
-    link.parent.mkdir(parents=True)
-    link.symlink_to(victim)
-    staging = Staging(str(tmp_path / "cache"))
-    with pytest.raises(OSError, match="symbolic link is not followed"):
-        staging._folder("sha256")
-    staging.close()
-    assert sorted(inside.iterdir()) == [precious, old]
 
 
 @pytest.mark.rule("R16")

@@ -14,7 +14,6 @@ import pytest
 
 from _regsync.layout.directory import BlobFile
 from _regsync.net.wire import PIECE
-from _regsync.sync.relay import Relay
 from conformance.content.images import Image, Seed
 from conformance.server.memory import Link, Place
 from tests.ends import Virtual, document, only, tags
@@ -128,26 +127,3 @@ async def test_a_wrong_byte_in_whichever_piece_is_found_out(world, tmp_path, pla
     assert only(ran.images)["error"]["code"] == "CONTENT_ERROR"
     assert not (scene.disk / "index.json").exists()
     assert not blob_path(scene.disk, scene.digest).exists()
-
-
-async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(
-    world, tmp_path, monkeypatch
-):
-    """What came of the blob stays: the next run goes on behind it."""
-    plain = Relay._hash_read
-
-    def hash_read(self: Relay, count: int) -> memoryview:
-        if self._position == 2 * PIECE:
-            with self._response._layout.disk_errors():  # type: ignore[attr-defined]
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return plain(self, count)
-
-    scene = Scene(tmp_path, world)
-    scene.read_from_layout()
-    with monkeypatch.context() as patched:
-        patched.setattr(Relay, "_hash_read", hash_read)
-        ran = await scene.sync()
-    assert only(ran.images)["error"]["code"] == "SOURCE_ERROR"
-    assert only(scene.partials).stat().st_size == 2 * PIECE
-    assert (await scene.sync()).statuses() == ["synced"]
-    scene.check()

@@ -10,8 +10,7 @@ import pytest
 
 from conformance.content.images import Seed
 from conformance.server.sockets import Server
-from tests.ends import Ran, document, held, only, run_regsync, tags
-from tests.layouts import make_layout
+from tests.ends import Ran, document, only, run_regsync, tags
 
 ALL = {"artifacts": {"enabled": True}}
 
@@ -37,20 +36,6 @@ def run_file(directory: Path, name: str, text: str, *more: str) -> Ran:
 
 
 # As a source.
-
-
-@pytest.mark.provokes("manifest_invented")
-def test_a_layout_is_not_staged_for_several_targets(serve, seed, tmp_path, monkeypatch):
-    def refused(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a copy of what is on this machine")
-
-    monkeypatch.setattr("_regsync.sync.staging.Staging.ensuring_staged", refused)
-    image = seed.image(sizes=(2_000_000, 10))
-    make_layout(tmp_path / "disk", {"app:v1": image})
-    targets = {"one": serve(), "two": serve()}
-    ran = from_layout(tmp_path, targets, {"from": "app", "tags": tags("v1")})
-    assert ran.statuses() == ["synced"] * 2
-    assert all(held(each, "app", image) for each in targets.values())
 
 
 # What a configuration may say.

@@ -469,8 +469,7 @@ async def test_a_mount_that_an_outage_met_is_asked_for_again(world, how):
 
 
 @pytest.mark.parametrize("how", ["refused", "503"])
-@pytest.mark.parametrize("settings", [{"staging_size_limit": 0}, {}], ids=["shared", "staged"])
-async def test_a_reading_for_several_targets_goes_on_where_it_broke(world, how, settings, tmp_path):
+async def test_a_reading_for_several_targets_goes_on_where_it_broke(world, how, tmp_path):
     """After 40 s, twice as long as a request to a target is kept open for its source."""
     scene = World(world, images=0)
     blobs = scene.places["blobs"]
@@ -482,7 +481,7 @@ async def test_a_reading_for_several_targets_goes_on_where_it_broke(world, how, 
     config = document(
         {"source": scene.places["source"], **targets},
         {"from": "app", "tags": tags("*")},
-        **{"global": {"cache_dir": str(tmp_path), **settings}},
+        **{"global": {"cache_dir": str(tmp_path)}},
     )
     async with scene.away("blobs", how, 3.0, 40.0):
         if how == "503":

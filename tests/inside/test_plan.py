@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from _regsync.config import ArtifactRule, MappingRule, Registry
 from _regsync.errors import ContentError
 from _regsync.oci import Descriptor, Manifest, Platform
-from _regsync.sync.election import Election, Pending
-from _regsync.sync.image import Image, Tree, build_tree
+from _regsync.sync.image import Tree, build_tree
 from _regsync.sync.mappings import assign_tags, group_mappings
 from _regsync.tags import TagRule
 
@@ -153,75 +148,6 @@ def test_one_digest_with_two_sizes_is_refused_unless_it_is_not_needed():
 
 # --- leaders
 # ----------------------------------------------------------------------------------------
-
-
-def elected(*pending: tuple[str, str]) -> list[int]:
-    """Return the order in which images are taken, given as host and blobs (a letter each)."""
-    election = Election()
-    for number, (host, blobs) in enumerate(pending):
-        election.add(number, [(host, blob) for blob in blobs])
-    return [election.take() for _ in pending]
-
-
-def test_the_image_with_most_shared_blobs_leads():
-    assert elected(("h", "a"), ("h", "xyz"), ("h", "ab"), ("h", "b")) == [2, 0, 1, 3]
-
-
-def test_blobs_that_somebody_brings_already_count_for_nothing():
-    election = Election()
-    for number, blobs in enumerate(["c", "cd", "cd", "ab"]):
-        election.add(number, [("h", blob) for blob in blobs])
-    assert election.take() == 1
-    # Who comes later is given without what number 1 brings.
-    election.add(4, [("h", "a")])
-    assert [election.take() for _ in range(4)] == [3, 0, 2, 4]
-
-
-def test_blobs_are_shared_within_one_host_only():
-    assert elected(("h", "x"), ("one", "a"), ("two", "a")) == [0, 1, 2]
-
-
-def test_without_shared_blobs_the_first_that_came_goes_first():
-    assert elected(("h", "a"), ("h", "bc"), ("h", "")) == [0, 1, 2]
-
-
-@given(st.lists(st.sets(st.sampled_from("abcdefghij")), max_size=12))
-def test_the_election_is_the_greedy_set_cover(images):
-    """Whoever is taken gains most of what is shared among those who still wait and was not taken
-    before.
-    """
-    election, covered = Election(), set[str]()
-    waiting = dict(enumerate(images))
-    for number, blobs in waiting.items():
-        election.add(number, [("h", blob) for blob in sorted(blobs)])
-    while waiting:
-        wanted = Counter(blob for blobs in waiting.values() for blob in blobs - covered)
-        gains = {
-            number: sum(wanted[blob] > 1 for blob in blobs - covered)
-            for number, blobs in waiting.items()
-        }
-        number = election.take()
-        assert number == min(gains, key=lambda each: (-gains[each], each))
-        covered |= waiting.pop(number)
-
-
-def test_an_election_is_near_linear():
-    """2,000 images of 40 blobs, all shared: what is done per image does not grow with how many
-    there are.
-    """
-
-    def pushes(images: int) -> int:
-        election = Election()
-        for number in range(images):
-            election.add(
-                number, [("h", f"{(number * 7 + blob) % (images * 4)}") for blob in range(40)]
-            )
-        before = len(election._heap)
-        for _ in range(images):
-            election.take()
-        return before
-
-    assert pushes(2000) < 21 * pushes(100)
 
 
 # --- mappings
@@ -367,21 +293,6 @@ def test_whatever_names_what_is_lost_is_lost_with_it():
     assert grown.with_ancestors(frozenset({"a"})) == {"a", "one", "inner", "root"}
     assert grown.with_ancestors(frozenset({"three"})) == {"three", "root"}
     assert grown.with_ancestors(frozenset()) == frozenset()
-
-
-def test_an_image_that_shares_blobs_with_two_earlier_ones_leads_them():
-    assert elected(("h", "a"), ("h", "b"), ("h", "ab")) == [2, 0, 1]
-
-
-def test_no_more_than_512_candidates_wait():
-    pending = Pending()
-    for number in range(512):
-        assert not pending.is_full()
-        copy: Any = None
-        pending.add(Image(copy, tree(leaf(str(number))), str(number), b"", []), [])
-    assert pending.is_full()
-    pending.take()
-    assert not pending.is_full()
 
 
 def test_one_place_is_one_target_whichever_scheme_leads_there():

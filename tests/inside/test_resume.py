@@ -8,19 +8,16 @@ does.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import anyio
 import pytest
 import trio
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from _regsync.app import environment
 from _regsync.net.wire import PIECE
 from _regsync.registry.transport import Transport
-from _regsync.sync import relay
 from conformance.content.images import Image, Seed
 from conformance.journal import Entry
 from conformance.server.memory import Place
@@ -56,13 +53,6 @@ def arrived(image: Image, target: Place, ran: Ran) -> None:
 
 
 # A target that breaks.
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Keep a state of the hash every 512 KiB."""
-    monkeypatch.setattr(relay, "_CHECKPOINT", MIB // 2)
-    return MIB // 2
 
 
 async def test_a_target_that_kept_a_part_gets_the_rest(world, often):
@@ -188,29 +178,6 @@ def _broken(data: st.DataObject, place: Place, method: str, kind: str, size: int
         after = data.draw(st.integers(0, size), label="after")
         rule = place.app.faults.on(method, kind).nth(number).optional()
         rule.drop(after=after, of=of, reset=data.draw(st.booleans(), label="reset"))
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), resumable=st.booleans(), size=st.sampled_from([1, 70_000, 300_000, MIB + 3]))
-@pytest.mark.virtual_time
-async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
-    monkeypatch, data, resumable, size
-):
-    monkeypatch.setattr(relay, "_CHECKPOINT", 1 << 18)
-    async with virtual() as world:
-        source = world.registry("source.test")
-        target = world.registry("target.test", resumable=resumable)
-        image, _ = load(source, size)
-        _broken(data, source, "GET", "blob", size, "response")
-        _broken(data, target, "PUT", "upload", size, "request")
-        ran = await world.copy(source, target)
-        for there in target.app.repositories.values():
-            assert all(
-                f"sha256:{hashlib.sha256(bytes(body)).hexdigest()}" == each
-                for each, body in there.blobs.items()
-            )
-        assert held(target, "app", image) == (ran.status == 0)
-        assert ran.status == 0 or "NETWORK_ERROR" in only(ran.failed)
 
 
 class _Steps(trio.abc.Instrument):

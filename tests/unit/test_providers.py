@@ -125,9 +125,8 @@ def test_rows_say_what_the_design_says() -> None:
     assert [kind for kind in rows if rows[kind].probe == "bare"] == ["gar", "gcr"]
     assert [kind for kind in rows if rows[kind].page_size == 10000] == ["gar", "gcr"]
     assert [kind for kind in rows if rows[kind].put_limit] == ["acr"]
-    assert rows["ghcr"].fallback_style == "patch"
-    assert rows["gar"].fallback_style is None, "Google refuses PATCH"
-    assert {dialect.upload_style for dialect in rows.values()} == {"put"}
+    assert rows["ghcr"].takes_chunks
+    assert not rows["gar"].takes_chunks, "Google refuses PATCH"
 
 
 @pytest.mark.parametrize(
