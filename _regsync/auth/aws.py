@@ -133,19 +133,10 @@ async def log_in(
         return None
 
     service = "ecr-public" if is_public else "ecr"
-    # The service name that AWS's protocol requires in X-Amz-Target.
-    name = "SpencerFrontendService" if is_public else "AmazonEC2ContainerRegistry_V20150921"
-    headers = [
-        ("Content-Type", "application/x-amz-json-1.1"),
-        ("X-Amz-Target", f"{name}.GetAuthorizationToken"),
-    ]
     region = region or settings.region
     # Where the registry's host is a FIPS endpoint, its API's is too.
     url = settings.url_of(service, region, use_fips=bool(ecr_host and ecr_host["fips"]))
-    hint = f"allow this identity {service}:GetAuthorizationToken"
-    if is_public:
-        hint += " and sts:GetServiceBearerToken, or use auth_type: anonymous"
-    request = Request("POST", url, headers, b"{}", source=keys.source, hint=hint)
+    request = _password_request(service, url, keys.source)
     request = sign(keys, request, service, region, machine.wall())
     try:
         return await ask(machine, request, partial(_read_login, keys.source))
@@ -154,6 +145,20 @@ async def log_in(
         if probing_metadata and is_public and is_refused:
             return ANONYMOUS_LOGIN
         raise
+
+
+def _password_request(service: str, url: str, source: str) -> Request:
+    """Build the request GetAuthorizationToken to `ecr` or `ecr-public`, without a signature."""
+    hint = f"allow this identity {service}:GetAuthorizationToken"
+    name = "AmazonEC2ContainerRegistry_V20150921"  # as AWS's protocol has it
+    if service == "ecr-public":
+        hint += " and sts:GetServiceBearerToken, or use auth_type: anonymous"
+        name = "SpencerFrontendService"
+    headers = [
+        ("Content-Type", "application/x-amz-json-1.1"),
+        ("X-Amz-Target", f"{name}.GetAuthorizationToken"),
+    ]
+    return Request("POST", url, headers, b"{}", source=source, hint=hint)
 
 
 def _error(message: str, hint: str | None = None) -> AuthError:

@@ -233,6 +233,8 @@ async def _from_metadata(machine: CloudEnvironment, cloud: _Cloud) -> _Token | s
             return _METADATA_NAME
         return await _ask_directory(machine, cloud, request)
     except AuthError as error:
+        if error.code != AuthError.code:  # the service is there, and does not work
+            raise
         return error.message  # which begins with the service's name
     except WireError as error:
         return f"{_METADATA_NAME}: {error.message}"

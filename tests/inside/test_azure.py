@@ -535,6 +535,19 @@ async def test_a_guess_that_finds_no_identity_is_no_login() -> None:
     assert set(world.asked) == {"GET 169.254.169.254/metadata/identity/oauth2/token"}
 
 
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("is_probe", [False, True])
+async def test_a_metadata_service_that_does_not_work_is_an_error(is_probe: bool) -> None:
+    world = World()
+    by_machine(world)
+    by_command_line(world)
+    world.directory.intercept = lambda request: (
+        Response(503) if request.header("metadata") else None
+    )
+    with pytest.raises(AuthError, match=r"the metadata service 169\.254\.169\.254: status 503"):
+        await world.log_in(probing_metadata=is_probe)
+
+
 async def test_a_guess_that_the_registry_refuses_is_anonymous_there() -> None:
     """The machine's identity may be another tenant's; the registry may let anybody pull."""
     world = World()
