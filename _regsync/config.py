@@ -464,6 +464,13 @@ _KINDS = {
     "!": "a value with a YAML tag of its own",
 }
 
+# The tags that mean what they say, by the sort of node that PyYAML made.
+_NATURAL_TAGS = {
+    "mapping": {"map"},
+    "sequence": {"seq"},
+    "scalar": _KINDS.keys() - {"map", "seq", "!"},
+}
+
 # The number of entries that all `<<` of a document may merge. A short document could otherwise
 # repeat a long mapping many thousands of times.
 _MAX_MERGED = 1_000_000
@@ -879,9 +886,7 @@ def _explain(error: yaml.MarkedYAMLError) -> str:
 def _tag_of(node: Node) -> str:
     """Return a key of `_KINDS`: "map", "seq", the type of a scalar, or "!" for another tag."""
     tag = node.tag.removeprefix(_TAG_PREFIX).replace("value", "str")  # the scalar `=` is a "value"
-    natural = {"mapping": "map", "sequence": "seq"}.get(node.id, tag)
-    is_mislabelled_scalar = node.id == "scalar" and tag in ("map", "seq")
-    return tag if tag == natural and tag in _KINDS and not is_mislabelled_scalar else "!"
+    return tag if tag in _NATURAL_TAGS[node.id] else "!"
 
 
 def _place_of(node: Node) -> tuple[int, int]:
