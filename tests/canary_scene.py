@@ -139,9 +139,6 @@ class Services(Site):
                 }
             }
             told["roleCredentials"]["sessionToken"] = self.given(f"session token of {host}")
-        elif host.startswith("oidc"):
-            renewed = self.given("secret of SSO that nobody wants, instead")
-            told = {"accessToken": self.given("access token of SSO"), "refreshToken": renewed}
         elif host.startswith("iamcredentials"):
             told = {
                 "accessToken": self.given("access token of an impersonation", "."),
@@ -469,11 +466,8 @@ def _aws_sso(scene: Scene) -> None:
     profile = "[default]\nsso_session = corp\nsso_account_id = 123456789012\nsso_role_name = pull\n"
     scene.write(".aws/config", f"{session}{profile}region = eu-west-1\n")
     cached = {
-        "accessToken": make("SSO instead of an access token"),
-        "expiresAt": "2020-01-01T00:00:00Z",
-        "clientId": "client",
-        "clientSecret": make("SSO clientSecret"),
-        "refreshToken": make("SSO refreshToken"),
+        "accessToken": make("SSO accessToken"),
+        "expiresAt": "2100-01-01T00:00:00Z",
     }
     scene.write(f".aws/sso/cache/{hashlib.sha1(b'corp').hexdigest()}.json", cached)
 

@@ -193,7 +193,8 @@ def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(
     brought = 2 + len(other.blobs)
     source.journal.matching("GET", "blob").exactly(brought)
     target.journal.matching("PUT", "upload").exactly(brought)
-    source.journal.matching("GET", "manifest", reference=child.top).none()
+    # Unless it is looked at before the target has told that its old parent is there.
+    source.journal.matching("GET", "manifest", reference=child.top).at_most(1)
     target.journal.matching("PUT", "manifest").exactly(3)
 
 
