@@ -147,6 +147,7 @@ async def test_artifacts_of_an_endless_list_are_not_noted_as_looked_at(tmp_path,
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 # A first image's fallback tag may be asked for at the moment at which others begin to list.
+@pytest.mark.provokes("absent_tag_asked")
 async def test_tags_that_would_show_artifacts_and_go_round_are_no_answer(tmp_path):
     """Without the API a listing says which images have artifacts."""
     async with virtual(0.0) as world:
