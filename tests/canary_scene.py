@@ -465,10 +465,7 @@ def _aws_sso(scene: Scene) -> None:
     session = "[sso-session corp]\nsso_start_url = https://corp.test\nsso_region = eu-west-1\n"
     profile = "[default]\nsso_session = corp\nsso_account_id = 123456789012\nsso_role_name = pull\n"
     scene.write(".aws/config", f"{session}{profile}region = eu-west-1\n")
-    cached = {
-        "accessToken": make("SSO accessToken"),
-        "expiresAt": "2100-01-01T00:00:00Z",
-    }
+    cached = {"accessToken": make("SSO accessToken"), "expiresAt": "2100-01-01T00:00:00Z"}
     scene.write(f".aws/sso/cache/{hashlib.sha1(b'corp').hexdigest()}.json", cached)
 
 

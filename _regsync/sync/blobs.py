@@ -122,11 +122,16 @@ async def in_memory(body: bytes | memoryview, offset: int = 0) -> Stream:
 
 
 async def in_file(path: str, offset: int = 0) -> Stream:
+    """Yield the bytes of a staged file. Raises NoRoom if the disk does not give them."""
     buffer = memoryview(bytearray(_SEND_PIECE))
-    with FileIO(path, opener=open_safely) as file:
-        file.seek(offset)
-        while count := await edge.current().in_thread(file.readinto, buffer):
-            yield buffer[:count]
+    read = edge.current().in_thread
+    try:
+        with FileIO(path, opener=open_safely) as file:
+            file.seek(offset)
+            while count := await read(file.readinto, buffer):
+                yield buffer[:count]
+    except OSError as error:
+        raise NoRoom(f"a staged blob cannot be read: {reason_of(error)}") from error
 
 
 async def in_chunks(stream: Stream, buffer: bytearray) -> Stream:
@@ -570,6 +575,8 @@ class Blobs:
             except NoRoom as error:
                 self._tell_of_staging(error)
                 job.is_kept = False
+                job.stream_from = None
+                job.upload.broken_session = ""  # a body that began was of that file
                 continue
             except SyncError as error:
                 failure = error
