@@ -159,9 +159,8 @@ async def _open_tunnel(
             now = anyio.current_time()
             answer = await connection.exchange(request, memoryview(b""), None, timeouts.head, now)
     except TimeoutError:
-        silence = f"no answer from {via.authority} within {timeouts.head:g} s"
-        text = f"the proxy {proxy} did not open a tunnel: {silence}"
-        raise ConnectFailed(text) from None
+        reason = f"no answer from {via.authority} within {timeouts.head:g} s"
+        raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {reason}") from None
     except WireError as error:
         # The text after a colon may be the proxy's own, which may contain our login.
         reason, _, _ = error.message.partition(": ")

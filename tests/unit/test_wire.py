@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -463,6 +464,23 @@ async def test_an_answer_is_waited_for_a_minute_or_as_long_as_is_said() -> None:
         await pool.exchange(ORIGIN, GET, seconds=900) as response,
     ):
         assert await response.read(9) == b"x"
+
+
+async def test_a_flood_of_interim_answers_lets_others_go_on() -> None:
+    flood = Wire(*[b"HTTP/1.1 102 Wait\r\n\r\n"] * 500, answer(b"x"))
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(count_turns)
+        assert (await ask(pool_of(flood))).body == b"x"
+        tasks.cancel_scope.cancel()
+    assert turns >= 500
 
 
 @pytest.mark.parametrize("case", ["length", "chunked", "error"])
