@@ -14,6 +14,7 @@ import binascii
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
@@ -575,22 +576,24 @@ def _read_manifest(
     lists = {key: _read_field(document, key, list) for key in ("layers", "blobs", "manifests")}
     if sum(map(len, lists.values())) > _MAX_DESCRIPTORS:
         raise ContentError(f"the document names more than {_MAX_DESCRIPTORS} blobs or manifests")
-    config, subject = (
-        None if document.get(key) is None else read_descriptor(document[key], key)
+    single = {
+        key: read_descriptor(document[key], key)
         for key in ("config", "subject")
-    )
-    layers, oras_blobs, entries = (
-        [read_descriptor(value, f"{key}[{number}]") for number, value in enumerate(values)]
+        if document.get(key) is not None
+    }
+    listed = {
+        key: [read_descriptor(value, f"{key}[{number}]") for number, value in enumerate(values)]
         for key, values in lists.items()
-    )
+    }
     sizes: dict[str, int] = {}
-    for each in (config, subject, *layers, *oras_blobs, *entries):
-        if each and sizes.setdefault(each.digest, each.size) != each.size:
+    for each in (*single.values(), *chain.from_iterable(listed.values())):
+        if sizes.setdefault(each.digest, each.size) != each.size:
             raise ContentError(f"the document gives two sizes for {each.digest}")
 
+    config = single.get("config")
     # An index of BuildKit's older cache format lists blobs under `manifests`.
-    blobs_in_index = [entry for entry in entries if entry.is_blob]
-    children = [entry for entry in entries if not entry.is_blob]
+    blobs_in_index = [entry for entry in listed["manifests"] if entry.is_blob]
+    children = [entry for entry in listed["manifests"] if not entry.is_blob]
     # The image specification gives an artifact without a type the type of its config.
     config_type = config.media_type if config else None
     return Manifest(
@@ -600,9 +603,9 @@ def _read_manifest(
         # A document of another type that has children is copied as an index.
         is_index=media_type in _INDEX_TYPES or bool(children),
         config=config,
-        layers=(*layers, *oras_blobs, *blobs_in_index),
+        layers=(*listed["layers"], *listed["blobs"], *blobs_in_index),
         children=tuple(children),
-        subject=subject,
+        subject=single.get("subject"),
         artifact_type=_read_field(document, "artifactType", str) or config_type,
         annotations=_read_annotations(document),
     )
