@@ -256,6 +256,8 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             and (earlier.has_final_answer if earlier.method == "HEAD" else earlier.is_success)
             and earlier.kind in ("blob", "upload", "upload_start")
             and earlier.method != "PATCH"
+            # A mount that was refused says nothing of whether the blob is in this repository.
+            and not (_is_mount(earlier) and earlier.status == 202)
         ]
         if answers and not _verifies_probe(run, answers[-1], act):
             yield answers[-1], act
