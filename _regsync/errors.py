@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _regsync.text import strip_userinfo
 
@@ -95,9 +95,10 @@ class SyncError(RegsyncError):
     reference: str | None = None  # the operand: HOST/REPOSITORY[:TAG][@DIGEST]
     retries = 0  # attempts after the first
 
-    # The peer that was unreachable when the request failed. `registry.recovery` waits for the end
-    # of the outage.
-    unreachable_peer: object | None = None
+    # The host (`registry.limits.Reach`) that was away when the request failed, if that is the reason.
+    away: Any = None
+    # Whether the request was one for a token, which enters no lane that would make it wait.
+    is_of_login = False
 
     def add_context(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Set side, operation and reference unless they are set already. Return the same error.
@@ -108,6 +109,10 @@ class SyncError(RegsyncError):
         self.operation = self.operation or operation
         self.reference = self.reference or reference
         return self
+
+    def make_final(self) -> None:
+        """Let the request not be repeated."""
+        self.retryable = False
 
     def copy_without_context(self) -> SyncError:
         """Return a copy without side, operation and reference.
@@ -214,6 +219,9 @@ class RegistryError(SyncError):
         # Whether the upload session has ended, so that the blob needs a new session. `upload` also
         # sets it if a registry reports this in another way.
         self.is_session_gone = status == 404 and "BLOB_UPLOAD_UNKNOWN" in codes
+
+    def make_final(self) -> None:
+        self.is_final = True
 
     def add_context(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Set the context, and a hint for this status. Return the same error.

@@ -303,7 +303,7 @@ async def test_one_stray_refusal_costs_its_pause_alone(world):
 # What is left of a quota.
 
 
-async def test_docker_hubs_quota_is_used_up_and_never_overdrawn(world, seed):
+async def test_docker_hubs_quota_is_used_up_and_hardly_overdrawn(world, seed):
     hub, target = world.persona("dockerhub"), world.registry("target.test", up=NEAR, down=NEAR)
     for number in range(130):
         seed.image(sizes=(500,)).load_into(hub, "library/app", tag=f"v{number}")
@@ -314,14 +314,15 @@ async def test_docker_hubs_quota_is_used_up_and_never_overdrawn(world, seed):
     assert sorted(ran.statuses()) == ["failed"] * 30 + ["synced"] * 100
     assert len(target.app.tags("app")) == 100
     assert hub.journal.count("GET", "manifest", status=200) == 100
-    assert hub.journal.count("GET", "manifest", status=429) == 0
+    refused = hub.journal.count("GET", "manifest", status=429)
+    assert 1 <= refused <= 30
     failed = [each["error"]["message"] for each in ran.images if each["status"] == "failed"]
     assert all("quota is used up" in text and "until 2026-01-01 06:0" in text for text in failed)
     assert ran.seconds < 60
 
 
-async def test_a_quota_told_to_a_head_is_the_manifests(world, seed):
-    """Others have used it up: what the first HEAD tells keeps all GETs of manifests from being sent."""
+async def test_a_quota_that_others_have_used_up_costs_one_refusal(world, seed):
+    """It closes the lane of manifests; HEADs go on."""
     hub, target = world.persona("dockerhub"), world.registry("target.test", up=NEAR, down=NEAR)
     for number in range(5):
         seed.image(sizes=(500,)).load_into(target.app, "app", tag=f"v{number}")
@@ -337,7 +338,7 @@ async def test_a_quota_told_to_a_head_is_the_manifests(world, seed):
     ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
     assert ran.statuses() == ["failed"] * 5
     assert hub.journal.count("HEAD", "manifest", status=200) == 5
-    assert hub.journal.count("GET", "manifest", status=429) == 0
+    assert hub.journal.count("GET", "manifest", status=429) == 1
 
 
 def with_quota(provider: Provider, request: Request, answer: Response) -> Response:
@@ -353,7 +354,7 @@ def with_quota(provider: Provider, request: Request, answer: Response) -> Respon
     return answer
 
 
-async def test_discovery_slows_down_before_the_wall_and_resumes_by_itself(world, seed):
+async def test_discovery_stops_at_the_wall_and_resumes_by_itself(world, seed):
     row = Persona(
         source="docs/protocol-facts.md section 7.1",
         hosts={"registry": "rationed.test"},
@@ -367,9 +368,9 @@ async def test_discovery_slows_down_before_the_wall_and_resumes_by_itself(world,
     ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
     assert ran.statuses() == ["synced"] * 100
     assert all(held(target, "app", image) for image in images)
-    assert not rationed.rates.refused
+    assert rationed.rates.refused["manifest_get"] <= 3 * 8
     assert 180 < ran.seconds < 300
-    asked = sorted(each.time for each in source.journal.matching("GET", "manifest"))
+    asked = sorted(each.time for each in source.journal.matching("GET", "manifest", status=200))
     put = sorted(each.time for each in target.journal.matching("PUT", "manifest", status=201))
     # Execution goes on meanwhile: each image is there soon after it was found.
     assert all(0 < there - found < 3 for found, there in zip(asked, put, strict=True))

@@ -234,12 +234,10 @@ class AccessCheck:
         await self._transport.request(repository.host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
 
     async def _start_and_cancel_upload(self, repository: RemoteRepository) -> None:
-        async with self._transport.lease(repository.host.origin) as lease:
-            # The digest is only sent at the end of an upload, and this upload is cancelled before.
-            no_blob = Descriptor("", "", 0)
-            upload = Upload(repository, self._transport, lease, no_blob)
-            await upload.start()
-            await upload.cancel_upload()
+        # The digest is only sent at the end of an upload, and this upload is cancelled before.
+        upload = Upload(repository, self._transport, Descriptor("", "", 0))
+        await upload.start()
+        await upload.cancel_upload()
 
     async def _check_credential(self, repository: RemoteRepository) -> bool:
         """Check the credential of a registry. Returns whether the registry ever asks for a login.

@@ -138,10 +138,10 @@ class Silences:
         byte_count = transport.blob_bytes + transport.bytes_sent
         # Bytes are not counted by host. While bytes are moving, no host is reported as slow.
         has_moved_bytes = byte_count != self._byte_count
-        for host, limits in transport.gate.limits.items():
+        for host, limits in transport.limits.items():
             request_count = transport.requests[host].total() if host in transport.requests else 0
             has_new_requests = request_count != self._request_counts.get(host)
-            is_idle = limits.in_use == 0
+            is_idle = limits.used == 0
             if has_moved_bytes or has_new_requests or is_idle:
                 self._active_at[host] = now
             self._request_counts[host] = request_count
@@ -156,11 +156,15 @@ class Silences:
 def describe_registries(work: Work, silences: Silences, now: float) -> tuple[str, ...]:
     """Return a text for each registry that is away, throttled or slow."""
     # By host. A host that is away, throttled and slow is described by the first of these only.
-    texts = work.transport.recovery.describe(now)  # the hosts that are away
-    for host, meter in work.transport.throttled_meters.items():
-        if meter.paused_until > now:
-            pause = duration_text(meter.paused_until - now)
-            text = f"{host} is throttled (429), window {meter.width:.0f}, next try in {pause}"
+    away = [reach for reach in work.transport.reaches if reach.is_out]
+    away.sort(key=lambda reach: reach.since)
+    texts = {
+        each.name: f"{each.describe_wait()}, {duration_text(now - each.since)}" for each in away
+    }
+    for host, lane in work.transport.throttled_lanes.items():
+        if lane.paused_until > now:
+            pause = duration_text(lane.paused_until - now)
+            text = f"{host} is throttled (429), window {lane.width:.0f}, next try in {pause}"
             texts.setdefault(host, text)
     for host, seconds in silences.by_host(now).items():
         texts.setdefault(host, f"{host} has not answered for {duration_text(seconds)}")

@@ -203,6 +203,10 @@ class Authenticator:
         await self._renew_cloud_login(refused)
         return self.credential != refused
 
+    def has_new_challenge(self) -> bool:
+        """Report whether a request without a login has to get one, because another was refused."""
+        return self._challenge is not None
+
     # Runs, and the state that is kept between runs.
 
     def begin(self) -> None:

@@ -9,7 +9,6 @@ Follows: docs/design.md section 13.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from io import FileIO
@@ -29,8 +28,7 @@ from _regsync.layout.index import Entry, Index, image_entry, unnamed_entry
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest, check_digest, image_name, is_digest, parse_manifest
 from _regsync.providers import Dialect
-from _regsync.registry.lease import Lease
-from _regsync.registry.throttle import Demand, RegistryLimits
+from _regsync.registry.limits import HostLimits, Need, Patience, Turn
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
 from _regsync.text import Secrets
@@ -71,11 +69,12 @@ class LayoutHost:
 
         self.key = registry.authority
         self.origin = Origin(registry.scheme, registry.host, registry.port)
-        transport.gate.limits[self.key] = RegistryLimits(_CONCURRENCY)
 
-        # The fields of `registry.host.Host`. A layout has no outages.
-        self.peer = self.layout
-        self.stop_error: SyncError | None = None
+        # The fields of `registry.host.Host`. A layout is never away.
+        machine = transport.machine
+        reach = (self.key, Patience(), machine.chance, machine.log)
+        self.limits = HostLimits(transport.gate, _CONCURRENCY, (), *reach)
+        self.limits.is_away = False
         self.can_resume = True
 
         # The far side is the registry to which the layout will be carried. These are the blobs that
@@ -91,9 +90,6 @@ class LayoutHost:
 
     def redact(self, text: str) -> str:
         return text
-
-    def stop(self, error: SyncError, until: float = -math.inf) -> None:
-        self.stop_error = error.copy_without_context()
 
     def assume(self, paths: Iterable[str]) -> None:
         """Read receipts that name the blobs at the far side.
@@ -153,11 +149,11 @@ class LayoutRepository:
             error.add_context(self.side, operation, reference)
             raise
 
-    def demand_of_reading(self) -> Demand:
-        return Demand(self.host.key)
+    def reading_needs(self, size: int) -> tuple[Need, ...]:
+        return (self.host.limits.reading,)
 
-    def demand_of_writing(self) -> Demand:
-        return Demand(self.host.key)
+    def writing_needs(self, size: int, *, in_chunks: bool = False) -> tuple[Need, ...]:
+        return (self.host.limits.writing,)
 
     # Tags.
 
@@ -424,7 +420,7 @@ class LayoutRepository:
         return self._layout.index().left_out.get(digest)
 
     async def open_blob(
-        self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False
+        self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False, turn: Turn | None = None
     ) -> AbstractAsyncContextManager[_FileBody]:
         """Open a blob at byte `start`. Returns a context that yields its bytes."""
         with self.adding_context("read blob", self.name_of(blob.digest)):
@@ -432,9 +428,9 @@ class LayoutRepository:
         stream.seek(start)
         return _FileBody(self._layout, stream)
 
-    def begin_upload(self, blob: Descriptor, lease: Lease) -> _BlobWriter:
+    def begin_upload(self, blob: Descriptor) -> _BlobWriter:
         """Return an upload of a blob. No file is created yet."""
-        return _BlobWriter(self, lease, blob)
+        return _BlobWriter(self, blob)
 
 
 class _FileBody:
@@ -468,9 +464,8 @@ class _BlobWriter:
     were written, and `resume` continues after them.
     """
 
-    def __init__(self, repository: LayoutRepository, lease: Lease, blob: Descriptor) -> None:
+    def __init__(self, repository: LayoutRepository, blob: Descriptor) -> None:
         # The fields of `BlobUpload`. The blob's digest stands for the path of a session.
-        self.lease = lease
         self.session = ""  # not empty while the partial file waits for a body
         self.broken_session = ""  # not empty after a body broke, if `resume` can continue
         self.offset = 0  # bytes that the partial file had when it was opened last
@@ -517,7 +512,7 @@ class _BlobWriter:
         """Raise an error: only registries are asked for blobs by starting an upload (rule 11)."""
         raise ContentError("a layout is asked for a blob by its name alone")
 
-    async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool:
+    async def send(self, pieces: Pieces, *, is_last: bool = True, turn: Turn | None = None) -> bool:
         """Write the remaining bytes of the blob, and add the blob to the layout. Returns True.
 
         `pieces` must verify the bytes. If a write fails, removes the partial file and raises

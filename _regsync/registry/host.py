@@ -11,7 +11,6 @@ Follows: docs/design.md sections 6 and 9, docs/protocol-facts.md sections 8.1, 8
 
 from __future__ import annotations
 
-import math
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -33,7 +32,7 @@ from _regsync.net.proxies import IN_CONFIGURATION, Proxy, proxy_for
 from _regsync.net.trust import CLIENT_CERT_HINT, find_certs_d, make_context
 from _regsync.net.wire import Response, Timeouts, parse_retry_after
 from _regsync.providers import api_host
-from _regsync.registry.recovery import Peer
+from _regsync.registry.limits import HostLimits
 from _regsync.text import Secrets, one_line
 
 # Matches the query of a URL, which may contain a signature, in linear time.
@@ -60,8 +59,8 @@ class Machine(NamedTuple):
 class Host(Protocol):
     """The host of repositories, as this run uses it: a registry or an image layout."""
 
-    # The error with which all further requests of this run fail; None if the host is in use.
-    stop_error: SyncError | None
+    # The lanes, streams and reachability of the host.
+    limits: HostLimits
 
     # Whether an upload session can report how many bytes it has received (rule 16).
     can_resume: bool
@@ -77,20 +76,11 @@ class Host(Protocol):
     def origin(self) -> Origin: ...
 
     @property
-    def peer(self) -> object:
-        """The value of `SyncError.unreachable_peer` during an outage of this host."""
-
-    @property
     def secrets(self) -> Secrets:
         """The secrets that must not appear in any text."""
 
     def redact(self, text: str) -> str:
         """Return the text on one line and without secrets."""
-
-    def stop(self, error: SyncError, until: float = -math.inf) -> None:
-        """Make all further requests of this run fail with an error, and those of later runs that
-        begin before `until`.
-        """
 
 
 class RegistryClient:
@@ -101,7 +91,7 @@ class RegistryClient:
         registry: Registry,
         credential: Credential | CloudLogin | None,
         *,
-        peers: Callable[[Origin], Peer],
+        limits: HostLimits,
         fetch: Callable[..., Awaitable[Answer]],
         wall: Callable[[], float],
     ) -> None:
@@ -109,10 +99,7 @@ class RegistryClient:
         self.key = registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port, registry)
 
-        # The reachability of the registry, and of the service that issued its last token.
-        self.peer = peers(self.origin)
-        self.token_peer: Peer | None = None
-
+        self.limits = limits  # of HOST:PORT, whatever the credential
         self.authenticator = Authenticator(
             origin=self.origin,
             credential=credential,
@@ -124,16 +111,8 @@ class RegistryClient:
         # Whether this run uses the client. A client that a run did not use is dropped.
         self.is_used = True
 
-        # The error with which all further requests of this run fail (docs/design.md section 9), and
-        # the time until which requests of later runs fail too.
-        self.stop_error: SyncError | None = None
-        self._stopped_until = -math.inf
-
-        # Rule 1: until a first request is complete, one request at a time is sent, with this lock
-        # held. `has_answered` is set earlier: when the head of any answer has arrived.
-        self.has_answered = False
-        self.is_first_contact_done = False
-        self.first_contact = anyio.Lock()
+        # The error with which all further requests with this credential fail in this run.
+        self._stop_error: SyncError | None = None
 
         # Whether broken uploads are resumed (rule 16). Set to False when the registry refuses that.
         self.can_resume = True
@@ -153,28 +132,22 @@ class RegistryClient:
         """Return the text on one line and without secrets."""
         return self.authenticator.redact(text)
 
-    def stop(self, error: SyncError, until: float = -math.inf) -> None:
-        """Make all further requests of this run fail with an error.
+    def stop(self, error: SyncError) -> None:
+        """Make all further requests with this credential fail with an error in this run."""
+        self._stop_error = error.copy_without_context()
+        self.limits.wake()
 
-        A later run tries the host again, if it begins after `until` on the clock of
-        `anyio.current_time`.
-        """
-        self.stop_error = error.copy_without_context()
-        # A later failure of a request in flight must not shorten the wait that the registry asked
-        # for.
-        self._stopped_until = max(self._stopped_until, until)
+    def raise_if_stopped(self) -> None:
+        """Raise the error of requests that must not be sent in this run."""
+        if self._stop_error is not None:
+            raise self._stop_error.copy_without_context()
+        self.limits.raise_if_stopped(0.0)
 
-    def begin_run(self, now: float) -> None:
-        """Prepare for another run. A registry that was stopped is tried again with a first contact,
-        unless it asked to wait until a time after `now`.
-        """
+    def begin_run(self) -> None:
+        """Prepare for another run, which tries the credential again."""
         self.is_used = False
         self.authenticator.begin()
-        is_stopped = self.stop_error is not None or self.peer.outage.is_stopped
-        if is_stopped and self._stopped_until <= now:
-            self.stop_error = None
-            self.has_answered = False
-            self.is_first_contact_done = False
+        self._stop_error = None
 
     def error_of(self, answer: Response, wall_now: float) -> RegistryError:
         """Convert an answer, whose body has been read, into an error with the cleaned text of the
@@ -194,8 +167,6 @@ class RegistryClient:
             digests=frozenset(digests),
             retry_after=parse_retry_after(answer.headers.get("retry-after"), wall_now),
         )
-        # The window of the request records the 429, so the next attempt waits for its window.
-        error.is_paced_by_window = status == 429
         error.hint = self._hint(answer)
         return error
 

@@ -37,9 +37,8 @@ from _regsync.oci import (
 )
 from _regsync.providers import DIALECTS, api_repository
 from _regsync.registry.host import RegistryClient
-from _regsync.registry.lease import Lease
+from _regsync.registry.limits import LARGE_BODY, Need, Turn
 from _regsync.registry.redirects import resolve_location
-from _regsync.registry.throttle import Demand
 from _regsync.registry.transport import Call, Transport
 from _regsync.registry.upload import Upload
 from _regsync.state.archive import RepositoryKey
@@ -239,13 +238,20 @@ class RemoteRepository:
             seconds=seconds,
         )
 
-    def demand_of_reading(self) -> Demand:
-        """Return the limits that a request for a blob counts against."""
-        return self._transport.demand_of(self.host, self.build_call("blob_get", "GET", ""))
+    def reading_needs(self, size: int) -> tuple[Need, ...]:
+        """Return what reading a blob of this size needs: a lane first."""
+        needs = self._transport.needs_of(self.host, self.build_call("blob_get", "GET", ""))
+        return (*needs, self.host.limits.reading) if size >= LARGE_BODY else needs
 
-    def demand_of_writing(self) -> Demand:
-        """Return the limits that a request with a blob's body counts against."""
-        return self._transport.demand_of(self.host, self.build_call("upload_body", "PUT", ""))
+    def writing_needs(self, size: int, *, in_chunks: bool = False) -> tuple[Need, ...]:
+        """Return what sending a blob of this size needs: a lane first, unless it goes in chunks, of
+        which each enters its lane by itself.
+        """
+        stream = (self.host.limits.writing,) if size >= LARGE_BODY else ()
+        if in_chunks:
+            return stream
+        call = self.build_call("upload_body", "PUT", "")
+        return (*self._transport.needs_of(self.host, call), *stream)
 
     # Tags.
 
@@ -493,8 +499,9 @@ class RemoteRepository:
                 if with_retries:
                     answer = await self._transport.request(self.host, call, ok=(200, 404))
                 else:
-                    turn = await self._transport.exchange(self.host, call, (200, 404))
-                    async with turn as answer:
+                    async with await self._transport.exchange(
+                        self.host, call, (200, 404)
+                    ) as answer:
                         pass  # a HEAD has no body to read
             except RegistryError as error:
                 if error.status not in (401, 403):
@@ -511,9 +518,9 @@ class RemoteRepository:
         """Return None: a registry omits no blobs."""
         return None
 
-    def begin_upload(self, blob: Descriptor, lease: Lease) -> Upload:
+    def begin_upload(self, blob: Descriptor) -> Upload:
         """Return the upload of a blob. No request is sent yet."""
-        return Upload(self, self._transport, lease, blob)
+        return Upload(self, self._transport, blob)
 
     async def blob_size(self, digest: str) -> int | None:
         """Return the size of a blob in bytes, or None if the registry does not report it.
@@ -527,13 +534,13 @@ class RemoteRepository:
         return int(size) if size is not None else None
 
     async def open_blob(
-        self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False
+        self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False, turn: Turn | None = None
     ) -> AbstractAsyncContextManager[Response]:
         """Request a blob from byte `start` on. Returns a context that yields the response, whose
         body the caller reads in the context.
 
-        If `is_fresh`, the request uses a new connection. The caller holds a permit, and verifies
-        the digest (I3).
+        If `is_fresh`, the request uses a new connection. `turn` was taken for it already. The caller
+        verifies the digest (I3).
 
         Raises ProtocolBroken if the answer does not begin at `start` (docs/protocol-facts.md
         section 1.13), and WrongBytes if the size differs from the descriptor's.
@@ -544,14 +551,13 @@ class RemoteRepository:
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
         with self.adding_context("fetch blob", self.name_of(blob.digest)):
-            turn = await self._transport.exchange(self.host, call, (200, 206))
-            assert turn.response is not None
+            exchange = await self._transport.exchange(self.host, call, (200, 206), turn=turn)
             try:
-                _check_range(turn.response, blob, start)
+                _check_range(exchange.response, blob, start)
             except SyncError:
-                await turn.end()
+                await exchange.__aexit__()
                 raise
-        return turn  # a context that yields the response and ends the turn
+        return exchange
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:

@@ -15,8 +15,7 @@ from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import Dialect
 from _regsync.registry.host import Host
-from _regsync.registry.lease import Lease
-from _regsync.registry.throttle import Demand
+from _regsync.registry.limits import Need, Turn
 from _regsync.state.archive import RepositoryKey
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ class BlobBody(Protocol):
 class BlobUpload(Protocol):
     """The upload of one blob to a repository. `upload` describes its states and methods."""
 
-    lease: Lease  # the connection of all requests of the upload
     session: str  # the path of an open session, or ""
     broken_session: str  # the path of a session whose last body was not answered, or ""
     offset: int  # bytes that the session has received
@@ -53,7 +51,9 @@ class BlobUpload(Protocol):
 
     async def try_mount(self, digest: str, mount_from: str) -> bool: ...
 
-    async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool: ...
+    async def send(
+        self, pieces: Pieces, *, is_last: bool = True, turn: Turn | None = None
+    ) -> bool: ...
 
     async def resume(self) -> None: ...
 
@@ -112,11 +112,11 @@ class Repository(Protocol):
     def adding_context(self, operation: str, reference: str) -> AbstractContextManager[None]:
         """Return a context that adds side, operation and reference to each error raised in it."""
 
-    def demand_of_reading(self) -> Demand:
-        """Return the limits that a request for a blob counts against."""
+    def reading_needs(self, size: int) -> tuple[Need, ...]:
+        """Return what reading a blob of this size needs. A lane comes first."""
 
-    def demand_of_writing(self) -> Demand:
-        """Return the limits that a request with a blob's body counts against."""
+    def writing_needs(self, size: int, *, in_chunks: bool = False) -> tuple[Need, ...]:
+        """Return what sending a blob of this size needs. A lane comes first."""
 
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return all tags. The values are digests if the listing contains them, otherwise None.
@@ -186,15 +186,15 @@ class Repository(Protocol):
         """Return the repository at a target that holds a blob which was omitted here, or None."""
 
     async def open_blob(
-        self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False
+        self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False, turn: Turn | None = None
     ) -> AbstractAsyncContextManager[BlobBody]:
         """Open a blob at byte `start`. Returns a context that yields its body.
 
         If `is_fresh`, no connection is used that served another request, because it may have
-        delivered wrong bytes.
+        delivered wrong bytes. `turn` was taken for the request already.
         """
 
-    def begin_upload(self, blob: Descriptor, lease: Lease) -> BlobUpload:
+    def begin_upload(self, blob: Descriptor) -> BlobUpload:
         """Return the upload of a blob. No request is sent yet."""
 
 

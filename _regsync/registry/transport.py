@@ -1,12 +1,13 @@
-"""Send requests to registries: log in, wait for a turn, follow redirects, retry.
+"""One request to a registry, from its lane to its answer.
 
-Owns: the registries of a run, the steps of a request, redirects, retries (except for the transfer
-of a blob, which retries as a whole), the limits that responses report, counts per action.
-May not know: what a manifest or a blob is.
-Invariants: I6 (a credential is sent to its own origin only, and not again after a redirect to
-another origin), I7 (a body is sent once), I8 (a waiting request holds nothing).
-Follows: docs/design.md sections 6, 7 and 9, docs/protocol-facts.md sections 1.12, 1.13 and 9.2 (R1,
-R2, R4, R14, R15).
+`Transport.exchange` tells it: the login, the lane, the connection, redirects, and what the answer says
+of the registry. It sends a request again only with another login; `request` repeats short requests
+(`limits.Retry`). A transport serves all registries of a run, or of all runs of a watch.
+
+May not know: which images are copied where, and why.
+Invariants: no credential leaves the registry's origin (I6); a body is sent once (I7); the answer ends
+before its permit is given back, so that the next request can reuse the connection.
+Follows: docs/design.md section 9, docs/protocol-facts.md sections 8.1 and 9.2.
 """
 
 from __future__ import annotations
@@ -33,34 +34,28 @@ from _regsync.errors import (
     LoginExpired,
     ProtocolBroken,
     RegistryError,
-    Side,
     SyncError,
     TimedOut,
     WireError,
 )
 from _regsync.net.wire import Header, Pieces, Pool, Request, Response, parse_retry_after
 from _regsync.providers import DIALECTS
-from _regsync.registry.admission import Gate, Turn
-from _regsync.registry.host import Dialer, Host, Machine, RegistryClient
-from _regsync.registry.lease import Lease
-from _regsync.registry.outage import Patience, Reach, is_gateway_failure
-from _regsync.registry.recovery import Peer, Recovery
-from _regsync.registry.redirects import check_foreign, resolve_location
-from _regsync.registry.throttle import (
-    ATTEMPTS,
+from _regsync.registry.host import Dialer, Machine, RegistryClient
+from _regsync.registry.limits import (
     DEFAULT_CONCURRENCY,
-    DISCOVERY,
-    LARGE_BODY,
     LONGEST_WAIT,
-    THROTTLED_FOR,
-    UNDER_WAY,
-    Demand,
-    Meter,
-    RegistryLimits,
-    Remaining,
-    RetryBudget,
-    parse_quota,
+    Gate,
+    HostLimits,
+    Lane,
+    Need,
+    Patience,
+    Reach,
+    Retry,
+    Turn,
+    is_gateway_failure,
+    quota_wait,
 )
+from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.text import duration_text
 
 # How many redirects of one request are followed (R4).
@@ -74,12 +69,15 @@ _TOKEN_BODY = 1024 * 1024
 # How many files the process needs besides those of its connections.
 _OWN_FILES = 24
 
+# Seconds of refusals alone after which the requests of a lane fail.
+_THROTTLED_FOR = 600.0
+
+# The actions that find out what to copy. A long wait for one of them stops these requests alone, so
+# that images that are being copied are finished.
+_DISCOVERY = ("tag_list", "manifest_head", "manifest_get")
+
 _USER_AGENT: Header = ("User-Agent", f"regsync/{__version__}")
 _EVERY_REQUEST: tuple[Header, ...] = (_USER_AGENT, ("Accept-Encoding", "identity"))
-
-# The rank of a request that is admitted before all others. A PUT of a manifest has it: it is the
-# last request of an image, and other images may wait for that image.
-_FIRST = 0.0
 
 
 class Call(NamedTuple):
@@ -119,45 +117,61 @@ class Call(NamedTuple):
 
 
 class Body(Pieces):
-    """The body of an upload. It reports when it begins and when much of it has been sent, and
-    counts its bytes in the transport.
+    """The body of an upload, on its way. It counts its bytes, and frees the place in the window when
+    the registry takes more of it than its first piece.
     """
 
     def __init__(self, pieces: Pieces, on_begin: Callable[[], None], transport: Transport) -> None:
         self.length = pieces.length
         self.authorization: str | None = None  # the header with which it was sent
-
-        # Called before each piece after the first LARGE_BODY bytes, which have been sent then.
-        self.on_under_way: Callable[[], None] = lambda: None
-
+        self.turn: Turn | None = None
         self._pieces = pieces
         self._on_begin = on_begin  # called before the first piece is read
         self._transport = transport
-        self._has_begun = False  # whether a piece has been read from the source
-        self._taken = 0  # how many bytes have been read from the source
-
-        # The last piece that was read, and whether `next` returns it again.
-        self._piece = memoryview(b"")
-        self._is_unsent = False
+        self._taken = 0  # pieces
+        self._unsent: memoryview | None = None
 
     async def next(self) -> memoryview:
         """Return the next piece (see `Pieces`)."""
-        if self._is_unsent:
-            self._is_unsent = False
-            return self._piece
-        if not self._has_begun:
-            self._has_begun = True
+        piece, self._unsent = self._unsent, None
+        if piece is not None:
+            return piece
+        if self._taken == 0:
             self._on_begin()
-        if self._taken >= LARGE_BODY:
-            self.on_under_way()
-        self._piece = await self._pieces.next()
-        self._taken += len(self._piece)
-        self._transport.count_sent(len(self._piece))
-        return self._piece
+        elif self._taken == 2 and self.turn is not None:
+            self.turn.record_under_way(anyio.current_time())
+        self._taken += 1
+        piece = await self._pieces.next()
+        self._transport.count_sent(len(piece))
+        return piece
 
-    def take_back(self) -> None:
-        """Let `next` return the first piece again, because nothing of the body was sent."""
-        self._is_unsent = self._has_begun
+    def take_back(self, piece: memoryview) -> None:
+        """Let `next` return a piece again, because nothing was sent."""
+        self._unsent = piece
+
+
+class Exchange:
+    """An answer whose body may be unread, and what its request occupies: `async with` yields the
+    response, and ends both.
+    """
+
+    def __init__(
+        self, turn: Turn, response: Response, reach: Reach, *, is_body: bool, is_home: bool
+    ) -> None:
+        self.turn = turn
+        self.response = response
+        self.reach = reach  # of the host that has answered
+        self.is_body = is_body  # whether the request carried a blob's body
+        self.is_home = is_home  # whether the registry itself has answered
+
+    async def __aenter__(self) -> Response:
+        return self.response
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.response.close()
+        finally:
+            self.turn.leave()
 
 
 class _ClientKey(NamedTuple):
@@ -176,19 +190,6 @@ class _ClientKey(NamedTuple):
     def __repr__(self) -> str:
         # The URL of a proxy may contain a login.
         return f"_ClientKey(authority={self.authority!r})"
-
-
-class _Hop(NamedTuple):
-    """One request of a chain of redirects."""
-
-    call: Call
-    origin: Origin
-    peer: Peer
-    authorization: str | None
-    number: int = 0  # how many redirects came before it
-
-    # Whether any request of the chain went to another origin than the registry's.
-    has_left_registry: bool = False
 
 
 def _cloud(name: str) -> CloudModule:
@@ -214,10 +215,10 @@ class Transport:
         self.gate = Gate()
 
         # By host:port, for the report and the progress display: requests by action, responses with
-        # status 429, and the meter of the last request that got one.
+        # status 429, and the lane of the last request that got one.
         self.requests: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.throttled: Counter[str] = Counter()
-        self.throttled_meters: dict[str, Meter] = {}
+        self.throttled_lanes: dict[str, Lane] = {}
 
         # When the last response arrived or the last bytes moved, in the event loop's time.
         self.last_progress = -math.inf
@@ -225,23 +226,14 @@ class Transport:
         self.blob_bytes = 0
         self.bytes_sent = 0
 
+        # The limits of each registry, by host:port; and the reachability of other hosts (token
+        # services, storage), by `Origin.address`.
+        self.limits: dict[str, HostLimits] = {}
+        self._others: dict[tuple[str, str, int], Reach] = {}
+
         # The clients of this run, and the first client of each address (scheme, host and port).
         self._clients: dict[_ClientKey, RegistryClient] = {}
         self._first_client_at: dict[tuple[str, str, int], RegistryClient] = {}
-
-        timeouts = machine.timeouts
-        self.recovery = Recovery(
-            patience=Patience(timeouts.outage, timeouts.first_answer, timeouts.probe),
-            chance=machine.chance,
-            log=machine.log,
-            ping=self._ping,
-            on_outage=self._on_outage,
-            on_back=self._on_back,
-        )
-
-        # Requests of discovery that a registry has refused for long, by their demand: the error
-        # that equal requests get, and the time until which they get it.
-        self._refused_discovery: dict[Demand, tuple[SyncError, float]] = {}
 
         self.dialer = Dialer(machine)
         self.pool = Pool(self._dial, machine.timeouts)
@@ -265,6 +257,7 @@ class Transport:
 
     def count_sent(self, count: int) -> None:
         """Count bytes of a blob that went to a target."""
+        self.last_progress = anyio.current_time()
         self.bytes_sent += count
 
     def begin_run(self, registries: Collection[Registry]) -> None:
@@ -273,7 +266,6 @@ class Transport:
         A client is kept, with its tokens, if its registry's configuration is unchanged and the last
         run has used it.
         """
-        self.gate.youngest_rank = 0.0  # ranks begin at 0 in each run
         self.blob_bytes = 0
         self.bytes_sent = 0
         self.requests.clear()
@@ -283,16 +275,17 @@ class Transport:
         earlier_clients = self._clients
         self._clients = {}
         self._first_client_at = {}
-        now = anyio.current_time()
         for key, client in earlier_clients.items():
             if client.registry not in registries:  # its configuration was changed or removed
                 # Registries at the same address lose their idle connections too, and make new ones.
-                self.gate.limits.pop(client.key, None)
+                self.limits.pop(client.key, None)
                 self.pool.close(origin=client.origin)
             elif client.is_used:  # an unused one is not looked up again: its login has changed
-                client.begin_run(now)
+                client.begin_run()
                 self._add_client(key, client)
-        self.recovery.begin_run()  # after the clients, which ask whether their host was stopped
+        now = anyio.current_time()
+        for reach in (*self.limits.values(), *self._others.values()):
+            reach.begin_run(now)
 
     def client(self, registry: Registry, repository: str | None = None) -> RegistryClient:
         """Return the client of a registry that logs in with the credential of a repository. Creates
@@ -322,7 +315,7 @@ class Transport:
             client = RegistryClient(
                 registry,
                 credential,
-                peers=self.recovery.peer,
+                limits=self._limits_of(registry),
                 fetch=self.fetch,
                 wall=self.machine.wall,
             )
@@ -330,41 +323,66 @@ class Transport:
         client.is_used = True  # `begin_run` keeps it for the next run
         if failure is not None:
             client.stop(failure)
-        self._limit_permits(registry)
+        self._limits_of(registry)
         return client
 
     def _add_client(self, key: _ClientKey, client: RegistryClient) -> None:
         self._clients[key] = client
         self._first_client_at.setdefault(client.origin.address, client)
 
-    def _limit_permits(self, registry: Registry) -> None:
-        """Limit the number of requests in flight at a registry's host:port. If several registries
-        of the configuration have the same host:port, the smallest `max_concurrent` applies.
+    def _limits_of(self, registry: Registry) -> HostLimits:
+        """Return the limits of a registry's host:port. If several registries of the configuration
+        have the same host:port, the smallest `max_concurrent` applies.
         """
         # One registry may use a quarter of the open files. A run may use several registries.
         most_connections = max(2, (self.machine.open_files - _OWN_FILES) // 4)
         cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most_connections)
-        limits = self.gate.limits.get(registry.authority)
+        limits = self.limits.get(registry.authority)
         if limits is None:
             dialect = DIALECTS[registry.kind]
-            limits = RegistryLimits(cap, dialect.limits, per_project=dialect.per_project)
-            self.gate.limits[registry.authority] = limits
+            close_idle = partial(self._close_idle, registry.authority)
+            limits = HostLimits(
+                self.gate, cap, dialect.limits, registry.authority, *self._reach_terms(close_idle)
+            )
+            self.limits[registry.authority] = limits
         elif registry.max_concurrent:  # the default does not reduce what another alias has set
             limits.cap = min(limits.cap, cap)
+        return limits
+
+    def _reach_terms(
+        self, on_away: Callable[[], None]
+    ) -> tuple[Patience, Callable[[], float], Callable[..., None], Callable[[], None]]:
+        timeouts = self.machine.timeouts
+        patience = Patience(timeouts.outage, timeouts.first_answer)
+        return patience, self.machine.chance, self.machine.log, on_away
+
+    def _close_idle(self, authority: str) -> None:
+        """Close the idle connections to a registry that has become unreachable."""
+        for client in self._first_client_at.values():
+            if client.key == authority:
+                self.pool.close(client.origin)
+
+    def _reach_of(self, origin: Origin) -> Reach:
+        """Return the reachability of the host at an origin: a registry, or another one."""
+        client = self._first_client_at.get(origin.address)
+        if client is not None:
+            return client.limits
+        reach = self._others.get(origin.address)
+        if reach is None:
+            on_away = partial(self.pool.close, origin)
+            reach = Reach(origin.authority, *self._reach_terms(on_away))
+            self._others[origin.address] = reach
+        return reach
+
+    @property
+    def reaches(self) -> list[Reach]:
+        """All hosts that this run has to do with."""
+        return [*self.limits.values(), *self._others.values()]
 
     async def _dial(self, origin: Origin, is_foreign: bool) -> edge.Stream:
         client = self._first_client_at.get(origin.address)
         registry = client.registry if client else None
         return await self.dialer.dial(origin, registry, is_foreign=is_foreign)
-
-    def lease(self, origin: Origin, *, is_fresh: bool = False, is_foreign: bool = False) -> Lease:
-        """Return a lease for exchanges with an origin.
-
-        With `is_fresh`, no exchange uses a connection that was used before. An origin that another
-        one has named is foreign: it never gets the credentials or the client certificate of a
-        registry (I6).
-        """
-        return Lease(self.pool, origin, is_fresh=is_fresh, is_foreign=is_foreign)
 
     # The way of a request.
 
@@ -375,44 +393,28 @@ class Transport:
         with its body, which may have at most `limit` bytes. Raises SyncError for a status not in
         `ok`.
         """
-        budget = RetryBudget(ATTEMPTS)
+        retry = Retry(self.machine.chance)
         while True:
             try:
-                if client.is_first_contact_done:
-                    return await self._request_once(client, call, ok, limit)
-                return await self._request_as_first(client, call, ok, limit)
+                async with await self.exchange(client, call, ok) as response:
+                    await response.read(limit)
+                    return response
             except SyncError as error:
                 failure = error
-            finally:
-                # If this attempt was to probe the host and has not, another task probes it.
-                self.recovery.end_attempt()
-            pause = self.pause_after(failure, budget, client, call=call)
             text = f"{call.method} {client.key}{call.shown_path}: {failure}"
             self.machine.log("debug", "retry", text)
-            await self.wait_to_retry(failure, pause)
+            await retry.pause(failure, client.limits)
 
-    async def _request_as_first(
-        self, client: RegistryClient, call: Call, ok: Collection[int], limit: int
-    ) -> Response:
-        """Send a request once. Until a first request to the host is complete, only one is sent at a
-        time (rule 1).
-        """
-        async with client.first_contact:  # a lock
-            # Another request may have been the first while this request waited for the lock.
-            if not client.is_first_contact_done:
-                try:
-                    return await self._request_once(client, call, ok, limit)
-                finally:
-                    # If the host has not answered, another request is the first.
-                    client.is_first_contact_done = client.has_answered
-        return await self._request_once(client, call, ok, limit)
-
-    async def _request_once(
-        self, client: RegistryClient, call: Call, ok: Collection[int], limit: int
-    ) -> Response:
-        async with await self.exchange(client, call, ok) as response:
-            await response.read(limit)
-            return response
+    def needs_of(self, client: RegistryClient, call: Call) -> tuple[Need, ...]:
+        """Return what a request needs of its registry. The first is its lane."""
+        per_project = DIALECTS[client.registry.kind].per_project
+        area = call.repository.partition("/")[0] if per_project else ""
+        is_whole_body = call.action == "upload_body" and call.method == "PUT"
+        if not is_whole_body:
+            return (client.limits.lane(call.action, area),)
+        lane = client.limits.lane("upload_finish", area)
+        other = client.limits.lane("upload_body", area)
+        return (lane,) if lane is other else (lane, other.token)
 
     async def exchange(
         self,
@@ -420,284 +422,175 @@ class Transport:
         call: Call,
         ok: Collection[int],
         *,
-        lease: Lease | None = None,
         body: Body | None = None,
-    ) -> Turn:
-        """Send a request, and return its turn with the response unread. The caller must end the
-        turn. Raises SyncError for a status not in `ok`.
+        turn: Turn | None = None,
+    ) -> Exchange:
+        """Send a request, and return its answer with the body unread. The caller ends the exchange.
+        Raises SyncError for a status not in `ok`.
 
-        The request first gets its login, then its turn (a permit, a place in a window and a token
-        of a bucket), then a connection, then its response. It is repeated only with a new login, or
-        after a redirect. If `lease` is given, the request uses that connection and leaves it to the
-        caller (a PUT follows its POST). A request with a `body` is never repeated (I7), so the
-        caller has to handle a refused login, and a success that arrives before the last byte was
-        sent.
+        The request is repeated only with a new login, or after a redirect. A request with a `body`
+        is sent once (I7), so the caller has to handle a refused login, and a success that arrives
+        before the last byte was sent. `turn` was taken for it already.
         """
-        demand = self.demand_of(client, call)
-        rank = _FIRST if call.action == "manifest_put" else None
+        needs = self.needs_of(client, call)
         refusals: list[Refusal] = []
-        can_repeat = body is None
         while True:
-            # Fail before the login and the wait for a turn if the request cannot be sent. `_send`
-            # checks this again after the wait.
-            self._check_may_send(client, demand)
-            if client.peer.outage.reach is not Reach.UP:
-                self._check_reach(client, client.peer, can_repeat=can_repeat)
-            authorization = await self.login(client, call, can_repeat=can_repeat)
-            turn = await self.gate.begin_request(demand, rank, lease)
+            unread: Response | None = None
+            keeps_turn = False
             try:
-                if body is not None:
-                    self._watch_body(call, turn, body, authorization)
-                hop, response = await self._send_and_follow(
-                    client, call, demand, authorization, turn, lease, body
-                )
-                self._record_pace(client, call, turn, response)
-
-                status = response.status
-                is_refused = status in (401, 403)
-                # With 429 or 5xx the server may not have checked the login.
-                is_login_accepted = status < 500 and status != 429 and not is_refused
-                if authorization is not None and is_login_accepted:
-                    client.authenticator.record_success(authorization, call.repository, call.method)
-
-                if response.is_early and can_repeat and status in (200, 201):
+                client.raise_if_stopped()
+                authorization = await self._login(client, call, can_repeat=body is None)
+                if turn is None:
+                    turn = (await self.gate.enter(*needs))[0]
+                self._check_login(client, call, authorization)
+                exchange = await self._send_and_follow(client, call, authorization, turn, body)
+                unread = response = exchange.response
+                self._record_login(client, call, authorization, response.status)
+                if response.is_early and body is None and response.status in (200, 201):
                     raise Disconnected("the registry answered before the request was sent")
-                if status in ok:
-                    turn.response = response
-                    return turn
+                if response.status in ok:
+                    turn = None  # it ends with the exchange
+                    return exchange
                 await response.read(ERROR_BODY)
-                may_log_in_again = is_refused and can_repeat and not hop.has_left_registry
-                if not may_log_in_again:
-                    raise self.error_from(client, response, hop.peer)
+                if response.status not in (401, 403) or body is not None or not exchange.is_home:
+                    raise self.refusal(client, call, exchange)
+                unread = None
+                await response.close()
+                if not client.limits.has_answered:
+                    # The others wait until the first request has got its login and its answer.
+                    await self.refresh_login(client, call, authorization, exchange, refusals)
+                    keeps_turn = True
+                    continue
             except LoginExpired:
-                # `_check_may_send` has found that the login was refused to another request. Nothing
-                # of the body was sent, so log in again and repeat the request.
-                if body is not None:
-                    body.take_back()
-                continue
+                continue  # the login was refused to another request, and nothing was sent
             finally:
-                # The caller ends the turn that is returned. Every other turn ends here, because no
-                # permit may be held during another login (I8).
-                if turn.response is None:
-                    await turn.end()
-            await self.refresh_login(client, call, authorization, response, refusals)
+                if turn is not None and not keeps_turn:
+                    if unread is not None:
+                        await unread.close()
+                    turn.leave()
+                    turn = None
+            await self.refresh_login(client, call, authorization, exchange, refusals)
 
     async def _send_and_follow(
         self,
         client: RegistryClient,
         call: Call,
-        demand: Demand,
         authorization: str | None,
         turn: Turn,
-        lease: Lease | None,
         body: Body | None,
-    ) -> tuple[_Hop, Response]:
-        """Send a request and follow its redirects. Returns the last hop and its unread response."""
+    ) -> Exchange:
+        """Send a request and follow its redirects. Returns the last answer, unread."""
         origin = call.origin or client.origin
-        peer = client.peer if origin == client.origin else self.recovery.peer(origin)
-        hop = _Hop(call, origin, peer, authorization, has_left_registry=origin != client.origin)
-        response = await self._send(client, demand, hop, turn, lease, body)
-        while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
-            await turn.return_connection()  # other requests may use it from now on
-            hop = self._next_hop(client, hop, response)
-            turn.began = anyio.current_time()
-            response = await self._send(client, demand, hop, turn, lease, body)
-        if response.status == 401 and hop.has_left_registry and body is None:
-            raise ProtocolBroken(
-                f"{hop.origin.authority}, to which the registry redirects, asks for a login"
+        is_home = origin == client.origin
+        for number in range(_MOST_REDIRECTS + 1):
+            action = call.action
+            if number == 0:
+                self.requests[client.key][action] += 1
+            else:  # the origin need not be a registry
+                self._count(origin, action)
+            reach = client.limits if origin == client.origin else self._reach_of(origin)
+            response = await self._send(client, call, origin, authorization, reach, turn, body)
+            is_redirect = response.status in _REDIRECTS and call.method in ("GET", "HEAD")
+            is_first_refusal = response.status == 401 and not client.limits.has_answered
+            is_from_host = not is_gateway_failure(
+                response.status, response.headers.get("retry-after")
             )
-        return hop, response
+            if is_from_host and not (is_home and is_first_refusal):
+                reach.record_answer(response.came_at)
+            if origin == client.origin and number == 0:
+                self._record_pace(client, call, turn, response)
+            if not is_redirect:
+                if response.status == 401 and not is_home and body is None:
+                    await response.close()
+                    raise ProtocolBroken(
+                        f"{origin.authority}, to which the registry redirects, asks for a login"
+                    )
+                return Exchange(turn, response, reach, is_body=body is not None, is_home=is_home)
+
+            location = response.headers.get("location")
+            await response.close()  # other requests may use the connection from now on
+            if location is None:
+                raise ProtocolBroken(f"status {response.status} without a Location")
+            there, path = resolve_location(origin, call.path, location)
+            check_foreign(origin, there)  # each origin is as safe as the one before it
+            client.authenticator.mask_query_values(path)  # that of a signed URL is a secret
+            # After a redirect to another origin no credential is sent, not even to the registry.
+            is_home = is_home and there == client.origin
+            authorization = authorization if is_home else None
+            origin, call = there, call._replace(path=path, origin=there)
+            turn.began = anyio.current_time()
+        raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
 
     async def _send(
         self,
         client: RegistryClient,
-        demand: Demand,
-        hop: _Hop,
+        call: Call,
+        origin: Origin,
+        authorization: str | None,
+        reach: Reach,
         turn: Turn,
-        lease: Lease | None,
         body: Body | None,
     ) -> Response:
-        """Send one request of a chain of redirects and return its response. It uses the caller's
-        `lease` if that is a lease for its origin. Otherwise it stores a lease of its own in
-        `turn.connection`.
-        """
-        call = hop.call
-        can_repeat = body is None
-        check_may_send = partial(self._check_may_send, client, demand, hop.authorization)
-        check_may_send()
-
-        is_at_registry = hop.origin == client.origin
-        if lease is None or lease.origin != hop.origin:
-            lease = self.lease(hop.origin, is_fresh=call.is_fresh, is_foreign=not is_at_registry)
-            turn.connection = lease
-
-        is_unreachable = hop.peer.outage.reach is not Reach.UP
-        if is_unreachable:  # raise an error unless this request is the probe of the host
-            self._check_reach(client, hop.peer, can_repeat=can_repeat)
-
-        if hop.number == 0:
-            self.requests[client.key][call.action] += 1
-        else:  # after a redirect; the origin need not be a registry
-            self._count(hop.origin, call.action)
+        """Send one request of a chain of redirects, and return its response."""
+        first: memoryview | None = None
+        if body is not None:
+            body.authorization, body.turn = authorization, turn
+            first = await body.next()
+            try:
+                self._check_login(client, call, authorization)  # the source may have taken time
+            except SyncError:
+                body.take_back(first)
+                raise
+        is_probe = turn.is_probe and reach is client.limits
+        deadline = reach.gives_up_at if reach.is_out else math.inf
         try:
-            answering = lease.exchange(
-                call.request(hop.authorization),
-                call.seconds,
-                body,
-                check_may_send=check_may_send,
-                now=turn.began,
-            )
-            if is_unreachable:
-                answering = self.recovery.await_probe(hop.peer, answering)
-            response = await answering
+            with anyio.CancelScope(deadline=deadline) as scope:
+                response = await self.pool.exchange(
+                    origin,
+                    call.request(authorization),
+                    first=first,
+                    pieces=body,
+                    seconds=call.seconds,
+                    is_fresh=call.is_fresh,
+                    is_foreign=origin != client.origin,
+                    check_may_send=partial(self._check_login, client, call, authorization),
+                )
+            if scope.cancelled_caught:
+                reach.raise_if_stopped(anyio.current_time())
+                raise TimedOut(f"{origin.authority} did not answer in time")
+        except LoginExpired:
+            if body is not None and first is not None:
+                body.take_back(first)
+            raise
         except WireError as error:
             # A host that disconnects or breaks the protocol may serve only https.
             is_breach = not isinstance(error, ConnectFailed | TimedOut)
-            if is_breach and not client.has_answered:
+            if is_breach and not client.limits.has_answered:
                 error.hint = client.https_hint or error.hint
             if error.side is None:  # otherwise the source of the body has failed, not this host
-                self.recovery.record_failure(hop.peer, error, turn.began, is_counted=can_repeat)
+                # A registry may refuse a body by closing the connection.
+                is_counted = body is None or isinstance(error, ConnectFailed) or is_probe
+                self._record_failure(reach, error, turn, is_probe=is_probe, is_counted=is_counted)
             raise
-
-        retry_after = response.headers.get("retry-after")
-        self._record_reach(
-            hop.peer, response.status, retry_after, response.came_at, is_counted=can_repeat
-        )
-        if is_at_registry:
-            client.has_answered = True
         if self.machine.traces:
-            trace = f"{call.method} {hop.peer.url}{call.shown_path} -> {response.status}"
+            trace = f"{call.method} {origin}{call.shown_path} -> {response.status}"
             self.machine.log("trace", "request", trace)
         return response
 
-    def _next_hop(self, client: RegistryClient, hop: _Hop, response: Response) -> _Hop:
-        """Return the next request of a chain of redirects (R1, R4). Raises ProtocolBroken if the
-        redirect must not be followed.
-        """
-        location = response.headers.get("location")
-        if location is None:
-            raise ProtocolBroken(f"status {response.status} without a Location")
-        if hop.number == _MOST_REDIRECTS:
-            raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
-        origin, path = resolve_location(hop.origin, hop.call.path, location)
-        check_foreign(hop.origin, origin)  # each origin is as safe as the one before it
-        client.authenticator.mask_query_values(path)  # the query of a signed URL is a secret
-
-        # After a redirect to another origin no credential is sent, not even to the registry again.
-        call = hop.call._replace(path=path)
-        has_left_registry = hop.has_left_registry or origin != client.origin
-        authorization = None if has_left_registry else hop.authorization
-        return _Hop(
-            call,
-            origin,
-            peer=self.recovery.peer(origin),
-            authorization=authorization,
-            number=hop.number + 1,
-            has_left_registry=has_left_registry,
-        )
-
-    # Unreachable hosts.
-
-    def _check_reach(self, client: RegistryClient, peer: Peer, *, can_repeat: bool) -> None:
-        """Raise an error if `peer` is unreachable, unless this request is its probe. `can_repeat`
-        says that the request can be sent twice, so that it may be the probe.
-
-        `peer` is the registry, its token service or its blob storage. If it was given up, the
-        registry is stopped too.
-        """
-        error = self.recovery.error_of(peer, can_repeat=can_repeat)
-        if error is None:
-            return
-        is_given_up = not error.retryable
-        if is_given_up and client.stop_error is None:
-            client.stop(error)
-        raise error
-
-    def _record_reach(
-        self,
-        peer: Peer,
-        status: int,
-        retry_after: str | None,
-        now: float,
-        *,
-        is_counted: bool = True,
+    def _record_failure(
+        self, reach: Reach, error: SyncError, turn: Turn, *, is_probe: bool, is_counted: bool
     ) -> None:
-        """Record by the head of a response whether its host is reachable. An answer ends an outage.
-
-        A response of a gateway that could not reach the host is a failure of the host. If not
-        `is_counted`, that failure is ignored.
-        """
-        if not is_gateway_failure(status, retry_after):
-            self.recovery.record_answer(peer, now)
+        now = anyio.current_time()
+        if isinstance(error, ProtocolBroken):
+            reach.record_answer(now)
         elif is_counted:
-            failure = RegistryError(f"status {status}", status=status)
-            self.recovery.record_failure(peer, failure, now)
-
-    async def _ping(self, peer: Peer) -> None:
-        """Send a probe to an unreachable host, and record whether the host has answered."""
-        origin = peer.origin
-        self._count(origin, "probe")
-        request = Request("GET", "/v2/", (_USER_AGENT,))
-        is_registry = origin.address in self._first_client_at
-        began = anyio.current_time()
-        try:
-            async with self.lease(origin, is_foreign=not is_registry) as lease:
-                response = await self.recovery.await_probe(peer, lease.exchange(request))
-        except WireError as error:
-            self.recovery.record_failure(peer, error, began)
-        else:
-            retry_after = response.headers.get("retry-after")
-            self._record_reach(peer, response.status, retry_after, response.came_at)
-
-    def _on_outage(self, peer: Peer) -> None:
-        """Close the connections to a host that has become unreachable."""
-        self.pool.close(peer.origin)
-
-    def _on_back(self, peer: Peer) -> None:
-        """Narrow the windows of a registry that is reachable again. A host that is not a registry
-        has no windows.
-        """
-        client = self._first_client_at.get(peer.origin.address)
-        if client is not None:
-            self.gate.limits[client.key].narrow_windows()
-            self.gate.wake()
-
-    async def wait_to_retry(
-        self, error: SyncError, seconds: float, *, can_repeat: bool = True
-    ) -> None:
-        """Wait before a failed request is repeated: until its host is reachable again if `error` is
-        an outage, otherwise for `seconds`.
-
-        Raises `error` if the host is given up. `can_repeat` says that the next request of this task
-        can be sent twice, so that it may be the probe of the host.
-        """
-        if error.unreachable_peer is None:
-            await anyio.sleep(seconds)
-        else:
-            await self.recovery.wait(error, can_repeat=can_repeat)
-
-    def demand_of(self, host: Host, call: Call) -> Demand:
-        """Return the limits that a request counts against. A PUT with a body is two actions."""
-        is_whole_body = call.action == "upload_body" and call.method == "PUT"
-        actions = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
-        meters = self.gate.limits[host.key].meter_names(call.repository, *actions)
-        return Demand(host.key, meters=meters, is_discovery=call.action in DISCOVERY)
-
-    def _watch_body(self, call: Call, turn: Turn, body: Body, authorization: str | None) -> None:
-        """Prepare a body to be sent in a turn. It frees its place in the window when UNDER_WAY
-        seconds have passed or LARGE_BODY bytes have been sent, because the registry has accepted it
-        by then (docs/design.md section 9).
-        """
-        if call.action == "upload_body":
-            turn.presume_success_at(turn.began + UNDER_WAY)
-        body.authorization = authorization
-        body.on_under_way = partial(self._record_under_way, turn)
+            reach.record_failure(error, turn.began, now, is_probe=is_probe)
+        elif reach.is_out:
+            error.away = reach
 
     # Logins.
 
-    async def login(
-        self, client: RegistryClient, call: Call, *, can_repeat: bool = True
-    ) -> str | None:
+    async def _login(self, client: RegistryClient, call: Call, *, can_repeat: bool) -> str | None:
         """Return the Authorization header for a call, after a request for a token if it needs one.
         Returns None if the call goes to another origin than the registry's (I6), or needs no login.
 
@@ -713,37 +606,53 @@ class Transport:
             if error.fatal:
                 client.stop(error)  # another attempt could lock the account
             raise
-        except RegistryError as error:
-            # The response of a gateway may belong to an outage of the token service. The caller
-            # then waits for the token service, and not for the registry.
-            token_service = client.token_peer
-            if token_service is not None and is_gateway_failure(error.status, error.retry_after):
-                error.unreachable_peer = token_service if token_service.outage.is_on else None
-            raise
+
+    def _check_login(self, client: RegistryClient, call: Call, authorization: str | None) -> None:
+        """Raise the error of a client that was stopped meanwhile. Raises LoginExpired if the login
+        was refused to another request, or if the registry has asked another one for a login.
+        """
+        client.raise_if_stopped()
+        login = client.authenticator
+        if call.origin not in (None, client.origin):
+            return  # no login goes there
+        if authorization is None:
+            is_outdated = login.has_new_challenge()
+        else:
+            is_outdated = authorization in login.refused_logins
+        if is_outdated:
+            raise LoginExpired("another request has shown that this one needs another login")
+
+    def _record_login(
+        self, client: RegistryClient, call: Call, authorization: str | None, status: int
+    ) -> None:
+        # With 429 or 5xx the server may not have checked the login.
+        is_accepted = status < 500 and status not in (401, 403, 429)
+        if authorization is not None and is_accepted:
+            client.authenticator.record_success(authorization, call.repository, call.method)
 
     async def refresh_login(
         self,
         client: RegistryClient,
         call: Call,
         used_authorization: str | None,
-        refused: Response,
+        refused: Exchange,
         refusals: list[Refusal],
     ) -> None:
-        """Handle a response with status 401 or 403. Returns if the call may be repeated with a new
-        Authorization header (see `login`). Otherwise raises the refusal as an error, and stops the
-        registry if another attempt could lock the account.
+        """Handle an answer with status 401 or 403, whose body was read. Returns if the call may be
+        repeated with a new Authorization header. Otherwise raises the refusal as an error, and stops
+        the registry if another attempt could lock the account.
 
-        `used_authorization` is the Authorization header of the refused request, `refused` is the
-        response, whose body has been read, and `refusals` are the earlier refusals of the call. The
-        new refusal is added to them.
+        `used_authorization` is the Authorization header of the refused request. `refusals` are the
+        earlier refusals of the call; the new one is added.
         """
         authenticator = client.authenticator
+        response = refused.response
         # For an expired password ECR answers 403 instead of 401. Only the text of the body
         # distinguishes that from a missing right.
-        is_unauthorized = refused.status == 401 or b"token has expired" in refused.body
+        is_unauthorized = response.status == 401 or b"token has expired" in response.body
         try:
             if is_unauthorized:
-                challenges = refused.headers.all("www-authenticate")
+                challenges = response.headers.all("www-authenticate")
                 refusal = await authenticator.on_unauthorized(
                     challenges, used_authorization, call.repository, call.rights, call.method
                 )
@@ -753,11 +662,11 @@ class Transport:
             if error.fatal:
                 client.stop(error)  # another attempt could lock the account
             raise
-        if refusal is None:  # no other login would help
-            raise self.error_from(client, refused)
-        refusals.append(refusal)
-        if not may_repeat_after(refusals):
-            raise self.error_from(client, refused)
+        if refusal is not None:  # else no other login would help
+            refusals.append(refusal)
+            if may_repeat_after(refusals):
+                return
+        raise self.refusal(client, call, refused)
 
     async def fetch(
         self,
@@ -773,7 +682,7 @@ class Transport:
         (R2).
 
         `client` is that of the registry which names the service, None for a cloud's own service.
-        The response has to arrive within `seconds`. `check_may_send` is passed to Lease.exchange.
+        The response has to arrive within `seconds`. `check_may_send` is passed to Pool.exchange.
         Raises WireError if no response arrives.
         """
         # `url` is absolute. It is resolved only to check it and to split it.
@@ -786,55 +695,68 @@ class Transport:
         own_headers = (_USER_AGENT, ("Accept", "application/json"))
         request = Request(method, target, (*own_headers, *headers), body)
         is_foreign = client is not None and origin != client.origin
-        lease = self.lease(origin, is_foreign=is_foreign)
-        ask = partial(self._fetch_once, lease, request, seconds, check_may_send)
+        ask = partial(self._fetch_once, origin, request, seconds, check_may_send, is_foreign)
         if client is None:
             return await ask()  # the modules of the clouds retry by themselves
-        return await self._ask_token_service(client, origin, ask)
+        return await self._ask_token_service(origin, ask)
 
     async def _ask_token_service(
-        self, client: RegistryClient, origin: Origin, ask: Callable[[], Awaitable[Answer]]
+        self, origin: Origin, ask: Callable[[], Awaitable[Answer]]
     ) -> Answer:
-        """Send the request `ask` to the token service of a registry, which may have an outage like
-        the registry itself.
+        """Send the request `ask` to the token service of a registry, which may be away like the
+        registry itself.
         """
-        peer = self.recovery.peer(origin)
-        client.token_peer = peer
-        self._check_reach(client, peer, can_repeat=True)
-        began = anyio.current_time()
+        reach = self._reach_of(origin)
+        now = began = anyio.current_time()
+        reach.raise_if_stopped(now)
         try:
-            if self.recovery.is_probing(peer):
-                answer = await self.recovery.await_probe(peer, ask())
-            else:
+            with anyio.CancelScope(
+                deadline=reach.gives_up_at if reach.is_out else math.inf
+            ) as scope:
                 answer = await ask()
+            if scope.cancelled_caught:
+                reach.raise_if_stopped(anyio.current_time())
+                raise TimedOut(f"{origin.authority} did not answer in time")
         except WireError as error:
-            self.recovery.record_failure(peer, error, began)
+            error.is_of_login = True
+            reach.record_failure(error, began, anyio.current_time())
             raise
-        retry_after = answer.headers.get("retry-after")
-        self._record_reach(peer, answer.status, retry_after, anyio.current_time())
+        now = anyio.current_time()
+        if not is_gateway_failure(answer.status, answer.headers.get("retry-after")):
+            reach.record_answer(now)
+            return answer
+        failure = RegistryError(f"status {answer.status}", status=answer.status)
+        failure.is_of_login = True
+        reach.record_failure(failure, began, now)
+        if failure.away is not None or reach.stop_error is not None:
+            raise failure
         return answer
 
     async def _fetch_once(
         self,
-        lease: Lease,
+        origin: Origin,
         request: Request,
         seconds: float | None,
         check_may_send: Callable[[], None] | None,
+        is_foreign: bool,
     ) -> Answer:
         """Send the request of `fetch` once. Raises TimedOut after `seconds`; if that is None, only
         the time-outs of the connection apply.
         """
+        if check_may_send is not None:
+            check_may_send()
         with anyio.move_on_after(seconds):
-            async with lease:
-                response = await lease.exchange(request, check_may_send=check_may_send)
+            async with await self.pool.exchange(
+                origin, request, check_may_send=check_may_send, is_foreign=is_foreign
+            ) as response:
                 # The path is not logged, because some metadata services return credentials to
                 # anybody who knows it.
-                trace = f"{request.method} {lease.origin} -> {response.status}"
+                trace = f"{request.method} {origin} -> {response.status}"
                 self.machine.log("trace", "request", trace)
                 content = await response.read(_TOKEN_BODY)
                 return Answer(response.status, dict(response.headers), content)
         assert seconds is not None  # only a time-out leaves the block without a return
-        raise TimedOut(f"{lease.origin} did not answer within {seconds:g} s")
+        raise TimedOut(f"{origin} did not answer within {seconds:g} s")
 
     # What answers say about how often to ask.
 
@@ -844,157 +766,65 @@ class Transport:
         if client is not None:
             self.requests[client.key][action] += 1
 
-    def _record_under_way(self, turn: Turn) -> None:
-        """Count a body as a success before its response arrives, unless it was counted already."""
-        self.last_progress = anyio.current_time()
-        if turn.meter.record_success(turn.number):
-            self.gate.on_window_change()
-
     def _record_pace(
         self, client: RegistryClient, call: Call, turn: Turn, response: Response
     ) -> None:
-        """Apply a response to the window, pauses and quotas, and then admit waiting requests.
-
-        Stops requests to the registry after 10 minutes of status 429.
-        """
+        """Apply an answer of the registry itself to its lane."""
         now = response.came_at
-        wall = self.machine.wall()
         status = response.status
         header = response.headers.get
         self.last_progress = now
-
         retry_after = 0.0
         if status >= 500 or status in (408, 429):
-            retry_after = parse_retry_after(header("retry-after"), wall) or 0.0
-        chance = 0.0
-        if status == 429:
-            chance = self.machine.chance()
-            self.throttled_meters[client.key] = turn.meter  # for the report
-        turn.meter.record_answer(turn.number, status, now, retry_after, chance)
-        # `refused_since` is infinite after a success.
-        if now - turn.meter.window.refused_since > THROTTLED_FOR:
-            refused = RegistryError("status 429 to every request for 10 minutes", status=429)
-            demand = self.demand_of(client, call)
-            self._stop_requests(client, demand, refused, seconds=LONGEST_WAIT)
-
-        remaining = parse_quota(header, wall)
-        if remaining is not None:
-            self._record_quota(client, call, turn, response, remaining)
-        self.gate.on_window_change()
-
-    def _record_quota(
-        self,
-        client: RegistryClient,
-        call: Call,
-        turn: Turn,
-        response: Response,
-        remaining: Remaining,
-    ) -> None:
-        """Apply a quota that a response reports. If the quota is used up for longer than a run
-        waits, stop the requests that it limits.
-        """
-        # Quotas limit requests of discovery. At some registries they limit only one action, but the
-        # responses to all actions report them.
-        action = DIALECTS[client.registry.kind].quota_action or call.action
-        demand = self.demand_of(client, call._replace(action=action))._replace(is_discovery=True)
-        meter = self.gate.limits[client.key].meters[demand.meters[0]]
-        # The number of the request means nothing to another meter than its own.
-        number = turn.number if meter is turn.meter else 0
-        can_wait = meter.quota.update(response.came_at, number, remaining)
-        if not can_wait:
-            used_up = RegistryError("the quota is used up", status=429)
-            self._stop_requests(client, demand, used_up, seconds=remaining.seconds)
-
-    # Errors, and what is done about them.
-
-    def pause_after(
-        self, error: SyncError, budget: RetryBudget, *hosts: Host, call: Call | None = None
-    ) -> float:
-        """Count a failed attempt in `budget`, and return how many seconds to wait before it is
-        repeated (see `wait_to_retry`). Raises the error if the attempt must not be repeated.
-
-        An expired login and an outage are not counted. If the registry asks for a longer wait than
-        a run makes, requests to it are stopped. `hosts` are the hosts that the work needs: the
-        source, then the target. `call` is the failed request, if the work is only that request.
-        """
-        is_stopped = any(host.stop_error for host in hosts)
-        if isinstance(error, LoginExpired) and not is_stopped:
-            return 0.0  # the upload limits how often its login is renewed
-        error.retries = budget.retries
-
-        retry_after = 0.0  # the seconds for which the registry asks to wait
-        is_throttled = False
-        if isinstance(error, RegistryError) and error.retryable:
-            retry_after = error.retry_after or 0.0
-            is_throttled = error.status == 429
-            if retry_after > LONGEST_WAIT:
-                host = hosts[-1] if error.side is Side.TARGET else hosts[0]
-                demand = None if call is None else self.demand_of(host, call)
-                # This makes `error` not retryable.
-                self._stop_requests(host, demand, error, seconds=retry_after)
-            if error.is_paced_by_window:
-                retry_after = 0.0  # the next attempt waits for the window, which has recorded it
-
-        if is_stopped or not error.retryable:
-            raise error
-        if error.unreachable_peer is not None:
-            return 0.0  # `wait_to_retry` waits for the end of the outage
-        now = anyio.current_time()
-        pause = budget.take_attempt(now, self.machine.chance(), is_throttled=is_throttled)
-        if pause is None:
-            raise error
-        return max(retry_after, pause)
+            retry_after = parse_retry_after(header("retry-after"), self.machine.wall()) or 0.0
+        turn.record_answer(status, now, retry_after)
+        if status != 429:
+            return
+        lane = turn.lane
+        self.throttled_lanes[client.key] = lane
+        used_up_for = quota_wait(header, self.machine.wall())
+        if used_up_for:
+            lane.paused_until = max(lane.paused_until, now + min(used_up_for, LONGEST_WAIT))
+        if used_up_for > LONGEST_WAIT:
+            error = RegistryError("the quota is used up", status=429)
+            self._stop_requests(client, call, turn, error, used_up_for)
+        elif now - lane.refused_since > _THROTTLED_FOR:
+            error = RegistryError("status 429 to every request for 10 minutes", status=429)
+            self._stop_requests(client, call, turn, error, LONGEST_WAIT)
 
     def _stop_requests(
-        self, host: Host, demand: Demand | None, error: RegistryError, seconds: float
+        self, client: RegistryClient, call: Call, turn: Turn, error: RegistryError, seconds: float
     ) -> None:
-        """Stop requests to a host for `seconds`, because it asks for a longer wait than a run
-        makes. Makes `error` final, and adds the time to its message.
-
-        If `demand` is the demand of a request of discovery, only requests with the same demand are
-        stopped, so that images that are being copied are finished. Otherwise it stops all requests.
+        """Stop requests to a registry for `seconds`, because it asks for a longer wait than a run
+        makes: those of the lane if they find out what to copy, otherwise all. Makes `error` final,
+        and adds the time to its message.
         """
         moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.machine.wall() + seconds))
-        error.message += (
-            f" (asks to wait {duration_text(seconds)}, until {moment}: longer than a run waits)"
-        )
-        error.is_final = True
-
+        wait = duration_text(seconds)
+        error.message += f" (asks to wait {wait}, until {moment}: longer than a run waits)"
+        error.make_final()
         until = anyio.current_time() + seconds
-        if demand is not None and demand.is_discovery:
-            self._refused_discovery[demand] = (error.copy_without_context(), until)
+        if call.action in _DISCOVERY:
+            turn.lane.stop(error, until)
         else:
-            host.stop(error, until)
+            client.limits.stop(error, until)
 
-    def _check_may_send(
-        self, client: RegistryClient, demand: Demand, authorization: str | None = None
-    ) -> None:
-        """Raise an error if `_stop_requests` or `RegistryClient.stop` has stopped such requests.
-        Raises LoginExpired if the login was refused to another request in the meantime.
+    def refusal(self, client: RegistryClient, call: Call, exchange: Exchange) -> RegistryError:
+        """Return the error for an answer, whose body has been read, and record what it says of its
+        host: that a proxy could not reach it, or that it asks for a long wait.
         """
-        if demand in self._refused_discovery:
-            error, until = self._refused_discovery[demand]
-            if anyio.current_time() < until:
-                raise error.copy_without_context()
-        if client.stop_error is not None:
-            raise client.stop_error.copy_without_context()
-        if authorization is not None and authorization in client.authenticator.refused_logins:
-            raise LoginExpired("the login was refused to another request")
-
-    def error_from(
-        self, client: RegistryClient, answer: Response, peer: Peer | None = None
-    ) -> RegistryError:
-        """Return the error for a response, whose body has been read. Counts a response with status
-        429 for the report on this registry. `peer` is the host that sent the response, if that is
-        not the registry itself, but for example a storage that it redirects to.
-
-        If the sender is in an outage, and the response only says that a proxy could not reach the
-        sender, `error.unreachable_peer` is set. The caller then waits for the end of the outage.
-        """
-        if answer.status == 429:
+        response, turn = exchange.response, exchange.turn
+        if response.status == 429:
             self.throttled[client.key] += 1
-        error = client.error_of(answer, self.machine.wall())
-        sender = peer or client.peer
-        if sender.outage.is_on and is_gateway_failure(error.status, error.retry_after):
-            error.unreachable_peer = sender
+        error = client.error_of(response, self.machine.wall())
+        is_of_registry = exchange.reach is client.limits
+        error.is_paced_by_window = response.status == 429 and is_of_registry
+        if is_gateway_failure(error.status, error.retry_after):
+            is_probe = turn.is_probe and is_of_registry
+            is_counted = not exchange.is_body or is_probe
+            self._record_failure(
+                exchange.reach, error, turn, is_probe=is_probe, is_counted=is_counted
+            )
+        elif error.retryable and (error.retry_after or 0.0) > LONGEST_WAIT:
+            self._stop_requests(client, call, turn, error, error.retry_after or 0.0)
         return error

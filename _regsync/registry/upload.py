@@ -41,9 +41,9 @@ from _regsync.net.wire import SESSION_GONE, Header, Pieces, Response
 from _regsync.oci import Descriptor
 from _regsync.providers import Dialect
 from _regsync.registry.host import RegistryClient
-from _regsync.registry.lease import Lease
+from _regsync.registry.limits import Turn
 from _regsync.registry.redirects import check_foreign, resolve_location
-from _regsync.registry.transport import ERROR_BODY, Body, Call, Transport
+from _regsync.registry.transport import ERROR_BODY, Body, Call, Exchange, Transport
 from _regsync.text import printable
 
 _MIB = 1024 * 1024
@@ -71,17 +71,12 @@ class UploadTarget(Protocol):
 
 
 class Upload:
-    """The upload of one blob. All its requests use one `lease`, so that a PUT uses the connection
-    of its POST.
-    """
+    """The upload of one blob."""
 
     hash = None  # sessions of earlier runs are not resumed
 
-    def __init__(
-        self, repository: UploadTarget, transport: Transport, lease: Lease, blob: Descriptor
-    ) -> None:
+    def __init__(self, repository: UploadTarget, transport: Transport, blob: Descriptor) -> None:
         self.repository = repository
-        self.lease = lease
         self.blob = blob
         self._transport = transport
 
@@ -168,15 +163,16 @@ class Upload:
         """
         host = self.repository.host
         self.has_begun = False
-        async with await self._transport.exchange(host, call, ok, lease=self.lease) as response:
+        async with await self._transport.exchange(host, call, ok) as response:
             if response.status == 202:
                 self._open(call, response, 0)
                 return False
             self.repository.check_stored_digest(response, digest)
             return True
 
-    async def send(self, pieces: Pieces, *, is_last: bool = True) -> bool:
-        """Send a part of the blob with PATCH, or the last part with PUT and the digest.
+    async def send(self, pieces: Pieces, *, is_last: bool = True, turn: Turn | None = None) -> bool:
+        """Send a part of the blob with PATCH, or the last part with PUT and the digest. `turn` was
+        taken for the request already.
 
         Returns True if the body was received completely. Returns False if the registry answered
         with success before all of it was sent: only a HEAD can show whether the blob exists.
@@ -189,14 +185,14 @@ class Upload:
         self._end = self.offset + pieces.length
         call = self._body_call(pieces.length, is_last=is_last)
         body = Body(pieces, self._record_begin, self._transport)
-        turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
-        async with turn as response:
+        exchange = await self._transport.exchange(host, call, _ANY_STATUS, body=body, turn=turn)
+        async with exchange as response:
             # An early 5xx does not say what became of the body, so the session stays broken.
             if not response.is_early or response.status < 500:
                 self.broken_session = ""
             ok = (201, 204) if is_last else (201, 202, 204)
             if response.status not in ok:
-                await self._raise_refusal(call, body, session, response)
+                await self._raise_refusal(call, body, session, exchange)
             self.session = ""  # it has ended, or continues at the Location of the response
             if is_last:
                 self.repository.check_stored_digest(response, self.blob.digest)
@@ -205,9 +201,10 @@ class Upload:
             return not response.is_early
 
     async def _raise_refusal(
-        self, call: Call, body: Body, session: str, response: Response
+        self, call: Call, body: Body, session: str, exchange: Exchange
     ) -> NoReturn:
-        """Raise the error for a response that refuses a body which was sent to `session`."""
+        """Raise the error for an answer that refuses a body which was sent to `session`."""
+        response = exchange.response
         if response.status == 429:
             # A rate limit applies before the session is looked up, so the session accepts the body
             # later.
@@ -222,10 +219,10 @@ class Upload:
         await response.read(ERROR_BODY)
         if response.status == 401 and self._is_at_registry:
             await self._transport.refresh_login(
-                host, call, body.authorization, response, self._login_refusals
+                host, call, body.authorization, exchange, self._login_refusals
             )
             raise LoginExpired("the login expired during the upload")
-        error = self._transport.error_from(host, response)
+        error = self._transport.refusal(host, call, exchange)
         error.is_session_gone = error.is_session_gone or is_gone
         raise error
 
@@ -281,9 +278,7 @@ class Upload:
             path=self.broken_session
         )
         try:
-            async with await self._transport.exchange(
-                host, call, (204,), lease=self.lease
-            ) as response:
+            async with await self._transport.exchange(host, call, (204,)) as response:
                 self.broken_session = ""
                 received = self._received_bytes(response)
                 if received or self.in_chunks:
@@ -319,7 +314,7 @@ class Upload:
         call = call._replace(path=self.session, origin=self._origin)
         self.session = ""
         with suppress(SyncError):
-            async with await self._transport.exchange(host, call, (202, 204), lease=self.lease):
+            async with await self._transport.exchange(host, call, (202, 204)):
                 pass
 
     def _open(self, call: Call, response: Response, offset: int) -> None:

@@ -672,13 +672,13 @@ class Audit:
         offset = 0
         while True:
             try:
-                with self.transport.recovery.attempt():
-                    async with (
-                        self.transport.gate.admitted((reading.demand,)),
-                        aclosing(reading.pieces(offset)) as pieces,
-                    ):
-                        async for piece in pieces:
-                            offset += len(piece)
+                needs = target.reading_needs(blob.size)
+                async with (
+                    self.transport.gate.admitted(*needs) as given,
+                    aclosing(reading.pieces(offset, given.get(needs[0]))) as pieces,
+                ):
+                    async for piece in pieces:
+                        offset += len(piece)
                 return
             except WrongBytes:
                 if reading.is_fresh:

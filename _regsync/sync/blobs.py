@@ -29,7 +29,7 @@ from contextlib import (
 )
 from functools import partial
 from io import FileIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -49,9 +49,8 @@ from _regsync.files import is_link_free, open_safely, replacing
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import CHUNK
-from _regsync.registry.outage import is_outage
+from _regsync.registry.limits import LARGE_BODY, Need, Retry, Turn, is_outage
 from _regsync.registry.repository import BlobBody, BlobUpload, Repository
-from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge
@@ -73,6 +72,10 @@ _MEMORY = 24 * 1024 * 1024
 
 # Chunks that are in memory at the same time, for registries that accept no larger body.
 _CHUNKS_IN_MEMORY = 3
+
+# Uploads of large blobs that are open at the same time from one source to one target. They wait for
+# their streams with nothing in hand but a session.
+_OPEN_SESSIONS = 16
 
 # Seconds for which a broken source may be waited for while a request to the target stays open.
 _SOURCE_GRACE = 20.0
@@ -154,9 +157,9 @@ class Tries:
     """The attempts at one piece of work."""
 
     def __init__(self, transport: Transport, *repositories: Repository) -> None:
-        self._transport = transport
-        self._hosts = [repository.host for repository in repositories]
-        self._budget = RetryBudget(ATTEMPTS)
+        self._machine = transport.machine
+        self._hosts = [repository.host.limits for repository in repositories]
+        self._retry = Retry(self._machine.chance)
         self._renewed_at = 0  # bytes of the blob
 
     def record_progress(self, offset: int) -> bool:
@@ -166,22 +169,19 @@ class Tries:
         if offset < self._renewed_at + LARGE_BODY:
             return False
         self._renewed_at = offset
-        self._budget = RetryBudget(ATTEMPTS)
+        self._retry = Retry(self._machine.chance)
         return True
 
-    async def wait(
-        self, error: SyncError, *, longest: float = math.inf, can_repeat: bool = True
-    ) -> None:
+    async def wait(self, error: SyncError, *, longest: float = math.inf) -> None:
         """Wait before the next attempt. Raises `error` if there is none, or if the pause would be
         longer than `longest` seconds.
         """
-        pause = self._transport.pause_after(error, self._budget, *self._hosts)
         asked = error.retry_after if isinstance(error, RegistryError) else None
-        if max(pause, asked or 0.0) > longest:
+        if (asked or 0.0) > longest:
             raise error
-        self._transport.machine.log("debug", "retry", f"{error}; it goes on")
+        self._machine.log("debug", "retry", f"{error}; it goes on")
         error.drop_frames()  # the frames hold buffers of the body
-        await self._transport.wait_to_retry(error, pause, can_repeat=can_repeat)
+        await self._retry.pause(error, *self._hosts, longest=longest)
 
 
 class Reading:
@@ -208,14 +208,9 @@ class Reading:
             self._hash = upload.hash.copy()
             self._hashed = upload.offset
 
-    @property
-    def demand(self) -> Demand:
-        """The permit at the source that reading takes."""
-        is_large = self.blob.size >= LARGE_BODY
-        return Demand(self.source.host.key, body="read", is_large=is_large)
-
-    async def pieces(self, start: int) -> Stream:
-        """Read from byte `start` on. The last piece comes when the blob is verified (I3).
+    async def pieces(self, start: int, turn: Turn | None) -> Stream:
+        """Read from byte `start` on. The last piece comes when the blob is verified (I3). `turn` was
+        taken for the first request already.
 
         A body that breaks is read on by Range, for _SOURCE_GRACE seconds in all, because a request
         to the target may be open meanwhile. Raises WrongBytes and the errors of the source.
@@ -229,8 +224,8 @@ class Reading:
             while yielded < size:
                 try:
                     seconds = grace if has_opened else math.inf
-                    opened, position = await self._open(yielded, seconds)
-                    has_opened = True
+                    opened, position = await self._open(yielded, seconds, turn)
+                    turn, has_opened = None, True
                     async with opened as response:
                         while position < size:
                             count = await response.read_into(buffer[: size + 1 - position])
@@ -262,13 +257,13 @@ class Reading:
         return anyio.current_time() - began
 
     async def _open(
-        self, start: int, seconds: float
+        self, start: int, seconds: float, turn: Turn | None
     ) -> tuple[AbstractAsyncContextManager[BlobBody], int]:
         """Open the blob at byte `start`, or at its first byte if the source has no ranges."""
         open_blob = partial(self.source.open_blob, self.blob, is_fresh=self.is_fresh)
         with anyio.move_on_after(seconds) as limit:
             try:
-                return await open_blob(start), start
+                return await open_blob(start, turn=turn), start
             except (ProtocolBroken, RegistryError) as error:
                 is_range_refused = isinstance(error, ProtocolBroken) or error.status == 416
                 if not start or not is_range_refused:
@@ -476,7 +471,6 @@ class _Job:
         target: Repository,
         upload: BlobUpload,
         tries: Tries,
-        rank: float,
         mount_from: str | None,
         present: str | None,
     ) -> None:
@@ -485,7 +479,6 @@ class _Job:
         self.target = target
         self.upload = upload
         self.tries = tries
-        self.rank = rank  # requests of the oldest image are admitted first
         self.mount_from = mount_from
         self.may_mount = True
         self.has_failed = False
@@ -506,12 +499,6 @@ class _Job:
         self.last_body: Body | None = None
         self.resets = 0  # connections that the target broke in a PUT, since there was progress
 
-    @property
-    def writing(self) -> Demand:
-        """The permit at the target that a body takes."""
-        is_large = self.blob.size >= LARGE_BODY
-        return Demand(self.target.host.key, body="write", is_large=is_large)
-
 
 class Blobs:
     """Copies blobs and puts manifests."""
@@ -520,13 +507,17 @@ class Blobs:
         self._transport = transport
         self._knowledge = knowledge
         self._staging = staging
-        self._admitted = transport.gate.admitted
+        self._gate = transport.gate
         self._chunk_memory = anyio.Semaphore(_CHUNKS_IN_MEMORY)
         self._has_warned_of_staging = False
         # By target repository: set when its first upload of this run was accepted, refused, or has
         # failed; and the refusal of any upload there, after which none is begun (rule 14).
         self._answered = dict[RepositoryKey, anyio.Event]()
         self._refusals = dict[RepositoryKey, SyncError]()
+        # By source and target: how many uploads of large blobs may be open.
+        self._sessions = defaultdict[tuple[str, str], anyio.Semaphore](
+            lambda: anyio.Semaphore(_OPEN_SESSIONS)
+        )
         # By area, held while one task finds out what a probing POST is answered.
         self._testing = defaultdict[str, anyio.Lock](anyio.Lock)
 
@@ -536,7 +527,6 @@ class Blobs:
         source: Repository,
         target: Repository,
         *,
-        rank: float = 0.0,
         mount_from: str | None = None,
         is_shared: bool = False,
         present: str | None = None,
@@ -546,31 +536,32 @@ class Blobs:
 
         Raises SyncError, with side and reference, if all attempts have failed.
         """
-        async with self._transport.lease(target.host.origin) as lease:
-            upload = target.begin_upload(blob, lease)
-            tries = Tries(self._transport, source, target)
-            reading = Reading(self._transport, source, blob)
-            job = _Job(reading, target, upload, tries, rank, mount_from, present)
-            job.is_shared = is_shared
-            job.is_kept = (is_shared or blob.size <= SMALL_BLOB) and not source.is_local
-            try:
-                async with job.stack:
-                    return await self._copy(job)
-            finally:
-                if upload.session:  # an open session takes memory at the registry
-                    with anyio.move_on_after(self._transport.machine.timeouts.head):
-                        await upload.cancel_upload()
+        upload = target.begin_upload(blob)
+        tries = Tries(self._transport, source, target)
+        reading = Reading(self._transport, source, blob)
+        job = _Job(reading, target, upload, tries, mount_from, present)
+        job.is_shared = is_shared
+        job.is_kept = (is_shared or blob.size <= SMALL_BLOB) and not source.is_local
+        is_large = blob.size >= LARGE_BODY
+        sessions = self._sessions[source.host.key, target.host.key] if is_large else nullcontext()
+        try:
+            async with sessions, self._limiting_chunks(job), job.stack:
+                return await self._copy(job)
+        finally:
+            if upload.session:  # an open session takes memory at the registry
+                with anyio.move_on_after(self._transport.machine.timeouts.head):
+                    await upload.cancel_upload()
 
     async def _copy(self, job: _Job) -> BlobResult:
         """Make attempts until the blob is there. The first one in a repository goes alone."""
-        where, lease = job.target.store_key, job.upload.lease
+        where = job.target.store_key
         is_first = where not in self._answered
         answered = self._answered.setdefault(where, anyio.Event())
         if not is_first:
             await answered.wait()  # with nothing in hand
         while True:
             try:
-                with self._transport.recovery.attempt(), redacting(job.target.host.secrets):
+                with redacting(job.target.host.secrets):
                     return await self._attempt(job)
             except NoRoom as error:
                 self._tell_of_staging(error)
@@ -582,7 +573,6 @@ class Blobs:
                 failure = error
             finally:
                 answered.set()
-            await lease.release()
             if await self._has_arrived(job, failure):
                 job.upload.session = ""
                 return BlobResult.UPLOADED
@@ -593,70 +583,53 @@ class Blobs:
         upload = job.upload
         upload.has_begun = False
         job.last_body = None
-        request = (Demand(job.target.host.key),)
         if upload.broken_session:
-            async with self._admitted(request, job.rank):
-                await upload.resume()  # sets `session` and `offset`
+            await upload.resume()  # sets `session` and `offset`
             if job.tries.record_progress(upload.offset):
                 job.resets = 0
+        result = await self._find_or_start(job)
+        if result is not None:
+            return result
         body = known_body(job.blob)
-        if body is None and not job.is_kept:
-            return await self._relay(job)
-
-        async with self._limiting_chunks(job):
-            async with self._admitted(request, job.rank, upload.lease):
-                result = await self._find_or_start(job)
-            if result is not None:
-                return result
-            if body is not None:
-                job.stream_from = partial(in_memory, body)
-            if job.stream_from is None:
-                read = partial(self._read_alone, job)
-                holding = self._staging.holding(job.blob, read, is_shared=job.is_shared)
-                job.stream_from = await job.stack.enter_async_context(holding)
-            async with self._admitted_to_write(job):
-                return await self._send(job, job.stream_from(upload.offset))
-
-    async def _relay(self, job: _Job) -> BlobResult:
-        """Send the bytes while they are read. One permit covers both ends (I8)."""
-        upload, reading = job.upload, job.reading
-        both = (reading.demand, job.writing)
-        async with (
-            self._limiting_chunks(job),
-            self._admitted(both, job.rank, upload.lease) as permit,
-        ):
-            result = await self._find_or_start(job)
-            if result is not None:
-                return result
-            get = reading.source.demand_of_reading()
-            put = job.target.demand_of_writing()
-            await self._transport.gate.reserve(permit, get, put, lease=upload.lease)
+        if body is not None:
+            job.stream_from = partial(in_memory, body)
+        elif job.is_kept and job.stream_from is None:
+            read = partial(self._read_alone, job)
+            holding = self._staging.holding(job.blob, read, is_shared=job.is_shared)
+            job.stream_from = await job.stack.enter_async_context(holding)
+        in_chunks = self._goes_in_chunks(job)
+        put = job.target.writing_needs(job.blob.size, in_chunks=in_chunks)
+        if job.stream_from is not None:
+            async with self._gate.admitted(*put) as given:
+                turn = _turn_of(given, put)
+                return await self._send(job, job.stream_from(upload.offset), turn)
+        # The bytes are sent while they are read: both ends are admitted in one step (I8).
+        reading = job.reading
+        get = reading.source.reading_needs(job.blob.size)
+        async with self._gate.admitted(*get, *put) as given:
             reading.continue_after(upload)
-            return await self._send(job, reading.pieces(upload.offset))
+            stream = reading.pieces(upload.offset, _turn_of(given, get))
+            return await self._send(job, stream, _turn_of(given, put))
 
     async def _read_alone(self, job: _Job) -> Stream:
         """Read a blob for the staging, under a permit of its own, and go on after an outage."""
         offset = 0
         while True:
             try:
-                with self._transport.recovery.attempt():
-                    async with (
-                        self._admitted((job.reading.demand,), job.rank),
-                        aclosing(job.reading.pieces(offset)) as stream,
-                    ):
-                        async for piece in stream:
-                            offset += len(piece)
-                            yield piece
-                    return
+                needs = job.reading.source.reading_needs(job.blob.size)
+                async with (
+                    self._gate.admitted(*needs) as given,
+                    aclosing(job.reading.pieces(offset, _turn_of(given, needs))) as stream,
+                ):
+                    async for piece in stream:
+                        offset += len(piece)
+                        yield piece
+                return
             except SyncError as error:
-                if error.unreachable_peer is None or not error.retryable:
+                if error.away is None or not error.retryable:
                     raise
                 failure = error
-            await self._transport.recovery.wait(failure)
-
-    def _admitted_to_write(self, job: _Job) -> AbstractAsyncContextManager[object]:
-        writing = job.writing._replace(meters=job.target.demand_of_writing().meters)
-        return self._admitted((writing,), job.rank, job.upload.lease)
+            await Tries(self._transport, job.reading.source).wait(failure)
 
     def _limiting_chunks(self, job: _Job) -> AbstractAsyncContextManager[object]:
         is_in_chunks = self._chunk_size(job) > 0 and job.blob.size > SMALL_BLOB
@@ -668,6 +641,10 @@ class Blobs:
             return job.target.dialect.put_limit
         refused_size = self._refused_size(job.target)
         return CHUNK if refused_size is not None and job.blob.size >= refused_size else 0
+
+    def _goes_in_chunks(self, job: _Job) -> bool:
+        limit = self._chunk_size(job)
+        return limit > 0 and job.blob.size > job.target.dialect.put_limit
 
     def _refused_size(self, target: Repository) -> int | None:
         """Return the size from which on a registry refuses to take a blob in one request."""
@@ -727,10 +704,12 @@ class Blobs:
             elif is_absent and probe_from is not None and not upload.has_mount_failed:
                 known.record_probe_answer(where, is_202_if_absent=True)
             return BlobResult.PRESENT if is_present else None
-        if answers.is_202_if_absent and not job.is_known_absent:
-            return BlobResult.BELIEVED
-        is_right = await target.has_blob(job.blob)  # it may give a 201 to any digest
-        known.record_probe_answer(where, is_202_if_absent=is_right)
+        async with self._testing[where.area]:
+            is_trusted = known.probe_answers(where).is_202_if_absent and not job.is_known_absent
+            if is_trusted:
+                return BlobResult.BELIEVED
+            is_right = await target.has_blob(job.blob)  # it may give a 201 to any digest
+            known.record_probe_answer(where, is_202_if_absent=is_right)
         if not is_right:
             await upload.start()
         return BlobResult.PRESENT if is_right else None
@@ -777,13 +756,15 @@ class Blobs:
 
     # The body.
 
-    async def _send(self, job: _Job, stream: Stream) -> BlobResult:
-        """Send the bytes that the target lacks to the open session."""
+    async def _send(self, job: _Job, stream: Stream, turn: Turn | None) -> BlobResult:
+        """Send the bytes that the target lacks to the open session. `turn` was taken for a request
+        with all of them.
+        """
         upload, size = job.upload, job.blob.size
         left = size - upload.offset
         limit = self._chunk_size(job)
         buffer = bytearray(min(left, limit))
-        upload.in_chunks = limit > 0 and size > job.target.dialect.put_limit
+        upload.in_chunks = self._goes_in_chunks(job)
         async with aclosing(stream), aclosing(in_chunks(stream, buffer)) as chunks:
             try:
                 if upload.in_chunks:
@@ -794,7 +775,7 @@ class Blobs:
                     # A registry with a limit gets a body that is in memory and verified.
                     job.last_body = Body(chunks if limit else stream, left)
                     await job.last_body.begin()
-                if await upload.send(job.last_body):
+                if await upload.send(job.last_body, turn=turn):
                     return BlobResult.UPLOADED
             except RegistryError as error:
                 is_rest = left < size and not upload.in_chunks
@@ -825,7 +806,7 @@ class Blobs:
             except SyncError as error:
                 if is_session_gone(error):
                     upload.session = ""
-                if not upload.session or error.unreachable_peer is not None:
+                if not upload.session or error.away is not None:
                     raise
                 await job.tries.wait(error, longest=_SOURCE_GRACE)
 
@@ -844,7 +825,7 @@ class Blobs:
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
             try:
-                has_arrived = await self._transport.recovery.retry_over_outages(ask)
+                has_arrived = await ask(with_retries=job.target.host.limits.is_away)
             except SyncError as error:
                 if not error.retryable:
                     raise
@@ -865,7 +846,7 @@ class Blobs:
                 await upload.cancel_upload()  # the session holds some of the wrong bytes
             upload.broken_session = ""
             return
-        if error.unreachable_peer is None:
+        if error.away is None:
             # The mount may have caused it, unless the registry was away for a moment.
             job.may_mount = is_outage(error) and not job.has_failed
             job.has_failed = True
@@ -877,9 +858,7 @@ class Blobs:
             self._knowledge.record_fallback_size(host.key, int(size))
             upload.broken_session = ""
             return
-        begins_with_body = upload.session and not upload.broken_session
-        can_repeat = error.unreachable_peer is not host.peer or not begins_with_body
-        await job.tries.wait(error, can_repeat=can_repeat)
+        await job.tries.wait(error)
 
     def _needs_chunks(self, job: _Job, error: SyncError) -> bool:
         """Report whether a PUT was refused in a way that chunks may help against."""
@@ -915,6 +894,12 @@ class Blobs:
             await gather(partial(put_child, child) for child in level)
         full_name = image.source.full_name(image.source_reference)
         await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
+
+
+def _turn_of(given: dict[Need, Any], needs: tuple[Need, ...]) -> Turn | None:
+    """Return the turn that was given for the lane among `needs`, if there is one."""
+    turns = (given[need] for need in needs if isinstance(given[need], Turn))
+    return next(turns, None)
 
 
 def known_body(blob: Descriptor) -> bytes | None:

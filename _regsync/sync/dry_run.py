@@ -30,7 +30,6 @@ class DryRun:
         source: Repository,
         target: Repository,
         *,
-        rank: float = 0.0,
         mount_from: str | None = None,
         is_shared: bool = False,
         present: str | None = None,

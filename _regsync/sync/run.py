@@ -309,7 +309,8 @@ class Run:
                 sent = sum(counter.total() for counter in self._transport.requests.values())
                 # Every remaining copy waits: for an unreachable registry, or, if no request was
                 # sent since the last check, for the end of a pause that a registry asked for.
-                if self._transport.recovery.is_waiting() or sent == sent_before:
+                is_waiting = any(reach.is_out for reach in self._transport.reaches)
+                if is_waiting or sent == sent_before:
                     work.cancel()
             sent_before = sent
             await anyio.sleep(_DRAIN_TICK)
@@ -317,8 +318,8 @@ class Run:
     def _is_request_under_way(self) -> bool:
         """Report whether a request other than a probe of an unreachable registry is under way."""
         # Each request holds a permit, and so does each probe.
-        permits = sum(limit.in_use for limit in self._transport.gate.limits.values())
-        return permits > self._transport.recovery.count_probes()
+        limits = self._transport.limits.values()
+        return any(each.used > each.is_out * each.is_probed for each in limits)
 
     async def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""

@@ -446,7 +446,6 @@ class Scheduler:
             blob,
             source,
             image.target,
-            rank=float(job.order),
             mount_from=None if source is image.source else source.api_name,
             is_shared=self._is_needed_again(image, blob),
             present=job.present[0].digest if job.present else None,

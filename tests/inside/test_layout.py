@@ -25,6 +25,7 @@ from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import Index, image_entry, parse_index, read_lines, unnamed_entry
 from _regsync.layout.repository import LayoutHost, LayoutRepository
 from _regsync.oci import Descriptor, Manifest, parse_manifest, referrers_tag
+from _regsync.registry.limits import Gate
 from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
 from tests.ends import run_regsync
@@ -295,7 +296,7 @@ async def test_an_upload_of_a_blob_whose_place_is_taken_says_which_blob(seed, tm
     blob = manifest_of(image).blobs[0]
     a_folder(blob_path(layout, blob.digest))
     with pytest.raises(LayoutError, match="not a regular file") as caught:
-        await target_in(layout).begin_upload(blob, lease=None).start()
+        await target_in(layout).begin_upload(blob).start()
     assert caught.value.code == "TARGET_ERROR"
     assert caught.value.reference == f"oci-layout:{layout}//app@{blob.digest}"
 
@@ -429,9 +430,9 @@ def test_a_directory_without_a_layout_says_what_to_look_at(tmp_path):
 def target_in(layout: Path) -> LayoutRepository:
     """Return the repository `app` of a layout, as a run writes to it."""
     transport = SimpleNamespace(
-        machine=SimpleNamespace(log=print),
+        machine=SimpleNamespace(log=print, chance=lambda: 0.5),
         count_sent=lambda _: None,
-        gate=SimpleNamespace(limits={}),
+        gate=Gate(),
     )
     registry = registry_for(f"oci-layout:{layout}", Config({}, ()))
     host = LayoutHost(registry, transport, lambda: None, requires_all_parts=False)
@@ -455,7 +456,7 @@ async def test_an_upload_whose_body_breaks_goes_on_where_the_file_ends(tmp_path)
     body = b"0123456789"
     blob = blob_of(body)
     target = target_in(tmp_path / "disk")
-    upload = target.begin_upload(blob, lease=None)
+    upload = target.begin_upload(blob)
     assert not await upload.start()
     with pytest.raises(WireError):
         await upload.send(Pieces(body[:4], WireError("the source is gone")))

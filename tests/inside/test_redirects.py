@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from _regsync.addresses import Origin
-from _regsync.errors import AuthError, ProtocolBroken, RegistryError
+from _regsync.errors import ProtocolBroken
 from _regsync.registry.transport import Call
 from tests.inside.wires import End, Wire, answer, plain_registry, transport_of
 
@@ -31,12 +31,12 @@ async def test_registrys_connection_serves_others_while_storage_sends_the_blob()
     transport = transport_of({REGISTRY: [first], STORAGE: [storage]})
     host = transport.client(plain_registry())
     async with await transport.exchange(host, GET, (200,)) as response:
-        assert transport.gate.limits[host.key].in_use == 1
+        assert transport.limits[host.key].used == 1
         async with await transport.exchange(host, GET, (200,)) as other:
             assert await other.read(10) == b"other"
         assert await response.read(10) == b"blob"
     assert (where(first), where(storage)) == ((REGISTRY, False), (STORAGE, True))
-    assert transport.gate.limits[host.key].in_use == 0
+    assert transport.limits[host.key].used == 0
 
 
 @pytest.mark.parametrize(
@@ -106,21 +106,11 @@ async def test_permits_are_no_more_than_the_files_that_may_be_open():
     transport.machine = transport.machine._replace(open_files=64)
     generous = plain_registry()._replace(max_concurrent=50)
     transport.client(generous)
-    assert transport.gate.limits["registry.test"].cap == 10
+    assert transport.limits["registry.test"].cap == 10
 
 
 async def test_of_two_aliases_of_a_registry_the_smaller_bound_holds():
     transport = transport_of({})
     for alias, most in (("one", 7), ("two", 3), ("three", 5)):
         transport.client(plain_registry()._replace(alias=alias, max_concurrent=most))
-    assert transport.gate.limits["registry.test"].cap == 3
-
-
-async def test_a_later_failure_does_not_shorten_the_wait_that_a_registry_has_asked_for():
-    client = transport_of({}).client(plain_registry())
-    client.stop(RegistryError("the quota is used up", status=429), until=100.0)
-    client.stop(AuthError("refused", fatal=True))
-    client.begin_run(99.0)
-    assert client.stop_error is not None
-    client.begin_run(100.0)
-    assert client.stop_error is None
+    assert transport.limits["registry.test"].cap == 3

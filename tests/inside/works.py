@@ -14,12 +14,7 @@ from _regsync.sync.image import Traffic
 def work(**fields: Any) -> Any:
     """Return what a run's scheduler shows of itself; `fields` are those that matter in a test."""
     transport = SimpleNamespace(
-        blob_bytes=0,
-        bytes_sent=0,
-        requests={},
-        gate=SimpleNamespace(limits={}),
-        throttled_meters={},
-        recovery=SimpleNamespace(describe=lambda _: {}),
+        blob_bytes=0, bytes_sent=0, requests={}, limits={}, reaches=[], throttled_lanes={}
     )
     traffic = Traffic()
     traffic.expected_bytes = 90_000_000
@@ -36,7 +31,7 @@ def work(**fields: Any) -> Any:
 
 def throttle(shown: Any, host: str, seconds: float) -> None:
     """Let a host ask for a pause."""
-    shown.transport.throttled_meters[host] = SimpleNamespace(
+    shown.transport.throttled_lanes[host] = SimpleNamespace(
         paused_until=anyio.current_time() + seconds, width=2.5
     )
 
@@ -44,4 +39,4 @@ def throttle(shown: Any, host: str, seconds: float) -> None:
 def ask(shown: Any, host: str, requests: int, in_use: int) -> None:
     """Say how many requests a host has had, and how many are on their way."""
     shown.transport.requests[host] = Counter({"manifest_get": requests})
-    shown.transport.gate.limits[host] = SimpleNamespace(in_use=in_use)
+    shown.transport.limits[host] = SimpleNamespace(used=in_use)

@@ -1,0 +1,685 @@
+"""How many requests a registry may get, how fast, and what happens while it does not answer.
+
+A lane is one window of the specification's table (section 8.1). A request enters its lane: it waits,
+first come first served, and holds nothing; then it takes a place in the window, a token of the bucket
+and one of the registry's permits in one synchronous look. The place is free again when the head of the
+answer is there, the permit when its body is. A large blob that streams from one registry to another
+takes all that it needs at both in one such look (`Gate.enter`).
+
+While a registry is away its lanes admit one request at a time, with growing pauses: whichever comes
+first is the probe. A registry that has never answered is treated the same, so the first request goes
+alone (docs/design.md section 6, rule 1).
+
+May not know: sockets, what a request contains.
+Invariants: I8 (whoever waits here holds nothing), I9 (who is cancelled leaves nothing behind).
+Follows: docs/specification.md section 8.1, docs/design.md section 9.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import anyio
+
+from _regsync.errors import (
+    ConnectFailed,
+    LoginExpired,
+    ProtocolBroken,
+    RegistryError,
+    SyncError,
+    WireError,
+)
+from _regsync.providers import Limits
+from _regsync.text import duration_text
+
+# The default of `max_concurrent` (docs/specification.md section 2.2).
+DEFAULT_CONCURRENCY = 50
+
+# Bodies of at least this many bytes are large. A few streams fill a link; more of them only make
+# every image finish late.
+LARGE_BODY = 1024 * 1024
+_MOST_STREAMS = 8  # at one registry, in one direction
+
+# 5 attempts, exponential from 0.5 s, full jitter, at most 30 s.
+_ATTEMPTS = 5
+_FIRST_PAUSE = 0.5  # seconds
+_LONGEST_PAUSE = 30.0
+
+# Seconds after which a request is given up that has been answered by 429 only.
+_THROTTLED_FOR = 600.0
+
+# The longest pause in seconds that a run observes if a registry asks for one. Requests that would
+# have to pause longer fail.
+LONGEST_WAIT = 300.0
+
+# The shortest congestion epoch, in seconds.
+_EPOCH = 0.1
+
+# The part of a token by which a bucket is treated as fuller than it is, to absorb rounding errors.
+_ROUNDING = 1e-4
+
+# After so many failures in a row, with no answer between them, a host is away.
+_FAILURES_IN_A_ROW = 3
+
+# The longest pause between two probes, in seconds.
+_LONGEST_PROBE_PAUSE = 10.0
+
+# The headers that report a quota: requests left, size of the quota, time of its renewal. A count may
+# name the seconds of its window: `100;w=21600`. A time above _LEAST_MOMENT is one since 1970.
+_QUOTA_HEADERS = (
+    ("ratelimit-remaining", "ratelimit-limit", "ratelimit-reset"),
+    ("x-ratelimit-remaining", "x-ratelimit-limit", "x-ratelimit-reset"),
+)
+_QUOTA = "(?P<count>[0-9]{1,12})(?:;.*w=(?P<window>[0-9]{1,9}))?"
+_LEAST_MOMENT = 1e9
+_USUAL_QUOTA = 60.0  # seconds
+
+# Statuses of a proxy in front of a registry that cannot reach the registry.
+_GATEWAY_STATUSES = (502, 503, 504)
+
+
+class Patience(NamedTuple):
+    """How long to wait for a host that is away, in seconds."""
+
+    after_answer: float = 120.0  # from the first failure, if the host has answered before
+    without_answer: float = 15.0  # if it never has: the service may still be starting
+
+
+def backoff(attempt: int, chance: float) -> float:
+    """Return the seconds to wait before an attempt is repeated. The first attempt is 1."""
+    longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(attempt - 1, 9))
+    return longest * chance
+
+
+def is_gateway_failure(status: int, retry_after: object) -> bool:
+    """Report whether a status means that a proxy could not reach the host. `retry_after` is the
+    Retry-After of the answer, or None.
+    """
+    return status in _GATEWAY_STATUSES and retry_after is None
+
+
+def is_outage(error: SyncError) -> bool:
+    """Report whether a failure may mean that a host is away, rather than that it refuses the request.
+
+    This is the case if no answer arrived, or if a proxy could not reach the registry and named no
+    time to retry.
+    """
+    if isinstance(error, RegistryError):
+        return is_gateway_failure(error.status, error.retry_after)
+    return isinstance(error, WireError) and not isinstance(error, ProtocolBroken)
+
+
+class Reach:
+    """Whether a host answers, and when it is asked again while it does not.
+
+    `on_away` is called when an outage begins, and `log` tells of its beginning and end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        patience: Patience,
+        chance: Callable[[], float],
+        log: Callable[..., None],
+        on_away: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name  # HOST:PORT
+        self.chance = chance
+        self.is_away = False
+        self.has_answered = False
+        self.error: SyncError | None = None  # the last failure, since the last answer
+        self.since = math.inf  # the first failure since the last answer
+        self.probe_at = -math.inf
+        self.back_at = -math.inf  # requests that were sent before may still fail
+
+        # The error with which all further requests of this run fail, and the time until which
+        # requests of later runs fail too.
+        self.stop_error: SyncError | None = None
+        self._stopped_until = -math.inf
+        self._was_stopped = False  # in the run before
+
+        self._patience = patience
+        self._log = log
+        self._on_away = on_away
+        self._failures = 0  # since the last answer
+        self._permanent_failures = 0  # in a row
+        self._pauses = 0
+        self._changed = anyio.Event()
+
+    @property
+    def gives_up_at(self) -> float:
+        patience = self._patience
+        seconds = patience.after_answer if self.has_answered else patience.without_answer
+        return self.since + seconds
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the host is away, and not only asked for the first time."""
+        return self.is_away and self.error is not None
+
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def raise_if_stopped(self, now: float) -> None:
+        """Raise the error of a host that was stopped, or that has been waited for long enough."""
+        is_due = self.stop_error is None and self.is_away and now >= self.gives_up_at
+        if is_due and self.error is not None:
+            self._give_up(self.error.copy_without_context())
+        if self.stop_error is not None:
+            raise self.stop_error.copy_without_context()
+
+    def record_answer(self, now: float) -> bool:
+        """Record an answer. Returns whether it has ended an outage."""
+        was_out = self.is_out
+        if was_out:
+            self.back_at = now
+            away = duration_text(now - self.since)
+            self._log("info", "back", f"{self.name} answers again, after {away}", host=self.name)
+        was_away = self.is_away
+        self.is_away = False
+        self.has_answered = True
+        self._was_stopped = False
+        self.error = None
+        self.since = math.inf
+        self._failures = self._permanent_failures = self._pauses = 0
+        if was_away:
+            self.wake()
+        return was_out
+
+    def record_failure(
+        self, error: SyncError, began: float, now: float, *, is_probe: bool = False
+    ) -> None:
+        """Record that a request which was sent at `began` got no answer. If the host is away, the
+        error belongs to it (`error.away`); if the host has been waited for long enough, it is
+        stopped, and the error is final.
+        """
+        if began < self.back_at:
+            error.away = self  # of an outage that is over: the request may go at once
+            return
+        if self.stop_error is not None:
+            return
+        if self.error is None:
+            # The wait for a host begins with its first failed attempt to connect, which takes time.
+            self.since = began if isinstance(error, ConnectFailed) else now
+        self.error = error.copy_without_context()
+        self._failures += 1
+        is_permanent = _is_permanent(error, has_answered=self.has_answered)
+        self._permanent_failures = self._permanent_failures + 1 if is_permanent else 0
+        if self._was_stopped or self._permanent_failures >= _FAILURES_IN_A_ROW:
+            self._give_up(error)
+            return
+        if is_permanent:
+            return
+        if self._failures >= _FAILURES_IN_A_ROW or not self.has_answered:
+            if self._pauses == 0:
+                self._begin_outage(now)
+            elif is_probe:
+                self.pause(now)
+        if self.is_out:
+            error.away = self
+            if now >= self.gives_up_at:
+                self._give_up(error)
+
+    def _begin_outage(self, now: float) -> None:
+        self.is_away = True
+        self.pause(now)
+        patience = duration_text(self.gives_up_at - self.since)
+        text = f"{self.describe_wait()}, for {patience} at most"
+        self._log("warning", "outage", text, host=self.name)
+        self._on_away()
+
+    def pause(self, now: float) -> None:
+        """Set the time of the next probe. Each pause is twice as long as the one before."""
+        seconds = min(_LONGEST_PROBE_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._pauses, 9))
+        self.probe_at = min(now + seconds * (0.75 + self.chance() / 2), self.gives_up_at)
+        self._pauses += 1
+        self.wake()
+
+    def describe_wait(self) -> str:
+        """Name the host that is waited for, and the reason in a few words."""
+        assert self.error is not None
+        cause = self.error.message
+        if isinstance(self.error, WireError) and self.error.address is not None:
+            cause = self.error.brief
+        return f"waiting for {self.name} ({cause})"
+
+    async def wait(self) -> None:
+        """Wait until this task may ask the host again: one task for each pause. Raises the error of
+        a host that was stopped.
+        """
+        while self.is_away:
+            now = anyio.current_time()
+            self.raise_if_stopped(now)
+            if now >= self.probe_at:
+                self.pause(now)
+                return
+            with anyio.CancelScope(deadline=self.probe_at):
+                await self._changed.wait()
+        self.raise_if_stopped(anyio.current_time())
+
+    def _give_up(self, error: SyncError) -> None:
+        if self._pauses:  # it was waited for
+            waited = duration_text(self.gives_up_at - self.since)
+            error.message += f" (waited for {waited})"
+        error.make_final()
+        self.stop(error)
+
+    def stop(self, error: SyncError, until: float = -math.inf) -> None:
+        """Let all further requests of this run fail with an error, and those of later runs that
+        begin before `until`.
+        """
+        self.stop_error = error.copy_without_context()
+        self._stopped_until = max(self._stopped_until, until)
+        self.wake()
+
+    def begin_run(self, now: float) -> None:
+        """Prepare for another run. A host that was stopped is tried once, unless it has asked to
+        wait until a time after `now`.
+        """
+        if self.stop_error is None or self._stopped_until > now:
+            return
+        self._was_stopped = True
+        self.stop_error = None
+        self.is_away = self.has_answered = False
+        self.error = None
+        self.since = math.inf
+        self._failures = self._permanent_failures = self._pauses = 0
+
+
+def _is_permanent(error: SyncError, *, has_answered: bool) -> bool:
+    """Report whether waiting cannot resolve a failure: the certificate is not trusted, or the name
+    does not exist.
+
+    The name of a host that has answered before exists; only its name server may be unreachable.
+    """
+    if not isinstance(error, ConnectFailed):
+        return False
+    return not error.retryable or (error.is_unknown_name and not has_answered)
+
+
+class Bucket:
+    """A bucket that gains `rate` tokens per second and holds at most `burst`. A rate of 0 means no
+    limit.
+    """
+
+    def __init__(self, rate: int, burst: int) -> None:
+        self._gap = 1 / rate if rate else 0.0  # seconds between two tokens
+        # Seconds in which an empty bucket gains all tokens but one.
+        self._depth = self._gap * (burst - 1 - _ROUNDING)
+        self._full_at = -math.inf  # if no token is taken until then
+
+    def next_token(self) -> float:
+        """Return the time from which the bucket holds a token."""
+        return self._full_at - self._depth
+
+    def take(self, now: float) -> None:
+        self._full_at = max(now, self._full_at) + self._gap
+
+
+class Lane:
+    """The window, bucket and pauses of one group of actions at a registry."""
+
+    def __init__(self, host: HostLimits, limits: Limits) -> None:
+        self.host = host
+        self.bucket = Bucket(limits.rate, limits.burst)
+        self.token = Token(self)
+        self.width = float(limits.start)
+        self.used = 0  # requests without an answer
+        self.admitted = 0  # requests so far
+        self.paused_until = -math.inf
+        self.refused_since = math.inf  # the first 429 since the last success
+        # The error of requests that would have to wait longer than a run waits, and until when.
+        self._stop_error: SyncError | None = None
+        self._stopped_until = -math.inf
+        # The last request that was admitted before the width was halved, the time before which it is
+        # not halved again, and how often it was since the last success.
+        self._halved_at = 0
+        self._epoch_end = -math.inf
+        self._halvings = 0
+
+    def opens_at(self) -> float:
+        """Return the time from which one more request fits; inf if only an answer can make room."""
+        host = self.host
+        if self.used + 1 > self.width or host.used >= host.cap:
+            return math.inf
+        opens_at = max(self.paused_until, self.bucket.next_token())
+        if host.is_away:
+            opens_at = math.inf if host.is_probed else max(opens_at, host.probe_at)
+        return opens_at
+
+    def raise_if_stopped(self, now: float) -> None:
+        self.host.raise_if_stopped(now)
+        if self._stop_error is not None and now < self._stopped_until:
+            raise self._stop_error.copy_without_context()
+
+    def stop(self, error: SyncError, until: float) -> None:
+        """Let requests of these actions fail with an error until a time."""
+        self._stop_error = error.copy_without_context()
+        self._stopped_until = until
+        self.host.wake()
+
+    def take(self, now: float) -> Turn:
+        self.used += 1
+        self.host.used += 1
+        self.admitted += 1
+        self.bucket.take(now)
+        self.host.is_probed = self.host.is_away
+        return Turn(self, now)
+
+    def record(self, number: int, status: int, now: float, retry_after: float) -> None:
+        """Record the answer to the request with this number, which asks for a pause in seconds."""
+        self.used -= 1
+        pause = min(retry_after, LONGEST_WAIT)
+        if status == 429:
+            pause = max(pause, self._halve(number, now))
+        elif status < 500:
+            self.width = min(self.width + 1 / self.width, float(self.host.cap))
+            self.refused_since = math.inf
+            self._halvings = 0
+        self.paused_until = max(self.paused_until, now + pause)
+        self.host.wake()
+
+    def _halve(self, number: int, now: float) -> float:
+        """Halve the window, once in a congestion epoch. Returns for how many seconds it pauses.
+
+        An epoch lasts at least _EPOCH seconds, and until a request is answered that was admitted
+        after the halving.
+        """
+        self.refused_since = min(self.refused_since, now)
+        if number <= self._halved_at:
+            return 0.0  # the halving was for this refusal too, and has paused the window
+        if now < self._epoch_end:
+            return self._epoch_end - now
+        self.width = max(1.0, self.width / 2)
+        self._halved_at = self.admitted
+        self._epoch_end = now + _EPOCH
+        self._halvings += 1
+        return backoff(self._halvings, self.host.chance())
+
+
+class Streams:
+    """How many large blobs move at a registry in one direction."""
+
+    def __init__(self, host: HostLimits) -> None:
+        self.host = host
+        self.used = 0
+
+    def opens_at(self) -> float:
+        return math.inf if self.used >= self.host.most_streams else -math.inf
+
+    def raise_if_stopped(self, now: float) -> None:
+        self.host.raise_if_stopped(now)
+
+    def take(self, now: float) -> Place:
+        self.used += 1
+        return Place(self)
+
+
+class Place:
+    """The place of one large blob."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams: Streams | None = streams
+
+    def leave(self) -> None:
+        if self._streams is not None:
+            self._streams.used -= 1
+            self._streams.host.wake()
+            self._streams = None
+
+
+class Token:
+    """A token of a lane's bucket alone, for requests of another lane: a PUT with a body is two actions."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.host = lane.host
+        self._bucket = lane.bucket
+
+    def opens_at(self) -> float:
+        return self._bucket.next_token()
+
+    def raise_if_stopped(self, now: float) -> None:
+        self.host.raise_if_stopped(now)
+
+    def take(self, now: float) -> Place | None:
+        self._bucket.take(now)
+        return None
+
+
+Need = Lane | Streams | Token
+
+
+class Turn:
+    """The admission of one request. Its methods may be called in any order, and twice."""
+
+    def __init__(self, lane: Lane, now: float) -> None:
+        self.lane = lane
+        self.number = lane.admitted
+        self.began = now
+        self.is_probe = lane.host.is_away
+        self._is_in_window = self._has_permit = True
+
+    def record_answer(self, status: int, now: float, retry_after: float = 0.0) -> None:
+        """Record the head of an answer: the place in the window is free."""
+        if self._is_in_window:
+            self._is_in_window = False
+            self.lane.record(self.number, status, now, retry_after)
+
+    def record_under_way(self, now: float) -> None:
+        """Free the place in the window, because the registry takes the body. That ends an outage."""
+        self.record_answer(202, now)
+        self.lane.host.record_answer(now)
+
+    def leave(self) -> None:
+        """Give back the permit, and the place in the window."""
+        if not self._has_permit:
+            return
+        self._has_permit = False
+        self.lane.used -= self._is_in_window
+        self._is_in_window = False
+        host = self.lane.host
+        host.used -= 1
+        if self.is_probe:
+            host.is_probed = False
+        host.wake()
+
+
+class HostLimits(Reach):
+    """The lanes of one registry, its cap, and its reachability."""
+
+    def __init__(self, gate: Gate, cap: int, groups: tuple[Limits, ...], *reach: Any) -> None:
+        super().__init__(*reach)
+        self.cap = cap
+        self.used = 0  # permits
+        self.is_away = True  # until the first answer
+        self.is_probed = False
+        self.reading = Streams(self)
+        self.writing = Streams(self)
+        self._gate = gate
+        self._groups = groups
+        # By area (the first segment of a repository, where each has its own windows) and action.
+        self._lanes = dict[tuple[str, str], Lane]()
+        self._distinct = list[Lane]()
+
+    @property
+    def most_streams(self) -> int:
+        """Fewer streams than permits, so that a stream waits for short requests only."""
+        return max(1, min(_MOST_STREAMS, (self.cap - 1) // 2))
+
+    def lane(self, action: str, area: str = "") -> Lane:
+        lane = self._lanes.get((area, action))
+        if lane is None:
+            for group in self._groups:
+                new = Lane(self, group)
+                self._distinct.append(new)
+                self._lanes.update({(area, each): new for each in group.actions.split()})
+            lane = self._lanes[area, action]
+        return lane
+
+    def wake(self) -> None:
+        super().wake()
+        self._gate.wake(self)
+
+    def record_answer(self, now: float) -> bool:
+        self.is_probed = False
+        is_back = super().record_answer(now)
+        if is_back:  # it may not stand all at once
+            for lane in self._distinct:
+                lane.width = max(1.0, lane.width / 4)
+        return is_back
+
+    def begin_run(self, now: float) -> None:
+        super().begin_run(now)
+        self.is_away = self.is_away or not self.has_answered
+        self.is_probed = False
+
+
+class _Waiter:
+    """Who waits for the same needs as others."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number  # in the order of arrival
+        self.look = anyio.Event()
+
+
+class Gate:
+    """The queues in front of all registries, one for each combination of needs."""
+
+    def __init__(self) -> None:
+        self._queues = dict[tuple[Need, ...], deque[_Waiter]]()
+        self._arrivals = 0
+
+    async def enter(self, *needs: Need) -> list[Any]:
+        """Wait until all needs can be met at once, and take them. Returns what each has given: a
+        Turn, a Place or None.
+
+        Raises the error of a registry, or of a lane, that was stopped.
+        """
+        now = anyio.current_time()
+        queue = self._queues.get(needs)
+        if not queue and self._opens_at(needs, now) <= now:
+            return [need.take(now) for need in needs]
+        if queue is None:
+            queue = self._queues[needs] = deque()
+        me = _Waiter(self._arrivals)
+        self._arrivals += 1
+        queue.append(me)
+        try:
+            while True:
+                opens_at = self._opens_at(needs, now)
+                if queue[0] is not me:
+                    opens_at = math.inf
+                if opens_at <= now:
+                    return [need.take(now) for need in needs]
+                with anyio.CancelScope(deadline=opens_at):
+                    await me.look.wait()
+                me.look = anyio.Event()
+                now = anyio.current_time()
+        finally:
+            queue.remove(me)
+            if queue:
+                queue[0].look.set()
+            else:
+                del self._queues[needs]
+
+    @asynccontextmanager
+    async def admitted(self, *needs: Need) -> AsyncIterator[dict[Need, Any]]:
+        """Enter, and leave all in the end. Yields what each need has given."""
+        given = await self.enter(*needs)
+        try:
+            yield dict(zip(needs, given, strict=True))
+        finally:
+            for each in given:
+                if each is not None:
+                    each.leave()
+
+    @staticmethod
+    def _opens_at(needs: tuple[Need, ...], now: float) -> float:
+        for need in needs:
+            need.raise_if_stopped(now)
+        return max((need.opens_at() for need in needs), default=-math.inf)
+
+    def wake(self, host: HostLimits) -> None:
+        """Let those look again who are first in a queue that leads to a registry, the oldest first."""
+        if not self._queues:
+            return
+        first = [
+            queue[0]
+            for needs, queue in self._queues.items()
+            if any(need.host is host for need in needs)
+        ]
+        for waiter in sorted(first, key=lambda waiter: waiter.number):
+            waiter.look.set()
+
+
+class Retry:
+    """The attempts at one piece of work."""
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        self.retries = 0
+        self._chance = chance
+        self._left = _ATTEMPTS
+        self._throttled_since = math.inf
+
+    async def pause(self, error: SyncError, *hosts: Reach, longest: float = math.inf) -> None:
+        """Wait before the next attempt. Raises `error` if there is none, or if the pause would be
+        longer than `longest` seconds. `hosts` are those that the work needs.
+        """
+        error.retries = self.retries
+        if not error.retryable or any(host.stop_error for host in hosts):
+            raise error
+        if isinstance(error, LoginExpired):
+            return  # the upload limits how often its login is renewed
+        if error.away is not None:
+            has_lane = isinstance(error.away, HostLimits) and not error.is_of_login
+            if not has_lane:  # else its lanes make the next attempt wait
+                await error.away.wait()
+            return
+        seconds = self._take_attempt(error)
+        if seconds > longest:
+            raise error
+        self.retries += 1
+        await anyio.sleep(seconds)
+
+    def _take_attempt(self, error: SyncError) -> float:
+        """Count an attempt, and return the seconds to wait before the next one. Raises `error` if
+        none is left.
+        """
+        wait = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
+        if isinstance(error, RegistryError) and error.status == 429:
+            now = anyio.current_time()
+            self._throttled_since = min(self._throttled_since, now)
+            if now - self._throttled_since > _THROTTLED_FOR:
+                raise error
+            return 0.0 if error.is_paced_by_window else max(wait, backoff(1, self._chance()))
+        self._left -= 1
+        if self._left < 1:
+            raise error
+        return max(wait, backoff(_ATTEMPTS - self._left, self._chance()))
+
+
+def quota_wait(header: Callable[[str], str | None], wall_now: float) -> float:
+    """Return the seconds until a quota is renewed that the headers of a refusal call used up, else 0.
+
+    Without a time of renewal it is renewed at the latest when its window has passed.
+    """
+    for remaining_name, limit_name, reset_name in _QUOTA_HEADERS:
+        remaining, limit, reset = (
+            re.match(_QUOTA, header(name) or "")
+            for name in (remaining_name, limit_name, reset_name)
+        )
+        if remaining is None or int(remaining["count"]) > 0:
+            continue
+        if reset is not None:
+            seconds = float(reset["count"])
+            return seconds - wall_now if seconds > _LEAST_MOMENT else seconds
+        windows = (each["window"] for each in (remaining, limit) if each is not None)
+        return float(next(filter(None, windows), _USUAL_QUOTA))
+    return 0.0
