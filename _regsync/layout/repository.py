@@ -33,7 +33,7 @@ from _regsync.oci.reference import check_digest, image_name, is_digest
 from _regsync.providers import Dialect, UploadStyle
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey
+from _regsync.state import RepositoryKey
 from _regsync.text import Secrets
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.providers import Dialect, UploadStyle
 from _regsync.registry.host import Host
 from _regsync.registry.throttle import Demand
-from _regsync.state.archive import RepositoryKey
+from _regsync.state import RepositoryKey
 
 if TYPE_CHECKING:
     from hashlib import _Hash

@@ -16,8 +16,7 @@ from itertools import count
 from typing import NamedTuple
 
 from _regsync.oci.manifest import Descriptor
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge, RepositoryKey
 
 
 class ClaimKey(NamedTuple):

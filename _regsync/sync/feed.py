@@ -24,7 +24,7 @@ from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import Demand, refresh_next_opening
-from _regsync.state.archive import RepositoryKey
+from _regsync.state import RepositoryKey
 from _regsync.sync.image import BlobResult
 from _regsync.sync.relay import Relay
 from _regsync.sync.staging import MemoryPieces, Staging

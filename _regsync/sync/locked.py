@@ -20,8 +20,7 @@ from _regsync.oci.manifest import Descriptor, Manifest, digest_only_descriptor, 
 from _regsync.oci.reference import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import ArtifactCheck, Snapshot
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import ArtifactCheck, Knowledge, Snapshot
 from _regsync.sync.artifact_checks import SearchDepth, hash_of_list, is_due_without_state
 from _regsync.sync.discovery import Discovery, SourceImage, TagLookup, TargetTag
 from _regsync.sync.image import ArtifactSearch, ImageCopy

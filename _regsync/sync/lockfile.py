@@ -19,8 +19,7 @@ from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError, Problem
 from _regsync.oci.manifest import parse_platform
 from _regsync.oci.reference import check_digest, is_tag, split_full_name
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.seen import SeenKey
+from _regsync.state import RepositoryKey, SeenKey
 from _regsync.tags import TagRule
 from _regsync.text import parse_time, printable, time_text
 

@@ -21,8 +21,7 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest, extend_referrers_list, referrer_entry
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository, is_immutable
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.once import Once
 

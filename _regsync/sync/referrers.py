@@ -21,15 +21,15 @@ from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.archive import (
+from _regsync.state import (
     NO_CHECK,
     ArtifactCheck,
+    Knowledge,
     Snapshot,
     digest_like,
     hashed_key,
     key_of,
 )
-from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import (
     SearchDepth,
     decide_depth,

@@ -29,8 +29,7 @@ from _regsync.registry.outage import is_outage
 from _regsync.registry.repository import BlobUpload, Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.claims import Step
 from _regsync.sync.feed import FeedBody, Feeds, LeftBehind, Part, Subscriber, copy_error
 from _regsync.sync.image import BlobResult, Image
@@ -757,7 +756,7 @@ class BlobTransfer:
         size = job.blob.size
         if dialect.put_limit and size > dialect.put_limit:
             return "chunks"
-        fallback_size = self._knowledge.facts_of(job.target.host.key).fallback_size
+        fallback_size = self._knowledge.fallback_size(job.target.host.key)
         is_fallback_due = fallback_size is not None and size >= fallback_size
         if dialect.fallback_style and is_fallback_due:
             return dialect.fallback_style
@@ -951,7 +950,7 @@ class BlobTransfer:
 
         # From this size on, blobs are sent to the host in the fallback style. None: no blob is.
         host = job.target.host.key
-        old_size = self._knowledge.facts_of(host).fallback_size
+        old_size = self._knowledge.fallback_size(host)
         new_size: int | None = refused_size if old_size is None else min(old_size, refused_size)
         if upload.style == fallback_style:
             new_size = None  # the fallback style has just failed

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from _regsync.oci.manifest import Descriptor
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.claims import Claims, ImageClaims, Step
 
 HOSTS = ("one.example", "two.example")

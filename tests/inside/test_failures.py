@@ -15,7 +15,7 @@ import pytest
 
 from _regsync.errors import ContentError, SyncError
 from _regsync.oci.manifest import Manifest
-from _regsync.state.archive import RepositoryKey
+from _regsync.state import RepositoryKey
 from _regsync.sync import discovery
 from _regsync.sync.once import Once
 from conformance.content.images import Image, Seed

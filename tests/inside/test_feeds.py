@@ -12,7 +12,7 @@ import pytest
 from _regsync.errors import Disconnected
 from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import Demand, RegistryLimits
-from _regsync.state.archive import RepositoryKey
+from _regsync.state import RepositoryKey
 from _regsync.sync import staging
 from _regsync.sync.feed import PATIENCE, Feed, FeedBody, Feeds, Part, Subscriber, _State
 from conformance.content.images import Image, Seed

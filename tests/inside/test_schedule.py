@@ -14,8 +14,7 @@ import pytest
 from _regsync.errors import RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.registry.repository import Repository
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync import schedule
 from _regsync.sync.claims import Claims, ImageClaims, Step
 from _regsync.sync.image import BlobResult, Image, ImageCopy, Tree
