@@ -296,8 +296,9 @@ class StateFile:
         self._notes = dict[bytes, tuple[bytes, int]]()
         # Rows of `held` that are not in the file yet: at and part, by digest, place and because.
         self._rows = dict[tuple[bytes, int, bytes], tuple[int, bytes | None]]()
-        # The table `place`, and the last id that was in it when the file was opened.
+        # The table `place`; its last id, and the last one when the file was opened.
         self._places = dict[RepositoryKey, int]()
+        self._last_place = 0
         self._last_old_place = 0
 
     @property
@@ -407,7 +408,7 @@ class StateFile:
             raise sqlite3.DatabaseError("its tables are not those of this version")
         places = connection.execute("SELECT host, name, id FROM place").fetchall()
         self._places = {RepositoryKey(host, name): place for host, name, place in places}
-        self._last_old_place = max(self._places.values(), default=0)
+        self._last_place = self._last_old_place = max(self._places.values(), default=0)
 
     def close(self) -> None:
         """Commit what is new, close the file and release the lock."""
@@ -528,8 +529,8 @@ class StateFile:
             return
         place = self._places.get(where)
         if place is None:
-            place = max(self._places.values(), default=0) + 1
-            self._places[where] = place
+            self._last_place += 1
+            place = self._places[where] = self._last_place
             self._write_rows("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", [(place, *where)])
         for digest, because, at, part in rows:
             self._rows[digest, place, because] = at, part
@@ -861,18 +862,22 @@ class Knowledge:
         blobs: Sequence[bytes],
         children: Iterable[bytes],
     ) -> None:
-        """Record what a manifest names: the blobs can be mounted, and the file has to know."""
-        now = int(self._now())
+        """Record what a manifest names: the blobs can be mounted.
+
+        If the file knows the manifest, nothing is written: so most runs write nothing.
+        """
         repository, holders = self._of(where), self._holders[where.host]
         for blob in blobs:
             repository.named_by[blob] = manifest
             names = holders.get(blob, ())
             if where.name not in names and len(names) < MOST_HOLDERS:
                 holders[blob] = (*names, where.name)
-        parts = (*blobs, *children)
-        repository.file.drop_answers(where, blobs)
-        top = (manifest, b"", now, parts[0] if parts else None)
-        repository.file.put(where, [top, *((part, manifest, 0, None) for part in parts)])
+        times = [at for because, at in self._reasons(where, manifest) if not because and at]
+        if not any(self._is_young(at, self._renewal_age) for at in times):
+            parts = (*blobs, *children)
+            top = (manifest, b"", int(self._now()), parts[0] if parts else None)
+            repository.file.drop_answers(where, blobs)
+            repository.file.put(where, [top, *((part, manifest, 0, None) for part in parts)])
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
         """Drop all evidence of a blob or manifest, because an answer shows that it may be absent.
