@@ -43,8 +43,8 @@ LARGE = 70_000
 def age_state(directory: Path) -> None:
     """Let a day pass since everything in the state was confirmed."""
     with closing(sqlite3.connect(directory / ".regsync" / "state.db")) as database, database:
-        for table in ("blob", "manifest", "snapshot"):
-            database.execute(f"UPDATE {table} SET confirmed = confirmed - 86400")
+        database.execute("UPDATE held SET at = at - 86400 WHERE because = x''")
+        database.execute("UPDATE note SET at = at - 86400 WHERE substr(key, 1, 4) = ?", (b"tag ",))
 
 
 def single(seed: Seed) -> Held:

@@ -243,6 +243,8 @@ def test_mappings_within_one_host_end_and_send_nothing(tmp_path, serve, slots):
     server.journal.matching("POST", "upload_start", status=201).exactly(12)
 
 
+# Who waits for a turn has decided before: the 202 of a refused mount is its session all the same.
+@pytest.mark.provokes("mount_refused_again")
 @pytest.mark.parametrize("mounts", [True, False], ids=["mounts", "no mounts"])
 @pytest.mark.parametrize("slots", [1, 3, 50])
 def test_eight_images_that_need_each_others_layers_end(tmp_path, serve, slots, mounts):

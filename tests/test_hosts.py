@@ -90,7 +90,7 @@ shutil.disk_usage = lambda _: types.SimpleNamespace(free=10**12)  # Windows has 
 
 class Refusing:
     def find_spec(self, name, path=None, target=None):
-        if name == "_regsync.state.database":
+        if name == "_regsync.state":
             import asyncio, subprocess  # which takes whoever has msvcrt for Windows
 
             def refuse(*_):

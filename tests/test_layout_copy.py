@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.layouts import (
     make_layout,
     names_of,
 )
+from tests.states import rows
 
 ALL = {"artifacts": {"enabled": True}}
 
@@ -305,11 +305,9 @@ def test_the_state_knows_nothing_of_a_layout(source, seed, tmp_path):
     signed(seed, source)
     mapping = {"from": "app", "tags": tags("v1")}
     assert to_layout(tmp_path, source, mapping).status == 0
-    with sqlite3.connect(tmp_path / ".regsync" / "state.db") as state:
-        for table in ("blob", "manifest", "snapshot", "look"):
-            assert state.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
-        hosts = state.execute("SELECT DISTINCT host FROM fact").fetchall()
-    assert not [host for (host,) in hosts if "layout" in host]
+    known = rows(tmp_path / ".regsync")
+    assert not [*known["held"], *known["tag"], *known["look"]]
+    assert "layout" not in str(known["fact"])
 
 
 def test_a_disk_that_was_swapped_is_filled_anew(source, seed, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from datetime import datetime, timezone
 from typing import Any
 
 import anyio
@@ -15,6 +16,7 @@ from conformance.content.images import Seed
 from tests.attached import Scene
 from tests.ends import Ran, only, run_regsync, tags
 from tests.mirrors import LockedMirror
+from tests.states import rows
 from tests.thinning import thinned
 from tests.watching import Scene as Watched
 from tests.watching import lines
@@ -124,12 +126,9 @@ async def test_a_lock_takes_the_times_that_runs_have_seen(world, tmp_path):
     await anyio.sleep(HOUR)
     await mirror.succeed("lock")
     (line,) = mirror.lines().values()
-    (entry,) = (
-        json.loads(line)
-        for line in (mirror.cache / "seen.jsonl").read_text().splitlines()
-        if "digest" in line
-    )
-    assert line["first_seen"] == entry["first_seen"]
+    ((_, times, _),) = rows(mirror.cache)["seen"]
+    (seen,) = json.loads(times)
+    assert line["first_seen"] == datetime.fromtimestamp(seen, timezone.utc).strftime("%FT%TZ")
     await mirror.skip_all(1)
 
 

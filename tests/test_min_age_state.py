@@ -4,7 +4,8 @@ section 12, "Age").
 
 from __future__ import annotations
 
-import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
 from tests.ends import Ran, document, run_regsync, tags
+from tests.states import rows
 
 MAPPING = {"from": "app", "tags": tags("v1"), "min_age": "3d"}
 # Nobody answers there.
@@ -69,16 +71,19 @@ def test_a_directory_or_file_that_cannot_be_used_is_an_error(tmp_path):
 
     cache.unlink()
     cache.mkdir()
-    seen = cache / "seen.jsonl"
-    seen.write_text('{"seen": 2}\n')
+    state = cache / "state.db"
+    state.mkdir()
+    assert run(file).status == 3
+
+    state.rmdir()
+    assert run(file).status == 2
+    with closing(sqlite3.connect(state)) as database:
+        database.execute("PRAGMA user_version = 99")
+    before = state.read_bytes()
     ran = run(file)
     assert ran.status == 3
-    assert "seen.jsonl was written by a newer version" in ran.report["error"]["message"]
-    assert seen.read_text() == '{"seen": 2}\n'
-
-    seen.unlink()
-    seen.symlink_to(tmp_path / "elsewhere")
-    assert run(file).status == 3
+    assert "it was written by a newer version" in ran.report["error"]["message"]
+    assert state.read_bytes() == before
 
 
 # --- the file itself
@@ -97,11 +102,11 @@ def test_an_image_of_docker_registry_is_held_back(docker_registry, serve, tmp_pa
     assert ran.totals["requests"][docker_registry] == {"manifest_head": 1}
     target.journal.matching("HEAD", "manifest").exactly(1)
 
-    # Three days later: the file says that the digest was seen then.
-    seen = tmp_path / ".regsync" / "seen.jsonl"
-    entry = json.loads(seen.read_text().splitlines()[1])
-    assert entry["source"] == f"{docker_registry}/app"
-    seen.write_text(seen.read_text().replace(entry["first_seen"], "2026-01-01T00:00:00Z", 1))
+    # Three days later: the state says that the digest was seen then.
+    with closing(sqlite3.connect(tmp_path / ".regsync" / "state.db")) as state, state:
+        ((key, _, _),) = rows(tmp_path / ".regsync")["seen"]
+        assert key.decode() == f"seen {docker_registry}/app {image.top}"
+        state.execute("UPDATE note SET value = ? WHERE key = ?", (b"[1767225600]", key))
     ran = run_regsync("sync", "--json", "-c", str(file), env={"CI": ""})
     assert ran.statuses() == ["synced"]
     assert target.app.tags("app") == {"v1": image.top}

@@ -24,7 +24,7 @@ from _regsync.registry.host import RegistryClient
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.once import Once, gather
 from _regsync.sync.report import error_json

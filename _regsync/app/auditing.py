@@ -18,7 +18,7 @@ from _regsync.app.environment import carry_out, connected, print_report, utc_now
 from _regsync.config import Config
 from _regsync.errors import RegsyncError, Side, SyncError
 from _regsync.files import replacing
-from _regsync.state.seen import first_seen_for
+from _regsync.state import StateFile, first_seen_for
 from _regsync.sync.audit import Audit
 from _regsync.sync.findings import AuditReport, Finding
 from _regsync.sync.lockfile import Lock
@@ -54,14 +54,14 @@ async def audit(
     async with connected(console) as transport:
         locked_times = lock.first_seen_times() if lock is not None else None
         wall = transport.machine.wall
-        first_seen = first_seen_for(
-            config, wall, console.log, may_write=False, locked_times=locked_times
-        )
+        state = StateFile(config.cache_dir, transport.machine.log)
+        first_seen = first_seen_for(config, state, wall, may_write=False, locked_times=locked_times)
         work = Audit(
             transport,
             config,
             show,
             report,
+            state,
             reads_blobs=reads_blobs,
             first_seen=first_seen,
             lock=lock,

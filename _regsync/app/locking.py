@@ -21,9 +21,7 @@ from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError, RegsyncError
 from _regsync.files import Stamp, replacing, stamp_of
 from _regsync.registry.transport import Transport
-from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge
-from _regsync.state.seen import first_seen_for
+from _regsync.state import Knowledge, StateFile, first_seen_for
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.lockfile import Change, Lock, LockedImage, lines_of, read_lock, source_key
 from _regsync.sync.locking import Failure, Locking, NewLock
@@ -162,9 +160,7 @@ async def resolve_lock(
         discovery = Discovery(transport, knowledge, reads_only=True)
         referrers = Referrers(discovery, knowledge, wall, has_state=False)
         # The lock itself keeps the first-seen times. With `locked_times` they need no directory.
-        first_seen = first_seen_for(
-            config, wall, transport.machine.log, may_write=False, locked_times={}
-        )
+        first_seen = first_seen_for(config, state, wall, may_write=False, locked_times={})
         locking = Locking(
             transport,
             discovery,

@@ -19,8 +19,7 @@ from _regsync.app.console import Console
 from _regsync.app.environment import carry_out, connected, print_report, utc_now
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import Side
-from _regsync.state.knowledge import Knowledge
-from _regsync.state.seen import first_seen_for
+from _regsync.state import Knowledge, StateFile, first_seen_for
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report
 from _regsync.sync.run import Run
@@ -69,10 +68,11 @@ async def run(
     report = Report()
     stop = anyio.Event()  # set by the first signal
     async with connected(console) as transport:
+        state = StateFile(config.cache_dir, transport.machine.log)
         first_seen = first_seen_for(
             config,
+            state,
             transport.machine.wall,
-            transport.machine.log,
             may_write=kind != "plan",
             locked_times=lock.first_seen_times() if lock is not None else None,
         )
@@ -82,6 +82,7 @@ async def run(
             console.show_outcome,
             report,
             kind,
+            state,
             recheck=recheck,
             first_seen=first_seen,
             lock=lock,

@@ -26,8 +26,7 @@ from _regsync.app.health import serving
 from _regsync.app.progress import show_progress
 from _regsync.config import Config, ConfigFile
 from _regsync.errors import ConfigError
-from _regsync.state.database import StateFile
-from _regsync.state.seen import FirstSeen, first_seen_for
+from _regsync.state import FirstSeen, StateFile, first_seen_for
 from _regsync.sync.lockfile import Lock, compare
 from _regsync.sync.report import Outcome, Report
 from _regsync.sync.run import Run
@@ -228,10 +227,10 @@ class Watch:
         self._config = files.parse_config(file, self._cycle_log.log)
         self._lock = files.read_lock(self._config)
         self.transport = connect(console, self._cycle_log.log)
+        # State files by cache_dir. A reload may change cache_dir.
+        self._states = dict[str | None, StateFile]()
         # When each digest was first seen; None if no mapping has `min_age`.
         self._first_seen = self._load_first_seen(self._config, self._lock)
-        # Open state files by cache_dir. A reload may change cache_dir.
-        self._states = dict[str | None, StateFile]()
         self._stop = anyio.Event()  # set by the first SIGINT or SIGTERM
         self._wake = anyio.Event()  # set to end the pause between two cycles
         self._cycle_number = 0  # of the current or the last cycle; 0 before the first one
@@ -349,8 +348,6 @@ class Watch:
         for warning in self._config.warnings:
             self._cycle_log.log("warning", "config", warning)
         self.transport.begin_run(self._config.registries_in_use)
-        if self._first_seen is not None:
-            self._first_seen.refresh()  # another process may have written to its file
         report = Report()
         work = Run(
             self.transport,
@@ -372,12 +369,12 @@ class Watch:
     def _load_first_seen(self, config: Config, lock: Lock | None) -> FirstSeen | None:
         locked_times = lock.first_seen_times() if lock is not None else None
         wall = self.transport.machine.wall
-        return first_seen_for(config, wall, self._cycle_log.log, locked_times=locked_times)
+        state = self._state_in(config.cache_dir)
+        return first_seen_for(config, state, wall, locked_times=locked_times)
 
     def _state_in(self, cache_dir: str | None) -> StateFile:
         if cache_dir not in self._states:
-            log = self._cycle_log.log
-            self._states[cache_dir] = StateFile(cache_dir, log, keeps_unsaved=True)
+            self._states[cache_dir] = StateFile(cache_dir, self._cycle_log.log)
         return self._states[cache_dir]
 
     def _publish_to_probes(self, cycle: dict[str, object]) -> None:

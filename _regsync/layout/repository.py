@@ -30,7 +30,7 @@ from _regsync.oci import Descriptor, Manifest, check_digest, image_name, is_dige
 from _regsync.providers import Dialect
 from _regsync.registry.limits import HostLimits, Need, Patience, Turn
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey
+from _regsync.state import RepositoryKey
 from _regsync.text import Secrets
 
 if TYPE_CHECKING:

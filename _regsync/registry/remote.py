@@ -41,7 +41,7 @@ from _regsync.registry.limits import LARGE_BODY, Need, Turn
 from _regsync.registry.redirects import resolve_location
 from _regsync.registry.transport import Call, Transport
 from _regsync.registry.upload import Upload
-from _regsync.state.archive import RepositoryKey
+from _regsync.state import RepositoryKey
 from _regsync.text import clean_beginning, printable, redacting
 
 # The largest answers that are read, in bytes.

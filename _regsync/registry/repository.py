@@ -16,7 +16,7 @@ from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import Dialect
 from _regsync.registry.host import Host
 from _regsync.registry.limits import Need, Turn
-from _regsync.state.archive import RepositoryKey
+from _regsync.state import RepositoryKey
 
 if TYPE_CHECKING:
     from hashlib import _Hash

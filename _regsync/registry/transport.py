@@ -465,10 +465,12 @@ class Transport:
                 continue  # the login was refused to another request, and nothing was sent
             finally:
                 if turn is not None and not keeps_turn:
-                    if unread is not None:
-                        await unread.close()
-                    turn.leave()
-                    turn = None
+                    try:
+                        if unread is not None:
+                            await unread.close()
+                    finally:
+                        turn.leave()
+                        turn = None
             await self.refresh_login(client, call, authorization, exchange, refusals)
 
     async def _send_and_follow(

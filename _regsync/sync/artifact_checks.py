@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 
-from _regsync.state.archive import COMPLETE, COPIED, ArtifactCheck, hashed_key
+from _regsync.state import COMPLETE, COPIED, ArtifactCheck, hashed_key
 from _regsync.sync.image import ImageCopy
 
 # Seconds after an image was copied at which searches are due. They are early because pipelines push

@@ -29,10 +29,7 @@ from _regsync.errors import (
 from _regsync.oci import MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey, digest_like, key_of
-from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge
-from _regsync.state.seen import FirstSeen
+from _regsync.state import FirstSeen, Knowledge, RepositoryKey, StateFile, digest_like, key_of
 from _regsync.sync.blobs import Reading, Tries, known_body
 from _regsync.sync.discovery import Discovery, check_tree_size
 from _regsync.sync.findings import AuditReport, Finding, Flaw
@@ -164,6 +161,7 @@ class Audit:
         config: Config,
         emit: Callable[[Finding | Outcome], None],
         report: AuditReport,
+        state: StateFile,
         *,
         reads_blobs: bool = False,
         first_seen: FirstSeen | None = None,
@@ -187,7 +185,7 @@ class Audit:
 
         # The state is used for the digests of trimmed indexes and for the login methods of hosts.
         # It is not trusted about the content of targets, because that is what an audit checks.
-        self._state = StateFile(config.cache_dir, machine.log)
+        self._state = state
         self._state.load(may_write=False)
         self._knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
         make_discovery = Discovery if lock is None else partial(LockedDiscovery, lock)

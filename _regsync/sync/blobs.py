@@ -52,8 +52,7 @@ from _regsync.providers import CHUNK
 from _regsync.registry.limits import LARGE_BODY, Need, Retry, Turn, is_outage
 from _regsync.registry.repository import BlobBody, BlobUpload, Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.once import gather
 from _regsync.text import reason_of, redacting
@@ -648,7 +647,7 @@ class Blobs:
 
     def _refused_size(self, target: Repository) -> int | None:
         """Return the size from which on a registry refuses to take a blob in one request."""
-        return self._knowledge.facts_of(target.host.key).fallback_size
+        return self._knowledge.fallback_size(target.host.key)
 
     # Before the body.
 

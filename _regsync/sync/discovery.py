@@ -33,9 +33,15 @@ from _regsync.registry.host import Host
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey, Snapshot, SnapshotEntry, hashed_key, key_of
-from _regsync.state.knowledge import Knowledge
-from _regsync.state.seen import FirstSeen
+from _regsync.state import (
+    FirstSeen,
+    Knowledge,
+    RepositoryKey,
+    Snapshot,
+    SnapshotEntry,
+    hashed_key,
+    key_of,
+)
 from _regsync.sync.image import Tree, build_tree
 from _regsync.sync.once import Once, gather
 from _regsync.tags import Selection, TagRule
@@ -241,7 +247,7 @@ class Discovery:
         # With a challenge saved by an earlier run the first request can carry a token, which saves
         # a 401 round trip (docs/design.md section 6, rule 1). `restore` does not replace a
         # challenge of this run.
-        host.authenticator.restore(self._knowledge.facts_of(host.key).login)
+        host.authenticator.restore(self._knowledge.login(host.key))
         host.authenticator.plan_scope(repository.api_name, repository.rights)
         return repository
 

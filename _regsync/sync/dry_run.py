@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge
 from _regsync.sync.image import BlobResult, Image
 
 

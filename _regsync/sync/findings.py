@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from _regsync.oci import Descriptor, full_name
-from _regsync.state.archive import RepositoryKey
+from _regsync.state import RepositoryKey
 from _regsync.sync.report import Outcome, SharedCause, error_json, shared_causes, sorted_requests
 from _regsync.text import duration_text, size_text
 

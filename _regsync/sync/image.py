@@ -17,7 +17,7 @@ from typing import NamedTuple
 from _regsync.errors import ContentError, RegsyncError
 from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
-from _regsync.state.archive import NO_CHECK, ArtifactCheck, RepositoryKey
+from _regsync.state import NO_CHECK, ArtifactCheck, RepositoryKey
 from _regsync.sync.report import Outcome
 
 

@@ -18,8 +18,7 @@ from _regsync.config import ArtifactRule, MappingRule
 from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError, Problem
 from _regsync.oci import check_digest, is_tag, parse_platform, split_full_name
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.seen import SeenKey
+from _regsync.state import RepositoryKey, SeenKey
 from _regsync.tags import TagRule
 from _regsync.text import parse_time, printable, time_text
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from _regsync.config import ArtifactRule, MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.registry.transport import Transport
-from _regsync.state.seen import FirstSeen
+from _regsync.state import FirstSeen
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.lockfile import (

@@ -20,8 +20,7 @@ import anyio
 from _regsync.errors import ContentError, RegistryError
 from _regsync.oci import Descriptor, Manifest, extend_referrers_list, referrer_entry, referrers_tag
 from _regsync.registry.repository import Repository, is_immutable
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.once import Once
 

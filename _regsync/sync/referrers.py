@@ -20,15 +20,15 @@ from _regsync.config import MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.oci import Descriptor, Manifest, referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.archive import (
+from _regsync.state import (
     NO_CHECK,
     ArtifactCheck,
+    Knowledge,
     Snapshot,
     digest_like,
     hashed_key,
     key_of,
 )
-from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import (
     SearchDepth,
     decide_depth,

@@ -26,9 +26,7 @@ from _regsync.layout.layouts import Layouts
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import COPIED, NO_CHECK, Snapshot, key_of
-from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import COPIED, NO_CHECK, Knowledge, Snapshot, StateFile, key_of
 from _regsync.sync.artifact_checks import SearchDepth, flags_after
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
@@ -42,7 +40,7 @@ from _regsync.tags import compile_glob
 from _regsync.text import time_text
 
 if TYPE_CHECKING:
-    from _regsync.state.seen import FirstSeen
+    from _regsync.state import FirstSeen
     from _regsync.sync.dry_run import DryRun
     from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
@@ -244,8 +242,6 @@ class Run:
                 watchers.start_soon(self._drain_when, stop, work)
                 watchers.start_soon(self._state.commit_regularly)
                 watchers.start_soon(self._layouts.commit_regularly)
-                if self._first_seen is not None:
-                    watchers.start_soon(self._first_seen.save_regularly)
                 await self._run_until_saved(work)
                 watchers.cancel_scope.cancel()
         finally:
@@ -331,9 +327,6 @@ class Run:
         self._discovery.save_logins()
         self._knowledge.finish()
         self._state.close()
-        if self._first_seen is not None:
-            with anyio.CancelScope(shield=True):  # no registry can report these times again
-                await self._first_seen.save()
 
     def _find_undone(self) -> list[Undone]:
         """Return the images without an outcome. A mapping that was not listed is named `REPO:*`."""

@@ -25,8 +25,7 @@ from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository, is_immutable, may_lack_part
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey, Snapshot, key_of
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge, RepositoryKey, Snapshot, key_of
 from _regsync.sync.blobs import SMALL_BLOB, Blobs
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import BlobResult, ChildNotFetched, Image, ImageCopy, Traffic

@@ -200,22 +200,20 @@ class World:
 
 
 async def upload(world: World, way: str) -> object:
-    async with world.transport.lease(world.host.origin) as lease:
-        sent = Upload(world.repository, world.transport, lease, BLOB)
-        if not await sent.start("lib" if way == "mount" else None):
-            await sent.lease.release()
-            if way == "cancel":
-                await sent.cancel_upload()
-            elif way == "chunks":
-                await in_chunks(sent)
-            else:
-                await sent.send(Blob(b"bl", b"ob"))
+    sent = Upload(world.repository, world.transport, BLOB)
+    if not await sent.start("lib" if way == "mount" else None):
+        if way == "cancel":
+            await sent.cancel_upload()
+        elif way == "chunks":
+            await in_chunks(sent)
+        else:
+            await sent.send(Blob(b"bl", b"ob"))
     return None
 
 
 async def in_chunks(sent: Upload) -> None:
     """Send two chunks; after the first one that breaks ask for what is kept."""
-    sent.style = "chunks"
+    sent.in_chunks = True
     for _ in range(2):
         try:
             await sent.send(Blob(b"bl"[sent.offset :] or b"ob"), is_last=False)
@@ -333,7 +331,7 @@ def test_a_location_that_is_a_url_keeps_its_bytes(scheme, host, port, path, quer
 )
 def test_any_error_document_is_one_line_without_secrets(body, status, headers):
     world = World("https", "unknown", True, [])
-    error = world.transport.error_from(world.host, Told(status, headers, body))
+    error = world.host.error_of(Told(status, headers, body), 0.0)
     assert len(str(error)) < 600
     assert "\n" not in str(error)
     assert SECRET not in str(error)

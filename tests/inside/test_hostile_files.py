@@ -13,57 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from _regsync.state.archive import (
-    ArtifactCheck,
-    BlobEntry,
-    Fact,
-    ManifestEntry,
-    MemoryArchive,
-    RepositoryKey,
-    Snapshot,
-    SnapshotEntry,
-    hashed_key,
-    key_of,
-)
-from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import Knowledge, RepositoryKey, StateFile
 from tests import states
 
 pytestmark = pytest.mark.rule("R12")
-
-NOW = 2_000_000_000
-AHEAD = NOW + 10 * 365 * 86400
-DIGEST = f"sha256:{'a' * 64}"
-WHERE = RepositoryKey("registry.test:5000", "app")
-
-
-@pytest.mark.rule("R16")
-@pytest.mark.parametrize(
-    ("moment", "believed"), [(NOW, True), (NOW - 3600, True), (NOW + 3600, True), (AHEAD, False)]
-)
-def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(moment, believed):
-    name = hashed_key("a", "b")
-    key = key_of(DIGEST)
-    archive = MemoryArchive()
-    archive.put_blob(WHERE, key, BlobEntry(moment, True))
-    archive.put_manifest(WHERE, key, ManifestEntry(moment, (), ()))
-    archive.put_snapshot(name, SnapshotEntry(moment, Snapshot(key, key)))
-    archive.put_artifact_check(name, ArtifactCheck(moment, moment, 0, bytes(8)))
-    known = Knowledge(archive, now=lambda: float(NOW))
-    assert known.is_blob_believed(WHERE, DIGEST) is believed
-    assert known.is_manifest_believed(WHERE, DIGEST) is believed
-    assert (known.mount_source(RepositoryKey(WHERE[0], "else"), DIGEST) == WHERE[1]) is believed
-    assert (name in known.snapshots([name])) is believed
-    assert (known.artifact_check(name).last == moment) is believed
-
-
-@pytest.mark.rule("R16")
-def test_a_fact_from_a_clock_that_is_years_ahead_is_not_believed():
-    archive = MemoryArchive()
-    archive.put_fact("a", Fact("mounts", "", True, AHEAD))
-    archive.put_fact("b", Fact("mounts", "", True, NOW))
-    known = Knowledge(archive, now=lambda: float(NOW))
-    assert [known.supports_mounts(host) for host in "ab"] == [None, True]
 
 
 CHANGES: list[Callable[[bytes], bytes]] = [
@@ -109,5 +62,5 @@ def test_a_state_that_is_another_file_is_begun_anew(tmp_path, name, what):
 def write_state(directory: Path) -> None:
     kept = StateFile(str(directory), print)
     kept.load()
-    kept.put_blob(RepositoryKey("host", "app"), bytes(33), BlobEntry(1, True))
+    Knowledge(kept).confirm_blob(RepositoryKey("host", "app"), f"sha256:{'a' * 64}")
     kept.close()

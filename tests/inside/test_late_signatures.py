@@ -4,17 +4,14 @@ signatures").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from _regsync.errors import ContentError
-from _regsync.state.archive import COMPLETE, COPIED, ArtifactCheck, RepositoryKey, hashed_key
-from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge
+from _regsync.state import COMPLETE, COPIED, ArtifactCheck
 from _regsync.sync.artifact_checks import (
     SearchDepth,
     decide_depth,
@@ -23,7 +20,6 @@ from _regsync.sync.artifact_checks import (
 )
 from _regsync.sync.image import ArtifactSearch, ImageCopy
 from _regsync.sync.referrers import Search, SearchedTarget
-from tests.states import rows
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -198,37 +194,6 @@ def copied(**fields: Any) -> ImageCopy:
 )
 def test_what_is_remembered_of_a_look(fields, flags):
     assert flags_after(copied(**fields)) == flags
-
-
-def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path):
-    clock = [1000.0]
-    name = hashed_key("a")
-
-    @contextmanager
-    def opened() -> Iterator[Knowledge]:
-        state = StateFile(str(tmp_path), lambda *said: pytest.fail(str(said)))
-        state.load()
-        known = Knowledge(state, now=lambda: clock[0], ttl=60)
-        yield known
-        known.finish()
-        state.close()
-
-    with opened() as before:
-        before.record_artifact_check(name, COMPLETE | COPIED, b"01234567")
-        clock[0] = 5000
-        before.record_artifact_check(name, COMPLETE, b"76543210", first=1000)
-        before.confirm_blob(RepositoryKey("host", "app"), f"sha256:{1:064x}")
-
-    clock[0] = 5000 + 300 * DAY
-    with opened() as after:
-        assert after.artifact_check(name) == (5000, 1000, COMPLETE, b"76543210")
-        assert after.artifact_check(hashed_key("b"))[2] == 0
-    assert {table: len(each) for table, each in rows(tmp_path).items() if each} == {
-        "look": 1,
-        "swept": 1,
-    }
-    with opened() as again:
-        assert again.artifact_check(name)[2] == COMPLETE
 
 
 def test_only_what_refers_to_the_image_itself_is_known_to_be_late():

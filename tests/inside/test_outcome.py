@@ -8,7 +8,7 @@ import pytest
 
 from _regsync.errors import ContentError
 from _regsync.oci import Descriptor
-from _regsync.state.archive import RepositoryKey
+from _regsync.state import RepositoryKey
 from _regsync.sync.image import BlobResult, Image, ImageCopy, Traffic
 
 SOURCE, PUSHED, OTHER = (f"sha256:{letter * 64}" for letter in "abc")

@@ -345,7 +345,7 @@ async def test_who_waits_comes_in_turn_and_who_is_cancelled_leaves_nothing() -> 
 
 @pytest.mark.anyio
 async def test_a_stream_takes_all_at_both_ends_or_nothing() -> None:
-    """And who waits for a busy registry holds up nobody who goes elsewhere."""
+    """I8, and who waits for a busy registry holds up nobody who goes elsewhere."""
     gate = Gate()
     busy, free, target = (host(gate=gate) for _ in range(3))
     held = [busy.reading.take(0.0) for _ in range(busy.most_streams)]

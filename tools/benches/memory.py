@@ -161,9 +161,7 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
 
     It holds manifests of 30 blobs in 200 repositories, and a tag for each.
     """
-    from _regsync.state.archive import RepositoryKey, Snapshot, hashed_key, key_of
-    from _regsync.state.database import StateFile
-    from _regsync.state.knowledge import Knowledge
+    from _regsync.state import Knowledge, RepositoryKey, Snapshot, StateFile, hashed_key, key_of
 
     file = StateFile(str(directory), print)
     file.load()

@@ -1,5 +1,5 @@
-"""A host that is away is waited for: the states, and whole runs over outages on a clock that jumps
-(docs/design.md section 9, "Outages").
+"""A registry, a token service or a storage host that is away is waited for (docs/design.md section 9,
+"Outages"): each place, each way and each length, on a clock that jumps.
 """
 
 from __future__ import annotations
@@ -15,18 +15,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from _regsync.errors import ConnectFailed
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, document, held, only, tags
-
-UNTRUSTED = ConnectFailed("bad certificate")
-UNTRUSTED.retryable = False
-UNKNOWN = ConnectFailed("r.test: unknown name")
-UNKNOWN.is_unknown_name = True
-
 
 # Whole runs.
 
@@ -185,7 +178,10 @@ def thorough(name: str, how: str, seconds: float) -> Any:
         is_usual = seconds == 5.0 or how in ("refused", "503")
     else:
         is_usual = seconds == 5.0 and how in ("refused", "503", "reset")
-    return pytest.param(name, how, seconds, marks=[] if is_usual else [pytest.mark.thorough])
+    marks = [] if is_usual else [pytest.mark.thorough]
+    if name == "token" and how.isdigit():
+        marks.append(pytest.mark.new)
+    return pytest.param(name, how, seconds, marks=marks)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +204,14 @@ async def test_an_outage_is_waited_out(world, name, how, seconds):
     assert ran.seconds < 2.0 + seconds + (320 if how == "lost" else usual)
 
 
-@pytest.mark.parametrize("name", ["target", "blobs", "token", "source"])
-@pytest.mark.parametrize("how", ["refused", "503"])
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        pytest.param(how, name, marks=[pytest.mark.new] * ((how, name) == ("503", "token")))
+        for how in ("refused", "503")
+        for name in ("target", "blobs", "token", "source")
+    ],
+)
 async def test_one_probe_at_a_time_and_none_when_it_is_back(world, name, how):
     begins = 2.0
     scene = World(world, images=images_for(name, 12))
