@@ -33,7 +33,7 @@ SAFE_FLAGS = (
 )
 
 # Seconds after which a worker thread that copies or hashes bytes must return. It cannot be
-# interrupted earlier, so that a cancelled task waits this long (docs/bodies.md section 9).
+# interrupted earlier, so that a cancelled task waits this long (docs/design.md section 9).
 LONGEST_THREAD_CALL = 0.05
 
 # Seconds. A disk that needs longer for one piece is treated as slow (`DiskPace`).

@@ -9,7 +9,7 @@ that waits gets TimedOut.
 
 Invariants: I7 (a body that cannot begin again is sent once), I9 (only a connection whose exchange
 ended in order serves another one). Nothing is read past the end of a body of known length.
-Follows: RFC 9112, docs/design.md section 9, docs/bodies.md.
+Follows: RFC 9112, docs/design.md section 9.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from _regsync.net.trust import explain
 from _regsync.text import printable
 
 # Bodies move in pieces of so many bytes. Half the size costs more CPU, twice the size more memory
-# (docs/bodies.md sections 1 and 6).
+# (docs/design.md section 9, "Body path").
 PIECE = 512 * 1024
 
 # Bytes per read of a head.
