@@ -596,8 +596,10 @@ class Blobs:
             read = partial(self._read_alone, job)
             holding = self._staging.holding(job.blob, read, is_shared=job.is_shared)
             job.stream_from = await job.stack.enter_async_context(holding)
-        in_chunks = self._goes_in_chunks(job)
-        put = job.target.writing_needs(job.blob.size, in_chunks=in_chunks)
+        # Decided once: another blob may teach it while this one waits, and a chunk that enters its lane
+        # while it holds the turn of a whole body waits for itself (I8).
+        upload.in_chunks = self._goes_in_chunks(job)
+        put = job.target.writing_needs(job.blob.size, in_chunks=upload.in_chunks)
         if job.stream_from is not None:
             async with self._gate.admitted(*put) as given:
                 turn = _turn_of(given, put)
@@ -763,7 +765,6 @@ class Blobs:
         left = size - upload.offset
         limit = self._chunk_size(job)
         buffer = bytearray(min(left, limit))
-        upload.in_chunks = self._goes_in_chunks(job)
         async with aclosing(stream), aclosing(in_chunks(stream, buffer)) as chunks:
             try:
                 if upload.in_chunks:
