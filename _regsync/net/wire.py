@@ -784,9 +784,11 @@ class Pool:
         except BaseException:
             self._give(new, False)
             raise
-        # The lost attempt may have completed the upload and ended its session. On this error the
-        # caller checks whether the blob exists.
-        if lost is not None and pieces is not None and response.status in SESSION_GONE:
+        # The lost attempt may have completed the upload and ended its session: the registry says so
+        # now, or later, when it is not too busy. On this error the caller checks whether the blob
+        # exists.
+        is_in_doubt = response.status in (*SESSION_GONE, 429) or response.status >= 500
+        if lost is not None and pieces is not None and is_in_doubt:
             await response.close()
             raise lost
         return response
