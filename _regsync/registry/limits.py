@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 
 import anyio
@@ -32,6 +32,7 @@ from _regsync.errors import (
     ProtocolBroken,
     RegistryError,
     SyncError,
+    TimedOut,
     WireError,
 )
 from _regsync.providers import Limits
@@ -174,6 +175,18 @@ class Reach:
             self._give_up(self.error.copy_without_context())
         if self.stop_error is not None:
             raise self.stop_error.copy_without_context()
+
+    @contextmanager
+    def limiting(self) -> Iterator[None]:
+        """End a request to a host that is away when the host is given up."""
+        if not self.is_out:
+            yield
+            return
+        with anyio.CancelScope(deadline=self.gives_up_at) as scope:
+            yield
+        if scope.cancelled_caught:
+            self.raise_if_stopped(anyio.current_time())
+            raise TimedOut(f"{self.name} did not answer in time")
 
     def record_answer(self, now: float) -> bool:
         """Record an answer. Returns whether it has ended an outage."""

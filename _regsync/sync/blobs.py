@@ -51,7 +51,7 @@ from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import CHUNK
 from _regsync.registry.limits import LARGE_BODY, Need, Retry, Turn, is_outage
 from _regsync.registry.repository import BlobBody, BlobUpload, Repository
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.once import gather
@@ -547,7 +547,7 @@ class Blobs:
             async with sessions, self._limiting_chunks(job), job.stack:
                 return await self._copy(job)
         finally:
-            if upload.session:  # an open session takes memory at the registry
+            if upload.session and not upload.is_broken:  # it takes memory at the registry
                 with anyio.move_on_after(self._transport.machine.timeouts.head):
                     await upload.cancel_upload()
 
@@ -566,14 +566,15 @@ class Blobs:
                 self._tell_of_staging(error)
                 job.is_kept = False
                 job.stream_from = None
-                job.upload.broken_session = ""  # a body that began was of that file
+                if job.upload.is_broken:  # by a body of that file
+                    _give_up(job.upload)
                 continue
             except SyncError as error:
                 failure = error
             finally:
                 answered.set()
             if await self._has_arrived(job, failure):
-                job.upload.session = ""
+                _give_up(job.upload)
                 return BlobResult.UPLOADED
             await self._prepare_next(job, failure)
 
@@ -582,7 +583,7 @@ class Blobs:
         upload = job.upload
         upload.has_begun = False
         job.last_body = None
-        if upload.broken_session:
+        if upload.is_broken:
             await upload.resume()  # sets `session` and `offset`
             if job.tries.record_progress(upload.offset):
                 job.resets = 0
@@ -792,7 +793,7 @@ class Blobs:
         start = upload.offset
         while True:
             try:
-                if upload.broken_session:
+                if upload.is_broken:
                     await upload.resume()
                 if not upload.session:
                     raise Disconnected("the registry has forgotten the upload")
@@ -804,7 +805,7 @@ class Blobs:
                 return
             except SyncError as error:
                 if is_session_gone(error):
-                    upload.session = ""
+                    _give_up(upload)
                 if not upload.session or error.away is not None:
                     raise
                 await job.tries.wait(error, longest=_SOURCE_GRACE)
@@ -841,9 +842,10 @@ class Blobs:
         error.message = host.redact(error.message)
         if isinstance(error, WrongBytes) and not job.reading.is_fresh:
             job.reading.start_again()  # a cache may have been wrong
-            if upload.session and (upload.has_begun or upload.offset):
+            if upload.is_broken:
+                _give_up(upload)
+            elif upload.session and (upload.has_begun or upload.offset):
                 await upload.cancel_upload()  # the session holds some of the wrong bytes
-            upload.broken_session = ""
             return
         if error.away is None:
             # The mount may have caused it, unless the registry was away for a moment.
@@ -855,7 +857,7 @@ class Blobs:
                 0 if is_refused else min(job.blob.size, self._refused_size(job.target) or math.inf)
             )
             self._knowledge.record_fallback_size(host.key, int(size))
-            upload.broken_session = ""
+            _give_up(upload)
             return
         await job.tries.wait(error)
 
@@ -893,6 +895,12 @@ class Blobs:
             await gather(partial(put_child, child) for child in level)
         full_name = image.source.full_name(image.source_reference)
         await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
+
+
+def _give_up(upload: BlobUpload) -> None:
+    """Let the next attempt begin a new session."""
+    upload.session = ""
+    upload.is_broken = False
 
 
 def _turn_of(given: dict[Need, Any], needs: tuple[Need, ...]) -> Turn | None:

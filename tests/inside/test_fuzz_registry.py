@@ -24,10 +24,9 @@ from _regsync.addresses import Origin
 from _regsync.config import Registry
 from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireError
 from _regsync.oci import Descriptor, Manifest, check_digest, digest_of, is_tag, parse_manifest
-from _regsync.registry.host import Machine
-from _regsync.registry.redirects import resolve_location
-from _regsync.registry.remote import RemoteRepository, _tags_of
-from _regsync.registry.transport import Transport
+from _regsync.registry.client import Machine, resolve_location
+from _regsync.registry.endpoints import RemoteRepository, _tags_of
+from _regsync.registry.runs import Transport
 from _regsync.registry.upload import Upload
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 from tests.inside.wires import Blob, Item, Told, Wire
@@ -180,7 +179,7 @@ class World:
         )
         registry = Registry("r", scheme, "registry.test", port, kind, **who)  # type: ignore[arg-type]
         self.host = self.transport.client(registry)
-        self.repository = RemoteRepository(self.transport, self.host, "app", Side.TARGET)
+        self.repository = RemoteRepository(self.host, "app", Side.TARGET)
 
     async def dial(self, origin: Origin, is_foreign: bool) -> Wire:
         await anyio.lowlevel.checkpoint()
@@ -200,7 +199,7 @@ class World:
 
 
 async def upload(world: World, way: str) -> object:
-    sent = Upload(world.repository, world.transport, BLOB)
+    sent = Upload(world.repository, BLOB)
     if not await sent.start("lib" if way == "mount" else None):
         if way == "cancel":
             await sent.cancel_upload()
@@ -218,7 +217,7 @@ async def in_chunks(sent: Upload) -> None:
         try:
             await sent.send(Blob(b"bl"[sent.offset :] or b"ob"), is_last=False)
         except WireError:
-            if not sent.broken_session:
+            if not sent.is_broken:
                 raise
             await sent.resume()
         if not (sent.session and sent.offset <= BLOB.size):
@@ -331,7 +330,7 @@ def test_a_location_that_is_a_url_keeps_its_bytes(scheme, host, port, path, quer
 )
 def test_any_error_document_is_one_line_without_secrets(body, status, headers):
     world = World("https", "unknown", True, [])
-    error = world.host.error_of(Told(status, headers, body), 0.0)
+    error = world.host._error_of(Told(status, headers, body))
     assert len(str(error)) < 600
     assert "\n" not in str(error)
     assert SECRET not in str(error)

@@ -1,6 +1,5 @@
-"""The client side of the distribution specification: one method for each endpoint.
+"""The endpoints of one repository at a registry, one method for each; `upload` has those of an upload.
 
-Owns: paths, headers, statuses, the parsing of answers. `upload` has the endpoints of an upload.
 May not know: which images are copied where, and why.
 Invariants: a returned manifest has the requested digest (I3); a next page on another origin is
 refused (I6); a listing that links back to one of its own pages is an error (I12); an error names
@@ -36,10 +35,8 @@ from _regsync.oci import (
     parse_manifest,
 )
 from _regsync.providers import DIALECTS, api_repository
-from _regsync.registry.host import RegistryClient
+from _regsync.registry.client import Call, RegistryClient, resolve_location
 from _regsync.registry.limits import LARGE_BODY, Need, Turn
-from _regsync.registry.redirects import resolve_location
-from _regsync.registry.transport import Call, Transport
 from _regsync.registry.upload import Upload
 from _regsync.state import RepositoryKey
 from _regsync.text import clean_beginning, printable, redacting
@@ -86,50 +83,30 @@ _BELOW = r"/(?![^?]*(?i:\.|%2e){2})"
 
 
 class _Pages:
-    """The pages read of one listing, numbered from 1. No page may occur twice (I12).
-
-    The keys are hashes, because the path in a Link may have 64 KiB.
-    """
+    """The pages of one listing. None is asked for twice, and one without news is the last (I12)."""
 
     def __init__(self, kind: str) -> None:
         """`kind` names the listed objects in an error message, such as "tags"."""
         self._kind = kind
-        self._number_by_path = dict[int, int]()
-        self._number_by_names = dict[int, int]()  # the first page with these names
+        # The numbers of pages, from 1, by the hashes of their paths, which may have 64 KiB.
+        self._numbers = dict[int, int]()
 
     def __len__(self) -> int:
-        return len(self._number_by_path)
+        return len(self._numbers)
 
     def add(self, path: str) -> None:
-        """Record that a page is requested."""
-        self._number_by_path[hash(path)] = len(self) + 1
+        """Record that a page is asked for. Raises ListingBroken if it was before."""
+        if hash(path) in self._numbers:
+            raise self._endless(f"page {self._numbers[hash(path)]}")
+        self._numbers[hash(path)] = len(self) + 1
 
-    def record_names(self, names: Collection[str], next_path: str | None, *, has_new: bool) -> None:
-        """Record the names on the page that was added last. Raises ListingBroken if the page
-        repeats an earlier page or leads back to one.
+    def check_news(self, names: Collection[str], next_path: str | None, *, has_new: bool) -> None:
+        """Raise ListingBroken if the last page leads on, and only repeats names."""
+        if names and not has_new and next_path is not None:
+            raise self._endless(f"page {len(self)} or an earlier one")
 
-        `next_path` is the path of its next page, or None. `has_new` reports whether a name was not
-        on any earlier page.
-        """
+    def _endless(self, goal: str) -> ListingBroken:
         number = len(self)
-        if next_path is not None and hash(next_path) in self._number_by_path:
-            raise self._endless(number, f"page {self._number_by_path[hash(next_path)]}")
-
-        first_number = self._number_by_names.setdefault(hash(tuple(names)), number)
-        if has_new or not names:
-            return
-        # The page only repeats names, so the page before it leads back.
-        is_copy = first_number < number
-        if is_copy:
-            raise self._endless(number - 1, f"page {first_number}")
-        # The last page may repeat names, because some registries begin each page with the last name
-        # of the previous page.
-        is_last = next_path is None
-        if not is_last:
-            raise self._endless(number - 1, "what earlier pages name")
-
-    def _endless(self, number: int, goal: str) -> ListingBroken:
-        """Return the error for a listing whose page `number` leads back to `goal`."""
         text = f"the list of {self._kind} does not end: page {number} leads back to {goal}"
         return ListingBroken(text)
 
@@ -161,15 +138,8 @@ class RemoteRepository:
     is_local = False
 
     def __init__(
-        self,
-        transport: Transport,
-        host: RegistryClient,
-        name: str,
-        side: Side,
-        *,
-        reads_only: bool = False,
+        self, host: RegistryClient, name: str, side: Side, *, reads_only: bool = False
     ) -> None:
-        self._transport = transport
         self.host = host
         self.name = name
         self.side = side
@@ -240,7 +210,7 @@ class RemoteRepository:
 
     def reading_needs(self, size: int) -> tuple[Need, ...]:
         """Return what reading a blob of this size needs: a lane first."""
-        needs = self._transport.needs_of(self.host, self.build_call("blob_get", "GET", ""))
+        needs = self.host.needs_of(self.build_call("blob_get", "GET", ""))
         return (*needs, self.host.limits.reading) if size >= LARGE_BODY else needs
 
     def writing_needs(self, size: int, *, in_chunks: bool = False) -> tuple[Need, ...]:
@@ -250,8 +220,7 @@ class RemoteRepository:
         stream = (self.host.limits.writing,) if size >= LARGE_BODY else ()
         if in_chunks:
             return stream
-        call = self.build_call("upload_body", "PUT", "")
-        return (*self._transport.needs_of(self.host, call), *stream)
+        return (*self.host.needs_of(self.build_call("upload_body", "PUT", "")), *stream)
 
     # Tags.
 
@@ -277,12 +246,11 @@ class RemoteRepository:
         """Return what `list_tags` returns, from pages of at most `page_size` tags."""
         tags: dict[str, str | None] = {}
         pages = _Pages("tags")
-        was_linked = False  # whether a Link of the previous page led to this page
         call = self.build_call("tag_list", "GET", f"tags/list?n={page_size}")
         while len(pages) < _MOST_PAGES:
             pages.add(call.path)
             ok = (200, 404) if len(pages) == 1 else (200,)
-            answer = await self._transport.request(self.host, call, ok=ok, limit=_TAGS_LIMIT)
+            answer = await self.host.request(call, ok=ok, limit=_TAGS_LIMIT)
             if answer.status == 404:
                 return None  # the repository does not exist
             page = _tags_of(answer.body, self.dialect.listing_has_digests)
@@ -292,15 +260,10 @@ class RemoteRepository:
                 raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
 
             next_path = self._next_page(call, answer)
-            # Without a Link a page may repeat the previous one, because some registries ignore
-            # `last`. It adds no tags then, which ends the listing.
-            if was_linked or next_path is not None:
-                pages.record_names(page, next_path, has_new=bool(new_tags))
-            was_linked = next_path is not None
-
+            pages.check_news(page, next_path, has_new=bool(new_tags))
             if next_path is None and new_tags and len(page) == page_size:
                 # Some registries return a full page without a Link although there are more (section
-                # 1.11).
+                # 1.11). Others ignore `last`, and return the same page: it has no new tags.
                 next_path = f"{self._base}/tags/list?n={page_size}&last={new_tags[-1]}"
             if next_path is None:
                 return tags
@@ -336,7 +299,7 @@ class RemoteRepository:
         path = f"manifests/{reference}"
         call = self.build_call("manifest_head", "HEAD", path, _ACCEPT)
         with self.adding_context("look up", self.name_of(reference)):
-            answer = await self._transport.request(self.host, call, ok=(200, 404))
+            answer = await self.host.request(call, ok=(200, 404))
             if answer.status == 404:
                 return None
             digest = answer.headers.get("docker-content-digest")
@@ -367,7 +330,7 @@ class RemoteRepository:
         self, call: Call, reference: str, expected: Descriptor | None
     ) -> Manifest:
         """Fetch a manifest once, and verify it. Raises WrongBytes if its bytes do not match."""
-        answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
+        answer = await self.host.request(call, ok=(200,), limit=_MANIFEST_LIMIT)
         digest = reference if is_digest(reference) else answer.headers.get("docker-content-digest")
         content_type = answer.headers.get("content-type")
         return parse_manifest(
@@ -391,10 +354,10 @@ class RemoteRepository:
             f"manifests/{reference}",
             ("Content-Type", manifest.media_type),
             body=manifest.body,
-            seconds=self._transport.machine.timeouts.manifest_put,
+            seconds=self.host.timeouts.manifest_put,
         )
         with self.adding_context("push manifest", self.name_of(reference)):
-            answer = await self._transport.request(self.host, call, ok=(201, 200))
+            answer = await self.host.request(call, ok=(201, 200))
             self.check_stored_digest(answer, manifest.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
                 return
@@ -451,7 +414,7 @@ class RemoteRepository:
                 referrers.update(page)
 
                 next_path = self._next_page(call, answer)
-                pages.record_names(page, next_path, has_new=has_new)
+                pages.check_news(page, next_path, has_new=has_new)
                 if next_path is None:
                     return tuple(referrers.values())
                 most = max(len(pages), len(referrers), body_bytes / 1024)
@@ -464,7 +427,7 @@ class RemoteRepository:
     async def _get_referrers_page(self, call: Call, number: int) -> Response:
         """Request page `number` of a list of referrers, counted from 1."""
         try:
-            return await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
+            return await self.host.request(call, ok=(200,), limit=_MANIFEST_LIMIT)
         except RegistryError as error:
             is_about_login = error.status in (401, 403)
             if number == 1 or error.retryable or is_about_login:
@@ -497,11 +460,9 @@ class RemoteRepository:
         with self.adding_context("look up blob", self.name_of(blob.digest)):
             try:
                 if with_retries:
-                    answer = await self._transport.request(self.host, call, ok=(200, 404))
+                    answer = await self.host.request(call, ok=(200, 404))
                 else:
-                    async with await self._transport.exchange(
-                        self.host, call, (200, 404)
-                    ) as answer:
+                    async with await self.host.exchange(call, (200, 404)) as answer:
                         pass  # a HEAD has no body to read
             except RegistryError as error:
                 if error.status not in (401, 403):
@@ -520,7 +481,7 @@ class RemoteRepository:
 
     def begin_upload(self, blob: Descriptor) -> Upload:
         """Return the upload of a blob. No request is sent yet."""
-        return Upload(self, self._transport, blob)
+        return Upload(self, blob)
 
     async def blob_size(self, digest: str) -> int | None:
         """Return the size of a blob in bytes, or None if the registry does not report it.
@@ -529,7 +490,7 @@ class RemoteRepository:
         """
         call = self.build_call("blob_head", "HEAD", f"blobs/{digest}")
         with self.adding_context("look up blob", self.name_of(digest)):
-            answer = await self._transport.request(self.host, call, ok=(200,))
+            answer = await self.host.request(call, ok=(200,))
         size = answer.headers.get("content-length")
         return int(size) if size is not None else None
 
@@ -551,7 +512,7 @@ class RemoteRepository:
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
         with self.adding_context("fetch blob", self.name_of(blob.digest)):
-            exchange = await self._transport.exchange(self.host, call, (200, 206), turn=turn)
+            exchange = await self.host.exchange(call, (200, 206), turn=turn)
             try:
                 _check_range(exchange.response, blob, start)
             except SyncError:
