@@ -3,7 +3,8 @@
 Owns: standard output and standard error, and the format of every line on them.
 May not know: what a run does.
 Invariants: standard output holds only results, with `--json` exactly one document. Everything else
-goes to standard error. No control character of foreign text reaches either stream.
+goes to standard error. No secret and no control character of foreign text reaches
+either stream.
 Follows: docs/specification.md section 6, docs/design.md sections 2 and 10.
 """
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from _regsync import edge
 from _regsync.errors import ConfigError, RegsyncError
-from _regsync.text import duration_text, one_line, size_text
+from _regsync.text import duration_text, json_text, mask, one_line, size_text
 
 if TYPE_CHECKING:
     from _regsync.sync.findings import AuditReport
@@ -119,10 +120,10 @@ class Console:
         """
         if self._logs_json:
             entry = {"ts": timestamp(), "level": level, "event": event, "message": message}
-            self._write_line(self._err, json.dumps({**entry, **fields}, default=str))
+            self._write_line(self._err, json_text({**entry, **fields}))
             return
 
-        text = one_line(prefix + message, LONGEST_LINE)
+        text = one_line(mask(prefix + message), LONGEST_LINE)
         if level in self._colours:
             first_word, blank, rest = text.partition(" ")
             text = f"{self._colours[level]}{first_word}{NO_COLOUR}{blank}{rest}"
@@ -130,7 +131,7 @@ class Console:
         hint = fields.get("hint")
         if isinstance(hint, str) and hint not in self.shown_hints:
             self.shown_hints.add(hint)
-            self._write_line(self._err, one_line(f"hint: {hint}", LONGEST_LINE))
+            self._write_line(self._err, one_line(mask(f"hint: {hint}"), LONGEST_LINE))
 
     def show_outcome(self, outcome: Outcome) -> None:
         """Print a synced image to standard output, or log a failed image to standard error.
@@ -178,6 +179,14 @@ class Console:
                 }
             )
 
+    def show_traceback(self, error: Exception) -> None:
+        """Write the traceback of an error, for whoever looks into it."""
+        import traceback  # only needed here
+
+        lines = "".join(traceback.format_exception(error)).split("\n")
+        self.clear_progress()
+        self._write(self._err, "\n".join(map(mask, lines)))
+
     def print_summary(self, report: Report | AuditReport, elapsed: float) -> None:
         """Log each cause of several failures with their number, then print the report's summary.
 
@@ -209,7 +218,7 @@ class Console:
 
     def print_line(self, text: str) -> None:
         """Print a result to standard output, on one line and without control characters."""
-        self._write_line(self._out, one_line(text, LONGEST_LINE))
+        self._write_line(self._out, one_line(mask(text), LONGEST_LINE))
 
     def print_lines(self, texts: Iterable[str]) -> None:
         for text in texts:
@@ -221,7 +230,7 @@ class Console:
             fields = progress._asdict()
             self._log_line("info", "heartbeat", str(progress), prefix="still running: ", **fields)
             return
-        line = one_line(str(progress), LONGEST_LINE)
+        line = one_line(mask(str(progress)), LONGEST_LINE)
         # The last column stays blank, because some terminals wrap a line that fills it. Clearing
         # the line would then leave a part of it on the screen.
         columns = terminal_columns(self._err)
@@ -287,7 +296,7 @@ def _json_pieces(document: Mapping[str, object]) -> Iterator[str]:
         if isinstance(value, Iterator):
             yield from _json_array_pieces(value)
         else:
-            yield json.dumps(value)
+            yield json_text(value)
     yield "}"
 
 
@@ -295,6 +304,6 @@ def _json_array_pieces(elements: Iterator[object]) -> Iterator[str]:
     yield "["
     separator = ""
     for element in elements:
-        yield f"{separator}{json.dumps(element)}"
+        yield f"{separator}{json_text(element)}"
         separator = ", "
     yield "]"

@@ -10,7 +10,6 @@ Follows: RFC 9112, docs/design.md section 10.
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import sys
@@ -29,7 +28,7 @@ from _regsync.edge import WANT_READ
 from _regsync.errors import ConfigError, ProtocolBroken
 from _regsync.net.dial import SocketStream
 from _regsync.net.wire import check_blanks
-from _regsync.text import printable, reason_of
+from _regsync.text import json_text, printable, reason_of
 
 # Takes the path `/healthz` or `/readyz`. Returns the HTTP status and the JSON document.
 AnswerProbe = Callable[[str], tuple[int, dict[str, object]]]
@@ -247,7 +246,7 @@ class Client:
         the headers are returned, as for HEAD; they still have the length of the body.
         """
         phrase = HTTPStatus(status).phrase
-        body = json.dumps(document or {"status": phrase.lower()}).encode()
+        body = json_text(document or {"status": phrase.lower()}).encode()
         headers = [
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
+from urllib.parse import unquote
 
 import anyio
 
@@ -57,7 +58,7 @@ from _regsync.registry.limits import (
     is_gateway_failure,
     quota_wait,
 )
-from _regsync.text import Secrets, duration_text, one_line, printable
+from _regsync.text import duration_text, keep_passing_secret, one_line, printable
 
 # How many redirects of one request are followed (R4).
 _MOST_REDIRECTS = 10
@@ -76,8 +77,16 @@ _DISCOVERY = ("tag_list", "manifest_head", "manifest_get")
 USER_AGENT: Header = ("User-Agent", f"regsync/{__version__}")
 _EVERY_REQUEST: tuple[Header, ...] = (USER_AGENT, ("Accept-Encoding", "identity"))
 
-# Matches the query of a URL, in linear time.
+# The number of characters of a registry's explanation that are searched for URLs.
+_MOST_EXPLAINED = 4000
+
+# Matches the query of a URL, which may contain a signature, in linear time.
 _QUERY = r"\?\S+"
+
+# Matches each value in a URL's query, because any value may be the URL's signature. Values shorter
+# than 8 characters would mask unrelated text. Values longer than 2048 exceed the length of a
+# printed line.
+_QUERY_VALUES = "=([^&]{8,2048})"
 
 _LINE_BREAKS = re.compile("[\t\r\n]")
 
@@ -261,15 +270,6 @@ class RegistryClient:
             secure = self.origin._replace(scheme="https")
             self._https_hint = f"write {secure} if it serves HTTPS"
 
-    @property
-    def secrets(self) -> Secrets:
-        """The secrets that must not appear in any text."""
-        return self.authenticator.secrets
-
-    def redact(self, text: str) -> str:
-        """Return the text on one line and without secrets."""
-        return self.authenticator.redact(text)
-
     def body(self, pieces: Pieces) -> Body:
         """Return the body of an upload."""
         return Body(pieces, self._run.count_sent)
@@ -394,7 +394,7 @@ class RegistryClient:
                 raise ProtocolBroken(f"status {response.status} without a Location")
             there, path = resolve_location(origin, call.path, location)
             check_foreign(origin, there)  # each origin is as safe as the one before it
-            self.authenticator.mask_query_values(path)  # that of a signed URL is a secret
+            mask_signature(path)
             # After a redirect to another origin no credential is sent, not even to the registry.
             is_home = is_home and there == self.origin
             authorization = authorization if is_home else None
@@ -622,9 +622,8 @@ class RegistryClient:
         """Convert an answer into an error with the cleaned text of the registry (R18)."""
         status = response.status
         codes, text = parse_error_body(response.body)
-        # Some servers repeat the request in the error, so secrets and the queries of URLs, which
-        # may contain signatures, are removed (R10).
-        text = one_line(re.sub(_QUERY, "?...", self.redact(text)))
+        # Some servers repeat the request in the error, so the queries of URLs are removed (R10).
+        text = one_line(re.sub(_QUERY, "?...", printable(text, _MOST_EXPLAINED)))
         digests = re.findall("sha(?:256|512):[0-9a-f]{64,128}", response.body.decode("latin-1"))
         wall = self._run.machine.wall()
         error = RegistryError(
@@ -714,6 +713,12 @@ def _split_origin(origin: str) -> tuple[str, str, int | None]:
     if not host or parts.username is not None:
         raise ProtocolBroken("the Location of the answer is not an http or https URL")
     return parts.scheme, host, port
+
+
+def mask_signature(path: str) -> None:
+    """Mask the values in the query of a URL that a registry has named, because one may sign it."""
+    values = re.findall(_QUERY_VALUES, path)
+    keep_passing_secret(*values, *map(unquote, values))
 
 
 def check_foreign(base: Origin, origin: Origin) -> None:

@@ -18,7 +18,6 @@ from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import Dialect
 from _regsync.registry.limits import HostLimits, Need, Turn
 from _regsync.state import RepositoryKey
-from _regsync.text import Secrets
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -42,13 +41,6 @@ class Host(Protocol):
 
     @property
     def origin(self) -> Origin: ...
-
-    @property
-    def secrets(self) -> Secrets:
-        """The secrets that must not appear in any text."""
-
-    def redact(self, text: str) -> str:
-        """Return the text on one line and without secrets."""
 
 
 class BlobBody(Protocol):

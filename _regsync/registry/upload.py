@@ -27,6 +27,7 @@ from _regsync.registry.client import (
     Exchange,
     RegistryClient,
     check_foreign,
+    mask_signature,
     resolve_location,
 )
 from _regsync.registry.limits import Turn
@@ -294,4 +295,4 @@ class Upload:
             raise ProtocolBroken(text)
         self._origin = origin
         self.session, self.offset, self.is_broken = path, offset, False
-        self._host.authenticator.mask_query_values(path)
+        mask_signature(path)
