@@ -463,10 +463,7 @@ class _BlobWriter:
         self.offset = 0  # bytes that the partial file had when it was opened last
         self.hash: _Hash | None = None  # of these bytes, if a killed run wrote some of them
         self.in_chunks = False
-        self.is_start_refused = False
-        self.is_mount_refused = False
-        self.has_mount_failed = False
-        self.has_begun = False
+        self.mount_status = 0
 
         self._repository = repository
         self._blob = blob
@@ -497,7 +494,6 @@ class _BlobWriter:
         self.session = self._blob.digest
         self.offset = file.offset
         self.hash = file.hash
-        self.has_begun = False
         return False
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
@@ -513,7 +509,6 @@ class _BlobWriter:
         """
         assert self._file is not None
         self.session = ""
-        self.has_begun = True
         count_sent = self._repository.host.count_sent
         try:
             while piece := await pieces.next():

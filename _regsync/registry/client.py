@@ -51,7 +51,6 @@ from _regsync.registry.limits import (
     Gate,
     HostLimits,
     Lane,
-    Need,
     Reach,
     Retry,
     Turn,
@@ -175,7 +174,6 @@ class Body(Pieces):
 
     def __init__(self, pieces: Pieces, count: Callable[[int], None]) -> None:
         self.length = pieces.length
-        self.authorization: str | None = None  # the header with which it was sent
         self.turn: Turn | None = None
         self._pieces = pieces
         self._count = count
@@ -207,18 +205,33 @@ class Body(Pieces):
 
 
 class Exchange:
-    """An answer whose body may be unread, and what its request occupies: `async with` yields the
-    response, and ends both.
+    """One request on its way, and its answer: `async with` yields the response, whose body may be
+    unread, and ends both.
     """
 
+    response: Response  # when it has come
+
     def __init__(
-        self, turn: Turn, response: Response, reach: Reach, *, is_body: bool, is_home: bool
+        self, call: Call, origin: Origin, turn: Turn, authorization: str | None, body: Body | None
     ) -> None:
+        self.call = call
+        self.origin = origin  # where it goes
         self.turn = turn
-        self.response = response
-        self.reach = reach  # of the host that has answered
-        self.is_body = is_body  # whether the request carried a blob's body
-        self.is_home = is_home  # whether the registry itself has answered
+        self.authorization = authorization  # the header with its login
+        self.body = body
+        self.is_home = True  # whether it has gone to the registry alone
+        self.is_followed = False  # whether it was redirected
+
+    def follow(self, origin: Origin, path: str) -> None:
+        """Go where a redirect leads."""
+        # After a redirect to another origin no credential is sent, not even to the registry (I6).
+        if origin != self.origin:
+            self.is_home = False
+            self.authorization = None
+        self.origin = origin
+        self.call = self.call._replace(path=path, origin=origin)
+        self.turn.began = anyio.current_time()
+        self.is_followed = True
 
     async def __aenter__(self) -> Response:
         return self.response
@@ -228,6 +241,10 @@ class Exchange:
             await self.response.close()
         finally:
             self.turn.leave()
+
+
+def origin_of(registry: Registry) -> Origin:
+    return Origin(registry.scheme, api_host(registry.host), registry.port, registry)
 
 
 class RegistryClient:
@@ -242,7 +259,7 @@ class RegistryClient:
     ) -> None:
         self.registry = registry
         self.key = registry.authority
-        self.origin = Origin(registry.scheme, api_host(registry.host), registry.port, registry)
+        self.origin = origin_of(registry)
         self.limits = limits  # of HOST:PORT, whatever the credential
         self.timeouts = run.machine.timeouts
         self._run = run
@@ -311,15 +328,11 @@ class RegistryClient:
             self._run.machine.log("debug", "retry", text)
             await retry.pause(failure, self.limits)
 
-    def needs_of(self, call: Call) -> tuple[Need, ...]:
-        """Return what a request needs of its registry. The first is its lane."""
+    def lane_of(self, call: Call) -> Lane:
+        """Return the lane that a request enters. A PUT with a body ends its upload too."""
         area = call.repository.partition("/")[0] if self._per_project else ""
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
-        if not is_whole_body:
-            return (self.limits.lane(call.action, area),)
-        lane = self.limits.lane("upload_finish", area)
-        other = self.limits.lane("upload_body", area)
-        return (lane,) if lane is other else (lane, other.token)
+        return self.limits.lane("upload_finish" if is_whole_body else call.action, area)
 
     async def exchange(
         self, call: Call, ok: Collection[int], *, body: Body | None = None, turn: Turn | None = None
@@ -333,140 +346,104 @@ class RegistryClient:
         """
         refusals: list[Refusal] = []
         while True:
-            self._raise_if_stopped()
-            with self._stopping():
-                authorization = await self._log_in(call, can_repeat=body is None)
+            authorization = await self._log_in(call, can_repeat=body is None)
             if turn is None:
-                turn = (await self._run.gate.enter(*self.needs_of(call)))[0]
+                (turn,) = await self._run.gate.enter(self.lane_of(call))
+            exchange = Exchange(call, call.origin or self.origin, turn, authorization, body)
+            exchange.is_home = exchange.origin == self.origin
+            turn = None  # it ends with the exchange
             try:
                 self._check_login(call, authorization)
-                exchange = await self._follow(call, authorization, turn, body)
+                await self._follow(exchange)
             except LoginExpired:  # it was refused to another request, and nothing was sent
-                turn.leave()
-                turn = None
+                exchange.turn.leave()
                 continue
             except BaseException:
-                turn.leave()
+                exchange.turn.leave()
                 raise
-            turn = None  # it ends with the exchange
-            status = exchange.response.status
-            # With 429 or 5xx the server may not have checked the login.
-            if authorization is not None and status < 500 and status not in (401, 403, 429):
-                self.authenticator.record_success(authorization, call.repository, call.method)
-            if status in ok:
+            if exchange.response.status in ok:
                 return exchange
             async with exchange as response:
                 await response.read(ERROR_BODY)
                 is_about_login = response.status in (401, 403) and exchange.is_home
                 if not is_about_login or body is not None:
-                    raise self.refusal(call, exchange)
+                    raise self.refusal(exchange)
                 if not self.limits.has_answered:  # the others wait until this one has its login
-                    await self.refresh_login(call, authorization, exchange, refusals)
+                    await self.refresh_login(exchange, refusals)
                     continue
-            await self.refresh_login(call, authorization, exchange, refusals)
+            await self.refresh_login(exchange, refusals)
 
-    async def _follow(
-        self, call: Call, authorization: str | None, turn: Turn, body: Body | None
-    ) -> Exchange:
-        """Send a request and follow its redirects. Returns the last answer, unread."""
-        origin = call.origin or self.origin
-        is_home = origin == self.origin
-        for hop in range(_MOST_REDIRECTS + 1):
-            if hop:  # the origin need not be a registry
-                self._run.count(origin, call.action)
-            else:
-                self._run.requests[self.key][call.action] += 1
-            reach = self.limits if origin == self.origin else self._run.reach_of(origin)
-            response = await self._send(call, origin, authorization, reach, turn, body)
+    async def _follow(self, exchange: Exchange) -> None:
+        """Send a request, and follow its redirects (R4)."""
+        for _ in range(_MOST_REDIRECTS + 1):
+            response = exchange.response = await self._send(exchange)
+            is_redirect = exchange.call.method in ("GET", "HEAD") and response.status in _REDIRECTS
             try:
-                self._record(call, response, reach, turn, is_home=is_home, is_first=hop == 0)
-                is_redirect = response.status in _REDIRECTS and call.method in ("GET", "HEAD")
+                self._record(exchange)
                 if not is_redirect:
-                    self._check_answer(response, origin, is_home=is_home, body=body)
-                    is_body = body is not None
-                    return Exchange(turn, response, reach, is_body=is_body, is_home=is_home)
-                location = response.headers.get("location")
+                    return
             except SyncError:
                 await response.close()
                 raise
             await response.close()  # other requests may use the connection from now on
+            location = response.headers.get("location")
             if not location:
                 raise ProtocolBroken(f"status {response.status} without a Location")
-            there, path = resolve_location(origin, call.path, location)
-            check_foreign(origin, there)  # each origin is as safe as the one before it
+            origin, path = resolve_location(exchange.origin, exchange.call.path, location)
+            check_foreign(exchange.origin, origin)  # each is as safe as the one before it
             mask_signature(path)
-            # After a redirect to another origin no credential is sent, not even to the registry.
-            is_home = is_home and there == self.origin
-            authorization = authorization if is_home else None
-            origin, call = there, call._replace(path=path, origin=there)
-            turn.began = anyio.current_time()
+            exchange.follow(origin, path)
         raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
 
-    async def _send(
-        self,
-        call: Call,
-        origin: Origin,
-        authorization: str | None,
-        reach: Reach,
-        turn: Turn,
-        body: Body | None,
-    ) -> Response:
-        """Send one request of a chain of redirects, and return its response."""
+    async def _send(self, exchange: Exchange) -> Response:
+        """Send a request once, and return its answer."""
+        call, origin, body = exchange.call, exchange.origin, exchange.body
         first: memoryview | None = None
         if body is not None:
-            body.authorization, body.turn = authorization, turn
+            body.turn = exchange.turn
             first = await body.begin()
-        is_probe = turn.is_probe and reach is self.limits
+        if exchange.is_followed:  # the origin need not be a registry
+            self._run.count(origin, call.action)
+        else:
+            self._run.requests[self.key][call.action] += 1
         try:
-            with reach.limiting():
+            with self._reach_of(origin).limiting():
                 response = await self._run.pool.exchange(
                     origin,
-                    call.request(authorization),
+                    call.request(exchange.authorization),
                     first=first,
                     pieces=body,
                     seconds=call.seconds,
                     is_fresh=call.is_fresh,
                     is_foreign=origin != self.origin,
-                    check_may_send=partial(self._check_login, call, authorization),
+                    check_may_send=partial(self._check_login, call, exchange.authorization),
                 )
         except WireError as error:
-            if error.side is None and origin != self.origin:
-                error.message += f" (the address is of a Location that {self.key} gave)"
-            # A host that disconnects or breaks the protocol may serve only https.
-            is_breach = not isinstance(error, ConnectFailed | TimedOut)
-            if is_breach and not self.limits.has_answered:
-                error.hint = self._https_hint or error.hint
             if error.side is None:  # otherwise the source of the body has failed, not this host
-                # A registry may refuse a body by closing the connection.
-                is_counted = body is None or isinstance(error, ConnectFailed) or is_probe
-                self._record_failure(reach, error, turn, is_probe=is_probe, is_counted=is_counted)
+                self._explain(error, origin)
+                self._record_failure(exchange, error)
             raise
         if self._run.machine.traces:
             trace = f"{call.method} {origin}{call.shown_path} -> {response.status}"
             self._run.machine.log("trace", "request", trace)
         return response
 
-    # Logins.
+    def _reach_of(self, origin: Origin) -> Reach:
+        return self.limits if origin == self.origin else self._run.reach_of(origin)
 
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """Stop the client by an AuthError after which another attempt could lock the account."""
-        try:
-            yield
-        except AuthError as error:
-            if error.fatal:
-                self.stop(error)
-            raise
+    # Logins.
 
     async def _log_in(self, call: Call, *, can_repeat: bool) -> str | None:
         """Return the Authorization header for a call, after a request for a token if it needs one.
         Returns None if the call goes to another origin than the registry's (I6), or needs no login.
         """
+        self._raise_if_stopped()
         if call.origin not in (None, self.origin):
             return None
-        return await self.authenticator.authorization(
-            call.repository, call.rights, call.other_rights, can_repeat
-        )
+        with self._stopping():
+            return await self.authenticator.authorization(
+                call.repository, call.rights, call.other_rights, can_repeat
+            )
 
     def _check_login(self, call: Call, authorization: str | None) -> None:
         """Raise the error of a client that was stopped meanwhile. Raises LoginExpired if the login
@@ -483,18 +460,13 @@ class RegistryClient:
         if is_outdated:
             raise LoginExpired("another request has shown that this one needs another login")
 
-    async def refresh_login(
-        self, call: Call, used_authorization: str | None, refused: Exchange, refusals: list[Refusal]
-    ) -> None:
-        """Handle an answer with status 401 or 403, whose body was read. Returns if the call may be
-        repeated with a new Authorization header. Otherwise raises the refusal as an error, and stops
-        the registry if another attempt could lock the account.
+    async def refresh_login(self, refused: Exchange, refusals: list[Refusal]) -> None:
+        """Handle an answer with status 401 or 403, whose body was read. Returns if its request may
+        be repeated with a new login. Otherwise raises the refusal as an error.
 
-        `used_authorization` is the Authorization header of the refused request. `refusals` are the
-        earlier refusals of the call; the new one is added.
+        `refusals` are the earlier refusals of the request; the new one is added.
         """
-        login = self.authenticator
-        response = refused.response
+        login, call, response = self.authenticator, refused.call, refused.response
         # For an expired password ECR answers 403 instead of 401. Only the text of the body
         # distinguishes that from a missing right.
         is_unauthorized = response.status == 401 or b"token has expired" in response.body
@@ -502,64 +474,76 @@ class RegistryClient:
             if is_unauthorized:
                 challenges = response.headers.all("www-authenticate")
                 refusal = await login.on_unauthorized(
-                    challenges, used_authorization, call.repository, call.rights, call.method
+                    challenges, refused.authorization, call.repository, call.rights, call.method
                 )
             else:
-                refusal = login.on_forbidden(used_authorization)
+                refusal = login.on_forbidden(refused.authorization)
         if refusal is not None:  # else no other login would help
             refusals.append(refusal)
             if may_repeat_after(refusals):
                 return
-        raise self.refusal(call, refused)
+        raise self.refusal(refused)
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Stop the client by an AuthError after which another attempt could lock the account."""
+        try:
+            yield
+        except AuthError as error:
+            if error.fatal:
+                self.stop(error)
+            raise
 
     # What answers say.
 
-    def _record(
-        self,
-        call: Call,
-        response: Response,
-        reach: Reach,
-        turn: Turn,
-        *,
-        is_home: bool,
-        is_first: bool,
-    ) -> None:
-        """Record what the head of an answer says of its host. `is_first`: it follows no redirect."""
-        status = response.status
+    def _record(self, exchange: Exchange) -> None:
+        """Record what the head of an answer says of its host. Raises an error if it is no answer to
+        the request.
+        """
+        response, status = exchange.response, exchange.response.status
+        login = exchange.authorization
+        # With 429 or 5xx the server may not have checked the login.
+        if login is not None and status < 500 and status not in (401, 403, 429):
+            self.authenticator.record_success(login, exchange.call.repository, exchange.call.method)
         # Until a registry has answered a request with its login, one request goes at a time.
-        is_first_refusal = is_home and status == 401 and not self.limits.has_answered
+        is_first_refusal = exchange.is_home and status == 401 and not self.limits.has_answered
         is_of_gateway = is_gateway_failure(status, response.headers.get("retry-after"))
         if not is_of_gateway and not is_first_refusal:
-            reach.record_answer(response.came_at)
-        if is_home and is_first:
-            self._record_pace(call, turn, response)
+            self._reach_of(exchange.origin).record_answer(response.came_at)
+        if exchange.is_home and not exchange.is_followed:
+            self._record_pace(exchange)
+        if exchange.body is not None:
+            return  # `upload` judges its answer
+        if status == 401 and not exchange.is_home:
+            who = exchange.origin.authority
+            raise ProtocolBroken(f"{who}, to which the registry redirects, asks for a login")
+        if response.is_early and status in (200, 201):
+            raise Disconnected("the registry answered before the request was sent")
 
-    def _record_pace(self, call: Call, turn: Turn, response: Response) -> None:
+    def _record_pace(self, exchange: Exchange) -> None:
         """Apply an answer of the registry itself to its lane."""
-        now = response.came_at
-        status = response.status
-        header = response.headers.get
+        response, turn, lane = exchange.response, exchange.turn, exchange.turn.lane
+        now, status = response.came_at, response.status
         wall = self._run.machine.wall()
         self._run.last_progress = now
         retry_after = 0.0
         if status >= 500 or status in (408, 429):
-            retry_after = parse_retry_after(header("retry-after"), wall) or 0.0
+            retry_after = parse_retry_after(response.headers.get("retry-after"), wall) or 0.0
         turn.record_answer(status, now, retry_after)
         if status != 429:
             return
-        lane = turn.lane
         self._run.throttled_lanes[self.key] = lane
-        used_up_for = quota_wait(header, wall)
+        used_up_for = quota_wait(response.headers.get, wall)
         if used_up_for:
             lane.paused_until = max(lane.paused_until, now + min(used_up_for, LONGEST_WAIT))
         if used_up_for > LONGEST_WAIT:
             error = RegistryError("the quota is used up", status=429)
-            self._stop_requests(call, turn, error, used_up_for)
+            self._stop_requests(exchange, error, used_up_for)
         elif now - lane.refused_since > _THROTTLED_FOR:
             error = RegistryError("status 429 to every request for 10 minutes", status=429)
-            self._stop_requests(call, turn, error, LONGEST_WAIT)
+            self._stop_requests(exchange, error, LONGEST_WAIT)
 
-    def _stop_requests(self, call: Call, turn: Turn, error: RegistryError, seconds: float) -> None:
+    def _stop_requests(self, exchange: Exchange, error: RegistryError, seconds: float) -> None:
         """Stop requests to the registry for `seconds`, because it asks for a longer wait than a run
         makes: those of the lane if they find out what to copy, otherwise all. Makes `error` final,
         and adds the time to its message.
@@ -569,53 +553,42 @@ class RegistryClient:
         wait = duration_text(seconds)
         error.message += f" (asks to wait {wait}, until {moment}: longer than a run waits)"
         error.make_final()
-        until = anyio.current_time() + seconds
-        if call.action in _DISCOVERY:
-            turn.lane.stop(error, until)
-        else:
-            self.limits.stop(error, until)
+        stopped = exchange.turn.lane if exchange.call.action in _DISCOVERY else self.limits
+        stopped.stop(error, anyio.current_time() + seconds)
 
-    def _check_answer(
-        self, response: Response, origin: Origin, *, is_home: bool, body: Body | None
-    ) -> None:
-        """Raise an error for an answer that does not answer the request."""
-        if body is not None:
-            return  # `upload` judges it
-        if response.status == 401 and not is_home:
-            text = f"{origin.authority}, to which the registry redirects, asks for a login"
-            raise ProtocolBroken(text)
-        if response.is_early and response.status in (200, 201):
-            raise Disconnected("the registry answered before the request was sent")
-
-    def _record_failure(
-        self, reach: Reach, error: SyncError, turn: Turn, *, is_probe: bool, is_counted: bool
-    ) -> None:
+    def _record_failure(self, exchange: Exchange, error: SyncError) -> None:
+        """Record that a host has not answered, or that a proxy in front of it has."""
         now = anyio.current_time()
+        turn, reach = exchange.turn, self._reach_of(exchange.origin)
+        is_probe = turn.is_probe and reach is self.limits
         if isinstance(error, ProtocolBroken):
             reach.record_answer(now)
-        elif is_counted:
+        elif exchange.body is None or is_probe or isinstance(error, ConnectFailed):
             reach.record_failure(error, turn.began, now, is_probe=is_probe)
-        elif reach.is_out:
+        elif reach.is_out:  # otherwise it says nothing: a registry may refuse a body so
             error.away = reach
 
-    def refusal(self, call: Call, exchange: Exchange) -> RegistryError:
+    def _explain(self, error: WireError, origin: Origin) -> None:
+        """Say of a failed request what its message does not."""
+        if origin != self.origin:
+            error.message += f" (a Location of {self.key} leads there)"
+        # A host that disconnects or breaks the protocol may serve only https.
+        is_breach = not isinstance(error, ConnectFailed | TimedOut)
+        if is_breach and not self.limits.has_answered:
+            error.hint = self._https_hint or error.hint
+
+    def refusal(self, exchange: Exchange) -> RegistryError:
         """Return the error for an answer whose body has been read, and record what it says of its
         host: that a proxy could not reach it, or that it asks for a long wait.
         """
-        response, turn = exchange.response, exchange.turn
-        if response.status == 429:
+        error = self._error_of(exchange.response)
+        if error.status == 429:
             self._run.throttled[self.key] += 1
-        error = self._error_of(response)
-        is_of_registry = exchange.reach is self.limits
-        error.is_paced_by_window = response.status == 429 and is_of_registry
+            error.is_paced_by_window = exchange.origin == self.origin
         if is_gateway_failure(error.status, error.retry_after):
-            is_probe = turn.is_probe and is_of_registry
-            is_counted = not exchange.is_body or is_probe
-            self._record_failure(
-                exchange.reach, error, turn, is_probe=is_probe, is_counted=is_counted
-            )
+            self._record_failure(exchange, error)
         elif error.retryable and (error.retry_after or 0.0) > LONGEST_WAIT:
-            self._stop_requests(call, turn, error, error.retry_after or 0.0)
+            self._stop_requests(exchange, error, error.retry_after or 0.0)
         return error
 
     def _error_of(self, response: Response) -> RegistryError:

@@ -37,7 +37,7 @@ from _regsync.oci import (
 from _regsync.providers import DIALECTS, api_repository
 from _regsync.registry.client import Call, RegistryClient, resolve_location
 from _regsync.registry.limits import LARGE_BODY, Need, Turn
-from _regsync.registry.upload import Upload
+from _regsync.registry.upload import Upload, check_stored_digest
 from _regsync.state import RepositoryKey
 from _regsync.text import clean_beginning, printable
 
@@ -194,8 +194,8 @@ class RemoteRepository:
 
     def reading_needs(self, size: int) -> tuple[Need, ...]:
         """Return what reading a blob of this size needs: a lane first."""
-        needs = self.host.needs_of(self.build_call("blob_get", "GET", ""))
-        return (*needs, self.host.limits.reading) if size >= LARGE_BODY else needs
+        lane = self.host.lane_of(self.build_call("blob_get", "GET", ""))
+        return (lane, self.host.limits.reading) if size >= LARGE_BODY else (lane,)
 
     def writing_needs(self, size: int, *, in_chunks: bool = False) -> tuple[Need, ...]:
         """Return what sending a blob of this size needs: a lane first, unless it goes in chunks, of
@@ -204,7 +204,7 @@ class RemoteRepository:
         stream = (self.host.limits.writing,) if size >= LARGE_BODY else ()
         if in_chunks:
             return stream
-        return (*self.host.needs_of(self.build_call("upload_body", "PUT", "")), *stream)
+        return (self.host.lane_of(self.build_call("upload_body", "PUT", "")), *stream)
 
     # Tags.
 
@@ -342,24 +342,13 @@ class RemoteRepository:
         )
         with self.adding_context("push manifest", self.name_of(reference)):
             answer = await self.host.request(call, ok=(201, 200))
-            self.check_stored_digest(answer, manifest.digest)
+            check_stored_digest(answer, manifest.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
                 return
             # A 200 without a digest may come from a server that is not a registry. Accept it if the
             # manifest exists, even if its digest is not reported ("").
             if await self.head_manifest(reference) not in (manifest.digest, ""):
                 raise ProtocolBroken("the registry answered 200, but does not hold the manifest")
-
-    def check_stored_digest(self, answer: Response, digest: str) -> None:
-        """Raise ContentError if an answer to a push names another digest than the pushed one."""
-        stored = answer.headers.get("docker-content-digest")
-        if not stored or stored == digest:
-            return
-        # Digests of different algorithms cannot be compared (section 1.4).
-        if stored.partition(":")[0] == digest.partition(":")[0]:
-            raise ContentError(
-                f"the registry says that it stored {printable(stored, 100)} instead of {digest}"
-            )
 
     async def missing_parts_of(
         self, root: Manifest, children: tuple[Manifest, ...]

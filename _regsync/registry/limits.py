@@ -342,7 +342,6 @@ class Lane:
     def __init__(self, host: HostLimits, limits: Limits) -> None:
         self.host = host
         self.bucket = Bucket(limits.rate, limits.burst)
-        self.token = Token(self)
         self.width = float(limits.start)
         self.used = 0  # requests without an answer
         self.admitted = 0  # requests so far
@@ -448,25 +447,7 @@ class Place:
             self._streams = None
 
 
-class Token:
-    """A token of a lane's bucket alone, for requests of another lane: a PUT with a body is two actions."""
-
-    def __init__(self, lane: Lane) -> None:
-        self.host = lane.host
-        self._bucket = lane.bucket
-
-    def opens_at(self) -> float:
-        return self._bucket.next_token()
-
-    def raise_if_stopped(self, now: float) -> None:
-        self.host.raise_if_stopped(now)
-
-    def take(self, now: float) -> Place | None:
-        self._bucket.take(now)
-        return None
-
-
-Need = Lane | Streams | Token
+Need = Lane | Streams
 
 
 class Turn:
@@ -571,7 +552,7 @@ class Gate:
 
     async def enter(self, *needs: Need) -> list[Any]:
         """Wait until all needs can be met at once, and take them. Returns what each has given: a
-        Turn, a Place or None.
+        Turn or a Place.
 
         Raises the error of a registry, or of a lane, that was stopped.
         """
@@ -610,8 +591,7 @@ class Gate:
             yield dict(zip(needs, given, strict=True))
         finally:
             for each in given:
-                if each is not None:
-                    each.leave()
+                each.leave()
 
     @staticmethod
     def _opens_at(needs: tuple[Need, ...], now: float) -> float:

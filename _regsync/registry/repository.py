@@ -57,10 +57,7 @@ class BlobUpload(Protocol):
     is_broken: bool  # whether its last body was not answered, and `resume` comes next
     offset: int  # bytes that the session has received
     in_chunks: bool  # whether the blob is sent in several requests
-    is_start_refused: bool  # whether the host refused to begin any upload
-    is_mount_refused: bool  # whether the host refuses all requests to mount like the last one
-    has_mount_failed: bool  # whether the last request to mount was answered by an error
-    has_begun: bool  # whether the first byte of the blob was sent
+    mount_status: int  # of the answer to the last request to mount; 0: there was none
 
     @property
     def hash(self) -> _Hash | None:

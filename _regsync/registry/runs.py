@@ -16,7 +16,7 @@ import ssl
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any
 
 import anyio
 
@@ -31,7 +31,13 @@ from _regsync.net.proxies import IN_CONFIGURATION, Proxy, proxy_for
 from _regsync.net.trust import find_certs_d, make_context
 from _regsync.net.wire import Pool, Request
 from _regsync.providers import DIALECTS, api_host
-from _regsync.registry.client import USER_AGENT, Machine, RegistryClient, resolve_location
+from _regsync.registry.client import (
+    USER_AGENT,
+    Machine,
+    RegistryClient,
+    origin_of,
+    resolve_location,
+)
 from _regsync.registry.limits import (
     DEFAULT_CONCURRENCY,
     Gate,
@@ -43,6 +49,9 @@ from _regsync.registry.limits import (
 )
 
 _LARGEST_TOKEN_ANSWER = 1024 * 1024  # bytes
+
+# What the requests of one client have in common: host:port, login, why there is none, trust, proxy.
+_ClientKey = tuple[str | Credential | CloudLogin | None, ...]
 
 # How many files the process needs besides those of its connections.
 _OWN_FILES = 24
@@ -133,21 +142,6 @@ def _name_proxy(error: ConnectFailed, proxy: Proxy) -> None:
         error.hint = f"check the proxy, which {proxy.setting} names"
         if proxy.setting != IN_CONFIGURATION:
             error.hint += "; list hosts to reach without it in NO_PROXY"
-
-
-class _ClientKey(NamedTuple):
-    """What the requests of one client have in common."""
-
-    authority: str
-    credential: Credential | CloudLogin | None
-    failure: str  # why the credential cannot be obtained, else ""
-    ca_file: str | None
-    client_cert: str | None
-    client_key: str | None
-    proxy: str | None
-
-    def __repr__(self) -> str:
-        return "<_ClientKey>"  # the URL of a proxy may contain a login
 
 
 def _cloud(name: str) -> CloudModule:
@@ -276,15 +270,9 @@ class Transport:
         except AuthError as error:
             failure = error
 
-        key = _ClientKey(
-            authority=registry.authority,
-            credential=credential,
-            failure=failure.message if failure else "",
-            ca_file=registry.ca_file,
-            client_cert=registry.client_cert,
-            client_key=registry.client_key,
-            proxy=registry.proxy,
-        )
+        reason = failure.message if failure is not None else ""
+        trust = (registry.ca_file, registry.client_cert, registry.client_key, registry.proxy)
+        key = (registry.authority, credential, reason, *trust)
         limits = self._limits_of(registry)
         client = self._clients.get(key)
         if client is None:
@@ -309,28 +297,20 @@ class Transport:
         limits = self.limits.get(registry.authority)
         if limits is None:
             groups = DIALECTS[registry.kind].limits
-            close_idle = partial(self._close_idle, registry.authority)
-            limits = HostLimits(
-                self.gate, cap, groups, registry.authority, *self._reach(close_idle)
-            )
+            reach = self._reach(registry.authority, origin_of(registry))
+            limits = HostLimits(self.gate, cap, groups, *reach)
             self.limits[registry.authority] = limits
         elif registry.max_concurrent:  # the default does not reduce what another alias has set
             limits.cap = min(limits.cap, cap)
         return limits
 
-    def _reach(
-        self, on_away: Callable[[], None]
-    ) -> tuple[Patience, Callable[[], float], Callable[..., None], Callable[[], None]]:
-        """Return what each `Reach` of this run is made with."""
+    def _reach(self, name: str, origin: Origin) -> tuple[Any, ...]:
+        """Return what the `Reach` of a host is made with."""
         timeouts = self.machine.timeouts
         patience = Patience(timeouts.outage, timeouts.first_answer)
-        return patience, self.machine.chance, self.machine.log, on_away
-
-    def _close_idle(self, authority: str) -> None:
-        """Close the idle connections to a registry that has become unreachable."""
-        for client in self._first_client_at.values():
-            if client.key == authority:
-                self.pool.close(client.origin)
+        # A host that is away has closed its idle connections, or will not read them.
+        close_idle = partial(self.pool.close, origin)
+        return name, patience, self.machine.chance, self.machine.log, close_idle
 
     def reach_of(self, origin: Origin) -> Reach:
         """Return the reachability of the host at an origin: a registry, or another one."""
@@ -339,8 +319,7 @@ class Transport:
             return client.limits
         reach = self._others.get(origin.address)
         if reach is None:
-            reach = Reach(origin.authority, *self._reach(partial(self.pool.close, origin)))
-            self._others[origin.address] = reach
+            reach = self._others[origin.address] = Reach(*self._reach(origin.authority, origin))
         return reach
 
     @property

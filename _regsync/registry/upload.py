@@ -16,13 +16,19 @@ from contextlib import suppress
 from typing import NoReturn, Protocol
 
 from _regsync.auth.tokens import Refusal
-from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryError, SyncError
+from _regsync.errors import (
+    AuthError,
+    ContentError,
+    LoginExpired,
+    ProtocolBroken,
+    RegistryError,
+    SyncError,
+)
 from _regsync.net.wire import SESSION_GONE, Header, Pieces, Response
 from _regsync.oci import Descriptor
 from _regsync.providers import Dialect
 from _regsync.registry.client import (
     ERROR_BODY,
-    Body,
     Call,
     Exchange,
     RegistryClient,
@@ -38,10 +44,6 @@ _MIB = 1024 * 1024
 _OCTETS: Header = ("Content-Type", "application/octet-stream")
 _ANY_STATUS = range(600)
 
-# Statuses of a registry that accepts no request to mount. Any other error may be about one blob, or
-# about this moment.
-_MOUNTS_REFUSED = (400, 401, 403, 404, 405, 501)
-
 
 class UploadTarget(Protocol):
     """The parts of a repository that an upload uses."""
@@ -50,11 +52,7 @@ class UploadTarget(Protocol):
     dialect: Dialect
     api_name: str
 
-    def build_call(
-        self, action: str, method: str, path: str, *headers: Header, body: bytes = b""
-    ) -> Call: ...
-
-    def check_stored_digest(self, answer: Response, digest: str) -> None: ...
+    def build_call(self, action: str, method: str, path: str, *headers: Header) -> Call: ...
 
 
 class Upload:
@@ -70,23 +68,11 @@ class Upload:
 
         self.session = ""  # the path of the session, or "" if there is none
         self.offset = 0  # bytes that it has received, as far as is known
-        self._end = 0  # the offset after the body that is being sent
         self.is_broken = False  # whether its last body got no answer, and `resume` may help
         self.in_chunks = False  # whether the body is sent in several requests
-        self.has_begun = False  # whether the blob's first byte was sent
-
-        # Whether the registry has refused to begin an upload. The request names no blob, so the
-        # upload of any other blob would be refused too.
-        self.is_start_refused = False
-
-        # Whether the registry has answered the last request to mount by an error that all other
-        # requests to mount from the same repository would get too.
-        self.is_mount_refused = False
-
-        # Whether the last request to mount has got any other answer than 201 and 202, or none.
-        self.has_mount_failed = False
-
-        self._throttled_session = ""  # the session whose last body was refused with 429
+        self.mount_status = 0  # of the answer to the last request to mount; 0: none
+        self._end = 0  # the offset after the body that is being sent
+        self._was_throttled = False  # whether the session's last body was refused with 429
         self._login_refusals: list[Refusal] = []  # of the requests with a body
 
     async def start(self, mount_from: str | None = None) -> bool:
@@ -98,6 +84,7 @@ class Upload:
         202, which opens a session (section 1.8). A mount that fails permanently is followed by a
         plain POST, because we may lack access to the other repository only.
         """
+        self.mount_status = 0
         if mount_from is not None:
             try:
                 return await self.try_mount(self.blob.digest, mount_from)
@@ -109,11 +96,7 @@ class Upload:
                 if may_be_temporary:
                     raise
         call = self.repository.build_call("upload_start", "POST", "blobs/uploads/")
-        try:
-            return await self._post(call, self.blob.digest, ok=(202,))
-        except RegistryError as error:
-            self.is_start_refused = not error.retryable  # a permanent refusal
-            raise
+        return await self._post(call, self.blob.digest, ok=(202,)) == 201
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
         """Try to mount any blob from the repository `mount_from` ("": from any repository). Returns
@@ -125,27 +108,22 @@ class Upload:
         call = self.repository.build_call("upload_start", "POST", f"blobs/uploads/{query}")
         if mount_from and mount_from != self.repository.api_name:
             call = call._replace(other_rights=((mount_from, "pull"),))  # the token must cover both
-        self.is_mount_refused = False
-        self.has_mount_failed = True
+        self.mount_status = 0
         try:
-            is_mounted = await self._post(call, digest, ok=(201, 202))
+            self.mount_status = await self._post(call, digest, ok=(201, 202))
         except RegistryError as error:
-            self.is_mount_refused = error.status in _MOUNTS_REFUSED
+            self.mount_status = error.status
             raise
-        self.has_mount_failed = False
-        return is_mounted
+        return self.mount_status == 201
 
-    async def _post(self, call: Call, digest: str, ok: tuple[int, ...]) -> bool:
-        """Send a POST. Returns True if the blob exists (201), or False if a session was opened
-        (202).
-        """
-        self.has_begun = False
+    async def _post(self, call: Call, digest: str, ok: tuple[int, ...]) -> int:
+        """Send a POST, and return its status: 201 if the blob exists, 202 if a session was opened."""
         async with await self._host.exchange(call, ok) as response:
             if response.status == 202:
                 self._open(call, response, 0)
-                return False
-            self.repository.check_stored_digest(response, digest)
-            return True
+            else:
+                check_stored_digest(response, digest)
+            return response.status
 
     async def send(self, pieces: Pieces, *, is_last: bool = True, turn: Turn | None = None) -> bool:
         """Send a part of the blob with PATCH, or the last part with PUT and the digest. `turn` was
@@ -167,12 +145,11 @@ class Upload:
                 self._leave_broken()
             raise
         async with exchange as response:
-            self.has_begun = self.has_begun or self.offset == 0
             if response.status not in ((201, 204) if is_last else (201, 202, 204)):
-                await self._raise_refusal(call, body, exchange)
+                await self._raise_refusal(exchange)
             self.session = ""  # it has ended, or continues at the Location of the response
             if is_last:
-                self.repository.check_stored_digest(response, self.blob.digest)
+                check_stored_digest(response, self.blob.digest)
             elif not response.is_early:
                 self._open(call, response, self._end)
             return not response.is_early
@@ -201,30 +178,26 @@ class Upload:
         """Record that some bytes of a body may have arrived. The session is broken; where it cannot
         be asked how much it has, only one for chunks accepts the same body again.
         """
-        self.has_begun = self.has_begun or self.offset == 0
         self.is_broken = self._host.can_resume and self._origin == self._host.origin
         if not self.is_broken and not self.in_chunks:
             self.session = ""
 
-    async def _raise_refusal(self, call: Call, body: Body, exchange: Exchange) -> NoReturn:
+    async def _raise_refusal(self, exchange: Exchange) -> NoReturn:
         """Raise the error for an answer that refuses a body."""
         response = exchange.response
         await response.read(ERROR_BODY)
-        # The registry may have ended the session since it refused a body with 429. The caller then
-        # starts again.
-        is_gone = response.status in SESSION_GONE and self.session == self._throttled_session
-        if response.status == 429:
-            # A rate limit applies before the session is looked up, so the session accepts the body
-            # later.
-            self._throttled_session = self.session
-        elif response.is_early and response.status >= 500:
+        # A rate limit applies before the session is looked up, so the session accepts the body
+        # later, unless it ends meanwhile. The caller then starts again.
+        is_gone = self._was_throttled and response.status in SESSION_GONE
+        self._was_throttled = response.status == 429
+        if response.is_early and response.status >= 500:
             self._leave_broken()  # the answer does not say what became of the body
-        elif is_gone or not self.in_chunks:
+        elif is_gone or not (self.in_chunks or self._was_throttled):
             self.session = ""
         if response.status == 401 and self._origin == self._host.origin:
-            await self._host.refresh_login(call, body.authorization, exchange, self._login_refusals)
+            await self._host.refresh_login(exchange, self._login_refusals)
             raise LoginExpired("the login expired during the upload")
-        error = self._host.refusal(call, exchange)
+        error = self._host.refusal(exchange)
         error.is_session_gone = error.is_session_gone or is_gone
         raise error
 
@@ -294,5 +267,17 @@ class Upload:
             text = f"the registry moves the upload to another host ({where}): not followed"
             raise ProtocolBroken(text)
         self._origin = origin
-        self.session, self.offset, self.is_broken = path, offset, False
+        self.session, self.offset = path, offset
+        self.is_broken = self._was_throttled = False
         mask_signature(path)
+
+
+def check_stored_digest(answer: Response, digest: str) -> None:
+    """Raise ContentError if an answer to a push names another digest than the pushed one."""
+    stored = answer.headers.get("docker-content-digest")
+    if not stored or stored == digest:
+        return
+    # Digests of different algorithms cannot be compared (section 1.4).
+    if stored.partition(":")[0] == digest.partition(":")[0]:
+        shown = printable(stored, 100)
+        raise ContentError(f"the registry says that it stored {shown} instead of {digest}")

@@ -88,6 +88,10 @@ _PUT_REFUSED = (405, 411, 413, 416, 501)
 _PUT_REFUSED_CODES = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 _MOST_RESETS = 2
 
+# Statuses of a registry that accepts no request to mount. Any other error may be about one blob, or
+# about this moment.
+_MOUNTS_REFUSED = (400, 401, 403, 404, 405, 501)
+
 # Why an ECR registry does not mount a blob that it has (docs/protocol-facts.md section 4.9).
 _ECR_MOUNTS = (
     "a blob was not mounted, and is uploaded: ECR mounts between repositories of one encryption, in"
@@ -105,6 +109,10 @@ class Body(Pieces):
         self.left = length  # bytes that the request has not taken yet
         self._stream = stream
         self._first: memoryview | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.left < self.length
 
     async def begin(self) -> None:
         """Read the first piece, so that a source that fails at once costs no request."""
@@ -580,7 +588,6 @@ class Blobs:
     async def _attempt(self, job: _Job) -> BlobResult:
         """Find the blob at its target, mount it, or send it."""
         upload = job.upload
-        upload.has_begun = False
         job.last_body = None
         if upload.is_broken:
             await upload.resume()  # sets `session` and `offset`
@@ -692,15 +699,15 @@ class Blobs:
         probe_from = target.probe_from if answers.are_useful else None
         try:
             is_present = await upload.start(probe_from)
-        except SyncError as error:
-            if upload.is_start_refused:
+        except RegistryError as error:
+            if not error.retryable:  # it names no blob, so any other would be refused too
                 self._refusals[where] = error.copy_without_context()
             raise
         self._answered[where].set()
         if not is_present or target.is_local:
-            if upload.has_mount_failed and upload.is_mount_refused:
+            if upload.mount_status in _MOUNTS_REFUSED:
                 known.record_probe_answer(where, is_201_if_present=False)
-            elif is_absent and probe_from is not None and not upload.has_mount_failed:
+            elif is_absent and upload.mount_status == 202:
                 known.record_probe_answer(where, is_202_if_absent=True)
             return BlobResult.PRESENT if is_present else None
         async with self._testing[where.area]:
@@ -842,7 +849,7 @@ class Blobs:
             job.reading.start_again()  # a cache may have been wrong
             if upload.is_broken:
                 _give_up(upload)
-            elif upload.session and (upload.has_begun or upload.offset):
+            elif upload.session and upload.offset:
                 await upload.cancel_upload()  # the session holds some of the wrong bytes
             return
         if error.away is None:
@@ -862,7 +869,8 @@ class Blobs:
     def _needs_chunks(self, job: _Job, error: SyncError) -> bool:
         """Report whether a PUT was refused in a way that chunks may help against."""
         upload = job.upload
-        is_put = upload.has_begun and not upload.in_chunks and job.target.dialect.takes_chunks
+        has_begun = job.last_body is not None and job.last_body.has_begun and not upload.offset
+        is_put = has_begun and not upload.in_chunks and job.target.dialect.takes_chunks
         if not is_put or is_session_gone(error):
             return False
         if isinstance(error, RegistryError):
