@@ -151,7 +151,8 @@ class Call(NamedTuple):
     # Whether the request must use a new connection, because a reused one has delivered wrong bytes.
     is_fresh: bool = False
 
-    # How long the response may take after the request was sent. None: the default.
+    # How long the response may take after the request was sent. `request` does not repeat a request
+    # that had this time. None: the default.
     seconds: float | None = None
 
     @property
@@ -324,6 +325,8 @@ class RegistryClient:
                     return response
             except SyncError as error:
                 failure = error
+            if isinstance(failure, TimedOut) and call.seconds is not None:
+                failure.make_final()
             text = f"{call.method} {self.key}{call.shown_path}: {failure}"
             self._run.machine.log("debug", "retry", text)
             await retry.pause(failure, self.limits)

@@ -9,7 +9,6 @@ Follows: OCI distribution-spec 1.1, docs/protocol-facts.md section 1 (its number
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -21,9 +20,10 @@ from _regsync.errors import (
     RegistryError,
     Side,
     SyncError,
+    TimedOut,
     WrongBytes,
 )
-from _regsync.net.wire import Header, Response
+from _regsync.net.wire import Gunzip, Header, Response
 from _regsync.oci import (
     ACCEPT_MANIFESTS,
     Descriptor,
@@ -32,11 +32,13 @@ from _regsync.oci import (
     image_name,
     is_digest,
     is_tag,
+    load_json,
     parse_manifest,
 )
 from _regsync.providers import DIALECTS, api_repository
-from _regsync.registry.client import Call, RegistryClient, resolve_location
+from _regsync.registry.client import Call, Exchange, RegistryClient, resolve_location
 from _regsync.registry.limits import LARGE_BODY, Need, Turn
+from _regsync.registry.repository import BlobBody
 from _regsync.registry.upload import Upload, check_stored_digest
 from _regsync.state import RepositoryKey
 from _regsync.text import clean_beginning, printable
@@ -76,6 +78,12 @@ _LINK = r'<([^<>]*)>((?:[^,"]|"[^"]*")*)'
 # Matches parameters whose first `rel` outside of quotes contains the word "next". Each blank can be
 # matched by one part of the pattern only, for the same reason.
 _NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
+
+# Matches a parameter `rel` that says anything.
+_RELATION = r'(?i);\s*rel\s*=\s*(?:"[^"]*[^"\s]|[^\s";,\'])'
+
+# Matches what can be a page in a Link without brackets.
+_PAGE_OF_A_LIST = r"[^\s<>;,\"']*\?[^\s<>;,\"']+"
 
 # Matches the rest of a path below the repository's own, without a `..` segment, which would lead
 # out of the repository.
@@ -258,19 +266,30 @@ class RemoteRepository:
         """Return the path of the next page by the Link of `answer`, the answer to `call`. Returns
         None if there is no such Link.
 
-        Raises ProtocolBroken if the next page is outside of this repository (R6).
+        A Link without brackets or without `rel` is followed if it can only name another page of this
+        list. Raises ListingBroken if a Link cannot be read, or if there are several next pages, and
+        ProtocolBroken if the next page is outside of this repository (R6).
         """
-        links = ", ".join(answer.headers.all("link"))
-        for target, parameters in re.findall(_LINK, links):
-            if re.match(_NEXT, parameters):
-                origin, path = resolve_location(self.host.origin, call.path, target)
-                is_own = re.match(re.escape(self._base) + _BELOW, path) is not None
-                if origin != self.host.origin or not is_own:
-                    raise ProtocolBroken(
-                        "the next page of the listing is not in this repository at this host"
-                    )
-                return path
-        return None
+        text = ", ".join(answer.headers.all("link"))
+        links = re.findall(_LINK, text)
+        targets = {target for target, parameters in links if re.match(_NEXT, parameters)}
+        is_malformed = bool(re.sub(_LINK, "", text).strip(", \t")) or not all(
+            re.search(_RELATION, parameters) for _, parameters in links
+        )
+        if is_malformed and not targets:
+            targets = {*re.findall(_PAGE_OF_A_LIST, text)}
+        if len(targets) != 1:
+            if not targets and not is_malformed:
+                return None
+            raise ListingBroken(f"the Link to the next page is not clear: {printable(text, 100)}")
+        origin, path = resolve_location(self.host.origin, call.path, targets.pop())
+        is_own = re.match(re.escape(self._base) + _BELOW, path) is not None
+        is_of_this_list = path.partition("?")[0] == call.shown_path
+        if origin != self.host.origin or not is_own or (is_malformed and not is_of_this_list):
+            raise ProtocolBroken(
+                "the next page of the listing is not in this repository at this host"
+            )
+        return path
 
     # Manifests.
 
@@ -286,7 +305,7 @@ class RemoteRepository:
             answer = await self.host.request(call, ok=(200, 404))
             if answer.status == 404:
                 return None
-            digest = answer.headers.get("docker-content-digest")
+            digest = _digest_in(answer)
             return check_digest(digest) if digest else ""
 
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
@@ -315,7 +334,7 @@ class RemoteRepository:
     ) -> Manifest:
         """Fetch a manifest once, and verify it. Raises WrongBytes if its bytes do not match."""
         answer = await self.host.request(call, ok=(200,), limit=_MANIFEST_LIMIT)
-        digest = reference if is_digest(reference) else answer.headers.get("docker-content-digest")
+        digest = reference if is_digest(reference) else _digest_in(answer)
         content_type = answer.headers.get("content-type")
         return parse_manifest(
             answer.body, content_type=content_type, digest=digest, expected=expected
@@ -338,10 +357,17 @@ class RemoteRepository:
             f"manifests/{reference}",
             ("Content-Type", manifest.media_type),
             body=manifest.body,
-            seconds=self.host.timeouts.manifest_put,
+            seconds=self.host.timeouts.head,
         )
         with self.adding_context("push manifest", self.name_of(reference)):
-            answer = await self.host.request(call, ok=(201, 200))
+            try:
+                answer = await self.host.request(call, ok=(201, 200))
+            except TimedOut:
+                # Only if it answers others the registry gets more time for this.
+                if await self.head_manifest(reference) == manifest.digest:
+                    return
+                call = call._replace(seconds=self.host.timeouts.manifest_put)
+                answer = await self.host.request(call, ok=(201, 200))
             check_stored_digest(answer, manifest.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
                 return
@@ -382,6 +408,8 @@ class RemoteRepository:
                 pages.add(call.path)
                 answer = await self._get_referrers_page(call, len(pages))
                 body_bytes += len(answer.body)
+                if answer.headers.get("oci-filters-applied"):  # no request asks for a filter
+                    raise ListingBroken("the registry has left entries out of the list")
                 page = _referrers_of(answer, is_first=len(pages) == 1)
                 has_new = not page.keys() <= referrers.keys()
                 referrers.update(page)
@@ -469,29 +497,67 @@ class RemoteRepository:
 
     async def open_blob(
         self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False, turn: Turn | None = None
-    ) -> AbstractAsyncContextManager[Response]:
+    ) -> AbstractAsyncContextManager[BlobBody]:
         """Request a blob from byte `start` on. Returns a context that yields the response, whose
         body the caller reads in the context.
 
-        If `is_fresh`, the request uses a new connection. `turn` was taken for it already. The caller
-        verifies the digest (I3).
+        If `is_fresh`, the request uses a new connection, because the bytes were wrong before: a blob
+        that is called coded is decoded then, or if it has another length than the blob. `turn` was
+        taken for it already. The caller verifies the digest (I3).
 
         Raises ProtocolBroken if the answer does not begin at `start` (docs/protocol-facts.md
         section 1.13), and WrongBytes if the size differs from the descriptor's.
         """
-        call = self.build_call("blob_get", "GET", f"blobs/{blob.digest}")._replace(
-            is_fresh=is_fresh
-        )
+        call = self.build_call("blob_get", "GET", f"blobs/{blob.digest}")
+        call = call._replace(is_fresh=is_fresh)
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
         with self.adding_context("fetch blob", self.name_of(blob.digest)):
             exchange = await self.host.exchange(call, (200, 206), turn=turn)
             try:
-                _check_range(exchange.response, blob, start)
+                response = exchange.response
+                has_other_length = response.length not in (None, blob.size - start)
+                if response.coding and not start and (is_fresh or has_other_length):
+                    return _Unpacked(exchange, blob.size)
+                _check_range(response, blob, start)
             except SyncError:
                 await exchange.__aexit__()
                 raise
         return exchange
+
+
+class _Unpacked:
+    """A blob that came in a coding although nobody asked for one."""
+
+    def __init__(self, exchange: Exchange, size: int) -> None:
+        self._exchange = exchange
+        self._left = size  # bytes
+        self._decoder = Gunzip(exchange.response.coding)
+        self._buffer = memoryview(bytearray(64 * 1024))
+
+    async def __aenter__(self) -> _Unpacked:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exchange.__aexit__()
+
+    async def read_into(self, buffer: memoryview) -> int:
+        """Read decoded bytes into `buffer`. Returns how many were read, or 0 at the end.
+
+        Raises ContentError if they cannot be decoded, or if the coded content has no end.
+        """
+        piece = await self._next(len(buffer))
+        buffer[: len(piece)] = piece
+        self._left -= len(piece)
+        if self._left == 0 and await self._next(1):
+            raise WrongBytes("the decoded blob is longer than its descriptor says")
+        return len(piece)
+
+    async def _next(self, most: int) -> bytes:
+        while not (piece := self._decoder.next(most)) and not self._decoder.is_complete:
+            count = await self._exchange.response.read_into(self._buffer)
+            self._decoder.add(bytes(self._buffer[:count]))
+        return piece
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:
@@ -511,6 +577,12 @@ def _check_range(response: Response, blob: Descriptor, start: int) -> None:
         raise ProtocolBroken("the registry did not resume the blob where it broke off")
 
 
+def _digest_in(answer: Response) -> str | None:
+    """Return the digest that an answer reports. Two different ones are none."""
+    digests = {*answer.headers.all("docker-content-digest")}
+    return digests.pop() if len(digests) == 1 else None
+
+
 def _referrers_of(answer: Response, *, is_first: bool) -> dict[str, Descriptor]:
     """Parse one page of a list of referrers. Returns the descriptors by digest.
 
@@ -519,8 +591,9 @@ def _referrers_of(answer: Response, *, is_first: bool) -> dict[str, Descriptor]:
     answer unknown paths with status 200 and another document.
     """
     content_type = answer.headers.get("content-type") or ""
+    is_of_manifests = content_type.startswith("application/")  # else a proxy may have named it
     try:
-        page = parse_manifest(answer.body, content_type=content_type)
+        page = parse_manifest(answer.body, content_type=content_type if is_of_manifests else None)
         if not page.is_index:
             raise ContentError("not an index")
     except ContentError as error:
@@ -539,12 +612,11 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     """
     if body.count(b"[") + body.count(b"{") > _MOST_BRACKETS:
         raise ContentError("the tag listing is not a list of names")
-    try:
-        document = json.loads(body)
-        tags = document["tags"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        beginning = clean_beginning(body, 60)
-        raise ContentError(f"the tag listing is not valid: {beginning}") from error
+    context = f"the tag listing is not valid: {clean_beginning(body, 60)}"
+    document = load_json(body, context, most_values=_TAGS_LIMIT)
+    if "tags" not in document:
+        raise ContentError(context)
+    tags = document["tags"]
     if tags is None:
         tags = []
     if not isinstance(tags, list):

@@ -253,7 +253,7 @@ class Upload:
         """
         home = self._host.origin
         location = response.headers.get("location")
-        if location is None:
+        if not location:
             raise ProtocolBroken("the upload was accepted without a Location")
         base = call.origin or home  # the origin that has answered
         origin, path = resolve_location(base, call.path, location)

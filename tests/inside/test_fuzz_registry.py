@@ -12,7 +12,6 @@ import json
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.lowlevel
@@ -352,53 +351,3 @@ def test_any_listing_gives_tags_or_a_content_error(body, digests):
         return
     assert all(map(is_tag, found))
     assert all(digest is None or check_digest(digest) for digest in found.values())
-
-
-# RFC 8288 section 3, as strictly as it is written.
-TOKENS = st.text("abrelnxt-", min_size=1, max_size=6)
-QUOTED = st.text("abnext ;,<>=", max_size=8).map(lambda text: f'"{text}"')
-PARAMETERS = st.lists(
-    st.tuples(TOKENS.filter(lambda name: name != "rel"), TOKENS | QUOTED), max_size=2
-)
-RELATIONS = st.one_of(
-    st.none(),
-    TOKENS,
-    st.just("next"),
-    st.just('"next"'),
-    st.just('"prev next"'),
-    st.just('"first"'),
-)
-
-
-@fuzz(200)
-@given(
-    st.lists(st.tuples(PATH, PARAMETERS, RELATIONS, PARAMETERS), max_size=3),
-    st.sampled_from(["", " ", "\t "]),
-)
-def test_the_first_link_to_the_next_page_is_followed(links, blank):
-    def spelled(path: str, before: Any, relation: str | None, after: Any) -> str:
-        given = [*before, *([("rel", relation)] if relation else []), *after]
-        return f"</v2/app/x{path}>" + "".join(
-            f"{blank};{blank}{name}{blank}={blank}{value}" for name, value in given
-        )
-
-    following = [
-        path for path, _, relation, _ in links if "next" in (relation or "").strip('"').split(" ")
-    ]
-    world = World("https", "unknown", False, [])
-    value = f"{blank},{blank}".join(spelled(*link) for link in links)
-    try:
-        found = world.repository._next_page(
-            world.repository.build_call("tag_list", "GET", "tags/list"),
-            Told(200, [("link", value)], b""),
-        )
-    except ProtocolBroken:
-        assert following
-        assert ".." in following[0] or "/./" in f"{following[0]}/"
-        return
-    assert (found is None) is not following
-    if following:
-        assert (
-            found
-            == urlsplit(f"https://registry.test{found}")._replace(scheme="", netloc="").geturl()
-        )
