@@ -324,21 +324,18 @@ class RemoteRepository:
             accept = ("Accept", f"{ACCEPT_MANIFESTS}, {expected.media_type}")
         call = self.build_call("manifest_get", "GET", f"manifests/{reference}", accept)
         with self.adding_context("fetch manifest", self.name_of(reference)):
-            try:
-                return await self._get_manifest(call, reference, expected)
-            except WrongBytes:
-                return await self._get_manifest(call._replace(is_fresh=True), reference, expected)
-
-    async def _get_manifest(
-        self, call: Call, reference: str, expected: Descriptor | None
-    ) -> Manifest:
-        """Fetch a manifest once, and verify it. Raises WrongBytes if its bytes do not match."""
-        answer = await self.host.request(call, ok=(200,), limit=_MANIFEST_LIMIT)
-        digest = reference if is_digest(reference) else _digest_in(answer)
-        content_type = answer.headers.get("content-type")
-        return parse_manifest(
-            answer.body, content_type=content_type, digest=digest, expected=expected
-        )
+            while True:
+                answer = await self.host.request(call, ok=(200,), limit=_MANIFEST_LIMIT)
+                digest = reference if is_digest(reference) else _digest_in(answer)
+                content_type = answer.headers.get("content-type")
+                try:
+                    return parse_manifest(
+                        answer.body, content_type=content_type, digest=digest, expected=expected
+                    )
+                except WrongBytes:
+                    if call.is_fresh:
+                        raise
+                call = call._replace(is_fresh=True)
 
     async def put_child(self, manifest: Manifest) -> None:
         """Push a manifest by digest that an index names."""

@@ -148,7 +148,6 @@ class Reach:
         self._log = log
         self._on_away = on_away
         self._failures = 0  # since the last answer
-        self._permanent_failures = 0  # in a row
         self._pauses = 0
         self._changed = anyio.Event()
 
@@ -201,7 +200,7 @@ class Reach:
         self._was_stopped = False
         self.error = None
         self.since = math.inf
-        self._failures = self._permanent_failures = self._pauses = 0
+        self._failures = self._pauses = 0
         if was_away:
             self.wake()
         return was_out
@@ -224,8 +223,7 @@ class Reach:
         self.error = error.copy_without_context()
         self._failures += 1
         is_permanent = _is_permanent(error, has_answered=self.has_answered)
-        self._permanent_failures = self._permanent_failures + 1 if is_permanent else 0
-        if self._was_stopped or self._permanent_failures >= _FAILURES_IN_A_ROW:
+        if self._was_stopped or (is_permanent and self._failures >= _FAILURES_IN_A_ROW):
             self._give_up(error)
             return
         if is_permanent:
@@ -303,7 +301,7 @@ class Reach:
         self.is_away = self.has_answered = False
         self.error = None
         self.since = math.inf
-        self._failures = self._permanent_failures = self._pauses = 0
+        self._failures = self._pauses = 0
 
 
 def _is_permanent(error: SyncError, *, has_answered: bool) -> bool:
