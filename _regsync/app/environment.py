@@ -21,8 +21,8 @@ from _regsync import edge
 from _regsync.app.console import Console
 from _regsync.app.progress import Work, show_progress
 from _regsync.errors import ConfigError
-from _regsync.registry.host import Machine
-from _regsync.registry.transport import Transport
+from _regsync.registry.client import Machine
+from _regsync.registry.runs import Transport
 from _regsync.text import printable, reason_of, time_text
 
 if TYPE_CHECKING:

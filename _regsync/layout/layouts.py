@@ -15,7 +15,7 @@ import anyio
 
 from _regsync.config import Registry
 from _regsync.errors import Side
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 
 if TYPE_CHECKING:
     from _regsync.layout.repository import LayoutHost, LayoutRepository

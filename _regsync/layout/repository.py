@@ -29,7 +29,7 @@ from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest, check_digest, image_name, is_digest, parse_manifest
 from _regsync.providers import Dialect
 from _regsync.registry.limits import HostLimits, Need, Patience, Turn
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import RepositoryKey
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _LAYOUT = Dialect(
 
 
 class LayoutHost:
-    """A registry of the configuration that is a layout. Has the interface `registry.host.Host`."""
+    """A registry of the configuration that is a layout. Has the interface `registry.repository.Host`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class LayoutHost:
         self.key = registry.authority
         self.origin = Origin(registry.scheme, registry.host, registry.port)
 
-        # The fields of `registry.host.Host`. A layout is never away.
+        # The fields of `registry.repository.Host`. A layout is never away.
         machine = transport.machine
         reach = (self.key, Patience(), machine.chance, machine.log)
         self.limits = HostLimits(transport.gate, _CONCURRENCY, (), *reach)
@@ -459,14 +459,11 @@ class _BlobWriter:
     def __init__(self, repository: LayoutRepository, blob: Descriptor) -> None:
         # The fields of `BlobUpload`. The blob's digest stands for the path of a session.
         self.session = ""  # not empty while the partial file waits for a body
-        self.broken_session = ""  # not empty after a body broke, if `resume` can continue
+        self.is_broken = False  # whether a body broke, so that `resume` has to come next
         self.offset = 0  # bytes that the partial file had when it was opened last
         self.hash: _Hash | None = None  # of these bytes, if a killed run wrote some of them
         self.in_chunks = False
-        self.is_start_refused = False
-        self.is_mount_refused = False
-        self.has_mount_failed = False
-        self.has_begun = False
+        self.mount_status = 0
 
         self._repository = repository
         self._blob = blob
@@ -497,7 +494,6 @@ class _BlobWriter:
         self.session = self._blob.digest
         self.offset = file.offset
         self.hash = file.hash
-        self.has_begun = False
         return False
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
@@ -513,7 +509,6 @@ class _BlobWriter:
         """
         assert self._file is not None
         self.session = ""
-        self.has_begun = True
         count_sent = self._repository.host.count_sent
         try:
             while piece := await pieces.next():
@@ -528,7 +523,8 @@ class _BlobWriter:
             else:
                 # The source failed or the run was cancelled. The bytes in the file are good.
                 self._file.pause()
-                self.broken_session = self._blob.digest
+                self.session = self._blob.digest
+                self.is_broken = True
             raise
         with self._adding_context():
             self._file.finish()
@@ -540,8 +536,7 @@ class _BlobWriter:
         assert self._file is not None
         with self._adding_context():
             self._file.resume()
-        self.session = self.broken_session
-        self.broken_session = ""
+        self.is_broken = False
         self.offset = self._file.offset
 
     async def cancel_upload(self) -> None:

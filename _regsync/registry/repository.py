@@ -10,16 +10,37 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from _regsync.addresses import Origin
+from _regsync.config import Registry
 from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import Dialect
-from _regsync.registry.host import Host
-from _regsync.registry.limits import Need, Turn
+from _regsync.registry.limits import HostLimits, Need, Turn
 from _regsync.state import RepositoryKey
 
 if TYPE_CHECKING:
     from hashlib import _Hash
+
+
+class Host(Protocol):
+    """The host of repositories, as this run uses it: a registry or an image layout."""
+
+    # The lanes, streams and reachability of the host.
+    limits: HostLimits
+
+    # Whether an upload session can report how many bytes it has received (rule 16).
+    can_resume: bool
+
+    @property
+    def key(self) -> str:
+        """The name of the host in reports: HOST:PORT."""
+
+    @property
+    def registry(self) -> Registry: ...
+
+    @property
+    def origin(self) -> Origin: ...
 
 
 class BlobBody(Protocol):
@@ -32,14 +53,11 @@ class BlobBody(Protocol):
 class BlobUpload(Protocol):
     """The upload of one blob to a repository. `upload` describes its states and methods."""
 
-    session: str  # the path of an open session, or ""
-    broken_session: str  # the path of a session whose last body was not answered, or ""
+    session: str  # the path of the session, or ""
+    is_broken: bool  # whether its last body was not answered, and `resume` comes next
     offset: int  # bytes that the session has received
     in_chunks: bool  # whether the blob is sent in several requests
-    is_start_refused: bool  # whether the host refused to begin any upload
-    is_mount_refused: bool  # whether the host refuses all requests to mount like the last one
-    has_mount_failed: bool  # whether the last request to mount was answered by an error
-    has_begun: bool  # whether the first byte of the blob was sent
+    mount_status: int  # of the answer to the last request to mount; 0: there was none
 
     @property
     def hash(self) -> _Hash | None:

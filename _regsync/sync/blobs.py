@@ -51,7 +51,7 @@ from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import CHUNK
 from _regsync.registry.limits import LARGE_BODY, Need, Retry, Turn, is_outage
 from _regsync.registry.repository import BlobBody, BlobUpload, Repository
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.once import gather
@@ -88,6 +88,10 @@ _PUT_REFUSED = (405, 411, 413, 416, 501)
 _PUT_REFUSED_CODES = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 _MOST_RESETS = 2
 
+# Statuses of a registry that accepts no request to mount. Any other error may be about one blob, or
+# about this moment.
+_MOUNTS_REFUSED = (400, 401, 403, 404, 405, 501)
+
 # Why an ECR registry does not mount a blob that it has (docs/protocol-facts.md section 4.9).
 _ECR_MOUNTS = (
     "a blob was not mounted, and is uploaded: ECR mounts between repositories of one encryption, in"
@@ -105,6 +109,10 @@ class Body(Pieces):
         self.left = length  # bytes that the request has not taken yet
         self._stream = stream
         self._first: memoryview | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.left < self.length
 
     async def begin(self) -> None:
         """Read the first piece, so that a source that fails at once costs no request."""
@@ -547,7 +555,7 @@ class Blobs:
             async with sessions, self._limiting_chunks(job), job.stack:
                 return await self._copy(job)
         finally:
-            if upload.session:  # an open session takes memory at the registry
+            if upload.session and not upload.is_broken:  # it takes memory at the registry
                 with anyio.move_on_after(self._transport.machine.timeouts.head):
                     await upload.cancel_upload()
 
@@ -565,23 +573,23 @@ class Blobs:
                 self._tell_of_staging(error)
                 job.is_kept = False
                 job.stream_from = None
-                job.upload.broken_session = ""  # a body that began was of that file
+                if job.upload.is_broken:  # by a body of that file
+                    _give_up(job.upload)
                 continue
             except SyncError as error:
                 failure = error
             finally:
                 answered.set()
             if await self._has_arrived(job, failure):
-                job.upload.session = ""
+                _give_up(job.upload)
                 return BlobResult.UPLOADED
             await self._prepare_next(job, failure)
 
     async def _attempt(self, job: _Job) -> BlobResult:
         """Find the blob at its target, mount it, or send it."""
         upload = job.upload
-        upload.has_begun = False
         job.last_body = None
-        if upload.broken_session:
+        if upload.is_broken:
             await upload.resume()  # sets `session` and `offset`
             if job.tries.record_progress(upload.offset):
                 job.resets = 0
@@ -693,15 +701,15 @@ class Blobs:
         probe_from = target.probe_from if answers.are_useful else None
         try:
             is_present = await upload.start(probe_from)
-        except SyncError as error:
-            if upload.is_start_refused:
+        except RegistryError as error:
+            if not error.retryable:  # it names no blob, so any other would be refused too
                 self._refusals[where] = error.copy_without_context()
             raise
         self._answered[where].set()
         if not is_present or target.is_local:
-            if upload.has_mount_failed and upload.is_mount_refused:
+            if upload.mount_status in _MOUNTS_REFUSED:
                 known.record_probe_answer(where, is_201_if_present=False)
-            elif is_absent and probe_from is not None and not upload.has_mount_failed:
+            elif is_absent and upload.mount_status == 202:
                 known.record_probe_answer(where, is_202_if_absent=True)
             return BlobResult.PRESENT if is_present else None
         async with self._testing[where.area]:
@@ -792,7 +800,7 @@ class Blobs:
         start = upload.offset
         while True:
             try:
-                if upload.broken_session:
+                if upload.is_broken:
                     await upload.resume()
                 if not upload.session:
                     raise Disconnected("the registry has forgotten the upload")
@@ -804,7 +812,7 @@ class Blobs:
                 return
             except SyncError as error:
                 if is_session_gone(error):
-                    upload.session = ""
+                    _give_up(upload)
                 if not upload.session or error.away is not None:
                     raise
                 await job.tries.wait(error, longest=_SOURCE_GRACE)
@@ -840,9 +848,10 @@ class Blobs:
         error.add_context(Side.TARGET, "push blob", job.target.name_of(job.blob.digest))
         if isinstance(error, WrongBytes) and not job.reading.is_fresh:
             job.reading.start_again()  # a cache may have been wrong
-            if upload.session and (upload.has_begun or upload.offset):
+            if upload.is_broken:
+                _give_up(upload)
+            elif upload.session and upload.offset:
                 await upload.cancel_upload()  # the session holds some of the wrong bytes
-            upload.broken_session = ""
             return
         if error.away is None:
             # The mount may have caused it, unless the registry was away for a moment.
@@ -854,14 +863,15 @@ class Blobs:
                 0 if is_refused else min(job.blob.size, self._refused_size(job.target) or math.inf)
             )
             self._knowledge.record_fallback_size(host.key, int(size))
-            upload.broken_session = ""
+            _give_up(upload)
             return
         await job.tries.wait(error)
 
     def _needs_chunks(self, job: _Job, error: SyncError) -> bool:
         """Report whether a PUT was refused in a way that chunks may help against."""
         upload = job.upload
-        is_put = upload.has_begun and not upload.in_chunks and job.target.dialect.takes_chunks
+        has_begun = job.last_body is not None and job.last_body.has_begun and not upload.offset
+        is_put = has_begun and not upload.in_chunks and job.target.dialect.takes_chunks
         if not is_put or is_session_gone(error):
             return False
         if isinstance(error, RegistryError):
@@ -892,6 +902,12 @@ class Blobs:
             await gather(partial(put_child, child) for child in level)
         full_name = image.source.full_name(image.source_reference)
         await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
+
+
+def _give_up(upload: BlobUpload) -> None:
+    """Let the next attempt begin a new session."""
+    upload.session = ""
+    upload.is_broken = False
 
 
 def _turn_of(given: dict[Need, Any], needs: tuple[Need, ...]) -> Turn | None:

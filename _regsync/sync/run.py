@@ -25,7 +25,7 @@ from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.layout.layouts import Layouts
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import COPIED, NO_CHECK, Knowledge, Snapshot, StateFile, key_of
 from _regsync.sync.artifact_checks import SearchDepth, flags_after
 from _regsync.sync.blobs import Blobs, Staging
