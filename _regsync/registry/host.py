@@ -73,9 +73,6 @@ class Host(Protocol):
     def registry(self) -> Registry: ...
 
     @property
-    def origin(self) -> Origin: ...
-
-    @property
     def secrets(self) -> Secrets:
         """The secrets that must not appear in any text."""
 

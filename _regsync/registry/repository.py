@@ -8,18 +8,15 @@ Follows: OCI distribution-spec 1.1, docs/design.md sections 7 and 13.
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from _regsync.errors import RegistryError, Side, SyncError
+from _regsync.errors import RegistryError, Side
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import Dialect
 from _regsync.registry.host import Host
 from _regsync.registry.limits import Need, Turn
 from _regsync.state import RepositoryKey
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
 
 
 class BlobBody(Protocol):
@@ -40,12 +37,8 @@ class BlobUpload(Protocol):
     is_mount_refused: bool  # whether the host refuses all requests to mount like the last one
     has_mount_failed: bool  # whether the last request to mount was answered by an error
     has_begun: bool  # whether the first byte of the blob was sent
-
-    @property
-    def hash(self) -> _Hash | None:
-        """The hash of the first `offset` bytes, if an earlier run has sent some of them; otherwise
-        None.
-        """
+    # Whether the first bytes are of an earlier run, so that the target itself verifies the blob.
+    verifies: bool
 
     async def start(self, mount_from: str | None = None) -> bool: ...
 
@@ -146,18 +139,8 @@ class Repository(Protocol):
         source.
         """
 
-    async def missing_parts_of(
-        self, root: Manifest, children: tuple[Manifest, ...]
-    ) -> frozenset[str]:
-        """Look up each blob and child manifest of an image. Returns the digests of the missing
-        ones.
-        """
-
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the descriptors of all manifests that refer to a digest."""
-
-    def has_unsaved(self) -> bool:
-        """Report whether anything was written that could be lost in a power failure."""
 
     async def wait_until_saved(self) -> None:
         """Wait until everything that was written is safe from a power failure. Raises an error if
@@ -175,11 +158,6 @@ class Repository(Protocol):
         """Return the size of a blob in bytes, or None if it is not reported.
 
         Raises RegistryError with status 404 if the blob does not exist.
-        """
-
-    def known_read_error(self, blob: Descriptor) -> SyncError | None:
-        """Return the error of reading a blob, if it is known without a request that the blob cannot
-        be read. Otherwise returns None.
         """
 
     def far_repository(self, digest: str) -> str | None:
