@@ -34,7 +34,7 @@ class Layouts:
 
     def prepare(self, registry: Registry) -> None:
         """Read which blobs the far side of a layout has. Raises ConfigError if that fails."""
-        if registry.assume:
+        if registry.is_layout:
             from _regsync.layout import read_receipts
 
             self._layout(registry).assumed.update(read_receipts(registry.assume))

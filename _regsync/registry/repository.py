@@ -59,35 +59,18 @@ class Repository(Protocol):
     Errors name side, operation and reference.
     """
 
+    name: str
+    api_name: str  # the name in requests
+    side: Side
+    dialect: Dialect
+    key: RepositoryKey  # the identity of the repository's tags
+    store_key: RepositoryKey  # of its blobs and manifests; other repositories may share them
+    # Whether it is a directory on this machine: it is accessed without requests, what is written is
+    # safe after `wait_until_saved`, and it may be on another disk in a later run.
+    is_local: bool
+
     @property
     def host(self) -> Host: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def api_name(self) -> str:
-        """The name of the repository in requests."""
-
-    @property
-    def side(self) -> Side: ...
-
-    @property
-    def dialect(self) -> Dialect: ...
-
-    @property
-    def key(self) -> RepositoryKey:
-        """The identity of the repository's tags."""
-
-    @property
-    def store_key(self) -> RepositoryKey:
-        """The identity of its store of blobs and manifests. Other repositories may share it."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the repository is a directory on this machine. It is accessed without requests,
-        and may be on another disk in a later run.
-        """
 
     @property
     def probe_from(self) -> str | None:
