@@ -256,8 +256,11 @@ class Index:
             reference = parse_reference(full_name)
             host = reference.registry.rpartition("://")[2]
             for repository in (reference.repository, f"{host}/{reference.repository}"):
-                if reference.tag and is_repository(repository):
-                    self._tags[repository].setdefault(reference.tag, entry)
+                if not reference.tag or not is_repository(repository):
+                    continue
+                found = self._tags[repository].get(reference.tag)
+                if found is None or found.own_name != (repository, reference.tag):
+                    self._tags[repository][reference.tag] = entry
 
     def dump(self) -> bytes:
         """Return the bytes of `index.json`: one entry a line, sorted. Raises ContentError if there
