@@ -373,22 +373,6 @@ class RemoteRepository:
             if await self.head_manifest(reference) not in (manifest.digest, ""):
                 raise ProtocolBroken("the registry answered 200, but does not hold the manifest")
 
-    async def missing_parts_of(
-        self, root: Manifest, children: tuple[Manifest, ...]
-    ) -> frozenset[str]:
-        """Look up each blob and child manifest of an image. Returns the digests of the missing
-        ones.
-        """
-        missing: list[str] = []
-        blobs = {blob.digest: blob for manifest in (root, *children) for blob in manifest.blobs}
-        for digest, blob in blobs.items():
-            if not await self.has_blob(blob, with_retries=True):
-                missing.append(digest)
-        for child in children:
-            if await self.head_manifest(child.digest) is None:
-                missing.append(child.digest)
-        return frozenset(missing)
-
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the descriptors of all pages of the referrers API (section 1.10).
 
@@ -435,10 +419,6 @@ class RemoteRepository:
             text = f"page {number} of the list of referrers: {error.message}"
             raise ListingBroken(text) from error
 
-    def has_unsaved(self) -> bool:
-        """Return False: a registry has saved a manifest or blob when it answers."""
-        return False
-
     async def wait_until_saved(self) -> None:
         """Return at once: there is nothing to wait for."""
 
@@ -468,10 +448,6 @@ class RemoteRepository:
                 return False
         size = answer.headers.get("content-length")
         return answer.status == 200 and size in (None, str(blob.size))
-
-    def known_read_error(self, blob: Descriptor) -> SyncError | None:
-        """Return None: only a request can find out."""
-        return None
 
     def far_repository(self, digest: str) -> str | None:
         """Return None: a registry omits no blobs."""

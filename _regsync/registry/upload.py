@@ -58,7 +58,7 @@ class UploadTarget(Protocol):
 class Upload:
     """The upload of one blob."""
 
-    hash = None  # sessions of earlier runs are not resumed
+    verifies = False  # sessions of earlier runs are not resumed
 
     def __init__(self, repository: UploadTarget, blob: Descriptor) -> None:
         self.repository = repository

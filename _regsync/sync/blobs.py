@@ -7,9 +7,9 @@ pieces; `Tries` says how long to wait before the next attempt, or that there is 
 
 May not know: which image is next, or why a blob is wanted.
 Invariants: children before their index, the root last (I2); the last piece of a blob is held back
-until size and digest agree (I3); a body is repeated here and in no lower layer (I7); both ends of a
-stream are admitted in one step, and nobody waits while holding a permit (I8). With one target, no
-byte is written to disk.
+until size and digest agree, unless the target verifies it (I3); a body is repeated here and in no
+lower layer (I7); both ends of a stream are admitted in one step, and nobody waits while holding a
+permit (I8). With one target, no byte is written to disk.
 Follows: docs/specification.md section 1.1, docs/design.md section 6 (rules 11, 13, 14 and 16).
 """
 
@@ -207,13 +207,16 @@ class Reading:
         algorithm, self._expected = split_digest(self.blob.digest)
         self._hash = new_hash(algorithm)
         self._hashed = 0  # bytes
+        self._is_verified_here = True
         self.is_fresh = is_fresh
 
-    def continue_after(self, upload: BlobUpload) -> None:
-        """Take the hash of the bytes that a killed run has written into a layout."""
-        if upload.hash is not None and upload.offset > self._hashed:
-            self._hash = upload.hash.copy()
-            self._hashed = upload.offset
+    def prepare(self, upload: BlobUpload) -> None:
+        """Begin at the upload's offset if the bytes before it are of an earlier run: then the target
+        verifies the blob as a whole.
+        """
+        self._is_verified_here = not upload.verifies
+        if upload.verifies:
+            self._hashed = max(upload.offset, self._hashed)
 
     async def pieces(self, start: int, turn: Turn | None) -> Stream:
         """Read from byte `start` on. The last piece comes when the blob is verified (I3). `turn` was
@@ -288,7 +291,8 @@ class Reading:
             raise WrongBytes(
                 f"the blob is longer than the {self.blob.size} bytes of its descriptor"
             )
-        if self._hashed == self.blob.size and self._hash.hexdigest() != self._expected:
+        is_complete = self._hashed == self.blob.size and self._is_verified_here
+        if is_complete and self._hash.hexdigest() != self._expected:
             raise WrongBytes("the blob's bytes do not match its digest")
 
 
@@ -591,8 +595,8 @@ class Blobs:
         job.last_body = None
         if upload.is_broken:
             await upload.resume()  # sets `session` and `offset`
-            if job.tries.record_progress(upload.offset):
-                job.resets = 0
+        if job.tries.record_progress(upload.offset):
+            job.resets = 0
         result = await self._find_or_start(job)
         if result is not None:
             return result
@@ -615,7 +619,7 @@ class Blobs:
         reading = job.reading
         get = reading.source.reading_needs(job.blob.size)
         async with self._gate.admitted(*get, *put) as given:
-            reading.continue_after(upload)
+            reading.prepare(upload)
             stream = reading.pieces(upload.offset, _turn_of(given, get))
             return await self._send(job, stream, _turn_of(given, put))
 

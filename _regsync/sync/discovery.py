@@ -19,7 +19,7 @@ import anyio.abc
 from _regsync import tags as tags_module
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
-from _regsync.layout.layouts import Layouts
+from _regsync.layouts import Layouts
 from _regsync.oci import (
     MAX_INDEX_DEPTH,
     TRIM_RULE,

@@ -15,7 +15,7 @@ from functools import partial
 
 from _regsync.config import MappingRule
 from _regsync.errors import ContentError, RegistryError
-from _regsync.layout.layouts import Layouts
+from _regsync.layouts import Layouts
 from _regsync.oci import Descriptor, Manifest, digest_only_descriptor, is_digest, referrer_entry
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
