@@ -609,7 +609,7 @@ class Scheduler:
 
         On ECR it is no failure if it names another one (docs/design.md section 9).
         """
-        digest = await image.target.head_manifest(image.reference)
+        digest = await self._discovery.find_digest(image.target, image.reference)
         is_same = digest == image.tree.root.digest
         if is_same and refusal.retries > 0:
             return True  # put by the first attempt, whose answer was lost
