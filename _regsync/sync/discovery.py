@@ -246,7 +246,7 @@ class Discovery:
         # With a challenge saved by an earlier run the first request can carry a token, which saves
         # a 401 round trip (docs/design.md section 6, rule 1). `restore` does not replace a
         # challenge of this run.
-        host.authenticator.restore(self._knowledge.login(host.key))
+        host.authenticator.restore(self._knowledge.host_note(host.key, "login"))
         host.authenticator.plan_scope(repository.api_name, repository.rights)
         return repository
 
@@ -258,7 +258,7 @@ class Discovery:
         ]
         for host in dict.fromkeys(repository.host for repository in remotes):
             if any(host.authenticator.login_facts):
-                self._knowledge.record_login(host.key, host.authenticator.login_facts)
+                self._knowledge.learn(host.key, "login", host.authenticator.login_facts)
 
     # Listings.
 

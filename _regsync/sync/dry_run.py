@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository
-from _regsync.state import Knowledge
+from _regsync.state import MOUNTS, Knowledge
 from _regsync.sync.image import BlobResult, Image
 
 
@@ -40,7 +40,7 @@ class DryRun:
         """
         if mount_from or self._knowledge.mount_source(target.store_key, blob.digest):
             # The host is assumed to accept the mount.
-            self._knowledge.record_mount(target.host.key)
+            self._knowledge.learn(target.host.key, MOUNTS, True)
             return BlobResult.MOUNTED
         is_empty = self._knowledge.is_empty(target.store_key)
         if not is_empty and await target.has_blob(blob, with_retries=True):

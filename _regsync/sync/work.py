@@ -430,10 +430,8 @@ class Scheduler:
                     other.wake()
         image.copy.record_blob(blob, result)
         self.traffic.record(job.where, blob, result)
-        if result is BlobResult.BELIEVED:
-            self._known.record_probed_blob(job.where, blob.digest)
-        else:
-            self._known.confirm_blob(job.where, blob.digest)
+        is_probed = result is BlobResult.BELIEVED
+        self._known.confirm_blob(job.where, blob.digest, by_probe=is_probed)
         self._end_claim(claim, brought_by=job)
 
     async def _copy_blob(self, job: Job, blob: Descriptor) -> BlobResult:
