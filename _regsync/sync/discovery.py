@@ -674,7 +674,7 @@ class Discovery:
         elif lacking:
             tree = await self._fetch_tree(source, top.digest, root, filtered_indexes, is_left_out)
 
-        for manifest in (tree.root, *tree.children) if tree is not None else (root,):
+        for manifest in tree.manifests if tree is not None else (root,):
             for tag in tags:
                 self._learn_manifest(tag.target, manifest)
         return TagLookup(
@@ -743,7 +743,7 @@ class Discovery:
         trimmed_digests = {child.digest for child in tree.children if child.is_trimmed}
         return [
             entry.digest
-            for manifest in (tree.root, *tree.children)
+            for manifest in tree.manifests
             for entry in manifest.children
             if not entry.attested_digest and entry.digest not in trimmed_digests
         ]

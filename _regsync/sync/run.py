@@ -655,7 +655,7 @@ class Run:
             return
         source = lookup.source
         is_host_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
-        for manifest in (tree.root, *tree.children):
+        for manifest in tree.manifests:
             self.scheduler.manifests_by_blob.update(blob.digest for blob in manifest.blobs)
             if is_host_shared and not manifest.is_trimmed:
                 self.scheduler.commit(source.store_key, manifest)
