@@ -199,7 +199,7 @@ class Discovery:
         self._transport = transport
         self._knowledge = knowledge
         self._layouts = layouts or Layouts(transport)
-        self._reads_only = reads_only
+        self.reads_only = reads_only
 
         # `log_once(level, event, text)` logs each text once in a run.
         self.log_once = cache(transport.machine.log)
@@ -240,9 +240,7 @@ class Discovery:
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
         """Create a repository of a registry, and plan its authentication, without making a request."""
         host = self._transport.client(registry, name)
-        repository = RemoteRepository(
-            self._transport, host, name, side, reads_only=self._reads_only
-        )
+        repository = RemoteRepository(self._transport, host, name, side, reads_only=self.reads_only)
         # With a challenge saved by an earlier run the first request can carry a token, which saves
         # a 401 round trip (docs/design.md section 6, rule 1). `restore` does not replace a
         # challenge of this run.
@@ -733,12 +731,11 @@ class Discovery:
         """
         source, tree = lookup.source, lookup.tree
         if tree is None:
-            # The indexes are enough: platform manifests are not fetched.
             top = await self.fetch_manifest(source, lookup.source_digest)
             root, indexes = await self._filter_platforms(mapping, source, lookup.reference, top)
-            nested = {entry.digest for entry in root.children if entry.is_index}
+            # The indexes are enough: platform manifests are not fetched.
             tree = await self._fetch_tree(
-                source, top.digest, root, indexes, lambda entry: entry.digest not in nested
+                source, top.digest, root, indexes, is_left_out=lambda entry: not entry.is_index
             )
         trimmed_digests = {child.digest for child in tree.children if child.is_trimmed}
         return [

@@ -39,6 +39,7 @@ from _regsync.tags import compile_glob
 from _regsync.text import time_text
 
 if TYPE_CHECKING:
+    from _regsync.layout.repository import LayoutHost
     from _regsync.state import FirstSeen
     from _regsync.sync.dry_run import DryRun
     from _regsync.sync.lockfile import Lock
@@ -159,7 +160,7 @@ class Run:
             start=self._start_task,
             queue_lookup=self._queue_lookup,
             on_end=self._end_copy,
-            lists=None if is_dry_run else self._referrers.lists,
+            lists=self._referrers.lists,
         )
 
         # By source (host:port), the look-ups that have not started, and how many workers run them.
@@ -214,6 +215,9 @@ class Run:
             # An unusable file must raise its error before the first request.
             self._transport.dialer.prepare(registry)
             self._layouts.prepare(registry)
+        if self._dry_run is not None:
+            layouts = self._target_layouts()
+            self._dry_run.free_bytes = {host.key: host.layout.free_bytes() for host in layouts}
 
         # The look-ups and copies. A drain cancels them when its time is over.
         work = anyio.CancelScope()
@@ -249,17 +253,20 @@ class Run:
         report.undone = self._find_undone() if self.scheduler.is_draining else []
         report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
         if self._dry_run is not None:
-            targets = [target for mapping in self._config.mappings for target in mapping.targets]
             report.layout_spaces = [
                 LayoutSpace(
                     host.key,
                     to_write=self._dry_run.bytes_to_write[host.key],
                     left_out=sum(host.left_out_sizes.values()),
-                    free=host.layout.free_bytes(),
+                    free=self._dry_run.free_bytes[host.key],
                 )
-                for host in self._layouts.layouts_among(targets)
+                for host in self._target_layouts()
             ]
         self._discovery.warn_of_missing_platforms()
+
+    def _target_layouts(self) -> list[LayoutHost]:
+        targets = [target for mapping in self._config.mappings for target in mapping.targets]
+        return self._layouts.layouts_among(targets)
 
     async def _drain_when(self, stop: anyio.Event, work: anyio.CancelScope) -> None:
         """When `stop` is set, start nothing new, and cancel the work after DRAIN_SECONDS or when it
