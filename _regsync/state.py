@@ -619,6 +619,10 @@ def _end(kind: bytes) -> bytes:
     return kind[:-1] + b"!"
 
 
+def _fact_note(place: str, name: str) -> bytes:
+    return _FACT + f"{place} {name}".encode()
+
+
 def _seen_note(key: SeenKey) -> bytes:
     return _SEEN + f"{'/'.join(key.where)} {key.digest}".encode()
 
@@ -693,7 +697,7 @@ class Knowledge:
         self._holders = defaultdict[str, dict[bytes, tuple[str, ...]]](dict)
         # By key of a manifest, the repositories where this run has found it below a tag.
         self._tagged_in = dict[bytes, tuple[RepositoryKey, ...]]()
-        self._facts = dict[bytes, object]()  # by the key of its note
+        self._facts = dict[tuple[str, str], object]()  # by place and name
         # By host, refused mounts of blobs that only earlier runs have seen.
         self._doubtful_refusals = Counter[str]()
         # What earlier runs have left does not change within a run, but by `forget`.
@@ -1016,21 +1020,21 @@ class Knowledge:
 
         The file may be damaged, so the value may have any form.
         """
-        key = _FACT + f"{place} {name}".encode()
-        if key not in self._facts:
-            self._facts[key] = None
-            value, at = self._file_of(place).note(key) or (b"", 0)
+        fact = (place, name)
+        if fact not in self._facts:
+            self._facts[fact] = None
+            value, at = self._file_of(place).note(_fact_note(*fact)) or (b"", 0)
             if value and self._is_young(at, _FACT_SECONDS):
                 with contextlib.suppress(ValueError, RecursionError):
-                    self._facts[key] = json.loads(value)
-        return self._facts[key]
+                    self._facts[fact] = json.loads(value)
+        return self._facts[fact]
 
     def learn(self, place: str, name: str, value: object) -> None:
         """Record what was learnt about a host, or about the area of a repository."""
         if self.host_note(place, name) != value:
-            key = _FACT + f"{place} {name}".encode()
-            self._facts[key] = value
-            self._file_of(place).put_note(key, json.dumps(value).encode(), int(self._now()))
+            self._facts[place, name] = value
+            text = json.dumps(value).encode()
+            self._file_of(place).put_note(_fact_note(place, name), text, int(self._now()))
 
     def has_referrers_api(self, where: RepositoryKey) -> bool | None:
         """Report whether a repository's registry has the referrers API. Returns None if unknown."""

@@ -11,7 +11,7 @@ Follows: docs/specification.md section 1.1 "Pipeline", sections 1.6 and 3; docs/
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -463,7 +463,8 @@ class Run:
         wanted = selected.wanted
         mapping = wanted.mapping
         skipped = [tag for tag in selected.tags if self._is_skipped_unasked(wanted, tag)]
-        self._report_tags(wanted, skipped, "skipped", reason="immutable_tag", began=began)
+        immutable = partial(Outcome, status="skipped", reason="immutable_tag")
+        self._report_tags(wanted, skipped, immutable, began)
         tags = [tag for tag in selected.tags if tag not in skipped]
         if not tags:
             return
@@ -472,22 +473,22 @@ class Run:
                 mapping, wanted.tag, tags, first_seen=self._first_seen
             )
         except SyncError as error:
-            self._report_tags(wanted, tags, "failed", error=error, began=began)
+            self._report_tags(wanted, tags, partial(Outcome, status="failed", error=error), began)
             return
 
         if lookup.held_tags and lookup.held_until is not None:
             source_name = lookup.source.name_of(lookup.reference)
             text = f"{source_name}: held back by min_age until {time_text(lookup.held_until)}"
             self._log("info", "held", text)
-            self._report_tags(
-                wanted,
-                lookup.held_tags,
-                "skipped",
+            held = partial(
+                Outcome,
+                status="skipped",
+                source_digest=lookup.source_digest,
                 reason="min_age",
                 until=lookup.held_until,
-                source_digest=lookup.source_digest,
-                began=began,
             )
+            for tag in lookup.held_tags:
+                self._report_tags(wanted, [tag], partial(held, digest=tag.digest), began)
         if lookup.targets:
             copies = _copies_of(lookup, began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
@@ -755,39 +756,20 @@ class Run:
         for each in self._filter_by_retry([wanted]):
             _, tags = self._new_selected(each)
             self.scheduler.images_known += len(tags)
-            self._report_tags(each, tags, "failed", error=error, began=anyio.current_time())
+            failed = partial(Outcome, status="failed", error=error)
+            self._report_tags(each, tags, failed, anyio.current_time())
 
     def _report_tags(
-        self,
-        wanted: WantedTag,
-        tags: Iterable[TargetTag],
-        status: str,
-        *,
-        began: float,
-        reason: str | None = None,
-        until: int | None = None,
-        source_digest: str | None = None,
-        error: SyncError | None = None,
+        self, wanted: WantedTag, tags: list[TargetTag], make: Callable[..., Outcome], began: float
     ) -> None:
         """Report how a tag ended at targets to which nothing is copied.
 
-        `began` is on the clock of the event loop.
+        `make` is Outcome with all that is the same at them. `began` is on the clock of the event
+        loop.
         """
-        source_name = self._discovery.source_of(wanted.mapping).name_of(wanted.tag)
-        for tag in tags:
-            outcome = Outcome(
-                source_name,
-                tag.target.name_of(tag.reference),
-                status,
-                digest=tag.digest if error is None else None,
-                source_digest=source_digest,
-                reason=reason,
-                until=until,
-                error=error,
-                started=began - self._run_began,
-                duration=anyio.current_time() - began,
-            )
-            self._report_outcome(outcome)
+        times = {"started": began - self._run_began, "duration": anyio.current_time() - began}
+        for source, target in self._names(_Selected(wanted, tags)):
+            self._report_outcome(make(source=source, target=target, **times))
 
     def _report_outcome(self, outcome: Outcome) -> None:
         """Add an outcome to the report, count it, and emit it."""
