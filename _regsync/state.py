@@ -378,43 +378,56 @@ class StateFile:
         patience = _WRITER_PATIENCE if self.is_writer else _READER_PATIENCE
         self._connection = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
         self._connection.text_factory = _decode
-        execute = self._connection.execute
         # Another user may have made the file: no code in its schema is trusted, and each page is
         # checked when it is read.
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
-            execute(f"PRAGMA {pragma}").fetchall()
-        names = ("application_id", "user_version", "journal_mode")
-        program, version, mode = (execute(f"PRAGMA {name}").fetchone()[0] for name in names)
-        query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
-        tables = tuple(sql for (sql,) in execute(query).fetchall())
-        is_new = not (program or version or tables)
-        if not is_new and program != _APPLICATION_ID:
-            raise StateUnusable("state.db is another program's")
-        if version > _VERSION:
-            raise StateUnusable("it was written by a newer version of regsync")
-        if not is_new and version < _VERSION:
-            raise sqlite3.DatabaseError(_EARLIER)
-        # A write-ahead log does not work on network disks.
-        if not is_new and (tables != _SCHEMA or mode == "wal"):
-            raise sqlite3.DatabaseError("its tables are not those of this version")
+            self._connection.execute(f"PRAGMA {pragma}").fetchall()
+        self._begin(self._connection)
 
+    def _begin(self, database: sqlite3.Connection) -> None:
+        """Check that a database is ours, and begin to use it. A writer fills one that is empty.
+
+        Raises sqlite3.DatabaseError if it is damaged or old, StateUnusable if it must not be
+        replaced.
+        """
+        names = ("application_id", "user_version", "journal_mode")
+        program, version, mode = (
+            database.execute(f"PRAGMA {name}").fetchone()[0] for name in names
+        )
+        query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
+        tables = tuple(sql for (sql,) in database.execute(query).fetchall())
+        is_new = not (program or version or tables)
+        if not is_new:
+            if program != _APPLICATION_ID:
+                raise StateUnusable("state.db is another program's")
+            if version > _VERSION:
+                raise StateUnusable("it was written by a newer version of regsync")
+            if version < _VERSION:
+                raise sqlite3.DatabaseError(_EARLIER)
+            # A write-ahead log does not work on network disks.
+            if tables != _SCHEMA or mode == "wal":
+                raise sqlite3.DatabaseError("its tables are not those of this version")
+            places = database.execute("SELECT host, name, id FROM place").fetchall()
+            self._places = {RepositoryKey(host, name): place for host, name, place in places}
+            self._last_place = self._last_old_place = max(self._places.values(), default=0)
+
+        if is_new and not self.is_writer:
+            self._close_file()  # there is no state yet
+            return
         if self.is_writer:
             # A commit does not wait for the disk. If a power cut damages the file, that costs
             # requests only (I5).
-            execute("PRAGMA synchronous = OFF")
+            database.execute("PRAGMA synchronous = OFF")
             # All statements until the next commit share one transaction. Without one, each query
             # would lock and unlock the file.
-            execute("BEGIN")
-        if is_new and self.is_writer:
-            creation = (
-                f"PRAGMA application_id = {_APPLICATION_ID}",
-                f"PRAGMA user_version = {_VERSION}",
-            )
-            for statement in (*_SCHEMA, *creation, "COMMIT", "BEGIN"):
-                execute(statement)
-        places = [] if is_new else execute("SELECT host, name, id FROM place").fetchall()
-        self._places = {RepositoryKey(host, name): place for host, name, place in places}
-        self._last_place = self._last_old_place = max(self._places.values(), default=0)
+            database.execute("BEGIN")
+        if is_new:
+            for statement in _SCHEMA:
+                database.execute(statement)
+            database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version = {_VERSION}")
+            database.execute("COMMIT")
+            database.execute("BEGIN")
 
     def close(self) -> None:
         """Commit what is new, close the file and release the lock."""
@@ -427,6 +440,7 @@ class StateFile:
             self._connection.close()
             self._connection = None
         self._places = {}
+        self._last_place = self._last_old_place = 0
         self._rows.clear()
         if self._lock is not None:
             os.close(self._lock)

@@ -549,17 +549,20 @@ class Discovery:
         Asks by HEAD, and by GET before it believes a negative answer, which is a 404 or one of the
         statuses `refusals`. For a tag whose absence is a failure. Raises SyncError.
         """
+        refusal: RegistryError | None = None
         try:
             digest = await where.head_manifest(tag)
         except RegistryError as error:
             if error.status not in refusals:
                 raise
-            digest = None
+            digest, refusal = None, error
         if digest is not None:
             return digest
         try:
             return (await self.fetch_manifest_of_tag(where, tag)).digest
         except RegistryError as error:
+            if refusal is not None and error.status == refusal.status:
+                raise refusal from None
             if error.status != 404:
                 raise
             return None

@@ -439,6 +439,10 @@ def test_a_dry_run_leaves_no_trace(state):
         known.confirm_blob(A, BLOB)
         known.learn(HOST, MOUNTS, True)
     assert [*state.directory.iterdir()] == []
+    state.path.touch()
+    with state.known(may_write=False) as known:
+        assert not known.is_blob_believed(A, BLOB)
+    assert (state.path.read_bytes(), state.said) == (b"", [])
 
 
 def test_notes_that_could_not_be_written_are_kept_until_they_can(state, monkeypatch):
