@@ -204,7 +204,6 @@ async def test_a_header_is_read_or_fails_the_run(world, tmp_path, scene, case):
 # 3. A negative answer to a HEAD is final (crazy-max/diun#1614).
 
 
-@fails("the second run asks by HEAD, and what it answers is final")
 @CLUMSY
 @pytest.mark.parametrize("status", [404, 405, 403, 400])
 async def test_a_tag_that_only_a_get_finds_is_found_in_every_run(world, tmp_path, status):
@@ -230,7 +229,6 @@ async def test_a_tag_that_is_gone_is_asked_for_twice_at_most(mirror):
     mirror.source.journal.matching("HEAD GET", "manifest").at_most(2)
 
 
-@fails("a HEAD that answers 404 is `no such tag`, status 2")
 @CLUMSY
 async def test_a_lock_finds_a_tag_that_only_a_get_finds(mirror):
     mirror.push("v1")
@@ -261,14 +259,7 @@ async def rehearse(mirror: Mirror) -> tuple[Ran, Ran]:
 
 
 @CLUMSY
-@pytest.mark.parametrize(
-    "refused",
-    [
-        failing("the image is `skipped`, although the run goes on to put the list", "list"),
-        "signature",
-        "tag",
-    ],
-)
+@pytest.mark.parametrize("refused", ["list", "signature", "tag"])
 @pytest.mark.parametrize("heals", [True, False])
 async def test_a_dry_run_after_a_refusal_shows_what_is_left_to_do(world, tmp_path, refused, heals):
     mirror = Mirror(world, tmp_path, **WITHOUT_API)
@@ -327,9 +318,6 @@ def outcomes(ran: Ran) -> dict[str, Any]:
     }
 
 
-@fails(
-    "where only the list of referrers is missing, the dry run says `skipped` and the run `synced`"
-)
 @pytest.mark.slow
 @CLUMSY
 async def test_a_dry_run_after_an_interruption_shows_what_the_run_then_does(
@@ -356,7 +344,6 @@ async def test_a_dry_run_after_an_interruption_shows_what_the_run_then_does(
     assert differing == {}
 
 
-@fails("the dry run ends with 1 and `would_sync`, the run with 2 and `failed`")
 async def test_a_dry_run_knows_of_a_full_disk_what_its_run_does(world, tmp_path, monkeypatch):
     def free(path: Any, measure: Any = os.statvfs) -> os.statvfs_result:
         fields = list(measure(path))

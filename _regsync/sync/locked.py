@@ -79,9 +79,7 @@ class LockedDiscovery(Discovery):
         if is_digest(reference):
             return await super().resolve_at_source(mapping, reference, by_head=by_head)
         image = self.locked_image(mapping, reference)
-        return SourceImage(
-            digest=image.digest, digest_at_target=image.digest_at_target, manifest=None
-        )
+        return SourceImage(digest=image.digest, digest_at_target=image.digest_at_target)
 
     async def fetch_top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None

@@ -233,6 +233,8 @@ class ReferrerLists:
             present, missing = await self._read_target_list(target, subject, entries)
             if not missing:
                 return added_digests
+            if self._discovery.reads_only:
+                return {entry.digest for entry in missing}
 
             new_entries = [await self._full_entry(source, entry) for entry in missing]
             added_digests |= {entry.digest for entry in new_entries}
