@@ -18,8 +18,8 @@ NEEDLESS_OURS = {
     *("auth.aws", "auth.azure", "auth.google"),
     *("layout.assumed", "layout.directory", "layout.index", "layout.disk", "layout.repository"),
     "layout.saved_index",
-    *("sync.audit", "sync.dry_run", "sync.findings", "sync.retry"),
-    *("sync.locked", "sync.lockfile", "sync.locking"),
+    *("audit", "sync.dry_run", "sync.retry"),
+    *("locking", "pins"),
 }
 
 
