@@ -270,7 +270,7 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
     """
     mappings = list[LockedMapping]()
     images = list[LockedImage]()
-    # The number of the line of each mapping, and of each image by its name.
+    # The number of the line of each mapping, and of each image by its source and tag.
     line_numbers = dict[object, int]()
     problems = list[Problem]()
     has_version = False
@@ -283,19 +283,18 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
                 has_version = True
                 continue
             locked = _read_line(line)
-            identity = locked if isinstance(locked, LockedMapping) else str(locked)
-            first = line_numbers.setdefault(identity, number)
+            if isinstance(locked, LockedMapping):
+                mappings.append(locked)
+                first = line_numbers.setdefault(locked, number)
+            else:
+                images.append(locked)
+                first = line_numbers.setdefault((locked.source, locked.tag), number)
             if first != number:
                 raise ValueError(f"the same as line {first}")
         except (ContentError, ValueError) as error:
             problems.append(Problem(name, number, 1, "", printable(str(error))))
             if not has_version or len(problems) == _MOST_PROBLEMS:
                 break
-            continue
-        if isinstance(locked, LockedMapping):
-            mappings.append(locked)
-        else:
-            images.append(locked)
 
     if not has_version and not problems:
         problems.append(Problem(name, 0, 1, "", "the file is empty"))
