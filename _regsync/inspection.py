@@ -413,7 +413,14 @@ class Inspector:
         # Even if the target lacks the artifact, it may have artifacts of the artifact.
         subjects = [digest]
         with image.looking_at("manifest", digest):
-            manifest = await self._manifest_of(image.target, artifact)
+            if artifact.tag is not None:
+                manifest = await self._manifest_of_tag(image.target, artifact.tag, digest)
+            else:
+                entry = artifact.entry
+                # The entry of an artifact in a lock has only a digest to compare with.
+                expected = entry if entry is not None and entry.media_type else None
+                fetched = self._discovery.fetch_manifest(image.target, digest, expected)
+                manifest = await _unless_absent(fetched)
             if manifest is None:
                 if not await self._referrers.is_at_source(image.mapping, artifact):
                     # The source lists the artifact but does not hold it, so no run can copy it.
@@ -435,16 +442,6 @@ class Inspector:
             return []
         image.at_source.update(subjects)
         return subjects
-
-    async def _manifest_of(self, target: Repository, artifact: Artifact) -> Manifest | None:
-        """Return the manifest of an artifact. Returns None if the target does not hold it."""
-        digest = artifact.digest
-        if artifact.tag is not None:
-            return await self._manifest_of_tag(target, artifact.tag, digest)
-        entry = artifact.entry
-        # The entry of an artifact in a lock has only a digest, so there is nothing to compare with.
-        expected = entry if entry is not None and entry.media_type else None
-        return await _unless_absent(self._discovery.fetch_manifest(target, digest, expected))
 
     async def _look_at_listed(
         self, image: Inspection, subject: str, entry: Descriptor

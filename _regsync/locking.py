@@ -43,6 +43,8 @@ class Failure(NamedTuple):
     # Whether the new lock keeps lines of the old lock in its place. If a mapping failed that has no
     # old lines, the lock is not written.
     keeps_lines: bool
+    # The source repository of a mapping, as in lines of the lock. None for a tag.
+    repository: str | None = None
 
 
 class NewLock(NamedTuple):
@@ -51,30 +53,24 @@ class NewLock(NamedTuple):
     lock: Lock
     # How many tags were resolved.
     resolved_count: int
-    failed_mappings: tuple[Failure, ...]
-    failed_images: tuple[Failure, ...]
-    # The source repositories of `failed_mappings`, as in lines of the lock.
-    failed_repositories: frozenset[str]
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        return (*self.failed_mappings, *self.failed_images)
+    # Those of mappings come first.
+    failures: tuple[Failure, ...]
 
     @property
     def is_writable(self) -> bool:
         """Whether the lock has lines for every mapping."""
-        return all(failure.keeps_lines for failure in self.failed_mappings)
+        return all(each.keeps_lines for each in self.failures if each.repository is not None)
 
     def changes_from(self, old_lock: Lock) -> list[Change]:
         """Return the differences from the old lock, sorted like the lines of a lock.
 
         No image of a mapping that has failed is gone, because its source has not said so.
         """
+        failed = {failure.repository for failure in self.failures}
         return [
             change
             for change in compare(old_lock, self.lock)
-            if change.kind != "gone"
-            or change.image.source.repository not in self.failed_repositories
+            if change.kind != "gone" or change.image.source.repository not in failed
         ]
 
 
@@ -297,7 +293,6 @@ class Locking:
         new_images = list[LockedImage]()
         kept_mappings = list[LockedMapping]()
         failures = list[Failure]()
-        failed_repositories = set[str]()
         for rule in self._mappings:
             mapping = locked_mapping(rule)
             error = self._errors.get(rule.index)
@@ -308,8 +303,8 @@ class Locking:
             has_old_lines = mapping in self._old_lock.mappings
             if has_old_lines:
                 kept_mappings.append(mapping)
-            failures.append(Failure(str(mapping.source), error, keeps_lines=has_old_lines))
-            failed_repositories.add(mapping.source.repository)
+            source = mapping.source
+            failures.append(Failure(str(source), error, has_old_lines, source.repository))
 
         if self._keeps_others:
             repositories = {source.repository for source in self._rules}
@@ -326,9 +321,7 @@ class Locking:
         return NewLock(
             Lock([*new_mappings, *kept_mappings], [*old_images, *new_images]),
             self._resolved_count,
-            failed_mappings=tuple(failures),
-            failed_images=tuple(self._failed_images.values()),
-            failed_repositories=frozenset(failed_repositories),
+            (*failures, *self._failed_images.values()),
         )
 
 

@@ -130,9 +130,7 @@ async def update_lock(
         new = await _resolve(transport, file.lock, config, options, console)
 
     # Logged before the file is replaced, which may fail.
-    _log_failures(new, console)
-    if not options.is_check:
-        _log_incomplete_mappings(file, new, console)
+    _log_failures(file, new, console, is_check=options.is_check)
     has_changed = new.lock != file.lock
     should_write = new.is_writable and has_changed and not options.is_check
     if should_write:
@@ -213,19 +211,17 @@ async def _resolve(
 # Output.
 
 
-def _log_failures(new: NewLock, console: Console) -> None:
+def _log_failures(file: LockFile, new: NewLock, console: Console, *, is_check: bool) -> None:
+    """Log each failure and, unless the lock is only checked, what a failed mapping does to it."""
     for failure in new.failures:
         error = failure.error
         text = f"failed {failure.name}: {error.code}: {error}"
         console.log("error", "lock_failed", text, code=error.code, hint=error.hint)
-
-
-def _log_incomplete_mappings(file: LockFile, new: NewLock, console: Console) -> None:
-    """Log the effect of each failed mapping on the lock file."""
-    for failure in new.failed_mappings:
-        if failure.keeps_lines:
-            text = f"{failure.name}: keeps its old lines in the lock"
-        else:
+    for failure in new.failures:
+        if is_check or failure.repository is None:
+            continue
+        text = f"{failure.name}: keeps its old lines in the lock"
+        if not failure.keeps_lines:
             text = f"{printable(file.path)} was not written: it would lack {failure.name}"
         console.log("warning", "lock_incomplete", text)
 
