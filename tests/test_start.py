@@ -17,8 +17,8 @@ NEEDLESS_OURS = {
     *("app.report_file", "app.report_forms", "app.report_page"),
     *("auth.aws", "auth.azure", "auth.google"),
     "layout",
-    *("sync.audit", "sync.dry_run", "sync.findings", "sync.retry"),
-    *("sync.locked", "sync.lockfile", "sync.locking"),
+    *("audit", "sync.dry_run", "sync.retry"),
+    *("locking", "pins"),
 }
 
 

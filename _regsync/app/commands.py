@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from _regsync.app.running import RunKind
     from _regsync.config import ArtifactRule, Config, ConfigFile, MappingRule, Registry
     from _regsync.oci import Platform, Reference
-    from _regsync.sync.lockfile import Lock
+    from _regsync.pins import Lock
     from _regsync.sync.retry import Retry
     from _regsync.tags import TagRule
 
@@ -135,7 +135,7 @@ def read_lock(arguments: Namespace, config: Config) -> Lock | None:
     from _regsync.app.locking import open_lock
 
     file = open_lock(lock_path(arguments))
-    if file.stamp is None:
+    if file.content is None:
         raise ConfigError(
             f"the lock file {printable(file.path)} does not exist",
             hint="run `regsync lock` to write it",

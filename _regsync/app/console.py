@@ -21,7 +21,7 @@ from _regsync.errors import ConfigError, RegsyncError
 from _regsync.text import duration_text, json_text, mask, one_line, size_text
 
 if TYPE_CHECKING:
-    from _regsync.sync.findings import AuditReport
+    from _regsync.audit import AuditReport
     from _regsync.sync.report import Outcome, Report
 
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}

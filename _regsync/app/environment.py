@@ -26,7 +26,7 @@ from _regsync.registry.runs import Transport
 from _regsync.text import printable, reason_of, time_text
 
 if TYPE_CHECKING:
-    from _regsync.sync.findings import AuditReport
+    from _regsync.audit import AuditReport
     from _regsync.sync.report import Report
 
 LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes read of a login file; login files are far smaller

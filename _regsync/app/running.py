@@ -26,7 +26,7 @@ from _regsync.sync.run import Run
 from _regsync.tags import Reason, TagRule, literal_tag
 
 if TYPE_CHECKING:
-    from _regsync.sync.lockfile import Lock
+    from _regsync.pins import Lock
     from _regsync.sync.retry import Retry
 
 # sync: all mappings; copy: one image; plan: what a sync would do.

@@ -26,8 +26,8 @@ from _regsync.app.health import serving
 from _regsync.app.progress import show_progress
 from _regsync.config import Config, ConfigFile
 from _regsync.errors import ConfigError
+from _regsync.pins import Lock, compare
 from _regsync.state import FirstSeen, StateFile, first_seen_for
-from _regsync.sync.lockfile import Lock, compare
 from _regsync.sync.report import Outcome, Report
 from _regsync.sync.run import Run
 from _regsync.text import duration_text

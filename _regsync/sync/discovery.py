@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import anyio
 import anyio.abc
@@ -46,6 +46,9 @@ from _regsync.sync.image import Tree, build_tree
 from _regsync.sync.once import Once, gather
 from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
+
+if TYPE_CHECKING:
+    from _regsync.pins import Lock, PinnedSource
 
 # Bytes of manifests in the cache (docs/design.md section 6, rule 13).
 _MANIFEST_BUDGET = 32 * 1024 * 1024
@@ -190,21 +193,26 @@ class Discovery:
         *,
         layouts: Layouts | None = None,
         reads_only: bool = False,
+        lock: Lock | None = None,
     ) -> None:
         """Create a Discovery without making a request.
 
-        If `reads_only` is set, tokens are requested without the right to push.
+        If `reads_only` is set, tokens are requested without the right to push. With a lock the
+        sources of mappings are pinned: the lock has their tags and artifacts (`PinnedSource`).
         """
         self._transport = transport
         self._knowledge = knowledge
         self._layouts = layouts or Layouts(transport)
         self.reads_only = reads_only
+        self._lock = lock
 
         # `log_once(level, event, text)` logs each text once in a run.
         self.log_once = cache(transport.machine.log)
 
         # By registry, repository name, and whether the repository is a source.
         self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
+        # With a lock, by the index of a mapping.
+        self._pinned_sources: dict[int, Repository] = {}
 
         # By repository, the digest of each tag: None for a digest that the listing does not have,
         # and None in place of the listing if the repository does not exist.
@@ -233,8 +241,24 @@ class Discovery:
         return self._repositories[key]
 
     def source_of(self, mapping: MappingRule) -> Repository:
-        """Return the repository that a mapping copies from."""
-        return self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+        """Return the repository that a mapping copies from. With a lock it is pinned."""
+        source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+        if self._lock is None:
+            return source
+        if mapping.index not in self._pinned_sources:
+            from _regsync.pins import PinnedSource, source_key  # most runs have no lock
+
+            pinned = PinnedSource(source, self._lock.images_of(source_key(mapping)))
+            self._pinned_sources[mapping.index] = cast(Repository, pinned)
+        return self._pinned_sources[mapping.index]
+
+    def pinned(self, source: Repository) -> PinnedSource | None:
+        """Return the source if it is pinned, and None otherwise."""
+        if self._lock is None:
+            return None
+        from _regsync.pins import PinnedSource
+
+        return source if isinstance(source, PinnedSource) else None
 
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
         """Create a repository of a registry, and plan its authentication, without making a request."""
@@ -273,6 +297,9 @@ class Discovery:
 
         Returns None if the repository was not listed, and an empty listing if it does not exist.
         """
+        pinned = self.pinned(repository)
+        if pinned is not None:
+            return pinned.tags
         listing = self._listings.get(repository.key)
         if listing is None or not listing.answer:
             return None
@@ -291,6 +318,9 @@ class Discovery:
 
         The source is not listed if the mapping names its tags without a pattern.
         """
+        pinned = self.pinned(self.source_of(mapping))
+        if pinned is not None:
+            return pinned.select(mapping.tags)
         selection = tags_module.select_literals(mapping.tags)
         if selection is None:
             selection = await self.select(mapping.tags, self.source_of(mapping))
@@ -366,8 +396,12 @@ class Discovery:
             tag.snapshot_entry = entries.get(tag.snapshot_key)
 
     def is_probably_absent(self, tag: TargetTag) -> bool:
-        """Report whether a target probably lacks a tag, because no earlier run copied the tag."""
-        return not tag.was_copied
+        """Report whether a target probably lacks a tag, because no earlier run copied the tag.
+
+        With a lock the answer is False: a job without a state runs the same lock many times, and
+        its targets usually have all the tags.
+        """
+        return self._lock is None and not tag.was_copied
 
     async def look_up(
         self,
@@ -488,6 +522,9 @@ class Discovery:
     ) -> SourceImage:
         """Resolve a tag or digest at a mapping's source. Raises SyncError if that fails."""
         source = self.source_of(mapping)
+        pinned = self.pinned(source)
+        if pinned is not None:
+            return SourceImage(*pinned.resolve(reference))
         digest = await self.resolve_digest(
             source, reference, by_head=by_head, refusals=_REFUSALS_OF_HEAD
         )
@@ -659,6 +696,9 @@ class Discovery:
         Also records the content of the image as present at each target that has it.
         """
         root, filtered_indexes = await self._filter_platforms(mapping, source, reference, top)
+        pinned = self.pinned(source)
+        if pinned is not None:
+            pinned.check_pushed(reference, root.digest)
         lacking = [
             tag.target.store_key for tag in tags if tag.digest != root.digest and tag.error is None
         ]

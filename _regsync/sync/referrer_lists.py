@@ -109,6 +109,9 @@ class ReferrerLists:
 
     async def read(self, source: Repository, subject: str) -> ReferrerList:
         """Return the referrers list of a source for a subject, and cache it unless it is long."""
+        pinned = self._discovery.pinned(source)
+        if pinned is not None:  # nothing is learnt about the registry
+            return ReferrerList(await pinned.list_referrers(subject))
         key = (source.key, subject)
         referrers = await self._lists[key].get(partial(self._fetch, source, subject))
 

@@ -263,7 +263,7 @@ class Referrers:
         """Decide how deep to search for the artifacts of an image. One search serves all targets.
 
         `copies` are the copies without an error, with the result of `prepare_search` in their
-        `artifact_search`. `mapping` is used only by `LockedReferrers`.
+        `artifact_search`.
 
         Returns DEEP with --recheck, or if a target lacks the image. Otherwise the depth follows
         from the records of the last searches (`decide_depth`), or without state from the time of
@@ -273,6 +273,17 @@ class Referrers:
             return SearchDepth.DEEP
 
         now = self._wall()
+        pinned = self._discovery.pinned(lookup.source)
+        if pinned is not None:
+            # The artifacts change only if the lock does, and cost no request to the source.
+            if self._has_state:
+                locked = hash_of_list(pinned.artifacts_of(lookup.reference))
+                checks = [copy.artifact_search.last_check for copy in copies]
+                is_due = not all(_had_all(check, locked) for check in checks)
+            else:
+                is_due = is_due_without_state(lookup.source_digest, now)
+            return SearchDepth.DEEP if is_due else SearchDepth.NONE
+
         # The state keeps nothing about image layouts.
         checks = [copy.artifact_search.last_check for copy in copies if not copy.target.is_local]
         if self._has_state and checks:
@@ -301,6 +312,9 @@ class Referrers:
         `snapshot` has the tag's digests at source and target. No request is sent.
         """
         check = self.last_check(mapping, source, tag.target, snapshot)
+        pinned = self._discovery.pinned(source)
+        if pinned is not None:
+            return not _had_all(check, hash_of_list(pinned.artifacts_of(tag.reference)))
         listed_tag_bits = self.listed_tag_bits(source, digest_like(snapshot.source))
         return depth_without_schedule(check, listed_tag_bits) is not SearchDepth.NONE
 
@@ -343,7 +357,10 @@ class Referrers:
 
         copied = await self._find_transitively(search, subjects, is_deep=is_deep)
         stripped = list[Artifact]()
-        if lookup.is_trimmed:
+        pinned = self._discovery.pinned(source)
+        if pinned is not None:
+            listed_digests = pinned.artifacts_of(lookup.reference)
+        elif lookup.is_trimmed:
             stripped = await self._find_stripped(search, lookup.source_digest)
         return FoundArtifacts(tuple(copied), tuple(stripped), hash_of_list(listed_digests))
 
@@ -357,22 +374,16 @@ class Referrers:
             self._discovery.log_once("warning", "artifacts_stripped", f"{mapping_text}: {text}")
         return stripped
 
-    async def find_for_subject(
-        self, mapping: MappingRule, tag: str, subject: str
-    ) -> list[Artifact]:
-        """Find the artifacts of one subject that a mapping selects. No target is asked.
-
-        `tag` is used only by `LockedReferrers`, because a lock lists artifacts by tag.
-        """
+    async def find_for_subject(self, mapping: MappingRule, subject: str) -> list[Artifact]:
+        """Find the artifacts of one subject that a mapping selects. No target is asked."""
         source = self._discovery.source_of(mapping)
         return await self._direct_artifacts(_search_without_targets(mapping, source), subject)
 
-    def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
+    def may_be_subject(self, mapping: MappingRule, artifact: Artifact) -> bool:
         """Report whether artifacts of an artifact should be searched for.
 
         They always should for an artifact from a referrers list. For the manifest under a cosign
-        tag they should only if the source's tag listing shows such artifacts. `tag` is used only by
-        `LockedReferrers`.
+        tag they should only if the source's tag listing shows such artifacts.
         """
         if artifact.tag is None:
             return True
@@ -412,8 +423,12 @@ class Referrers:
             return ()
 
         source = lookup.source
-        top = await self._discovery.fetch_manifest(source, lookup.source_digest)
-        subjects = await self._subjects_below(source, top)
+        pinned = self._discovery.pinned(source)
+        if pinned is not None:
+            subjects = pinned.subjects_of(lookup.reference)
+        else:
+            top = await self._discovery.fetch_manifest(source, lookup.source_digest)
+            subjects = await self._subjects_below(source, top)
         copied_subjects = await self._copied_subjects(mapping, lookup) if rule.enabled else []
         if takes_all_types:
             # All artifacts of these subjects are copied.
@@ -437,6 +452,9 @@ class Referrers:
 
     async def _copied_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests of an image's manifests that are copied and may have artifacts."""
+        pinned = self._discovery.pinned(lookup.source)
+        if pinned is not None:
+            return pinned.subjects_of(lookup.reference)
         child_subjects = await self._discovery.child_subjects(mapping, lookup)
         # A trimmed index has a new digest, to which no artifact refers.
         return child_subjects if lookup.is_trimmed else [lookup.source_digest, *child_subjects]
@@ -680,6 +698,9 @@ class Referrers:
 
         If the search has filters, they need the types, so the manifest is fetched instead.
         """
+        pinned = self._discovery.pinned(search.source)
+        if pinned is not None and (types := pinned.types_of(entry.digest)):
+            return types
         if entry.artifact_type is not None and entry.artifact_type != _EMPTY_CONFIG:
             return frozenset({entry.artifact_type})
         if not search.is_filtered:
@@ -745,9 +766,12 @@ class Referrers:
                 search.mapping, tag, target_tags, known_to_lack=known_to_lack
             )
             digest = lookup.source_digest
+            pinned = self._discovery.pinned(search.source)
+            if pinned is not None:
+                types = pinned.types_of(digest)
             # If a target lacks the artifact, its manifest has been fetched and this sends no
             # request. If not, a request is worthwhile only for filters.
-            if lookup.tree is not None or search.is_filtered:
+            if lookup.tree is not None or (search.is_filtered and not types):
                 types = types_of_parts(await self._discovery.fetch_manifest(search.source, digest))
         except RegistryError as error:
             if error.status != 404:
@@ -756,6 +780,14 @@ class Referrers:
         if not search.wants(types):
             return None
         return Artifact(subject, digest, tag, None, lookup, types)
+
+
+def _had_all(check: ArtifactCheck, locked: bytes) -> bool:
+    """Report whether a target held exactly the artifacts of a lock after the last search.
+
+    `locked` is their `hash_of_list`.
+    """
+    return check.is_complete and check.listing_hash == locked
 
 
 def _search_without_targets(mapping: MappingRule, source: Repository) -> Search:

@@ -40,9 +40,9 @@ from _regsync.text import time_text
 
 if TYPE_CHECKING:
     from _regsync.layout import Layout
+    from _regsync.pins import Lock
     from _regsync.state import FirstSeen
     from _regsync.sync.dry_run import DryRun
-    from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
 
 # Seconds for which copies under way may continue after a signal (docs/specification.md section
@@ -101,7 +101,7 @@ class Run:
 
         With `recheck` the run searches for the artifacts of all images, whatever the state says.
         `first_seen` has the times that `min_age` counts from. Without it no image is held back.
-        With `lock` the tags and digests of sources are taken from the lock (sync/locked.py).
+        With `lock` the tags and digests of sources are taken from the lock (`PinnedSource`).
         With `retry` only the images of the retry are copied, and `config` is the result of
         `Retry.narrow`.
         """
@@ -124,17 +124,10 @@ class Run:
         self._knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
 
         self._layouts = Layouts(transport, recheck=recheck)
-        make_discovery: Callable[..., Discovery] = Discovery
-        make_referrers: Callable[..., Referrers] = Referrers
-        if lock is not None:
-            from _regsync.sync.locked import LockedDiscovery, LockedReferrers
-
-            make_discovery = partial(LockedDiscovery, lock)
-            make_referrers = LockedReferrers
-        self._discovery = make_discovery(
-            transport, self._knowledge, layouts=self._layouts, reads_only=is_dry_run
+        self._discovery = Discovery(
+            transport, self._knowledge, layouts=self._layouts, reads_only=is_dry_run, lock=lock
         )
-        self._referrers = make_referrers(
+        self._referrers = Referrers(
             self._discovery,
             self._knowledge,
             machine.wall,

@@ -38,8 +38,8 @@ NEEDLESS_OURS = {
     *("app.report_file", "app.report_forms", "app.report_page"),
     *("auth.aws", "auth.azure", "auth.google"),
     "layout",
-    *("sync.audit", "sync.dry_run", "sync.findings", "sync.retry"),
-    *("sync.locked", "sync.lockfile", "sync.locking"),
+    *("audit", "sync.dry_run", "sync.retry"),
+    *("locking", "pins"),
 }
 # Of the standard library, whose modules load others as each version likes: what a run used to load
 # without need.
