@@ -22,10 +22,10 @@ from _regsync.errors import ConfigError, RegsyncError
 from _regsync.files import Stamp, replacing, stamp_of
 from _regsync.registry.transport import Transport
 from _regsync.state import Knowledge, StateFile, first_seen_for
+from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.lockfile import Change, Lock, LockedImage, lines_of, read_lock, source_key
 from _regsync.sync.locking import Failure, Locking, NewLock
-from _regsync.sync.referrers import Referrers
 from _regsync.sync.report import error_json, exit_status_for
 from _regsync.text import printable, reason_of
 

@@ -30,6 +30,13 @@ from _regsync.oci import MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state import FirstSeen, Knowledge, RepositoryKey, StateFile, digest_like, key_of
+from _regsync.sync.artifacts import (
+    MOST_ARTIFACTS,
+    MOST_LEVELS,
+    Artifact,
+    Referrers,
+    too_many_artifacts,
+)
 from _regsync.sync.blobs import Reading, Tries, known_body
 from _regsync.sync.discovery import Discovery, check_tree_size
 from _regsync.sync.findings import AuditReport, Finding, Flaw
@@ -38,13 +45,6 @@ from _regsync.sync.locked import LockedDiscovery, LockedReferrers
 from _regsync.sync.lockfile import Lock
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import Once, gather
-from _regsync.sync.referrers import (
-    MOST_ARTIFACTS,
-    MOST_LEVELS,
-    Artifact,
-    Referrers,
-    too_many_artifacts,
-)
 from _regsync.sync.report import Outcome
 
 

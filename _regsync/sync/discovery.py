@@ -218,10 +218,10 @@ class Discovery:
         # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
         # because they may have access to different repositories.
         self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
-        # By target and cosign tag, the request for the digest at the target, which is None if the
-        # tag is absent. Several source images may have the same cosign tag, while any other target
-        # tag has one source (`mappings.assign_tags`).
-        self._cosign_tag_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
+        # By target and the cosign tag or digest of an artifact, the request for the digest at the
+        # target, which is None if it is absent. Several images may have the same artifact, while any
+        # other target tag has one source (`mappings.assign_tags`).
+        self._artifact_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
         # By source repository and list of platforms, the tags whose indexes lack these platforms.
         self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
@@ -565,8 +565,9 @@ class Discovery:
         reference = tag.reference
         ask = partial(self._resolve_at_target, target, reference)
         try:
-            if is_referrer_tag(reference):  # look-ups of several images may need this tag
-                request = self._cosign_tag_requests.setdefault((target.key, reference), Once())
+            # Look-ups of several images may need an artifact: a cosign tag or a digest.
+            if is_referrer_tag(reference) or is_digest(reference):
+                request = self._artifact_requests.setdefault((target.key, reference), Once())
                 tag.digest = await request.get(ask)
             else:
                 tag.digest = await ask()
@@ -742,12 +743,9 @@ class Discovery:
         root, filtered_indexes = await self._filter_platforms(
             mapping, source, lookup.reference, top
         )
-        nested_digests = {entry.digest for entry in root.children if entry.is_index}
-
-        def is_left_out(entry: Descriptor) -> bool:
-            return entry.digest not in nested_digests
-
-        return await self._fetch_tree(source, top.digest, root, filtered_indexes, is_left_out)
+        return await self._fetch_tree(
+            source, top.digest, root, filtered_indexes, is_left_out=lambda entry: not entry.is_index
+        )
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source only. `digest` is the digest to which the tag was

@@ -20,12 +20,7 @@ from _regsync.oci import Descriptor, Manifest, digest_only_descriptor, is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state import ArtifactCheck, Knowledge, Snapshot
-from _regsync.sync.artifact_checks import SearchDepth, hash_of_list, is_due_without_state
-from _regsync.sync.discovery import Discovery, SourceImage, TagLookup, TargetTag
-from _regsync.sync.image import ArtifactSearch, ImageCopy
-from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, source_key
-from _regsync.sync.once import gather
-from _regsync.sync.referrers import (
+from _regsync.sync.artifacts import (
     Artifact,
     FoundArtifacts,
     Referrers,
@@ -33,6 +28,11 @@ from _regsync.sync.referrers import (
     types_of,
     types_of_parts,
 )
+from _regsync.sync.discovery import Discovery, SourceImage, TagLookup, TargetTag
+from _regsync.sync.image import ArtifactSearch, ImageCopy
+from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, source_key
+from _regsync.sync.looks import SearchDepth, hash_of_list, is_due_without_state
+from _regsync.sync.once import gather
 from _regsync.tags import Selection, select
 
 _REMEDY = "run `regsync lock`, and review what has moved"
@@ -266,18 +266,9 @@ class LockedReferrers(Referrers):
 
     async def _look_up_locked(self, search: Search, artifact: LockedArtifact) -> Artifact:
         """Look up an artifact at its targets. No request is sent to targets that lack the image."""
-        digest = artifact.digest
-        known_to_lack = [target.repository for target in search.targets if target.lacks_image]
-        if artifact.tag is None:
-            by_digest = await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
-            return _artifact_from_lock(artifact, by_digest)
         # The artifact is fetched by its digest, because its tag at the source may have been moved.
-        target_tags = self._discovery.new_target_tags(
-            search.repositories, search.mapping, digest, artifact.tag
-        )
-        self._discovery.load_snapshots(target_tags)
-        lookup = await self._discovery.look_up(
-            search.mapping, digest, target_tags, known_to_lack=known_to_lack
+        lookup = await self.look_up(
+            search, artifact.subject, artifact.digest, name=artifact.tag or ""
         )
         return _artifact_from_lock(artifact, lookup)
 

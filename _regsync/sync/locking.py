@@ -19,6 +19,7 @@ from _regsync.config import ArtifactRule, MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.registry.transport import Transport
 from _regsync.state import FirstSeen
+from _regsync.sync.artifacts import Artifact, Referrers
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.lockfile import (
@@ -35,7 +36,6 @@ from _regsync.sync.lockfile import (
 )
 from _regsync.sync.mappings import group_mappings
 from _regsync.sync.once import Once, gather
-from _regsync.sync.referrers import Artifact, Referrers
 
 
 class Failure(NamedTuple):
