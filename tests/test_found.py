@@ -569,7 +569,6 @@ async def test_a_docker_file_is_read_as_people_write_it(world, tmp_path, key, en
     assert held(mirror.target, "app", image)
 
 
-@fails("it is called a manifest of the source that is unknown, as any other")
 async def test_a_missing_attestation_is_called_one_with_its_image(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     index = mirror.push("v1", mirror.seed.index(platforms=["linux/amd64"], attestations=True))

@@ -846,12 +846,23 @@ class Discovery:
                     break
 
                 parents = await gather(
-                    partial(self.fetch_manifest, source, entry.digest, entry)
-                    for entry in entries_to_fetch
+                    partial(self._fetch_child, source, entry) for entry in entries_to_fetch
                 )
                 for entry, manifest in zip(entries_to_fetch, parents, strict=True):
                     manifests[entry.digest] = manifest
             return build_tree(root, manifests, top_digest)
+
+    async def _fetch_child(self, source: Repository, entry: Descriptor) -> Manifest:
+        """Fetch a manifest that an index names. Of a missing attestation the error says so."""
+        try:
+            return await self.fetch_manifest(source, entry.digest, entry)
+        except RegistryError as error:
+            if error.status != 404 or entry.attested_digest is None:
+                raise
+            text = f"the attestation {entry.digest} of the image {entry.attested_digest} is missing"
+            missing = RegistryError(f"{text}: {error.message}", status=404, codes=error.codes)
+            name = source.name_of(entry.digest)
+            raise missing.add_context(source.side, "fetch manifest", name) from error
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
