@@ -454,8 +454,8 @@ class ReferrerLists:
         digests = [entry.digest for entry in present.children] if present else []
         self._listed_digests[target.key, referrers_tag(subject)] = set(digests)
         missing = [entry.digest for entry in entries if entry.digest not in digests]
-        if missing and digests:
-            # Before it is extended: it may be the list of another subject.
+        if digests and len(missing) == len(entries):
+            # It has nothing of what the source lists, and may be the list of another subject.
             first = self._discovery.cached_manifest(source, digests[0])
             first = first or await self._manifest_of(target, digests[0])
             if first is not None and not _refers_to(first, subject):
