@@ -22,11 +22,11 @@ from _regsync.pins import Lock
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import FirstSeen, Knowledge, StateFile, digest_like, key_of
+from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
-from _regsync.sync.referrers import Referrers
 from _regsync.sync.report import Outcome, SharedCause, error_json, shared_causes, sorted_requests
 from _regsync.text import duration_text, size_text
 

@@ -22,16 +22,16 @@ from _regsync.oci import MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import RepositoryKey
-from _regsync.sync.blobs import Reading, Tries, known_body
-from _regsync.sync.discovery import Discovery, check_tree_size
-from _regsync.sync.once import Once, gather
-from _regsync.sync.referrers import (
+from _regsync.sync.artifacts import (
     MOST_ARTIFACTS,
     MOST_LEVELS,
     Artifact,
     Referrers,
     too_many_artifacts,
 )
+from _regsync.sync.blobs import Reading, Tries, known_body
+from _regsync.sync.discovery import Discovery, check_tree_size
+from _regsync.sync.once import Once, gather
 from _regsync.text import size_text
 
 Kind = Literal["missing", "differs", "incomplete", "artifact_missing", "corrupt"]

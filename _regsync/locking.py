@@ -28,10 +28,10 @@ from _regsync.pins import (
 )
 from _regsync.registry.runs import Transport
 from _regsync.state import FirstSeen
+from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.once import Once, gather
-from _regsync.sync.referrers import Referrers
 
 
 class Failure(NamedTuple):

@@ -22,8 +22,8 @@ from _regsync.locking import Locking, NewLock
 from _regsync.pins import Change, Lock, LockedImage, lines_of, read_lock, source_key
 from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, StateFile, first_seen_for
+from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
-from _regsync.sync.referrers import Referrers
 from _regsync.sync.report import error_json, exit_status_for
 from _regsync.text import printable, reason_of
 

@@ -224,10 +224,10 @@ class Discovery:
         # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
         # because they may have access to different repositories.
         self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
-        # By target and cosign tag, the request for the digest at the target, which is None if the
-        # tag is absent. Several source images may have the same cosign tag, while any other target
-        # tag has one source (`mappings.assign_tags`).
-        self._cosign_tag_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
+        # By target and the cosign tag or digest of an artifact, the request for the digest at the
+        # target, which is None if it is absent. Several images may have the same artifact, while any
+        # other target tag has one source (`mappings.assign_tags`).
+        self._artifact_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
         # By source repository and list of platforms, the tags whose indexes lack these platforms.
         self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
@@ -634,8 +634,9 @@ class Discovery:
         reference = tag.reference
         ask = partial(self._resolve_at_target, target, reference)
         try:
-            if is_referrer_tag(reference):  # look-ups of several images may need this tag
-                request = self._cosign_tag_requests.setdefault((target.key, reference), Once())
+            # Look-ups of several images may need an artifact: a cosign tag or a digest.
+            if is_referrer_tag(reference) or is_digest(reference):
+                request = self._artifact_requests.setdefault((target.key, reference), Once())
                 tag.digest = await request.get(ask)
             else:
                 tag.digest = await ask()
@@ -886,12 +887,23 @@ class Discovery:
                     break
 
                 parents = await gather(
-                    partial(self.fetch_manifest, source, entry.digest, entry)
-                    for entry in entries_to_fetch
+                    partial(self._fetch_child, source, entry) for entry in entries_to_fetch
                 )
                 for entry, manifest in zip(entries_to_fetch, parents, strict=True):
                     manifests[entry.digest] = manifest
             return build_tree(root, manifests, top_digest)
+
+    async def _fetch_child(self, source: Repository, entry: Descriptor) -> Manifest:
+        """Fetch a manifest that an index names. Of a missing attestation the error says so."""
+        try:
+            return await self.fetch_manifest(source, entry.digest, entry)
+        except RegistryError as error:
+            if error.status != 404 or entry.attested_digest is None:
+                raise
+            text = f"the attestation {entry.digest} of the image {entry.attested_digest} is missing"
+            missing = RegistryError(f"{text}: {error.message}", status=404, codes=error.codes)
+            name = source.name_of(entry.digest)
+            raise missing.add_context(source.side, "fetch manifest", name) from error
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:

@@ -26,13 +26,13 @@ from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import COPIED, NO_CHECK, Knowledge, Snapshot, StateFile, key_of
-from _regsync.sync.artifact_checks import SearchDepth, flags_after
+from _regsync.sync.artifacts import Artifact, FoundArtifacts, Referrers, no_artifact_error
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
+from _regsync.sync.looks import SearchDepth, flags_after
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
-from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, no_artifact_error
 from _regsync.sync.report import LayoutSpace, MappingSelection, Outcome, Report, Undone
 from _regsync.sync.work import Scheduler
 from _regsync.tags import compile_glob

@@ -26,11 +26,11 @@ from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository, is_immutable, may_lack_part
 from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey, Snapshot, key_of
+from _regsync.sync.artifacts import ReferrerLists
 from _regsync.sync.blobs import SMALL_BLOB, Blobs
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import BlobResult, ChildNotFetched, Image, ImageCopy, Traffic
 from _regsync.sync.once import gather
-from _regsync.sync.referrer_lists import ReferrerLists
 
 if TYPE_CHECKING:
     from _regsync.sync.dry_run import DryRun

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from _regsync.app import locking
 from _regsync.errors import ConfigError, RegistryError, RegsyncError, Side, SyncError
-from _regsync.layout.layouts import Layouts
+from _regsync.layouts import Layouts
 from _regsync.oci import Descriptor, Manifest, is_digest, parse_manifest
 from _regsync.pins import (
     Lock,
@@ -31,8 +31,8 @@ from _regsync.pins import (
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge
+from _regsync.sync.artifacts import ReferrerLists
 from _regsync.sync.discovery import Discovery
-from _regsync.sync.referrer_lists import ReferrerLists
 from conformance.content.images import Seed
 from tests.fuzzing import fuzz, scraps, trees
 from tests.unit.configs import read_mappings
