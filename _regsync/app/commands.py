@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from _regsync.app.console import Console
-    from _regsync.app.report_file import ReportedRun
+    from _regsync.app.pages import Json
     from _regsync.app.running import RunKind
     from _regsync.config import ArtifactRule, Config, ConfigFile, MappingRule, Registry
     from _regsync.oci import Platform, Reference
@@ -77,9 +77,9 @@ def read_config_file(name: str) -> ConfigFile:
     )
 
 
-def read_report_file(path: str) -> ReportedRun:
+def read_report_file(path: str) -> Json:
     """Read the JSON report of a run, from standard input if `path` is `-`."""
-    from _regsync.app.report_file import LARGEST_REPORT, read_report
+    from _regsync.app.pages import LARGEST_REPORT, read_report
 
     return read_report(read_bytes(path, LARGEST_REPORT), input_name(path))
 
@@ -290,7 +290,11 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
             hint="name a file for one of the two",
         )
     report = read_report_file(path)
-    images = [(image.source, image.target) for image in report.with_status("failed", "undone")]
+    images = [
+        (image["source"], image["target"])
+        for image in report["images"]
+        if image["status"] in ("failed", "undone")
+    ]
     name = input_name(path)
     if not images:
         text = f"{name}: nothing to retry: no image failed or was left undone"
@@ -438,16 +442,15 @@ def run_expand(arguments: Namespace, console: Console) -> int:
 
 
 def run_report(arguments: Namespace, console: Console) -> int:
-    run = read_report_file(arguments.file)
-    if arguments.to == "html":
-        from _regsync.app.report_page import as_page
+    from _regsync.app import pages
 
-        write_text(as_page(run))
-    else:
-        from _regsync.app.report_forms import as_junit, as_markdown, as_text
-
-        formats = {"text": as_text, "markdown": as_markdown, "junit": as_junit}
-        write_text(formats[arguments.to](run))
+    forms = {
+        "text": pages.as_text,
+        "markdown": pages.as_markdown,
+        "junit": pages.as_junit,
+        "html": pages.as_page,
+    }
+    write_text(forms[arguments.to](read_report_file(arguments.file)))
     return 0
 
 
