@@ -510,8 +510,6 @@ class Invocation:
         # is shown.
         self._make_console = partial(
             Console,
-            sys.stdout,
-            sys.stderr,
             writes_json="--json" in argv,
             logs_json="--log-format json" in " ".join(argv).replace("=", " "),
         )

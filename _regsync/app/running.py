@@ -88,8 +88,6 @@ async def run(
             lock=lock,
             retry=retry,
         )
-        if kind == "sync":
-            console.omit_shared_hosts(_host_pairs(config))
         if image is None:
             act = partial(work.sync, stop)
         else:
@@ -109,15 +107,6 @@ async def run(
     if report.interrupted:
         return 128 + signals[0]
     return report.exit_status()
-
-
-def _host_pairs(config: Config) -> set[tuple[str, str]]:
-    """Return the source host and target host of each direction in which the mappings copy."""
-    return {
-        (mapping.source.authority, target.authority)
-        for mapping in config.mappings
-        for target in mapping.targets
-    }
 
 
 async def list_tags(
