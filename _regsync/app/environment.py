@@ -113,6 +113,14 @@ def utc_now() -> str:
     return time_text(edge.current().wall())
 
 
+def report_document(
+    report: Report | AuditReport, started_at: str, elapsed: float, transport: Transport
+) -> dict[str, object]:
+    """Return the document of `--json`, with a random run id. `elapsed` is in seconds."""
+    run_id = os.urandom(8).hex()
+    return report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
+
+
 def print_report(
     report: Report | AuditReport,
     started_at: str,
@@ -120,10 +128,8 @@ def print_report(
     transport: Transport,
     console: Console,
 ) -> None:
-    """Print the report of `--json`, with a random run id. `elapsed` is in seconds."""
-    run_id = os.urandom(8).hex()
-    document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
-    console.print_document(document)
+    """Print the report of `--json`. `elapsed` is in seconds."""
+    console.print_document(report_document(report, started_at, elapsed, transport))
 
 
 @contextmanager

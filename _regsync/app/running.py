@@ -8,6 +8,7 @@ Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5 and 10.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -16,14 +17,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.environment import carry_out, connected, print_report, utc_now
+from _regsync.app.environment import carry_out, connected, print_report, report_document, utc_now
 from _regsync.config import Config, MappingRule, Registry
-from _regsync.errors import Side
+from _regsync.errors import RegsyncError, Side
 from _regsync.state import Knowledge, StateFile, first_seen_for
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report
 from _regsync.sync.run import Run
 from _regsync.tags import Reason, TagRule, literal_tag
+from _regsync.text import printable, reason_of
 
 if TYPE_CHECKING:
     from _regsync.sync.lockfile import Lock
@@ -50,12 +52,14 @@ async def run(
     recheck: bool = False,
     lock: Lock | None = None,
     retry: Retry | None = None,
+    summary_path: str | None = None,
 ) -> int:
     """Carry out one run and show its results. Returns the exit status.
 
     `image` is the image of a copy, and None for the other kinds, which run all mappings. With
     `recheck`, artifacts are looked up whatever the saved state says about them. With a lock, its
     tags and digests stand in for those of the sources. With `retry`, only its images are copied.
+    Markdown is written to `summary_path`.
 
     If a signal has interrupted the run, the exit status is 128 and the signal's number.
     """
@@ -103,10 +107,26 @@ async def run(
         print_report(report, started_at, elapsed, transport, console)
     elif kind == "plan":
         console.print_lines(report.plan())
+    if summary_path is not None:
+        write_summary(report_document(report, started_at, elapsed, transport), summary_path)
 
     if report.interrupted:
         return 128 + signals[0]
     return report.exit_status()
+
+
+def write_summary(document: dict[str, object], path: str) -> None:
+    """Write the report of a run in Markdown. Raises RegsyncError if it cannot be written."""
+    from _regsync.app.pages import as_markdown, check_report
+
+    # The report as a reader of its JSON would have it, without iterators.
+    plain = json.loads(json.dumps(document, default=list))
+    text = as_markdown(check_report(plain, "the report"))
+    try:
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise RegsyncError(f"{printable(path)} cannot be written: {reason_of(error)}") from error
 
 
 async def list_tags(
