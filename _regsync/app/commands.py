@@ -348,16 +348,12 @@ def run_watch(arguments: Namespace, console: Console) -> Outcome:
     if interval == 0:
         raise ConfigError("--interval must be above 0", hint="write a duration such as 15m")
 
-    def parse_config(file: ConfigFile, log: Callable[..., None]) -> Config:
-        return select_shard(arguments.shard, load(file), log)
+    def read_inputs(log: Callable[..., None]) -> watch.Inputs:
+        config = select_shard(arguments.shard, load(read_config_file(arguments.config)), log)
+        return watch.Inputs(config, read_lock(arguments, config))
 
-    files = watch.InputFiles(
-        read_config=partial(read_config_file, arguments.config),
-        parse_config=parse_config,
-        read_lock=partial(read_lock, arguments),
-    )
     return partial(
-        watch.run, console, files, interval, arguments.health_bind, arguments.health_port
+        watch.run, console, read_inputs, interval, arguments.health_bind, arguments.health_port
     )
 
 
