@@ -31,7 +31,7 @@ from _regsync.net.proxies import proxy_for
 from _regsync.oci import LAYOUT_SCHEME, Platform, full_name, is_repository, parse_platform
 from _regsync.providers import Kind, api_repository, canonical_host, kind_of
 from _regsync.tags import TagRule, compile_glob, literal_tag, parse_range, select
-from _regsync.text import mask_unless_word, printable, strip_userinfo
+from _regsync.text import keep_secret, mask_unless_word, printable, strip_userinfo
 
 if TYPE_CHECKING:
     import yaml  # loaded only where there is a configuration to read
@@ -682,6 +682,7 @@ class Reader:
             if field.is_secret(text):
                 is_url = field.parse is parse_proxy
                 self.secrets[text] = shown_form(node.value, is_url=is_url)
+                keep_secret(text)
             value = field.parse_text(text)
             return field.resolve(self, value) if field.resolve else value
         except ValueError as error:

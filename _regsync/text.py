@@ -1,7 +1,7 @@
 """Functions that make untrusted text safe to print, and format sizes, durations and times.
 
-Owns: the characters that are printed, the masking of secrets, the mark of a truncated text.
-May not know: the owners of secrets, the output.
+This module has the secrets of the process: whoever comes by one calls `keep_secret`, and all that
+leaves the process (console, log, documents, probes, tracebacks) goes through `mask` or `json_text`.
 Invariants: secrets are masked before a text is truncated, because half a secret would not be found.
 Untrusted text is printed on one line, without control characters (R18).
 """
@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
-from contextvars import ContextVar
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
-
-# A function that returns the secrets to mask.
-Secrets = Callable[[], Iterable[str]]
 
 # Characters that are removed from printed text: control characters, characters that change the
 # direction of text, and characters of zero width (R18).
@@ -38,16 +34,18 @@ _PRINTABLE = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys(_SPACES, " ")  # for 
 
 _MASK = "***"
 
-# The number of characters of a text that are searched for secrets; the text after them is dropped.
-# Callers read more bytes of an error body than this. So a secret that was truncated by the read is
-# in the dropped part.
-_MOST_SEARCHED = 16 * 1024 - 1
+# The length of a text that is searched for secrets; what follows is dropped. Callers read more bytes
+# of an error's body than this. So a secret that was truncated by the read is in the dropped part.
+_MOST_SEARCHED = 16 * 1024 - 1  # characters
+
+# A shorter secret is not masked, because it would mask parts of words.
+_SHORTEST_SECRET = 4  # characters
+
+# The number of secrets of single requests that are kept.
+_MOST_PASSING = 512
 
 # The last time that RFC 3339 can represent, in seconds since 1970.
 _LAST_MOMENT = 253_402_300_799
-
-# The secrets that `printable` masks in the current task. See `redacting`.
-_SECRETS_IN_USE: ContextVar[tuple[Secrets, ...]] = ContextVar("secrets in use", default=())
 
 
 def one_line(text: str, limit: int = 500) -> str:
@@ -64,39 +62,22 @@ def one_line(text: str, limit: int = 500) -> str:
 
 
 def printable(text: str, limit: int = 500) -> str:
-    """Return an untrusted text like `one_line`, with the secrets of `redacting` masked."""
-    # Each block of `redacting` around this call has a function that returns its secrets.
-    secrets = [secret for secrets_of in _SECRETS_IN_USE.get() for secret in secrets_of()]
-    if any(secrets):
-        text = redact(text, secrets)
-    return one_line(text, limit)
+    """Return an untrusted text like `one_line`, with all secrets masked."""
+    searched = text[:_MOST_SEARCHED]
+    masked = mask(searched)
+    if len(searched) < len(text):
+        # The cut may have left the beginning of a secret at the end. No secret is longer than the
+        # longest spelling, so drop as many characters.
+        longest = max(map(len, _secrets.spellings()), default=0)
+        masked = f"{masked[: max(0, len(masked) - longest)]}…"
+    return one_line(masked, limit)
 
 
 def clean_beginning(body: bytes, limit: int) -> str:
     """Return an untrusted body like `printable`, without decoding the whole body."""
-    # A character has at most four bytes in UTF-8. So more characters remain than `redact` searches.
+    # A character has at most four bytes in UTF-8. So more characters remain than `printable` searches.
     most_bytes = 4 * (_MOST_SEARCHED + 1)
     return printable(body[:most_bytes].decode("utf-8", "replace"), limit)
-
-
-class redacting:  # lower case, like the context managers of contextlib
-    """A context manager that makes `printable` mask these secrets inside its block.
-
-    Text is made printable where it is parsed, deep inside the code that sends a request. The
-    secrets are only known to the caller of that code.
-    """
-
-    def __init__(self, secrets: Secrets) -> None:
-        self._secrets = secrets
-        # The value of `_SECRETS_IN_USE` before the block.
-        self._outer: tuple[Secrets, ...] = ()
-
-    def __enter__(self) -> None:
-        self._outer = _SECRETS_IN_USE.get()
-        _SECRETS_IN_USE.set((*self._outer, self._secrets))
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        _SECRETS_IN_USE.set(self._outer)
 
 
 def reason_of(error: Exception, limit: int = 500) -> str:
@@ -104,50 +85,126 @@ def reason_of(error: Exception, limit: int = 500) -> str:
     return printable(getattr(error, "strerror", None) or str(error), limit)
 
 
-def redact(text: str, secrets: Iterable[str]) -> str:
-    """Return a text on one line, with each secret replaced by `***`.
+class _Secrets:
+    """The secrets of the process. The thread of the probes reads them too."""
 
-    Secrets are found literally, in lower case, JSON-escaped, and percent-encoded once or twice. The
-    result is percent-decoded, and has at most `_MOST_SEARCHED` characters. A caller that shortens
-    the text must do so after this call.
+    def __init__(self) -> None:
+        self.kept = dict[str, None]()  # until they are forgotten
+        self.passing = dict[str, None]()  # of single requests: the newest ones, in order
+        self._changes = 0
+        self._spellings: tuple[int, list[str]] = (0, [])  # as of that number of changes
+
+    def record_change(self) -> None:
+        self._changes += 1
+
+    def spellings(self) -> list[str]:
+        """Return all spellings of all secrets, as `_spellings_of` does."""
+        changes, spellings = self._spellings
+        if changes != self._changes:
+            changes = self._changes
+            spellings = _spellings_of([*self.kept, *self.passing])
+            self._spellings = (changes, spellings)
+        return spellings
+
+
+_secrets = _Secrets()
+
+
+def keep_secret(*secrets: str) -> None:
+    """Mask these secrets in all that leaves the process."""
+    _secrets.kept.update(dict.fromkeys(secrets))
+    _secrets.record_change()
+
+
+def keep_passing_secret(*secrets: str) -> None:
+    """Mask these secrets while the texts about one request are made, such as the signature in its URL.
+
+    Only the newest of these are masked, so that they need not be forgotten.
     """
-    if not text:
+    for secret in secrets:
+        _secrets.passing.pop(secret, None)
+        _secrets.passing[secret] = None
+    while len(_secrets.passing) > _MOST_PASSING:
+        del _secrets.passing[next(iter(_secrets.passing))]
+    _secrets.record_change()
+
+
+def forget_secret(*secrets: str) -> None:
+    """Stop masking these secrets, because they have ended, so that the list does not grow."""
+    for secret in secrets:
+        _secrets.kept.pop(secret, None)
+    _secrets.record_change()
+
+
+def forget_all_secrets() -> None:
+    """Begin with an empty list, for a command in a process that has run another one."""
+    _secrets.kept.clear()
+    _secrets.passing.clear()
+    _secrets.record_change()
+
+
+def mask(text: str) -> str:
+    """Return a text with each secret of the process replaced by `***` (see `redact`)."""
+    return _masked(text, _secrets.spellings())
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON, with the secrets in its strings masked. Names of fields stay."""
+    text = json.dumps(value, default=str)
+    if mask(text) == text:
         return text
-    searched = text[:_MOST_SEARCHED].replace("\\/", "/")  # JSON may escape a slash
-    masked = _without_controls(unquote(unquote(searched)))
-
-    forms = {form for secret in secrets for form in _written_forms(secret)}
-    # Replace the longest first, because a secret may be the beginning of another secret.
-    longest_first = sorted(forms, key=lambda form: (-len(form), form))
-    for form in longest_first:
-        masked = masked.replace(form, _MASK)
-    if len(text) <= _MOST_SEARCHED:
-        return masked
-    # The cut may have left the beginning of a secret at the end. No secret is longer than the
-    # longest form, so drop as many characters.
-    longest = max(map(len, longest_first), default=0)
-    return f"{masked[: max(0, len(masked) - longest)]}…"
+    return json.dumps(_with_masked_strings(value))
 
 
-# Cached, because every text of a run is searched for the same secrets. The cache has room for twice
-# the number of secrets that one login keeps.
-@lru_cache(maxsize=1024)
-def _written_forms(secret: str) -> frozenset[str]:
-    """Return the forms in which a secret can appear in a text that was percent-decoded twice.
+def _with_masked_strings(value: object) -> object:
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case dict():
+            return {name: _with_masked_strings(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_with_masked_strings(each) for each in value]
+        case _:
+            return mask(str(value))
 
-    A secret that contains a percent sign may have been decoded together with the text.
+
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """Return a text with each of these secrets replaced by `***`.
+
+    Secrets are found literally, in lower case, JSON-escaped, and percent-encoded once or twice. A
+    text in which one is found is returned on one line, and decoded as far as was needed to find it.
     """
-    forms: set[str] = set()
-    spellings = (
-        secret,
-        json.dumps(secret)[1:-1],
-        secret.lower(),  # host names are converted to lower case
-    )
-    for spelling in spellings:
-        decoded_once = unquote(spelling)
-        decoded_twice = unquote(decoded_once)
-        forms |= {_without_controls(form) for form in (spelling, decoded_once, decoded_twice)}
-    return frozenset(filter(None, forms))
+    return _masked(text, _spellings_of(secrets))
+
+
+def _masked(text: str, spellings: list[str]) -> str:
+    masked = text
+    decoded = text.replace("\\/", "/")  # JSON may escape a slash
+    for _ in range(3):
+        decoded = _without_controls(decoded)
+        found = [spelling for spelling in spellings if spelling in decoded]
+        for spelling in found:
+            decoded = decoded.replace(spelling, _MASK)
+        if found:
+            masked = decoded
+        if "%" not in decoded:
+            break
+        decoded = unquote(decoded)
+    return masked
+
+
+def _spellings_of(secrets: Iterable[str]) -> list[str]:
+    """Return all spellings in which secrets can appear in a text that was percent-decoded.
+
+    The longest come first, because a secret may be the beginning of another secret.
+    """
+    spellings: set[str] = set()
+    for secret in secrets:
+        # Names of hosts are converted to lower case.
+        written = (secret, secret.lower(), json.dumps(secret)[1:-1])
+        spellings.update(map(_without_controls, written))
+    long_enough = [each for each in spellings if len(each) >= _SHORTEST_SECRET]
+    return sorted(long_enough, key=lambda spelling: (-len(spelling), spelling))
 
 
 def _without_controls(text: str) -> str:

@@ -23,7 +23,7 @@ from _regsync.app.process import process_edge
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.files import null_output
 from _regsync.fips import REMEDY
-from _regsync.text import mask_unless_word, printable, reason_of
+from _regsync.text import forget_all_secrets, mask_unless_word, printable, reason_of
 
 # The errors of a write to standard output or standard error: a full disk, an exceeded quota, a
 # reader that has closed its pipe. The same errors on other files arrive here as a RegsyncError.
@@ -601,6 +601,7 @@ class Invocation:
 
     def __init__(self, argv: Sequence[str], closed_reason: str) -> None:
         self.status = 0
+        forget_all_secrets()  # of an earlier command in this process
         self._argv = argv
         self._closed_reason = closed_reason
         self._shows_traceback = False
@@ -647,7 +648,7 @@ class Invocation:
         except Exception as error:
             # An invalid configuration or command line is no defect of this program.
             if self._shows_traceback and not isinstance(error, ConfigError):
-                sys.excepthook(type(error), error, error.__traceback__)
+                self._console.show_traceback(error)
             self.status = report_error(self._console, error)
         finally:
             if self._console.has_lost_output:

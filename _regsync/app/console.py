@@ -1,13 +1,12 @@
 """Results on standard output; everything else, progress among it, on standard error.
 
-Invariants: standard output holds only results, with `--json` exactly one document. No control
-character of foreign text reaches either stream.
+Invariants: standard output holds only results, with `--json` exactly one document. No secret
+and no control character of foreign text reaches either stream.
 Follows: docs/specification.md section 6, docs/design.md sections 2 and 10.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from _regsync import edge
 from _regsync.errors import ConfigError, RegsyncError
-from _regsync.text import one_line
+from _regsync.text import json_text, mask, one_line
 
 if TYPE_CHECKING:
     from _regsync.sync.findings import AuditReport
@@ -79,10 +78,10 @@ class Console:
         """
         if self._logs_json:
             entry = {"ts": timestamp(), "level": level, "event": event, "message": message}
-            self._write_line(sys.stderr, json.dumps({**entry, **fields}, default=str))
+            self._write_line(sys.stderr, json_text({**entry, **fields}))
             return
 
-        text = one_line(prefix + message, LONGEST_LINE)
+        text = one_line(mask(prefix + message), LONGEST_LINE)
         if level in self._colours:
             first_word, blank, rest = text.partition(" ")
             text = f"{self._colours[level]}{first_word}{NO_COLOUR}{blank}{rest}"
@@ -90,7 +89,7 @@ class Console:
         hint = fields.get("hint")
         if isinstance(hint, str) and hint not in self.shown_hints:
             self.shown_hints.add(hint)
-            self._write_line(sys.stderr, one_line(f"hint: {hint}", LONGEST_LINE))
+            self._write_line(sys.stderr, one_line(mask(f"hint: {hint}"), LONGEST_LINE))
 
     def show_outcome(self, outcome: Outcome) -> None:
         """Print a synced image to standard output, or log a failed image to standard error.
@@ -118,6 +117,14 @@ class Console:
             described = {"code": error.code, "message": str(error), "hint": error.hint}
             self.print_document({"schema": 1, "error": described, "problems": entries})
 
+    def show_traceback(self, error: Exception) -> None:
+        """Write the traceback of an error, for whoever looks into it."""
+        import traceback  # only needed here
+
+        lines = "".join(traceback.format_exception(error)).split("\n")
+        self.clear_progress()
+        self._write(sys.stderr, "\n".join(map(mask, lines)))
+
     def print_summary(self, report: Report | AuditReport, elapsed: float) -> None:
         """Log each cause of several failures with their number, then print the report's summary.
 
@@ -131,12 +138,12 @@ class Console:
             self.print_lines(report.summary(elapsed))
 
     def print_document(self, document: Mapping[str, object]) -> None:
-        """Print the JSON document of a command, in ASCII. An iterator in it becomes an array."""
-        self._write_line(sys.stdout, json.dumps(document, default=list))
+        """Print the JSON document of a command, in ASCII."""
+        self._write_line(sys.stdout, json_text(document))
 
     def print_line(self, text: str) -> None:
         """Print a result to standard output, on one line and without control characters."""
-        self._write_line(sys.stdout, one_line(text, LONGEST_LINE))
+        self._write_line(sys.stdout, one_line(mask(text), LONGEST_LINE))
 
     def print_lines(self, texts: Iterable[str]) -> None:
         for text in texts:
@@ -147,7 +154,7 @@ class Console:
         if not self.has_progress_line:
             self.tell("info", "heartbeat", text, prefix="still running: ", **fields)
             return
-        line = one_line(text, LONGEST_LINE)
+        line = one_line(mask(text), LONGEST_LINE)
         # The last column stays blank, because some terminals wrap a line that fills it. Clearing
         # the line would then leave a part of it on the screen.
         columns = terminal_columns(sys.stderr)

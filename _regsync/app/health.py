@@ -8,7 +8,6 @@ Follows: RFC 9112, docs/design.md section 10.
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -19,7 +18,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 from _regsync.errors import ConfigError
-from _regsync.text import printable, reason_of
+from _regsync.text import json_text, printable, reason_of
 
 # Takes the path `/healthz` or `/readyz`. Returns the HTTP status and the JSON document. It is
 # called in threads of this module.
@@ -128,7 +127,7 @@ def respond(head: bytes, answer_probe: AnswerProbe) -> bytes:
         status, document = answer_probe(path)
 
     phrase = HTTPStatus(status).phrase
-    body = json.dumps(document or {"status": phrase.lower()}).encode()
+    body = json_text(document or {"status": phrase.lower()}).encode()
     lines = [
         f"HTTP/1.1 {status} {phrase}",
         "Content-Type: application/json",

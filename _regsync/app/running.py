@@ -25,7 +25,7 @@ from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report
 from _regsync.sync.run import Run
 from _regsync.tags import Reason, TagRule, literal_tag
-from _regsync.text import printable, reason_of
+from _regsync.text import json_text, printable, reason_of
 
 if TYPE_CHECKING:
     from _regsync.sync.lockfile import Lock
@@ -119,9 +119,8 @@ def write_summary(document: dict[str, object], path: str) -> None:
     """Write the report of a run in Markdown. Raises RegsyncError if it cannot be written."""
     from _regsync.app.pages import as_markdown, check_report
 
-    # The report as a reader of its JSON would have it, without iterators.
-    plain = json.loads(json.dumps(document, default=list))
-    text = as_markdown(check_report(plain, "the report"))
+    # The report as a reader of its JSON has it, with all secrets masked.
+    text = as_markdown(check_report(json.loads(json_text(document)), "the report"))
     try:
         with open(path, "w", encoding="utf-8") as stream:
             stream.write(text)

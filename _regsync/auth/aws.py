@@ -34,7 +34,7 @@ from _regsync.auth.credentials import Credential, Pair
 from _regsync.config import Registry
 from _regsync.crypto import hash_hex, hmac_bytes, name_hash
 from _regsync.errors import AuthError
-from _regsync.text import json_object, printable, time_text
+from _regsync.text import json_object, keep_passing_secret, printable, time_text
 
 # The suffixes of host names in AWS's partitions, by the prefix of their regions' names (section
 # 4.1). The first match applies. The last suffix is that of all other regions.
@@ -230,7 +230,8 @@ def sign(keys: Keys, request: Request, service: str, region: str, now: float) ->
     signature = hmac_bytes(key, string_to_sign.encode()).hex()
     proof = f"Credential={keys.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
     headers.append(("Authorization", f"AWS4-HMAC-SHA256 {proof}"))
-    return request._replace(headers=headers, secrets=(keys.secret_key, keys.session_token))
+    keep_passing_secret(keys.secret_key, keys.session_token)
+    return request._replace(headers=headers)
 
 
 def _parse_fields(body: bytes) -> dict[str, object]:
@@ -473,6 +474,7 @@ async def _from_container(settings: _Settings) -> Keys | str:
     token_file = settings.variables.get("container_authorization_token_file")
     if token_file:
         token = settings.read_required(token_file, source)
+    keep_passing_secret(token)
     headers = [("Authorization", token)] if token else []
     request = Request(
         "GET",
@@ -480,7 +482,6 @@ async def _from_container(settings: _Settings) -> Keys | str:
         headers,
         source=source,
         hint=f"check {source}, which names this address",
-        secrets=(token,),
         seconds=_CONTAINER_SECONDS,
     )
     return await ask(settings.machine, request, partial(_read_keys, source))
@@ -503,13 +504,9 @@ async def _from_instance(settings: _Settings) -> Keys | str:
         method: str, path: str, header: Pair, read: Callable[[Answer], Found | None]
     ) -> Found:
         _, secret = header  # or the lifetime of a token to come
+        keep_passing_secret(secret)
         request = Request(
-            method,
-            f"{base}/latest/{path}",
-            [header],
-            source=source,
-            secrets=(secret,),
-            seconds=_INSTANCE_SECONDS,
+            method, f"{base}/latest/{path}", [header], source=source, seconds=_INSTANCE_SECONDS
         )
         return await ask(settings.machine, request, read, attempts=1)
 
@@ -557,6 +554,7 @@ async def _assume(
     token = ""
     if keys is None:
         token = settings.read_required(fields[_TOKEN_FILE], source).strip()
+        keep_passing_secret(token)
         form |= {"Action": "AssumeRoleWithWebIdentity", "WebIdentityToken": token}
     else:
         form |= {
@@ -572,7 +570,6 @@ async def _assume(
         urlencode({name: value for name, value in form.items() if value}).encode(),
         source=role_source,
         hint="check the role's ARN, and its trust policy",
-        secrets=(token,),
     )
     if keys is not None:
         request = sign(keys, request, "sts", settings.region, settings.machine.wall())
@@ -643,6 +640,7 @@ async def _from_sso(
     if ends[:_TIME_LENGTH] <= time_text(settings.machine.wall())[:_TIME_LENGTH]:
         raise _error(f"{source}: its SSO login ended at {printable(ends, 40)}", hint)
 
+    keep_passing_secret(token)
     query = urlencode(
         {"role_name": fields["sso_role_name"], "account_id": fields["sso_account_id"]}
     )
@@ -653,6 +651,5 @@ async def _from_sso(
         [("x-amz-sso_bearer_token", token)],
         source=source,
         hint=hint,
-        secrets=(token,),
     )
     return await ask(settings.machine, request, partial(_read_keys, source))

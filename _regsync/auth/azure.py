@@ -30,7 +30,7 @@ from _regsync.auth.cloud import (
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config import Registry
 from _regsync.errors import AuthError, WireError
-from _regsync.text import json_object, printable
+from _regsync.text import json_object, keep_passing_secret, printable
 
 # Environment variables, each of which selects a source of an identity.
 _SECRET_VARIABLE = "AZURE_CLIENT_SECRET"
@@ -215,7 +215,8 @@ async def _from_endpoint(machine: CloudEnvironment, cloud: _Cloud) -> _Token | s
     request = _managed_request(machine, url, _ENDPOINT_API_VERSION, _ENDPOINT_VARIABLE)
     headers = [*request.headers, ("X-IDENTITY-HEADER", secret)]
     hint = f"check {_ENDPOINT_VARIABLE}; {_ROLE_HINT}"
-    request = request._replace(headers=headers, hint=hint, secrets=(secret,))
+    keep_passing_secret(secret)
+    request = request._replace(headers=headers, hint=hint)
     return await _ask_directory(machine, cloud, request)
 
 
@@ -295,7 +296,8 @@ def _token_url(host: str, tenant: str) -> str:
 def _form_request(url: str, form: Sequence[Pair], source: str, hint: str, secret: str) -> Request:
     headers = [("Content-Type", "application/x-www-form-urlencoded")]
     body = urlencode(form, errors="replace").encode()
-    return Request("POST", url, headers, body, source, hint, (secret,))
+    keep_passing_secret(secret)
+    return Request("POST", url, headers, body, source, hint)
 
 
 def _managed_request(machine: CloudEnvironment, url: str, api_version: str, source: str) -> Request:

@@ -23,7 +23,7 @@ from _regsync.auth.credentials import Credential, Pair, ReadFile, find_credentia
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError, SyncError, WireError
 from _regsync.net.wire import parse_retry_after
-from _regsync.text import clean_beginning, printable, redacting
+from _regsync.text import clean_beginning, printable
 
 Found = TypeVar("Found")
 
@@ -135,7 +135,6 @@ class Request(NamedTuple):
     body: bytes = b""
     source: str = ""  # the source of the identity: a variable, a file, a profile, a service
     hint: str = ""  # what the user can do if the service refuses
-    secrets: tuple[str, ...] = ()  # in the request; they are masked in errors
     seconds: float | None = None  # for the whole exchange; only set for a metadata service
 
     def __repr__(self) -> str:
@@ -156,32 +155,31 @@ async def ask(
     host = printable(re.sub("^[^:]*://([^/?#]*@)?|[/?#].*", "", request.url), 100)
     place = request.source if host in request.source else f"{request.source} at {host}"
     pauses = [*_PAUSES[: attempts - 1]]
-    with redacting(lambda: request.secrets):
-        while True:
-            wait = 0.0  # seconds, by the service's Retry-After
-            remedy: str | None = request.hint
-            try:
-                answer = await machine.fetch(
-                    request.method, request.url, request.headers, request.body, request.seconds
-                )
-            except SyncError as error:
-                text, code = error.message, error.code
-                is_temporary = error.retryable
-                if request.seconds is None:
-                    # It is about name servers and proxies, which metadata services do without.
-                    remedy = error.hint
-            else:
-                found = read(answer) if answer.status == 200 else None
-                if found is not None:
-                    return found
-                text = _refusal(answer)
-                is_busy = answer.status == 429 or answer.status >= 500
-                code = WireError.code if is_busy else AuthError.code
-                is_temporary = is_busy or _may_pass(answer.status, text, request)
-                wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall()) or 0.0
-            if not (pauses and is_temporary):
-                raise AuthError(f"{place}: {text}", hint=remedy, fatal=True, code=code)
-            await anyio.sleep(max(pauses.pop(0), min(wait, _LONGEST_WAIT)))
+    while True:
+        wait = 0.0  # seconds, by the service's Retry-After
+        remedy: str | None = request.hint
+        try:
+            answer = await machine.fetch(
+                request.method, request.url, request.headers, request.body, request.seconds
+            )
+        except SyncError as error:
+            text, code = error.message, error.code
+            is_temporary = error.retryable
+            if request.seconds is None:
+                # It is about name servers and proxies, which metadata services do without.
+                remedy = error.hint
+        else:
+            found = read(answer) if answer.status == 200 else None
+            if found is not None:
+                return found
+            text = _refusal(answer)
+            is_busy = answer.status == 429 or answer.status >= 500
+            code = WireError.code if is_busy else AuthError.code
+            is_temporary = is_busy or _may_pass(answer.status, text, request)
+            wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall()) or 0.0
+        if not (pauses and is_temporary):
+            raise AuthError(f"{place}: {text}", hint=remedy, fatal=True, code=code)
+        await anyio.sleep(max(pauses.pop(0), min(wait, _LONGEST_WAIT)))
 
 
 def _may_pass(status: int, refusal: str, request: Request) -> bool:

@@ -22,7 +22,7 @@ from _regsync.auth.cloud import ATTEMPTS, Answer, CloudEnvironment, Login, Reque
 from _regsync.auth.credentials import Credential
 from _regsync.config import Registry
 from _regsync.errors import AuthError
-from _regsync.text import json_object, mask_unless_word, one_line, printable
+from _regsync.text import json_object, keep_passing_secret, mask_unless_word, one_line, printable
 
 _FILE_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 _METADATA_VARIABLES = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
@@ -304,13 +304,13 @@ class _CredentialFile(NamedTuple):
         if client.basic and "client_id" not in form:
             headers.append(("Authorization", client.basic))
         proofs = ("assertion", "refresh_token", "subject_token")
+        keep_passing_secret(*client.secrets, *(form.get(name, "") for name in proofs))
         request = Request(
             "POST",
             self.google_url(grant.url_field, grant.default_url),
             headers,
             urlencode(form, errors="surrogatepass").encode(),
             hint=grant.hint,
-            secrets=(*client.secrets, *(form.get(name, "") for name in proofs)),
         )
         return await self._ask(request)
 
@@ -319,6 +319,7 @@ class _CredentialFile(NamedTuple):
 
         `token` is the access token of an identity that may impersonate the service account.
         """
+        keep_passing_secret(token, str(self.fields.get("client_secret") or ""))
         options = self.part("service_account_impersonation").fields
         life = options.get("token_lifetime_seconds") or _LIFE
         wanted = {
@@ -332,7 +333,6 @@ class _CredentialFile(NamedTuple):
             [("Content-Type", "application/json"), ("Authorization", f"Bearer {token}")],
             json.dumps(wanted).encode(),
             hint=_GRANT_HINT,
-            secrets=(token, str(self.fields.get("client_secret") or "")),
         )
         return await self._ask(request, life)
 
@@ -398,13 +398,13 @@ class _CredentialFile(NamedTuple):
         # `environment_id` marks an AWS source, whose `url` returns AWS keys instead of a token.
         if "url" in self.fields and "environment_id" not in self.fields:
             headers = [(name, str(value)) for name, value in self.part("headers").fields.items()]
+            keep_passing_secret(*(value for _, value in headers))
             request = Request(
                 "GET",
                 self.safe_url("url"),
                 headers,
                 source=self.name,
                 hint="check url and headers of the credential_source",
-                secrets=tuple(value for _, value in headers),
             )
             return await ask(self.machine, request, lambda answer: answer.body)
 

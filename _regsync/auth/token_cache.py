@@ -15,6 +15,7 @@ from typing import NamedTuple
 import anyio
 
 from _regsync.errors import SyncError
+from _regsync.text import forget_secret
 
 # A repository, and the actions that are needed there ("pull" or "pull,push").
 Scope = tuple[str, str]
@@ -85,10 +86,6 @@ class TokenCache:
         self.needs_exact_scopes = False
         # The scope that the registry uses for every repository (ECR Public: `aws`). Usually empty.
         self.scope_for_all = ""
-
-    def values(self) -> list[str]:
-        """Return the values of all issued tokens. They are secrets."""
-        return [token.value for token in self._tokens.values()]
 
     def token_in(self, authorization: str | None) -> Token | None:
         """Return the token that an Authorization header contains, even if it was dropped recently.
@@ -163,8 +160,7 @@ class TokenCache:
             for old_key, token in self._tokens.items()
             if old_key == key or not self.is_live(token, can_repeat=True)
         ]
-        for old_key in outdated:
-            self._remove(old_key)
+        forget_secret(*(self._remove(old_key).value for old_key in outdated))
         self._tokens[key] = new_token
         self._by_value[new_token.value] = new_token
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum, auto
 from urllib.parse import urlencode
@@ -25,7 +25,7 @@ from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.token_cache import Scope, Scopes, Token, TokenCache, Use, union_of, use_of
 from _regsync.errors import AuthError, LoginExpired, RegistryError, SyncError
 from _regsync.net.wire import parse_retry_after
-from _regsync.text import json_object, one_line, printable, redact
+from _regsync.text import json_object, keep_secret, mask, printable
 
 # The largest number of repositories that one token request names (docs/design.md section 6, rule
 # 2). Even with the longest names, the URL stays below the limits of all known servers.
@@ -47,11 +47,6 @@ _STATUSES_WITHOUT_POST = (400, 401, 404, 405)
 # 403).
 _STATUSES_FOR_SCOPES = (400, 403, 404, 413, 414, 431)
 
-# Matches each value in a URL's query, because any value may be the URL's signature. Values shorter
-# than 8 characters would mask unrelated text. Values longer than 2048 exceed the length of a
-# printed line.
-_QUERY_VALUES = "=([^&]{8,2048})"
-
 # Matches a token that can be sent in a header.
 _TOKEN = r"[\x21-\x7e]{1,65536}"
 
@@ -63,9 +58,6 @@ _MOST_REFUSED = 64
 
 # The number of times that one request may be repeated because its token had ended.
 _MOST_RENEWALS = 5
-
-# The number of former secrets that are kept. Every error text is searched for all of them.
-_MOST_SECRETS_SEEN = 512
 
 
 class Refusal(Enum):
@@ -126,8 +118,6 @@ class Authenticator:
         # The logins (Authorization headers and refresh tokens) that were refused recently. A task
         # checks this list after each wait, before it sends a login.
         self.refused_logins = deque[str](maxlen=_MOST_REFUSED)
-        # Current and former secrets, and signatures in URLs. They are masked in every text.
-        self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
         # The cloud login that provides the credential, or None.
         self.cloud_login = credential if isinstance(credential, CloudLogin) else None
         # A cloud login provides its credential later, in `_renew_cloud_login`.
@@ -147,7 +137,7 @@ class Authenticator:
     def _set_credential(self, credential: Credential) -> None:
         self.credential = credential
         self.was_accepted = False  # whether the registry has accepted this credential
-        self._secrets_seen.extend(filter(None, self.credential.secrets))
+        keep_secret(*credential.secrets)
         # The OAuth2 refresh token to send to the token service, or "". The service may replace it.
         self._refresh_token = self.credential.identity_token
 
@@ -241,10 +231,8 @@ class Authenticator:
         """
         fields: list[str] | None = None
         if self._challenge is not None:
-            redacted = self.redact(" ".join(self._challenge))
-            was_cut = redacted.endswith("…")  # secrets after the cut were not searched for
-            may_hold_secret = "***" in redacted or was_cut
-            fields = None if may_hold_secret else [*self._challenge]
+            text = " ".join(self._challenge)
+            fields = [*self._challenge] if mask(text) == text else None
         return [fields, self._token_cache.needs_exact_scopes]
 
     def restore(self, login_facts: object) -> None:
@@ -265,24 +253,6 @@ class Authenticator:
         # registry has asked for it in this run (docs/protocol-facts.md section 2.6).
         if challenge.scheme == "bearer" or self._is_https:
             self._challenge = challenge
-
-    def secrets(self) -> Iterator[str]:
-        """Yield all current and recent secrets, which must be masked in texts. Some are empty."""
-        yield self._refresh_token
-        yield from self._token_cache.values()
-        yield from self.credential.secrets
-        yield from self._secrets_seen
-
-    def redact(self, text: str) -> str:
-        """Mask all secrets of this registry in a text, and join its lines.
-
-        Call it before the text is shortened, because a truncated secret would not be found.
-        """
-        return redact(text, self.secrets())
-
-    def mask_query_values(self, url: str) -> None:
-        """Mask the values in a URL's query in all later texts, because they may be a signature."""
-        self._secrets_seen.extend(re.findall(_QUERY_VALUES, url))
 
     # Requests and refusals.
 
@@ -408,8 +378,6 @@ class Authenticator:
     def _drop_refused_token(self, token: Token, needed: Scopes) -> None:
         """Drop a token that was refused for a request that needs these scopes, and similar tokens."""
         dropped_values = self._token_cache.drop(token, needed)
-        # A later error text may contain a dropped token.
-        self._secrets_seen.extend(dropped_values)
         # A queued request may be about to send a dropped token.
         for value in dropped_values:
             self._record_refused(f"Bearer {value}")
@@ -747,10 +715,11 @@ class Authenticator:
         # If there is no refresh token to replace, tokens are requested by password.
         if self._refresh_token and refresh_token and isinstance(refresh_token, str):
             self._refresh_token = refresh_token
-            self._secrets_seen.append(refresh_token)
+            keep_secret(refresh_token)
 
         token.value = value
         self._token_cache.add(token)
+        keep_secret(value)
         with suppress(ValueError):  # the service may have issued a refused token again
             self.refused_logins.remove(f"Bearer {value}")
 
@@ -766,7 +735,7 @@ class Authenticator:
             return self._refused_error(who)
 
         reason = parse_error_body(answer.body).message
-        suffix = f": {one_line(self.redact(reason), _MOST_REASON)}" if reason else ""
+        suffix = f": {printable(reason, _MOST_REASON)}" if reason else ""
         is_temporary = status in (408, 429) or status >= 500
         if is_temporary:
             wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())

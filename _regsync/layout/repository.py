@@ -31,7 +31,6 @@ from _regsync.providers import Dialect
 from _regsync.registry.limits import HostLimits, Need, Patience, Turn
 from _regsync.registry.transport import Transport
 from _regsync.state import RepositoryKey
-from _regsync.text import Secrets
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -83,13 +82,6 @@ class LayoutHost:
         self.assumed = dict[str, str]()
         # The sizes of the blobs that this run has left out, by digest.
         self.left_out_sizes = dict[str, int]()
-
-    @property
-    def secrets(self) -> Secrets:
-        return tuple  # returns no secrets
-
-    def redact(self, text: str) -> str:
-        return text
 
     def assume(self, paths: Iterable[str]) -> None:
         """Read receipts that name the blobs at the far side.

@@ -33,7 +33,7 @@ from _regsync.edge import WANT_READ, WANT_WRITE
 from _regsync.errors import ConnectFailed, ProtocolBroken, WireError
 from _regsync.net.proxies import Proxy
 from _regsync.net.wire import Connection, Request, Response, Timeouts, tls_failure
-from _regsync.text import printable
+from _regsync.text import keep_secret, printable
 
 # Seconds between connection attempts to different addresses (RFC 8305 section 5), and for the IPv6
 # answer of a name server after its IPv4 answer.
@@ -149,6 +149,7 @@ async def _open_tunnel(
     headers: tuple[tuple[str, str], ...] = ()
     if proxy.username is not None:
         login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")
+        keep_secret(login, proxy.password or "")
         headers = (("Proxy-Authorization", f"Basic {login}"),)
 
     via = Origin("http", proxy.host, proxy.port)

@@ -33,7 +33,10 @@ from _regsync.net.trust import CLIENT_CERT_HINT, find_certs_d, make_context
 from _regsync.net.wire import Response, Timeouts, parse_retry_after
 from _regsync.providers import api_host
 from _regsync.registry.limits import HostLimits
-from _regsync.text import Secrets, one_line
+from _regsync.text import one_line, printable
+
+# The number of characters of a registry's explanation that are searched for URLs.
+_MOST_EXPLAINED = 4000
 
 # Matches the query of a URL, which may contain a signature, in linear time.
 _QUERY = r"\?\S+"
@@ -74,13 +77,6 @@ class Host(Protocol):
 
     @property
     def origin(self) -> Origin: ...
-
-    @property
-    def secrets(self) -> Secrets:
-        """The secrets that must not appear in any text."""
-
-    def redact(self, text: str) -> str:
-        """Return the text on one line and without secrets."""
 
 
 class RegistryClient:
@@ -123,15 +119,6 @@ class RegistryClient:
             secure = self.origin._replace(scheme="https")
             self.https_hint = f"write {secure} if it serves HTTPS"
 
-    @property
-    def secrets(self) -> Secrets:
-        """The secrets that must not appear in any text."""
-        return self.authenticator.secrets
-
-    def redact(self, text: str) -> str:
-        """Return the text on one line and without secrets."""
-        return self.authenticator.redact(text)
-
     def stop(self, error: SyncError) -> None:
         """Make all further requests with this credential fail with an error in this run."""
         self._stop_error = error.copy_without_context()
@@ -155,10 +142,8 @@ class RegistryClient:
         """
         status = answer.status
         codes, text = parse_error_body(answer.body)
-        # Some servers repeat the request in the error, so secrets and the queries of URLs are
-        # removed (R10).
-        without_secrets = re.sub(_QUERY, "?...", self.authenticator.redact(text))
-        text = one_line(without_secrets)
+        # Some servers repeat the request in the error, so the queries of URLs are removed (R10).
+        text = one_line(re.sub(_QUERY, "?...", printable(text, _MOST_EXPLAINED)))
         digests = re.findall("sha(?:256|512):[0-9a-f]{64,128}", answer.body.decode("latin-1"))
         error = RegistryError(
             f"status {status}: {text}" if text else f"status {status}",

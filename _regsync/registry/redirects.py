@@ -11,10 +11,16 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from urllib.parse import unquote
 
 from _regsync.addresses import DEFAULT_PORTS, Origin, is_private
 from _regsync.errors import ProtocolBroken
-from _regsync.text import printable
+from _regsync.text import keep_passing_secret, printable
+
+# Matches each value in a URL's query, because any value may be the URL's signature. Values shorter
+# than 8 characters would mask unrelated text. Values longer than 2048 exceed the length of a
+# printed line.
+_QUERY_VALUES = "=([^&]{8,2048})"
 
 _LINE_BREAKS = re.compile("[\t\r\n]")
 
@@ -79,6 +85,12 @@ def _split_origin(origin: str) -> tuple[str, str, int | None]:
     if not host or parts.username is not None:
         raise ProtocolBroken("the Location of the answer is not an http or https URL")
     return parts.scheme, host, port
+
+
+def mask_signature(path: str) -> None:
+    """Mask the values in the query of a URL that a registry has named, because one may sign it."""
+    values = re.findall(_QUERY_VALUES, path)
+    keep_passing_secret(*values, *map(unquote, values))
 
 
 def check_foreign(base: Origin, origin: Origin) -> None:

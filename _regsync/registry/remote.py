@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 
 from _regsync.errors import (
     ContentError,
@@ -42,7 +42,7 @@ from _regsync.registry.redirects import resolve_location
 from _regsync.registry.transport import Call, Transport
 from _regsync.registry.upload import Upload
 from _regsync.state import RepositoryKey
-from _regsync.text import clean_beginning, printable, redacting
+from _regsync.text import clean_beginning, printable
 
 # The largest answers that are read, in bytes.
 _MANIFEST_LIMIT = 4 * 1024 * 1024
@@ -134,27 +134,6 @@ class _Pages:
         return ListingBroken(text)
 
 
-class _ErrorContext(redacting):
-    """A context that adds side, operation and reference to each error raised in it, and removes
-    secrets.
-    """
-
-    def __init__(self, repository: RemoteRepository, operation: str, reference: str) -> None:
-        super().__init__(repository.host.secrets)
-        self._repository = repository
-        self._operation = operation
-        self._reference = reference
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        super().__exit__(_type, error, _traceback)
-        if isinstance(error, SyncError):
-            error.add_context(self._repository.side, self._operation, self._reference)
-            # A malformed answer may contain our request with its login. A traceback would show it
-            # in the cause of the error.
-            error.message = self._repository.host.redact(error.message)
-            error.__cause__ = None
-
-
 class RemoteRepository:
     """One repository of one registry, on one side of a copy. See `Repository` for its methods."""
 
@@ -213,9 +192,14 @@ class RemoteRepository:
         """
         return image_name(f"{self.host.key}/{self.api_name}", reference)
 
-    def adding_context(self, operation: str, reference: str) -> _ErrorContext:
-        """Return a context that adds side, operation and reference to each error raised in it."""
-        return _ErrorContext(self, operation, reference)
+    @contextmanager
+    def adding_context(self, operation: str, reference: str) -> Iterator[None]:
+        """A context that adds side, operation and reference to each error raised in it."""
+        try:
+            yield
+        except SyncError as error:
+            error.add_context(self.side, operation, reference)
+            raise
 
     def build_call(
         self,

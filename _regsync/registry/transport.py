@@ -55,7 +55,7 @@ from _regsync.registry.limits import (
     is_gateway_failure,
     quota_wait,
 )
-from _regsync.registry.redirects import check_foreign, resolve_location
+from _regsync.registry.redirects import check_foreign, mask_signature, resolve_location
 from _regsync.text import duration_text
 
 # How many redirects of one request are followed (R4).
@@ -515,7 +515,7 @@ class Transport:
                 raise ProtocolBroken(f"status {response.status} without a Location")
             there, path = resolve_location(origin, call.path, location)
             check_foreign(origin, there)  # each origin is as safe as the one before it
-            client.authenticator.mask_query_values(path)  # that of a signed URL is a secret
+            mask_signature(path)
             # After a redirect to another origin no credential is sent, not even to the registry.
             is_home = is_home and there == client.origin
             authorization = authorization if is_home else None

@@ -42,7 +42,7 @@ from _regsync.oci import Descriptor
 from _regsync.providers import Dialect
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.limits import Turn
-from _regsync.registry.redirects import check_foreign, resolve_location
+from _regsync.registry.redirects import check_foreign, mask_signature, resolve_location
 from _regsync.registry.transport import ERROR_BODY, Body, Call, Exchange, Transport
 from _regsync.text import printable
 
@@ -343,4 +343,4 @@ class Upload:
         self.session = path
         self.broken_session = ""
         self.offset = offset
-        self.repository.host.authenticator.mask_query_values(path)
+        mask_signature(path)

@@ -55,7 +55,7 @@ from _regsync.registry.transport import Transport
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.once import gather
-from _regsync.text import reason_of, redacting
+from _regsync.text import reason_of
 
 if TYPE_CHECKING:
     import tempfile
@@ -560,8 +560,7 @@ class Blobs:
             await answered.wait()  # with nothing in hand
         while True:
             try:
-                with redacting(job.target.host.secrets):
-                    return await self._attempt(job)
+                return await self._attempt(job)
             except NoRoom as error:
                 self._tell_of_staging(error)
                 job.is_kept = False
@@ -838,7 +837,6 @@ class Blobs:
         """Wait before the next attempt. Raises `error` if there is none."""
         upload, host = job.upload, job.target.host
         error.add_context(Side.TARGET, "push blob", job.target.name_of(job.blob.digest))
-        error.message = host.redact(error.message)
         if isinstance(error, WrongBytes) and not job.reading.is_fresh:
             job.reading.start_again()  # a cache may have been wrong
             if upload.session and (upload.has_begun or upload.offset):

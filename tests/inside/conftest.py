@@ -2,4 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
+from _regsync.text import forget_all_secrets
 from tests.inside.a_cloud import cloud  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def without_secrets() -> Iterator[None]:
+    """Let no secret of one test be masked in the texts of another."""
+    yield
+    forget_all_secrets()

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
-from _regsync.text import clean_beginning, printable, redact, redacting
+from _regsync.text import clean_beginning, forget_secret, keep_secret, printable, redact
+
+
+@contextmanager
+def keeping(secret: str) -> Iterator[None]:
+    keep_secret(secret)
+    yield
+    forget_secret(secret)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +70,7 @@ def test_a_cut_leaves_no_part_of_a_secret(before: int, limit: int) -> None:
     """Wherever a secret stands, and however much of the text it is."""
     secret = "0123456789/abcdefghij+KLMNOPQRST" * 3
     for text in (f"{'.' * before}{secret} and more", f"{'.' * before}{secret} " * 700):
-        with redacting(lambda: (secret,)):
+        with keeping(secret):
             for shown in (printable(text, limit), clean_beginning(text.encode(), limit)):
                 assert len(shown) <= limit
                 assert not set(shown) - set("*. andmore…")
@@ -68,9 +78,9 @@ def test_a_cut_leaves_no_part_of_a_secret(before: int, limit: int) -> None:
 
 
 def test_blocks_within_each_other_know_all_secrets() -> None:
-    with redacting(lambda: ("outer-secret",)), redacting(lambda: ("inner-secret",)):
+    with keeping("outer-secret"), keeping("inner-secret"):
         assert printable("outer-secret inner-secret") == "*** ***"
-    with redacting(lambda: ("outer-secret",)):
+    with keeping("outer-secret"):
         assert printable("outer-secret inner-secret") == "*** inner-secret"
 
 
