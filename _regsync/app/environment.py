@@ -1,7 +1,5 @@
-"""Connect a command to its process: environment, files, clock, random numbers, signals.
+"""Connect a command to its process: login files, limits, signals, the event loop.
 
-Owns: all access to the state of the process.
-May not know: arguments, configurations, what a command does.
 Follows: docs/specification.md section 1.6, docs/design.md sections 2 and 9.
 """
 
@@ -37,29 +35,26 @@ MOST_OPEN_FILES = 65536  # unless the system allows fewer (docs/design.md sectio
 _OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
 
-def connect(console: Console, log: Callable[..., None] | None = None) -> Transport:
-    """Create the transport for this process. Messages go to `log`, by default the console's."""
-    world = edge.current()
-    return Transport(
-        Machine(
-            environ=world.environ,
-            home=edge.home(),
-            read=read_login_file,
-            chance=world.chance,
-            wall=world.wall,
-            log=log or console.log,
-            traces=console.shows("trace"),
-            open_files=raise_file_limit(),
-        )
-    )
-
-
 @asynccontextmanager
 async def connected(
     console: Console, log: Callable[..., None] | None = None
 ) -> AsyncIterator[Transport]:
-    """Yield the transport of `connect` while its time-outs are watched, and close it in the end."""
-    transport = connect(console, log)
+    """Yield the transport of this process while its time-outs are watched, and close it in the end.
+
+    Messages go to `log`, by default the console's.
+    """
+    world = edge.current()
+    machine = Machine(
+        environ=world.environ,
+        home=edge.home(),
+        read=read_login_file,
+        chance=world.chance,
+        wall=world.wall,
+        log=log or console.log,
+        traces=console.shows("trace"),
+        open_files=raise_file_limit(),
+    )
+    transport = Transport(machine)
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(transport.pool.watch)
