@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn
 
 from _regsync import edge
 from _regsync.app import commands
@@ -55,91 +55,29 @@ LONGEST_COMPARED = 64
 
 # The table of commands.
 
-# The names of an option, separated by blanks, and the other arguments of `add_argument`.
-Option: TypeAlias = tuple[str, dict[str, Any]]
+# Options are written as help shows them, one a line: names, what stands for a value, two blanks, and
+# the meaning, which may go on in indented lines. Without a value an option is a flag. `N` is a
+# number, `a|b` are all choices, `...` lets an option be repeated. A configuration is required
+# unless it stands in brackets. A meaning may end with the `(default: VALUE)`.
 
+CONFIG = "-c, --config FILE   the configuration; - reads standard input"
+FILE_OR_CONFIG = f"""\
+[FILE]              the configuration; - reads standard input
+[{CONFIG.replace("FILE   ", "FILE]  ")}"""
+JSON = "--json              write one JSON document to standard output"
+LOCK = """\
+--lock PATH         the lock file; implies --locked (default: FILE with .lock as its ending: mirror.lock for
+                    mirror.yaml)"""
+SHARD = """\
+--shard I/N         run only part I (0 to N-1) of the mappings in N parts; /N takes I from
+                    JOB_COMPLETION_INDEX"""
 
-def option(names: str, meaning: str, **more: Any) -> Option:
-    return names, {"help": meaning, **more}
-
-
-def flag(names: str, meaning: str) -> Option:
-    return option(names, meaning, action="store_true")
-
-
-def config(
-    meaning: str = "the configuration; - reads standard input", *, required: bool = True
-) -> Option:
-    return option("-c --config", meaning, metavar="FILE", required=required)
-
-
-def locked(meaning: str) -> list[Option]:
-    lock_meaning = f"the lock file; implies --locked (default: {LOCK_DEFAULT})"
-    return [flag("--locked", meaning), option("--lock", lock_meaning, metavar="PATH")]
-
-
-def value_of(section: str, key: str) -> Callable[[str], object]:
-    """Return the parser of an option that takes what a key of the configuration takes."""
-
-    def parse(text: str) -> object:
-        from _regsync import config  # imported late, because most commands need no such option
-
-        try:
-            return getattr(config, section).keys[key].parse_text(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return parse
-
-
-def tag_options() -> list[Option]:
-    """Return an option for each key of the section `tags` that a listing can heed."""
-    from _regsync.config import COUNT, TAGS, schema
-
-    described = schema()["$defs"]["tags"]["properties"]
-    options = list[Option]()
-    for key, field in TAGS.keys.items():
-        if key == "immutable_tags":
-            continue
-        name = f"--{key.replace('_', '-')}"
-        meaning = described[key]["description"]
-        metavar = "|".join(field.choices) or ("N" if field.form is COUNT else "PATTERN")
-        more: dict[str, Any] = {"metavar": metavar, "type": value_of("TAGS", key)}
-        if field.takes_list:
-            meaning += "; may be repeated"
-            more |= {"action": "append", "default": []}
-        options.append(option(name, meaning, **more))
-    return options
-
-
-LOCK_DEFAULT = "FILE with .lock as its ending: mirror.lock for mirror.yaml"
-CONFIG = config()
-JSON = flag("--json", "write one JSON document to standard output")
-SHARD = option(
-    "--shard",
-    "run only part I (0 to N-1) of the mappings in N parts; /N takes I from JOB_COMPLETION_INDEX",
-    metavar="I/N",
-)
-
-# A configuration that may be named as an argument or by the option: `commands` asks for one.
-FILE_OR_CONFIG = [
-    option("file", "the configuration; - reads standard input", metavar="FILE", nargs="?"),
-    config(required=False),
-]
-
-# The options of all commands. A command that asks no registries accepts the first two, but its help
-# does not show them.
-COMMON_OPTIONS = [
-    option("-v", "show decisions and retries; -vv: also every request", action="count"),
-    flag("--no-progress", "do not show progress"),
-    flag("-q", "show only results and failures, no warnings"),
-    option(
-        "--log-format",
-        "format of the lines on standard error (default: text)",
-        metavar="text|json",
-        choices=["text", "json"],
-    ),
-]
+VERBOSE_OPTIONS = """\
+-v                  show decisions and retries; -vv: also every request
+--no-progress       do not show progress"""
+COMMON_OPTIONS = """\
+-q                  show only results and failures, no warnings
+--log-format text|json  format of the lines on standard error (default: text)"""
 
 
 class Command(NamedTuple):
@@ -148,7 +86,7 @@ class Command(NamedTuple):
     summary: str
     statuses: str  # the exit statuses that the command can return, separated by blanks
     examples: str
-    options: Sequence[Option]
+    options: str
     # Exit status -> its meaning for this command, if that differs from STATUSES.
     own_statuses: Mapping[str, str] = {}
     usage: str | None = None  # in place of that of argparse
@@ -168,24 +106,13 @@ A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it means Docker Hu
 localhost and loopback addresses; http:// or https:// before the host overrides that.
 oci-layout:PATH//REPO[:TAG|@DIGEST] is an image in a directory, for disks that are carried into closed networks.
 Signatures, SBOMs and attestations are found by the referrers API, its fallback tag, and cosign's tags of the image.""",
-        options=[
-            option(
-                "--platform",
-                "copy only this platform of a multi-platform image; may be repeated",
-                metavar="OS/ARCH[/VARIANT]",
-                type=value_of("MAPPING", "platforms"),
-                action="append",
-                default=[],
-            ),
-            option("src", "the image to copy (default tag: latest)", metavar="SRC"),
-            option("dst", "where to copy it (default tag: that of SRC)", metavar="DST"),
-            flag("--no-artifacts", "leave signatures, SBOMs and attestations behind"),
-            config(
-                "a configuration to take registries and global settings from; - reads standard input",
-                required=False,
-            ),
-            JSON,
-        ],
+        options=f"""\
+--platform OS/ARCH[/VARIANT]...  copy only this platform of a multi-platform image; may be repeated
+SRC                 the image to copy (default tag: latest)
+DST                 where to copy it (default tag: that of SRC)
+--no-artifacts      leave signatures, SBOMs and attestations behind
+[-c, --config FILE]  a configuration to take registries and global settings from; - reads standard input
+{JSON}""",
     ),
     "sync": Command(
         summary="copy what a configuration selects, once",
@@ -196,24 +123,17 @@ regsync sync -c mirror.yaml --dry-run
 regsync sync -c mirror.yaml --recheck
 regsync sync -c mirror.yaml --json >report.json
 regsync sync -c mirror.yaml --retry-from report.json""",
-        options=[
-            CONFIG,
-            flag("--dry-run", "show what a run would do, and change nothing"),
-            flag(
-                "--recheck",
-                "look again for the signatures and SBOMs of all images, at source and targets; in an image"
-                " layout also look for files that it has lost",
-            ),
-            option(
-                "--retry-from",
-                "copy only what failed or was left undone in a report that --json wrote",
-                metavar="REPORT",
-            ),
-            option("--summary", "write a summary in Markdown", metavar="FILE"),
-            *locked("copy what the lock file names, and nothing else"),
-            SHARD,
-            JSON,
-        ],
+        options=f"""\
+{CONFIG}
+--dry-run           show what a run would do, and change nothing
+--recheck           look again for the signatures and SBOMs of all images, at source and targets; in an image
+                    layout also look for files that it has lost
+--retry-from REPORT  copy only what failed or was left undone in a report that --json wrote
+--summary FILE      write a summary in Markdown
+--locked            copy what the lock file names, and nothing else
+{LOCK}
+{SHARD}
+{JSON}""",
     ),
     "watch": Command(
         summary="copy what a configuration selects, again and again, as a service",
@@ -222,31 +142,15 @@ regsync sync -c mirror.yaml --retry-from report.json""",
 regsync watch -c mirror.yaml --interval 1h --json >>cycles.jsonl
 
 A changed configuration is read before the next cycle; SIGHUP begins one at once. Only changes are shown.""",
-        options=[
-            config("the configuration file"),
-            *locked("copy what the lock file names, and nothing else"),
-            SHARD,
-            flag("--json", "write a line of JSON after each cycle"),
-            option(
-                "--interval",
-                "time from the end of a cycle to the next (default: %(default)s)",
-                metavar="DURATION",
-                default="5m",
-            ),
-            option(
-                "--health-bind",
-                "address for health probes (default: %(default)s)",
-                metavar="ADDR",
-                default="127.0.0.1",
-            ),
-            option(
-                "--health-port",
-                "port for health probes (default: %(default)s)",
-                metavar="N",
-                type=int,
-                default=8080,
-            ),
-        ],
+        options=f"""\
+-c, --config FILE   the configuration file
+--locked            copy what the lock file names, and nothing else
+{LOCK}
+{SHARD}
+--json              write a line of JSON after each cycle
+--interval DURATION  time from the end of a cycle to the next (default: 5m)
+--health-bind ADDR  address for health probes (default: 127.0.0.1)
+--health-port N     port for health probes (default: 8080)""",
         own_statuses={"0": "stopped by SIGINT or SIGTERM", "2": "an unexpected error"},
     ),
     "lock": Command(
@@ -260,24 +164,15 @@ regsync lock -c mirror.yaml --recheck
 regsync sync -c mirror.yaml --locked
 
 Only sources are asked. A mapping that fails keeps its old lines.""",
-        options=[
-            CONFIG,
-            option("--lock", f"the lock file (default: {LOCK_DEFAULT})", metavar="PATH"),
-            flag("--check", "show what has come, moved or gone, and do not write the lock file"),
-            option(
-                "--only",
-                "update only mappings with this `from` (without the host), and keep all other lines; may be repeated",
-                metavar="FROM",
-                action="append",
-                default=[],
-            ),
-            flag(
-                "--recheck",
-                "also look for new signatures and SBOMs of images that have not moved; without it, their"
-                " lines stay as they are",
-            ),
-            JSON,
-        ],
+        options=f"""\
+{CONFIG}
+--lock PATH         the lock file (default: FILE with .lock as its ending: mirror.lock for mirror.yaml)
+--check             show what has come, moved or gone, and do not write the lock file
+--only FROM...      update only mappings with this `from` (without the host), and keep all other lines; may be
+                    repeated
+--recheck           also look for new signatures and SBOMs of images that have not moved; without it, their
+                    lines stay as they are
+{JSON}""",
         own_statuses={
             "0": "nothing failed, with or without changes; --check: without changes",
             "1": "something failed, but not everything; --check: nothing failed, and there are changes",
@@ -300,19 +195,15 @@ differs           the tag names another digest at the target
 incomplete        a manifest or blob of the image is missing
 artifact_missing  a signature, SBOM or attestation is missing
 corrupt           what is there does not have the bytes or the length of its digest""",
-        options=[
-            CONFIG,
-            *locked("expect at targets what the lock file names, and contact no source"),
-            flag("--read", "download all blobs of the targets, and check their bytes"),
-            option(
-                "--receipt",
-                "write a line DIGEST HOST/REPOSITORY for each manifest and blob that is there: a list for"
-                " `assume`, which leaves these out of a disk for a closed network",
-                metavar="FILE",
-            ),
-            SHARD,
-            JSON,
-        ],
+        options=f"""\
+{CONFIG}
+--locked            expect at targets what the lock file names, and contact no source
+{LOCK}
+--read              download all blobs of the targets, and check their bytes
+--receipt FILE      write a line DIGEST HOST/REPOSITORY for each manifest and blob that is there: a list for
+                    `assume`, which leaves these out of a disk for a closed network
+{SHARD}
+{JSON}""",
         own_statuses={
             "0": "all is there and right",
             "1": "there are findings",
@@ -329,19 +220,11 @@ regsync tags alpine --glob '3.*.*' --exclude '*[-_]*' --sort semver --latest 3
 regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
 
 The options are the keys of `tags` in a configuration. -v says why other tags are left out.""",
-        options=[
-            option(
-                "repo",
-                "[http://]HOST[:PORT]/REPO, with -c too; without a host: Docker Hub",
-                metavar="REPO",
-            ),
-            config(
-                "a configuration to take registries and global settings from; without options for a rule,"
-                " also the rules of the mappings that copy from REPO; - reads standard input",
-                required=False,
-            ),
-            JSON,
-        ],
+        options=f"""\
+REPO                [http://]HOST[:PORT]/REPO, with -c too; without a host: Docker Hub
+[-c, --config FILE]  a configuration to take registries and global settings from; without options for a rule,
+                    also the rules of the mappings that copy from REPO; - reads standard input
+{JSON}""",
     ),
     "auth": Command(
         summary="check that the credentials have the rights that a configuration needs",
@@ -352,16 +235,10 @@ regsync auth check -c mirror.yaml
 Each source and target repository of the mappings is asked for its tags. In each target repository that exists, an
 upload is also begun and cancelled, so that nothing is stored. A login that may only read from targets is therefore
 an error here, even if it is enough for `audit`.""",
-        options=[
-            option(
-                "check",
-                "try the rights in each source and target repository of the mappings",
-                metavar="check",
-                choices=["check"],
-            ),
-            CONFIG,
-            JSON,
-        ],
+        options=f"""\
+check               try the rights in each source and target repository of the mappings
+{CONFIG}
+{JSON}""",
         usage="%(prog)s check -c FILE [options]",
         own_statuses={
             "0": "nothing that is needed is missing",
@@ -379,16 +256,9 @@ regsync report run.json --to html >run.html
 
 The report is what `sync --json` or `copy --json` has written (`audit --json` writes another document). No registry
 is asked.""",
-        options=[
-            option("file", "the JSON report; - reads standard input", metavar="FILE"),
-            option(
-                "--to",
-                "the format to write (default: text)",
-                metavar="text|markdown|junit|html",
-                choices=["text", "markdown", "junit", "html"],
-                default="text",
-            ),
-        ],
+        options="""\
+FILE                the JSON report; - reads standard input
+--to text|markdown|junit|html  the format to write (default: text)""",
         own_statuses={
             "0": "the report was shown, whatever failed in the run",
             "3": "FILE is not a report, the command line is invalid, or the FIPS gate is closed",
@@ -409,10 +279,9 @@ regsync validate - <mirror.yaml""",
         summary="print a configuration with variables and defaults filled in",
         statuses="0 3",
         examples="regsync expand mirror.yaml",
-        options=[
-            *FILE_OR_CONFIG,
-            flag("--show-secrets", "print passwords and tokens in plain text"),
-        ],
+        options=f"""\
+{FILE_OR_CONFIG}
+--show-secrets      print passwords and tokens in plain text""",
         own_statuses={"0": "the configuration is valid, and was printed"},
         asks_registries=False,
     ),
@@ -424,7 +293,7 @@ regsync schema >regsync.schema.json
 
 Editors complete a configuration that begins with
 # yaml-language-server: $schema=regsync.schema.json""",
-        options=[flag("--report", "print the schema of what --json writes instead")],
+        options="--report            print the schema of what --json writes instead",
         own_statuses={"0": "the schema was printed", "3": "the command line is invalid"},
         asks_registries=False,
     ),
@@ -436,7 +305,9 @@ regsync version --json
 regsync version --sbom >regsync.cdx.json
 
 It also runs where the FIPS gate is closed, and says why. Only a built file has an inventory, a checkout has none.""",
-        options=[JSON, flag("--sbom", "print an inventory of the file (CycloneDX)")],
+        options=f"""\
+{JSON}
+--sbom              print an inventory of the file (CycloneDX)""",
         own_statuses={
             "0": "the version was printed, whether the FIPS gate holds or not",
             "3": "the command line is invalid, or there is no inventory",
@@ -531,11 +402,12 @@ def program_parser() -> Parser:
         STATUSES,
         "Some commands use fewer of these, or give some a different meaning: see their help.",
     ]
-    version = flag("--version", "the same as the command `version`")
-    summary = "copy container images between OCI registries"
-    return make_parser(
-        "regsync", summary, epilog, [version, *COMMON_OPTIONS], "regsync COMMAND ..."
-    )
+    parser = make_parser("regsync", "copy container images between OCI registries", epilog)
+    parser.usage = "regsync COMMAND ..."
+    add_options(parser, "--version           the same as the command `version`")
+    add_options(parser, VERBOSE_OPTIONS)
+    add_options(parser, COMMON_OPTIONS)
+    return parser
 
 
 def command_parser(name: str, command: Command) -> Parser:
@@ -549,31 +421,87 @@ def command_parser(name: str, command: Command) -> Parser:
         "exit status:",
         *(f"  {status:<5}{meanings[status]}" for status in command.statuses.split()),
     ]
-    common = COMMON_OPTIONS
-    if not command.asks_registries:
-        hidden = [(names, {**more, "help": argparse.SUPPRESS}) for names, more in common[:2]]
-        common = [*hidden, *common[2:]]
-    own = tag_options() if name == "tags" else []
-    options = [*own, *command.options, *common]
-    return make_parser(f"regsync {name}", command.summary, epilog, options, command.usage)
+    parser = make_parser(f"regsync {name}", command.summary, epilog)
+    parser.usage = command.usage
+    if name == "tags":
+        add_tag_options(parser)
+    add_options(parser, command.options)
+    # A command that asks no registries accepts these, but its help does not show them.
+    add_options(parser, VERBOSE_OPTIONS, is_shown=command.asks_registries)
+    add_options(parser, COMMON_OPTIONS)
+    return parser
 
 
-def make_parser(
-    prog: str, description: str, epilog: Sequence[str], options: Sequence[Option], usage: str | None
-) -> Parser:
-    """Create a parser. `epilog` has the last lines of its help."""
-    parser = Parser(
+def make_parser(prog: str, description: str, epilog: Sequence[str]) -> Parser:
+    """Create a parser without arguments. `epilog` has the last lines of its help."""
+    return Parser(
         prog=prog,
-        usage=usage,
         description=description,
         epilog="\n".join(epilog),
         # `main` looks for `--json` in the words of the command line, so it must not be abbreviated.
         allow_abbrev=False,
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=help_width()),
     )
-    for names, more in options:
-        parser.add_argument(*names.split(), **more)
-    return parser
+
+
+def add_options(parser: Parser, text: str, *, is_shown: bool = True) -> None:
+    """Add options and arguments that are written as above CONFIG."""
+    for line in re.sub(r"\n +", " ", text).splitlines():
+        head, _, meaning = line.partition("  ")
+        is_optional = head.startswith("[")
+        *names, last = head.strip("[]").replace(",", "").split()
+        more: dict[str, Any] = {"help": meaning.strip() if is_shown else argparse.SUPPRESS}
+        if default := re.search(r"\(default: (\S+)\)$", meaning):
+            more["default"] = default[1]
+        if last.startswith("-"):  # a flag: no value follows
+            names.append(last)
+            more["action"] = "count" if last == "-v" else "store_true"
+        else:
+            metavar = last.removesuffix("...")
+            more["metavar"] = metavar
+            if metavar != last:
+                more |= {"action": "append", "default": []}
+            if metavar == "N":
+                more["type"] = int
+            elif metavar.islower():
+                more["choices"] = metavar.split("|")
+            elif "/VARIANT" in metavar:
+                more["type"] = value_of("MAPPING", "platforms")
+        if "--config" in names:
+            more["required"] = not is_optional
+        elif not names:
+            names = [last.lower()]
+            more |= {"nargs": "?"} if is_optional else {}
+        parser.add_argument(*names, **more)
+
+
+def add_tag_options(parser: Parser) -> None:
+    """Add an option for each key of the section `tags` that a listing can heed."""
+    from _regsync.config import COUNT, TAGS, schema
+
+    described = schema()["$defs"]["tags"]["properties"]
+    for key, field in TAGS.keys.items():
+        if key == "immutable_tags":
+            continue
+        more: dict[str, Any] = {"help": described[key]["description"]}
+        if field.takes_list:
+            more = {"help": f"{more['help']}; may be repeated", "action": "append", "default": []}
+        more["metavar"] = "|".join(field.choices) or ("N" if field.form is COUNT else "PATTERN")
+        parser.add_argument(f"--{key.replace('_', '-')}", type=value_of("TAGS", key), **more)
+
+
+def value_of(section: str, key: str) -> Callable[[str], object]:
+    """Return the parser of an option that takes what a key of the configuration takes."""
+
+    def parse(text: str) -> object:
+        from _regsync import config  # imported late, because most commands need no such option
+
+        try:
+            return getattr(config, section).keys[key].parse_text(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse
 
 
 def help_width() -> int:
