@@ -298,7 +298,7 @@ class Authenticator:
     def record_success(self, header: str, repository: str, method: str) -> None:
         """Record that the registry accepted a request with this Authorization header."""
         self.was_accepted = True
-        self._is_challenge_confirmed = True  # the header answers it
+        self._challenged_in_this_run = True  # the header answers it
         token = self._token_cache.token_in(header)
         if token is not None:
             # After this, a 401 to the same kind of request means that the token has ended.
