@@ -41,7 +41,7 @@ __all__ = ["add_options", "run"]
 
 # Each way of a body into a registry: the persona of the harness, and the kind that the program is
 # told.
-WAYS = {"GHCR": ("ghcr", "ghcr"), "one PATCH": ("ghcr_405", "ghcr"), "ACR": ("acr", "acr")}
+WAYS = {"GHCR": ("ghcr", "ghcr"), "ACR": ("acr", "acr")}
 SMALL_LIMIT = 64 * MB  # bytes of data for a run that passes on one layer of any size
 ENTRIES = 600_000  # of a large state
 
