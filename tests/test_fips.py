@@ -204,7 +204,7 @@ def test_version_names_the_provider(
     assert provider["name"] == "OpenSSL FIPS Provider"
     assert (
         json.loads(told.stdout)["gate"]
-        == f"FIPS gate holds: {provider['name']} {provider['version']}"
+        == f"FIPS gate holds: {provider['name']} {provider['version']} is active"
     )
 
 

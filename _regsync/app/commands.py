@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from _regsync import edge
+from _regsync import FIPS_BUILD, IS_STATIC, __version__, edge, fips
 from _regsync.errors import ConfigError
 from _regsync.text import printable, reason_of
 
@@ -418,7 +418,7 @@ def run_expand(arguments: Namespace, console: Console) -> int:
     from _regsync.config import expand
 
     file = read_config_file(only_name(arguments))
-    write_text(expand(file, show_secrets=arguments.show_secrets))
+    console.print_text(expand(file, show_secrets=arguments.show_secrets))
     return 0
 
 
@@ -434,13 +434,8 @@ def only_name(arguments: Namespace) -> str:
 def run_report(arguments: Namespace, console: Console) -> int:
     from _regsync.app import pages
 
-    forms = {
-        "text": pages.as_text,
-        "markdown": pages.as_markdown,
-        "junit": pages.as_junit,
-        "html": pages.as_page,
-    }
-    write_text(forms[arguments.to](read_report_file(arguments.file)))
+    forms = {"markdown": pages.as_markdown, "junit": pages.as_junit, "html": pages.as_page}
+    console.print_text(forms[arguments.to](read_report_file(arguments.file)))
     return 0
 
 
@@ -449,23 +444,63 @@ def run_schema(arguments: Namespace, console: Console) -> int:
     from _regsync.sync import report
 
     document = report.schema() if arguments.report else config.schema()
-    write_text(json.dumps(document, indent=2) + "\n")
+    console.print_text(json.dumps(document, indent=2) + "\n")
     return 0
 
 
-def write_text(text: str) -> None:
-    """Write a file's text to standard output, without the changes that the console would make."""
-    try:
-        sys.stdout.write(text)
-    except UnicodeEncodeError:
-        # The output is a UTF-8 file, such as YAML or HTML, whatever encoding the locale selects.
-        sys.stdout.buffer.write(text.encode())
-    sys.stdout.flush()
-
-
 def run_version(arguments: Namespace, console: Console) -> int:
-    from _regsync.app import version
-
     if arguments.sbom:
-        return version.inventory()
-    return version.show(arguments.closed_reason, writes_json=arguments.json)
+        console.print_text(read_inventory())
+        return 0
+    facts = describe_version(arguments.closed_reason)
+    if arguments.json:
+        console.print_document(facts)
+    else:
+        console.print_line("regsync {version} ({gate}), {python}, {openssl}".format(**facts))
+    return 0
+
+
+def describe_version(closed_reason: str) -> dict[str, object]:
+    """Return the document of `version --json`. The FIPS gate is closed for `closed_reason`, if any."""
+    provider = None  # name and version of the FIPS provider, if the gate holds
+    if IS_STATIC:
+        gate = "static file, no FIPS gate"
+    elif not FIPS_BUILD:
+        gate = "no FIPS gate in this build"
+    elif closed_reason:
+        gate = f"FIPS gate closed: {closed_reason}"
+    else:
+        provider = fips.provider()
+        gate = "FIPS gate holds: {name} {version} is active".format(**provider)
+    try:
+        import _ssl  # faster than `ssl`, and the version is all that is needed
+
+        openssl = _ssl.OPENSSL_VERSION
+    except ImportError:  # an interpreter that was built without OpenSSL
+        openssl = "no OpenSSL"
+    name = sys.implementation.name
+    return {
+        "schema": 1,
+        "version": __version__,
+        "build": "static" if IS_STATIC else "fips" if FIPS_BUILD else "nofips",
+        "python": f"{'CPython' if name == 'cpython' else name} {sys.version.split()[0]}",
+        "openssl": openssl,
+        "gate": gate,
+        "gate_holds": provider is not None,
+        "provider": provider,
+    }
+
+
+def read_inventory() -> str:
+    """Return the SBOM (CycloneDX) that the build has put into the file.
+
+    Raises ConfigError if the program runs from its sources, because they have no SBOM.
+    """
+    loader = globals()["__loader__"]  # that of a zip file has `archive`, the path of the file
+    if not hasattr(loader, "archive"):
+        raise ConfigError(
+            "--sbom: a checkout has no inventory, only a built file has one",
+            hint="build a file with tools/build_zipapp.py",
+        )
+    inventory: bytes = loader.get_data(f"{loader.archive}/sbom.cdx.json")
+    return inventory.decode()
