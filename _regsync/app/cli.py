@@ -76,7 +76,6 @@ class Command(NamedTuple):
     options: str
     # Exit status -> its meaning for this command, if that differs from STATUSES.
     own_statuses: Mapping[str, str] = {}
-    usage: str | None = None  # in place of that of argparse
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -146,7 +145,6 @@ A changed configuration is read before the next cycle; SIGHUP begins one at once
 regsync lock -c mirror.yaml
 regsync lock -c mirror.yaml --check
 regsync lock -c mirror.yaml --only library/alpine
-regsync lock -c mirror.yaml --recheck
 regsync sync -c mirror.yaml --locked
 
 Only sources are asked. A mapping that fails keeps its old lines.""",
@@ -174,13 +172,7 @@ regsync audit -c mirror.yaml --read --json >audit.json
 regsync audit -c mirror.yaml --locked --receipt there.txt
 
 Every tag, manifest, blob and artifact is asked for, and nothing is written to any registry. Without --locked the
-targets are compared with what the sources have now. A tag that only a target has is no finding. Findings are:
-
-missing           the target has no such tag
-differs           the tag names another digest at the target
-incomplete        a manifest or blob of the image is missing
-artifact_missing  a signature, SBOM or attestation is missing
-corrupt           what is there does not have the bytes or the length of its digest""",
+targets are compared with what the sources have now. A tag that only a target has is no finding.""",
         options=f"""\
 {CONFIG}
 --locked            expect at targets what the lock file names, and contact no source
@@ -200,7 +192,6 @@ corrupt           what is there does not have the bytes or the length of its dig
         summary="list the tags of a repository that a rule or a configuration selects",
         statuses="0 2 3 4 130",
         examples="""\
-regsync tags -v -c mirror.yaml docker.io/library/alpine
 regsync tags -v -c mirror.yaml ghcr.io/org/app
 regsync tags alpine --glob '3.*.*' --exclude '*[-_]*' --sort semver --latest 3
 regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
@@ -225,7 +216,6 @@ an error here, even if it is enough for `audit`.""",
 check               try the rights in each source and target repository of the mappings
 {CONFIG}
 {JSON}""",
-        usage="%(prog)s check -c FILE [options]",
         own_statuses={
             "0": "nothing that is needed is missing",
             "2": "an unexpected error",
@@ -392,7 +382,6 @@ def command_parser(name: str, command: Command) -> Parser:
         *(f"  {status:<5}{meanings[status]}" for status in command.statuses.split()),
     ]
     parser = make_parser(f"regsync {name}", command.summary, epilog)
-    parser.usage = command.usage
     if name == "tags":
         add_tag_options(parser)
     add_options(parser, command.options)

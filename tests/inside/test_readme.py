@@ -98,6 +98,7 @@ def test_every_option_exists_and_every_option_is_named():
         "-suffix",
         "-alpine",
         "-module",
+        "-providers",
         "-out",
         "--home-dir",
         "--no-create-home",
