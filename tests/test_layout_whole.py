@@ -92,3 +92,20 @@ def test_it_stands_for_a_whole_layout_alone(mapping: dict[str, str], said: str) 
     }
     ran = run_regsync("validate", "-", stdin=json.dumps(document))
     assert (ran.status, said in ran.err) == (3, True), ran.err
+
+
+def test_a_mapping_that_names_its_repository_goes_before(
+    source: Server, target: Server, tmp_path: Path
+) -> None:
+    Seed(1).image().load_into(source.app, "app", tag="v1")
+    ends = {"source": source, "disk": DISK}
+    outside = document(ends, {"from": "app", "tags": tags("*")}, defaults={"targets": ["disk"]})
+    assert run_regsync("sync", "-q", "-c", write(tmp_path, "o.yaml", outside)).status == 0
+    image = Seed(2).image().load_into(source.app, "app", tag="v1")
+    ends = {"source": source, "disk": DISK, "target": target}
+    mappings = [{"from": "*", "source": "disk", "targets": ["target"]}]
+    mappings.append({"from": "app", "tags": tags("v1"), "targets": ["target"]})
+    ran = run_regsync("sync", "--json", "-c", write(tmp_path, "i.yaml", document(ends, *mappings)))
+    assert ran.status == 1
+    assert ["mappings[1] writes this tag too" in line for line in ran.failed] == [True]
+    assert target.app.tags("app") == {"v1": image.top}
