@@ -6,14 +6,21 @@ Follows: docs/design.md section 10.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import anyio
 
 from _regsync.app.console import Console
 from _regsync.registry.runs import Transport
-from _regsync.sync.image import Traffic
 from _regsync.text import duration_text, size_text
+
+if TYPE_CHECKING:
+    from _regsync.audit import Audit
+    from _regsync.locking import Locking
+    from _regsync.sync.work import Scheduler
+
+# What shows progress: it counts images and bytes.
+Work: TypeAlias = "Scheduler | Audit | Locking"
 
 # All times are in seconds.
 
@@ -24,30 +31,6 @@ HEARTBEAT_SECONDS = 30.0  # between two log lines, if there is no terminal
 RATE_SECONDS = 10.0
 
 SILENCE_SECONDS = 10.0  # without an answer, after which a registry is reported as slow
-
-
-class Work(Protocol):
-    """Work whose progress is shown: a run's scheduler, an audit, or the making of a lock."""
-
-    @property
-    def transport(self) -> Transport: ...
-
-    @property
-    def images_done(self) -> int: ...
-
-    @property
-    def images_known(self) -> int:
-        """The number of images found so far, including the images that are done."""
-
-    @property
-    def bytes_moved(self) -> int: ...
-
-    @property
-    def traffic(self) -> Traffic: ...
-
-    @property
-    def drain_deadline(self) -> float | None:
-        """When unfinished copies will be cancelled after a signal. None before a signal."""
 
 
 class Progress(NamedTuple):
