@@ -120,9 +120,6 @@ _DIALECT = Dialect(
 )
 
 
-_CHECK_PATH = "check the path, and whether the disk is mounted"
-
-
 class LayoutError(SyncError):
     """A layout cannot be read or written."""
 
@@ -322,22 +319,6 @@ def read_receipts(paths: Iterable[str]) -> dict[str, str]:
             raise ConfigError(f"assume: {printable(path)}: {error.message}") from error
         repositories = {**receipt, **repositories}
     return repositories
-
-
-def list_repositories(path: str) -> list[str]:
-    """Return the names of all repositories of a layout, sorted. Raises SyncError if it cannot be read.
-
-    Repositories without a name, in a layout of another tool, are left out.
-    """
-    body = None
-    for suffix in ("", PARTIAL_SUFFIX):  # the second if the rename of the first was lost
-        if body is None:
-            body = _read_file(os.path.join(path, f"index.json{suffix}"), _LARGEST_INDEX)
-    if body is None:
-        text = f"{printable(path)} is not an image layout: it has no file index.json"
-        raise LayoutError(text, hint=_CHECK_PATH)
-    names = [entry.own_name for entry in Index(body).entries.values()]
-    return sorted({name[0] for name in names if name})
 
 
 def without_host(name: str) -> str:
@@ -554,7 +535,7 @@ class Layout:
         if version is None:
             raise LayoutError(
                 f"{printable(self.path)} is not an image layout: it has no file oci-layout",
-                hint=_CHECK_PATH,
+                hint="check the path, and whether the disk is mounted",
             )
         if body is None:
             text = f"{printable(self.path)} is an incomplete image layout: it has no index.json"
@@ -1203,3 +1184,19 @@ class _Upload:
         path = self.session
         self._close()
         remove_if_possible(path)
+
+
+def list_repositories(path: str) -> list[str]:
+    """Return the names of all repositories of a layout, sorted. Raises SyncError if it cannot be read.
+
+    Repositories without a name, in a layout of another tool, are left out.
+    """
+    body = None
+    for suffix in ("", PARTIAL_SUFFIX):  # the second if the rename of the first was lost
+        if body is None:
+            body = _read_file(os.path.join(path, f"index.json{suffix}"), _LARGEST_INDEX)
+    if body is None:
+        text = f"{printable(path)} is not an image layout: it has no file index.json"
+        raise SyncError(text, hint="check the path, and whether the disk is mounted")
+    names = [entry.own_name for entry in Index(body).entries.values()]
+    return sorted({name[0] for name in names if name})
