@@ -27,7 +27,7 @@ from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
-from _regsync.sync.report import Outcome, SharedCause, error_json, shared_causes, sorted_requests
+from _regsync.sync.report import Outcome, error_json, sorted_requests
 from _regsync.text import duration_text, size_text
 
 
@@ -65,10 +65,6 @@ class AuditReport:
     def has_something_to_report(self) -> bool:
         """Whether there is anything to report."""
         return bool(self.findings or self.failures)
-
-    def causes(self) -> list[SharedCause]:
-        """Return the causes that several failures share, the most frequent first."""
-        return shared_causes(self.failures)
 
     def undone_text(self) -> str:
         """Return the message for an interrupted audit."""

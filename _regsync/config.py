@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 # Records.
 
 
+# As `from` of a mapping, stands for all repositories of an image layout.
+ALL_REPOSITORIES = "*"
+
+
 class Registry(NamedTuple):
     """One entry of `registries`: a registry or an image layout."""
 
@@ -346,6 +350,11 @@ def parse_repository(text: str) -> str:
     raise ValueError(
         f"{text!r} is not a repository: write a path such as team/app, without the host"
     )
+
+
+def parse_source_repository(text: str) -> str:
+    """Return the text if it is the name of a repository, or stands for all of an image layout."""
+    return text if text == ALL_REPOSITORIES else parse_repository(text)
 
 
 def parse_proxy(text: str) -> str:
@@ -1035,6 +1044,13 @@ def build_mapping(section: Section) -> MappingRule | None:
     if "." in first and rest and canonical_host(first) == rule.source.host:
         trouble = "begins with the registry's own host, which does not belong here"
         section.add_warning("from", f"{rule.source_repository!r} {trouble}: write {rest!r}")
+    if rule.source_repository == ALL_REPOSITORIES:
+        if not rule.source.is_layout:
+            message = "only a source that is an `oci-layout` can be copied whole: name a repository"
+            section.add_problem("from", message)
+        if "to" in section.nodes:
+            message = 'cannot be set where `from` is "*": each repository keeps its name'
+            section.add_problem("to", message)
     if rule.min_age and rule.source.is_layout:
         message = "images in an image layout have no age: write `min_age: 0`"
         section.add_problem("min_age", message)
@@ -1237,7 +1253,7 @@ MAPPING = Field(
     read=Reader.section,
     build=build_mapping,
     keys={
-        "from": Field(parse_repository, required="the source repository, without the host"),
+        "from": Field(parse_source_repository, required="the source repository, without the host"),
         "to": Field(parse_repository),
         **_INHERITED,
     },
@@ -1385,7 +1401,7 @@ def _plain_registry(registry: Registry) -> dict[str, Any]:
 def _plain_mapping(rule: MappingRule) -> dict[str, Any]:
     return {
         "from": rule.source_repository,
-        "to": rule.target_repository,
+        "to": rule.target_repository if rule.target_repository != ALL_REPOSITORIES else None,
         "source": rule.source.alias,
         "targets": [target.alias for target in rule.targets],
         "tags": _changed(rule.tags, TAGS.keys) or None,

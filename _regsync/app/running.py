@@ -110,7 +110,8 @@ async def run(
 
     if report.interrupted:
         return 128 + signals[0]
-    return report.exit_status()
+    status = report.exit_status()
+    return max(status, 1) if retry is not None and retry.unselected else status
 
 
 def write_summary(document: dict[str, object], path: str) -> None:
