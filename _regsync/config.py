@@ -212,8 +212,6 @@ def _has_address(registry: Registry, written: str, address: RegistryAddress) -> 
 # The number of seconds in each unit of a duration.
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_MAX_AGE = 3650 * 86400  # seconds
-
 # The exponent of 1000 or 1024 for each prefix of a size.
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -238,14 +236,6 @@ def parse_duration(text: str) -> float:
         )
     numbers_with_units = re.findall(r"([0-9]+)([smhd]?)", text)
     return float(sum(int(number) * _SECONDS[unit] for number, unit in numbers_with_units))
-
-
-def parse_age(text: str) -> float:
-    """Parse a duration of at most ten years. Returns seconds."""
-    seconds = parse_duration(text)
-    if seconds > _MAX_AGE:
-        raise ValueError(f"{text!r} is too long: write 3650d at most")
-    return seconds
 
 
 def parse_size(text: str) -> int:
@@ -373,10 +363,6 @@ def parse_pattern(text: str) -> str:
     return text
 
 
-def parse_one_pattern(text: str) -> tuple[str]:
-    return (parse_pattern(text),)
-
-
 def parse_version_range(text: str) -> str:
     parse_range(text)
     return text
@@ -471,20 +457,7 @@ _NATURAL_TAGS = {
     "scalar": _KINDS.keys() - {"map", "seq", "!"},
 }
 
-# The number of entries that all `<<` of a document may merge. A short document could otherwise
-# repeat a long mapping many thousands of times.
-_MAX_MERGED = 1_000_000
-
 _IN_FILE_ORDER = attrgetter("line", "column")  # a key for sorting problems
-
-# A path shows at most this many characters of a key, because many problems may repeat a long key.
-_MAX_KEY_IN_PATH = 64
-
-# A similar name is searched for the first problems only, among this many names at most, and for
-# this many characters of the unknown name, because a search takes milliseconds.
-_MAX_PROBLEMS_WITH_SUGGESTION = 100
-_MAX_NAMES_SEARCHED = 500
-_MAX_CHARACTERS_SEARCHED = 64
 
 
 class ConfigFile(NamedTuple):
@@ -568,7 +541,6 @@ class Reader:
         # aliases may repeat a node thousands of times.
         self.results: dict[tuple[int, int], object] = {}
         self.entries: dict[int, Entries] = {}
-        self.merged_count = 0  # entries that `<<` has merged so far
 
     def read_document(self) -> dict[str, Any]:
         """Read the whole document. Returns its values by key.
@@ -604,14 +576,11 @@ class Reader:
             mark = error.problem_mark or error.context_mark
             place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
             message = _explain(error)
-        except RecursionError:
-            place = (loader.line + 1, loader.column + 1)
-            message = "nested too deep"
-        except (ValueError, OverflowError):
+        except (RecursionError, ValueError, OverflowError):
             # PyYAML does not catch the errors of chr() and int() for "\UFFFFFFFF" or for a %YAML
             # version with very many digits.
             place = (loader.line + 1, loader.column + 1)
-            message = "malformed YAML: a number out of range"
+            message = "malformed YAML: nested too deep, or a number out of range"
         else:
             if root is not None and _tag_of(root) != "null":
                 return root
@@ -637,15 +606,11 @@ class Reader:
     def suggest_name(self, unknown: str, names: Iterable[str]) -> str:
         """Return ": did you mean 'NAME'?", the end of a message about an unknown name.
 
-        NAME is the most similar of the valid `names`. Returns an empty string if no name is
-        similar, or if there are too many problems to search names for each.
+        NAME is the most similar of the valid `names`. Returns an empty string if no name is similar.
         """
-        if len(self.problems) > _MAX_PROBLEMS_WITH_SUGGESTION:
-            return ""
         import difflib  # needed only for error messages
 
-        searched = list(names)[:_MAX_NAMES_SEARCHED]
-        similar = difflib.get_close_matches(unknown[:_MAX_CHARACTERS_SEARCHED], searched, n=1)
+        similar = difflib.get_close_matches(unknown, names, n=1)
         return f": did you mean {similar[0]!r}?" if similar else ""
 
     def read(self, node: Node, field: Field, path: str) -> Any:
@@ -722,9 +687,6 @@ class Reader:
     def absolute_path(self, path: str) -> str:
         return self.file.absolute_path(path)
 
-    def one_path(self, path: str) -> tuple[str]:
-        return (self.absolute_path(path),)
-
     def locate(self, address: RegistryAddress) -> dict[str, Any]:
         """Return the fields of Registry that say where it is."""
         place = address._asdict()
@@ -742,8 +704,8 @@ class Reader:
         set.
         """
         if node.id == "scalar" and field.alone is not None:
-            value: tuple[Any, ...] | None = self.scalar(node, field.alone, path)
-            return value
+            value = self.scalar(node, field.alone, path)
+            return (value,) if isinstance(value, str) else value
         if not self.expect("seq", node, path):
             return None
         if field.if_empty and not node.value:
@@ -817,12 +779,7 @@ class Reader:
             if source.id != "mapping":
                 self.add_problem(source, path, "'<<' takes a mapping or a list of mappings")
                 continue
-            merged = self.entries_of(source, path)
-            self.merged_count += 1 + len(merged)  # a source takes time even if it has no entries
-            if self.merged_count > _MAX_MERGED:
-                self.add_problem(source, path, f"'<<' repeats over {_MAX_MERGED:,} values")
-                raise self.error()
-            for name, entry in merged.items():
+            for name, entry in self.entries_of(source, path).items():
                 entries.setdefault(name, entry)
         return entries
 
@@ -902,7 +859,6 @@ def _place_after(before: str) -> tuple[int, int]:
 
 def _join_path(path: str, key: str) -> str:
     """Return the path of the value under a key of the mapping at `path`."""
-    key = key[:_MAX_KEY_IN_PATH]
     return f"{path}.{key}" if path else key
 
 
@@ -910,12 +866,13 @@ def _check_form(node: Node, field: Field) -> None:
     """Raise ValueError if a node has a YAML type that its field does not accept."""
     tag = _tag_of(node)
     is_lone_variable = tag == "str" and re.fullmatch(_LONE_VARIABLE, node.value) is not None
-    if tag in field.form.tags or is_lone_variable:
+    if tag in field.form or is_lone_variable:
         return
-    accepts_text = "str" in field.form.tags
+    if "str" not in field.form:
+        raise ValueError(f"must be {_KINDS[field.form[0]]} without quotes, not {_KINDS[tag]}")
     has_text = node.id == "scalar" and tag != "null"
-    remedy = ": put it in quotes" if accepts_text and has_text else ""
-    raise ValueError(f"must be {field.form.wanted}, not {_KINDS[tag]}{remedy}")
+    remedy = ": put it in quotes" if has_text else ""
+    raise ValueError(f"must be text, not {_KINDS[tag]}{remedy}")
 
 
 # Building of records, and what concerns several keys.
@@ -1074,24 +1031,18 @@ def _check_copy_within_registry(section: Section, rule: MappingRule) -> None:
 # The table of keys.
 
 
-class Form(NamedTuple):
-    """The YAML types in which a scalar may be written."""
-
-    tags: tuple[str, ...]  # of `Node.tag`
-    wanted: str  # the name of the type in error messages
-
-
-TEXT = Form(("str",), "text")
-FLAG = Form(("bool",), "true or false without quotes")
-COUNT = Form(("int",), "a whole number without quotes")
-AMOUNT = Form(("str", "int", "float"), "text")  # a text that may be an unquoted number
+# The YAML types in which a scalar may be written: tags as `_tag_of` returns them.
+TEXT = ("str",)
+FLAG = ("bool",)
+COUNT = ("int",)
+AMOUNT = ("str", "int", "float")  # a text that may be an unquoted number
 
 
 class Field(NamedTuple):
     """How the value of a key is read."""
 
     parse: Callable[[str], Any] = str  # returns the value of a text; raises ValueError
-    form: Form = TEXT
+    form: tuple[str, ...] = TEXT
     read: Callable[[Reader, Node, Field, str], Any] = Reader.scalar
     # Returns what a parsed text refers to, or None if that is invalid. Raises ValueError.
     resolve: Callable[[Reader, Any], Any] | None = None
@@ -1099,7 +1050,9 @@ class Field(NamedTuple):
     if_empty: str = ""  # the remedy for an empty list; "": an empty list is valid
     required: str = ""  # what to write, for the message; "": the key may be left out
     secret: bool = False
-    alone: Field | None = None  # of a scalar in place of a list; its value is a tuple
+    alone: Field | None = (
+        None  # of a scalar in place of a list, or of its only item if that is a text
+    )
     keys: Mapping[str, Field] = MappingProxyType({})  # of a section
     build: Callable[[Section], Any] = values_of  # returns what a section stands for, or None
     if_no_section: str = ""  # the remedy for a value that is no mapping
@@ -1127,7 +1080,7 @@ class Field(NamedTuple):
 
 
 PATH = Field(resolve=Reader.absolute_path)
-ONE_PATTERN = Field(parse_one_pattern)
+PATTERN = Field(parse_pattern)
 ALIASES = Field(
     read=Reader.texts, resolve=Reader.find_registry, if_empty="name at least one registry"
 )
@@ -1178,7 +1131,7 @@ REGISTRY = Field(
         "assume": Field(
             read=Reader.texts,
             resolve=Reader.absolute_path,
-            alone=Field(resolve=Reader.one_path),
+            alone=PATH,
             if_empty="omit it to leave nothing out",
         ),
     },
@@ -1190,18 +1143,15 @@ TAGS = Field(
     if_no_section=": write `tags: {glob: ...}`",
     keys={
         "glob": Field(
-            parse_pattern,
-            read=Reader.texts,
-            alone=ONE_PATTERN,
-            if_empty="omit it to take every tag",
+            parse_pattern, read=Reader.texts, alone=PATTERN, if_empty="omit it to take every tag"
         ),
-        "exclude": Field(parse_pattern, read=Reader.texts, alone=ONE_PATTERN),
+        "exclude": Field(parse_pattern, read=Reader.texts, alone=PATTERN),
         "semver": Field(parse_version_range),
         "semver_prerelease": Field(choices=("include", "exclude", "only")),
         "sort": Field(choices=("semver", "alpha")),
         "latest": Field(parse_positive, COUNT),
         "min_tags": Field(parse_count, COUNT),
-        "immutable_tags": Field(parse_pattern),
+        "immutable_tags": PATTERN,
     },
 )
 
@@ -1221,7 +1171,7 @@ _INHERITED = {
     "source": Field(resolve=Reader.find_registry),
     "targets": ALIASES._replace(alone=Field(resolve=Reader.find_targets)),
     "tags": TAGS,
-    "min_age": Field(parse_age, AMOUNT),
+    "min_age": Field(parse_duration, AMOUNT),
     "platforms": Field(
         parse_listed_platform,
         read=Reader.texts,

@@ -662,7 +662,7 @@ def test_a_warning_about_a_rule_that_many_inherit_is_told_once() -> None:
     assert ": defaults.tags.glob: 'x'" in found
 
 
-def test_an_age_is_inherited_undone_and_bounded() -> None:
+def test_an_age_is_inherited_and_undone() -> None:
     text = f"{REGISTRIES}defaults: {{source: one, targets: two, min_age: 1d12h}}\nmappings: "
     rules = read(f"{text}[{{from: a}}, {{from: b, min_age: 0}}, {{from: c, min_age: 3d}}]").mappings
     assert [rule.min_age for rule in rules] == [129600.0, 0.0, 259200.0]
@@ -670,8 +670,6 @@ def test_an_age_is_inherited_undone_and_bounded() -> None:
         read(f"{REGISTRIES}mappings: [{{from: a, source: one, targets: two}}]").mappings[0].min_age
         == 0
     )
-    (found,) = problems(f"{text}[{{from: a, min_age: 3651d}}]")
-    assert "mappings[0].min_age: '3651d' is too long: write 3650d at most" in found
     (found,) = problems(f"{text}[{{from: a, min_age: a week}}]")
     assert "'a week' is not a duration" in found
 
@@ -788,12 +786,6 @@ def test_a_chain_of_merges_ends_somewhere() -> None:
     lines = ["x-0: &a0 {from: a}"] + [f"x-{i}: &a{i} {{<<: *a{i - 1}}}" for i in range(1, 5000)]
     found = problems("\n".join([*lines, "mappings: [*a4999]"]))
     assert any("nested too deep" in line for line in found)
-
-
-def test_a_bomb_of_merges_is_refused() -> None:
-    lines = ["a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(1000)) + "}"]
-    lines.append("mappings: [" + ", ".join(["{<<: [" + ", ".join(["*a0"] * 100) + "]}"] * 20) + "]")
-    assert any("values" in found for found in problems("\n".join(lines)))
 
 
 def test_a_bomb_of_lists_is_read_in_no_time() -> None:
