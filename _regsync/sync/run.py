@@ -25,7 +25,7 @@ from _regsync.layouts import Layouts
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import COPIED, NO_CHECK, Knowledge, Snapshot, StateFile, key_of
+from _regsync.state import COPIED, NO_CHECK, Knowledge, Snapshot, StateFile
 from _regsync.sync.artifacts import Artifact, FoundArtifacts, Referrers, no_artifact_error
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
@@ -617,7 +617,7 @@ class Run:
         The caller calls `Scheduler.advance` after the last target.
         """
         if copy.already_at_target:
-            snapshot = Snapshot(key_of(copy.source_digest), key_of(copy.digest))
+            snapshot = Snapshot(copy.source_digest, copy.digest)
             self._knowledge.record_snapshot(tag.snapshot_key, snapshot, tag.snapshot_entry)
 
         artifact_images = self._plan_artifacts(copy, artifacts) if copy.error is None else []
