@@ -145,38 +145,19 @@ class SnapshotEntry(NamedTuple):
     snapshot: Snapshot
 
 
-# Flags of an artifact check. The flags 1, 2, 4 and 8 record which tags with artifacts the source's
-# listing had (`Referrers.listed_tag_bits`).
-
-# All artifacts are at the target.
-COMPLETE = 32
-# A run has copied the image: the image was not at the target already.
-COPIED = 64
-
-
 class ArtifactCheck(NamedTuple):
     """The result of the last check of an image's artifacts at one target."""
 
-    last: int  # time of the last check; 0 if there was none
-    first: int  # time of the first check; 0 if there was none
-    flags: int  # COMPLETE, COPIED, and 1, 2, 4 and 8 as above
-    listing_hash: bytes  # hash of the digests that the source listed, 8 bytes
-
-    @property
-    def listed_tag_bits(self) -> int:
-        """Which tags with artifacts the source's listing had: the flags 1, 2, 4 and 8."""
-        return self.flags & ~(COMPLETE | COPIED)
-
-    @property
-    def is_complete(self) -> bool:
-        return bool(self.flags & COMPLETE)
-
-    @property
-    def was_copied(self) -> bool:
-        return bool(self.flags & COPIED)
+    last: int = 0  # time of the last check; 0 if there was none
+    first: int = 0  # time of the first check; 0 if there was none
+    is_complete: bool = False  # whether all artifacts are at the target
+    was_copied: bool = False  # whether a run has copied the image: it was not at the target already
+    # Which tags with artifacts the source's listing had (`Referrers.listed_tag_bits`).
+    listed_tag_bits: int = 0
+    listing_hash: bytes = bytes(8)  # hash of the digests that the source listed
 
 
-NO_CHECK = ArtifactCheck(last=0, first=0, flags=0, listing_hash=bytes(8))
+NO_CHECK = ArtifactCheck()
 
 
 # Facts of hosts, and of areas of a host's repositories.
@@ -961,24 +942,26 @@ class Knowledge:
     def artifact_check(self, name: bytes) -> ArtifactCheck:
         """Return the last artifact check of an image. Returns NO_CHECK if there is none."""
         value, last = self._file.note(_LOOK + name) if name else (None, 0)
-        match value:
-            # A check has no maximum age, but its time must not be in the future.
-            case [int(first), int(flags), str(listing_hash)] if self._is_young(last, math.inf):
-                with contextlib.suppress(ValueError):
-                    return ArtifactCheck(last, first, flags, bytes.fromhex(listing_hash))
+        # A check has no maximum age, but its time must not be in the future.
+        if self._is_young(last, math.inf):
+            match value:
+                case [int(first), bool(is_complete), bool(was_copied), int(bits), str(listed)]:
+                    with contextlib.suppress(ValueError):
+                        listing_hash = bytes.fromhex(listed)
+                        return ArtifactCheck(
+                            last, first, is_complete, was_copied, bits, listing_hash
+                        )
         return NO_CHECK
 
-    def record_artifact_check(
-        self, name: bytes, flags: int, listing_hash: bytes, *, first: int = 0
-    ) -> None:
-        """Record the result of an artifact check.
+    def record_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
+        """Record the result of an artifact check that was made now.
 
-        `first` is the time of the first check of the image, or 0 if this check is the first. A
-        check stays valid for longer than `ttl`.
+        A check stays valid for longer than `ttl`.
         """
         now = int(self._now())
         if name:
-            self._file.put_note(_LOOK + name, [first or now, flags, listing_hash.hex()], now)
+            _, first, *results, listing_hash = check
+            self._file.put_note(_LOOK + name, [first or now, *results, listing_hash.hex()], now)
 
     # The end of a run.
 

@@ -15,12 +15,11 @@ import pytest
 
 from _regsync.state import (
     ABSENT_IS_202,
-    COMPLETE,
-    COPIED,
     MOST_HOLDERS,
     MOUNTS,
     NO_CHECK,
     PRESENT_IS_201,
+    ArtifactCheck,
     FirstSeen,
     Knowledge,
     RepositoryKey,
@@ -281,7 +280,7 @@ def test_notes_of_another_form_are_passed_over(state, value):
     with state.known() as known:
         known.learn(HOST, MOUNTS, True)
         known.learn(A.area, ABSENT_IS_202, True)
-        known.record_artifact_check(b"name", COMPLETE, bytes(8))
+        known.record_artifact_check(b"name", ArtifactCheck(is_complete=True))
     state.change("UPDATE note SET value = ?", value)
     with state.known() as known:
         assert known.supports_mounts(HOST) is None
@@ -305,13 +304,14 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
 def test_a_look_outlives_every_other_entry(state):
     name = hashed_key("a")
     with state.known() as known:
-        known.record_artifact_check(name, COMPLETE | COPIED, b"01234567")
+        made = ArtifactCheck(0, 0, True, True, 3, b"01234567")
+        known.record_artifact_check(name, made)
         known.confirm_blob(A, BLOB)
         known.record_snapshot(name, Snapshot(TOP, TOP))
     with state.known(NOW + 300 * DAY) as known:
         check = known.artifact_check(name)
-        assert check == (NOW, NOW, COMPLETE | COPIED, b"01234567")
-        known.record_artifact_check(name, COMPLETE, b"76543210", first=check.first)
+        assert check == made._replace(last=NOW, first=NOW)
+        known.record_artifact_check(name, check)
         assert known.artifact_check(name).first == NOW
     with closing(sqlite3.connect(state.path)) as database:
         assert database.execute("SELECT count(*) FROM held").fetchone() == (0,)
