@@ -515,10 +515,9 @@ class Section(NamedTuple):
 class Reader:
     """Reads the nodes of one configuration file by the table of keys.
 
-    A method of the table (`scalar`, `texts`, `section` ...) returns the value of a node. If the node
-    is invalid, it adds a problem and returns None. Reading then goes on, so that `read_document` can
-    raise one ConfigError with all problems. A node's `path` of keys, such as `mappings[0].tags`, is
-    used only in messages.
+    `read` returns the value of a node. If the node is invalid, it adds a problem and returns None.
+    Reading then goes on, so that `read_document` can raise one ConfigError with all problems. A
+    node's `path` of keys, such as `mappings[0].tags`, is used only in messages.
     """
 
     def __init__(self, file: ConfigFile) -> None:
@@ -620,7 +619,14 @@ class Reader:
         """
         key = (id(node), id(field))
         if key not in self.results:
-            self.results[key] = field.read(self, node, field, path)
+            read = self.scalar
+            if field.keys:
+                read = self.section
+            elif field.item:
+                read = self.items
+            elif field.named:
+                read = self.names
+            self.results[key] = read(node, field, path)
         return self.results[key]
 
     def expect(self, tag: str, node: Node, path: str, remedy: str = "") -> bool:
@@ -644,8 +650,9 @@ class Reader:
         try:
             _check_form(node, field)
             text = substitute(node.value, self.file.environ)
-            if field.is_secret(text):
-                is_url = field.parse is parse_proxy
+            # The URL of a proxy is secret only if it has a user name.
+            is_url = field.parse is parse_proxy
+            if field.secret and (not is_url or "@" in text):
                 self.secrets[text] = shown_form(node.value, is_url=is_url)
                 keep_secret(text)
             value = field.parse_text(text)
@@ -697,25 +704,25 @@ class Reader:
 
     # Lists.
 
-    def texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
-        """Return the values of a list without duplicates, or what `field.alone` makes of a scalar.
+    def items(self, node: Node, field: Field, path: str) -> Any:
+        """Return the values of a list, or what `field.alone` makes of a scalar.
 
         Returns None if any value is invalid, or if the list is empty although `field.if_empty` is
         set.
         """
-        if node.id == "scalar" and field.alone is not None:
-            value = self.scalar(node, field.alone, path)
+        if node.id == "scalar" and field.alone:
+            value = self.read(node, field.alone, path)
             return (value,) if isinstance(value, str) else value
         if not self.expect("seq", node, path):
             return None
         if field.if_empty and not node.value:
             self.add_problem(node, path, f"the list is empty: {field.if_empty}")
             return None
-        positions: dict[Node, int] = {}  # of each item; YAML aliases may repeat it
-        for index, item in enumerate(node.value):
-            positions.setdefault(item, index)
-        values = [self.scalar(item, field, f"{path}[{index}]") for item, index in positions.items()]
-        return None if None in values else tuple(dict.fromkeys(values))
+        assert field.item is not None
+        values = [
+            self.read(item, field.item, f"{path}[{index}]") for index, item in enumerate(node.value)
+        ]
+        return None if None in values else tuple(values)
 
     # Mappings.
 
@@ -783,23 +790,15 @@ class Reader:
                 entries.setdefault(name, entry)
         return entries
 
-    # The parts of the document.
-
-    def read_registries(self, node: Node, field: Field, path: str) -> object:
-        return self.read_names(node, REGISTRY, path, self.registries)
-
-    def read_groups(self, node: Node, field: Field, path: str) -> object:
-        return self.read_names(node, ALIASES, path, self.groups)
-
-    def read_names(
-        self, node: Node, field: Field, path: str, values: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Put the value of each name of `registries` or `target_groups` into `values`.
+    def names(self, node: Node, field: Field, path: str) -> Any:
+        """Read the value of each name of `registries` or `target_groups`.
 
         Adds a problem for each key that is not a valid name.
         """
+        values: dict[str, Any] = self.groups if path == "target_groups" else self.registries
         if not self.expect("map", node, path):
-            return values
+            return None
+        assert field.named is not None
         for name, (key, value) in self.entries_of(node, path).items():
             value_path = _join_path(path, name)
             tag = _tag_of(key)
@@ -807,20 +806,9 @@ class Reader:
                 message = f"must be a name, not {_KINDS[tag]}: put it in quotes"
                 self.add_problem(key, value_path, message)
                 continue
-            read = self.read(value, field, value_path)
+            read = self.read(value, field.named, value_path)
             values[name] = read._replace(alias=name) if isinstance(read, Registry) else read
         return values
-
-    def read_mappings(self, node: Node, field: Field, path: str) -> list[MappingRule]:
-        rules: list[MappingRule] = []
-        if not self.expect("seq", node, path):
-            return rules
-        for index, item in enumerate(node.value):
-            rule = self.read(item, MAPPING, f"{path}[{index}]")
-            if rule is not None:
-                # If a YAML alias repeats an item, `read` returns the same rule for each index.
-                rules.append(rule._replace(index=index))
-        return rules
 
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
@@ -912,7 +900,7 @@ def build_artifacts(section: Section) -> ArtifactRule:
 
 
 def build_registry(section: Section) -> Registry | None:
-    """Return a registry or an image layout without its alias, which `read_registries` sets.
+    """Return a registry or an image layout without its alias, which `Reader.names` sets.
 
     Returns None if `url` is missing or invalid.
     """
@@ -963,7 +951,7 @@ def _check_login(section: Section) -> None:
 def build_mapping(section: Section) -> MappingRule | None:
     """Return a mapping with the values that it inherits from `defaults`.
 
-    Returns None if a value is invalid or missing. `read_mappings` sets the index.
+    Returns None if a value is invalid or missing. `_read_config` sets the index.
     """
     reader = section.reader
     for key in ("source", "targets"):
@@ -980,7 +968,7 @@ def build_mapping(section: Section) -> MappingRule | None:
         index=0,
         source=values["source"],
         source_repository=values["from"],
-        targets=values["targets"],
+        targets=tuple(dict.fromkeys(values["targets"])),
         target_repository=values.get("to", values["from"]),
         tags=values.get("tags", TagRule()),
         platforms=values.get("platforms") or None,  # `all` is an empty tuple
@@ -1039,34 +1027,23 @@ AMOUNT = ("str", "int", "float")  # a text that may be an unquoted number
 
 
 class Field(NamedTuple):
-    """How the value of a key is read."""
+    """How the value of a key is read: as a scalar, if it has neither `keys` nor `item` nor `named`."""
 
     parse: Callable[[str], Any] = str  # returns the value of a text; raises ValueError
     form: tuple[str, ...] = TEXT
-    read: Callable[[Reader, Node, Field, str], Any] = Reader.scalar
     # Returns what a parsed text refers to, or None if that is invalid. Raises ValueError.
     resolve: Callable[[Reader, Any], Any] | None = None
     choices: tuple[str, ...] = ()  # the only valid texts, if there are any
-    if_empty: str = ""  # the remedy for an empty list; "": an empty list is valid
     required: str = ""  # what to write, for the message; "": the key may be left out
     secret: bool = False
-    alone: Field | None = (
-        None  # of a scalar in place of a list, or of its only item if that is a text
-    )
+    item: Field | None = None  # of each item of a list
+    # Of a scalar in place of a list; its value is a tuple, or a text that is the only item.
+    alone: Field | None = None
+    if_empty: str = ""  # the remedy for an empty list; "": an empty list is valid
+    named: Field | None = None  # of the value of each key, where the user chooses the keys
     keys: Mapping[str, Field] = MappingProxyType({})  # of a section
     build: Callable[[Section], Any] = values_of  # returns what a section stands for, or None
     if_no_section: str = ""  # the remedy for a value that is no mapping
-
-    def is_secret(self, text: str) -> bool:
-        """Report whether `text` is secret as a value of this field.
-
-        The URL of a proxy is secret only if it has a user name.
-        """
-        return self.secret and (self.parse is not parse_proxy or "@" in text)
-
-    @property
-    def takes_list(self) -> bool:
-        return self.read is Reader.texts
 
     def parse_text(self, text: str) -> Any:
         """Return the value of a text. Raises ValueError if the text is invalid."""
@@ -1081,9 +1058,9 @@ class Field(NamedTuple):
 
 PATH = Field(resolve=Reader.absolute_path)
 PATTERN = Field(parse_pattern)
-ALIASES = Field(
-    read=Reader.texts, resolve=Reader.find_registry, if_empty="name at least one registry"
-)
+ALIAS = Field(resolve=Reader.find_registry)
+ALIASES = Field(item=ALIAS, if_empty="name at least one registry")
+TEXTS = Field(item=Field())
 
 # The keys of a registry that are valid with one `auth_type` only.
 _LOGIN_KEYS = {
@@ -1094,17 +1071,15 @@ _LOGIN_KEYS = {
 }
 
 CREDENTIALS = Field(
-    read=Reader.section,
     keys={
         "username": Field(parse_username, required="user name"),
         "password": Field(
             secret=True, required="password or access token, such as ${MIRROR_PASSWORD}"
         ),
-    },
+    }
 )
 
 REGISTRY = Field(
-    read=Reader.section,
     build=build_registry,
     keys={
         "url": Field(
@@ -1128,24 +1103,16 @@ REGISTRY = Field(
         "client_cert": PATH,
         "client_key": PATH,
         "proxy": Field(parse_proxy, secret=True),
-        "assume": Field(
-            read=Reader.texts,
-            resolve=Reader.absolute_path,
-            alone=PATH,
-            if_empty="omit it to leave nothing out",
-        ),
+        "assume": Field(item=PATH, alone=PATH, if_empty="omit it to leave nothing out"),
     },
 )
 
 TAGS = Field(
-    read=Reader.section,
     build=build_tags,
     if_no_section=": write `tags: {glob: ...}`",
     keys={
-        "glob": Field(
-            parse_pattern, read=Reader.texts, alone=PATTERN, if_empty="omit it to take every tag"
-        ),
-        "exclude": Field(parse_pattern, read=Reader.texts, alone=PATTERN),
+        "glob": Field(item=PATTERN, alone=PATTERN, if_empty="omit it to take every tag"),
+        "exclude": Field(item=PATTERN, alone=PATTERN),
         "semver": Field(parse_version_range),
         "semver_prerelease": Field(choices=("include", "exclude", "only")),
         "sort": Field(choices=("semver", "alpha")),
@@ -1156,35 +1123,32 @@ TAGS = Field(
 )
 
 ARTIFACTS = Field(
-    read=Reader.section,
     build=build_artifacts,
     keys={
         "enabled": Field(parse_flag, FLAG),
-        "include": Field(read=Reader.texts),
-        "exclude": Field(read=Reader.texts),
+        "include": TEXTS,
+        "exclude": TEXTS,
         "require_artifacts": Field(parse_flag, FLAG),
     },
 )
 
 # The keys of `defaults`, which mappings inherit.
 _INHERITED = {
-    "source": Field(resolve=Reader.find_registry),
+    "source": ALIAS,
     "targets": ALIASES._replace(alone=Field(resolve=Reader.find_targets)),
     "tags": TAGS,
     "min_age": Field(parse_duration, AMOUNT),
     "platforms": Field(
-        parse_listed_platform,
-        read=Reader.texts,
+        item=Field(parse_listed_platform),
         alone=Field(parse_all),
         if_empty="omit it to copy all platforms",
     ),
     "artifacts": ARTIFACTS,
 }
 
-DEFAULTS = Field(read=Reader.section, build=build_defaults, keys=_INHERITED)
+DEFAULTS = Field(build=build_defaults, keys=_INHERITED)
 
 MAPPING = Field(
-    read=Reader.section,
     build=build_mapping,
     keys={
         "from": Field(parse_repository, required="the source repository, without the host"),
@@ -1194,24 +1158,22 @@ MAPPING = Field(
 )
 
 GLOBAL = Field(
-    read=Reader.section,
     keys={
         "max_concurrent_transfers": Field(parse_positive, COUNT),
         "cache_ttl": Field(parse_duration, AMOUNT),
         "cache_dir": PATH,
         "staging_size_limit": Field(parse_size, AMOUNT),
-    },
+    }
 )
 
 DOCUMENT = Field(
-    read=Reader.section,
     keys={
-        "registries": Field(read=Reader.read_registries),
-        "target_groups": Field(read=Reader.read_groups),
+        "registries": Field(named=REGISTRY),
+        "target_groups": Field(named=ALIASES),
         "defaults": DEFAULTS,
-        "mappings": Field(read=Reader.read_mappings, required="what to copy; it may be []"),
+        "mappings": Field(item=MAPPING, required="what to copy; it may be []"),
         "global": GLOBAL,
-    },
+    }
 )
 
 
@@ -1249,7 +1211,9 @@ def _read_config(reader: Reader) -> Config:
     return Config(
         # Since there are no problems, none of these registries is None.
         registries={alias: entry for alias, entry in reader.registries.items() if entry},
-        mappings=tuple(document["mappings"]),
+        mappings=tuple(
+            rule._replace(index=index) for index, rule in enumerate(document["mappings"])
+        ),
         warnings=tuple(map(str, sorted(reader.warnings, key=_IN_FILE_ORDER))),
         cache_dir=cache_dir,
         seen_dir=cache_dir if is_persistent else None,
