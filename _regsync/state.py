@@ -85,17 +85,11 @@ class RepositoryKey(NamedTuple):
     name: str
 
     @property
-    def first_segment(self) -> str:
-        """The first path segment of the name.
-
-        Some registries have settings for each, as a project.
-        """
-        return self.name.partition("/")[0]
-
-    @property
     def area(self) -> str:
-        """Host and first segment. Some facts hold for all repositories of an area."""
-        return f"{self.host} {self.first_segment}"
+        """Host and first path segment: some registries have settings for each, as a project. Some facts
+        hold for all repositories of an area.
+        """
+        return f"{self.host} {self.name.partition('/')[0]}"
 
 
 # The first byte of a key, by the algorithm of its digest.
