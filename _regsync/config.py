@@ -222,7 +222,7 @@ _MAX_URL = 300
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _URL = (
-    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?"
+    r"(?:(?P<scheme>(?i:https?))://)?"
     rf"(?P<host>\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
@@ -286,56 +286,39 @@ def parse_registry_url(text: str) -> RegistryAddress:
     if "@" in text:
         # The message does not show the text, because the part before the @ is a secret.
         raise ValueError("a user or password cannot stand here: use auth_type and credentials")
+    without_query = text.partition("?")[0]  # a query may hold a secret
+    problem = ValueError(
+        f"{without_query!r} is not a registry address: write HOST, HOST:PORT, [IPV6]:PORT or"
+        " http://HOST, and nothing behind it"
+    )
     match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:
-        remedy = "write HOST, HOST:PORT or http://HOST"
-        if re.search("[/?]", text.rpartition("://")[2]):
-            remedy = "remove what follows the host and port"
-        without_query = text.partition("?")[0]  # a query may hold a secret
-        raise ValueError(f"{without_query!r} is not a registry address: {remedy}")
-
-    written_scheme = (match["scheme"] or "").lower()
-    if written_scheme not in ("", "http", "https"):
-        raise ValueError(f"scheme {written_scheme!r} is not supported: use https:// or http://")
-
-    host = canonical_host(_compress_ipv6(match["host"]))
+        raise problem
+    host = match["host"]
+    if host.startswith("["):
+        try:
+            host = ipaddress.IPv6Address(host[1:-1]).compressed
+        except ValueError:
+            raise problem from None
+    host = canonical_host(host)
     # Without a scheme, loopback addresses use plain HTTP, as in other container clients.
+    written_scheme = (match["scheme"] or "").lower()
     is_plain = written_scheme == "http" or (not written_scheme and is_loopback(host))
     scheme: Literal["https", "http"] = "http" if is_plain else "https"
     port = int(match["port"] or DEFAULT_PORTS[scheme])
     if not 0 < port < 65536:
-        raise ValueError(f"port {port} does not exist: use 1 to 65535")
+        raise problem
     return RegistryAddress(scheme, host, port)
-
-
-def _compress_ipv6(host: str) -> str:
-    """Return the compressed form of an IPv6 address in brackets. Other hosts are unchanged."""
-    if not host.startswith("["):
-        return host
-    try:
-        return ipaddress.IPv6Address(host[1:-1]).compressed
-    except ValueError:
-        raise ValueError(
-            f"{host} is not a registry address: write an IPv6 address inside the brackets"
-        ) from None
 
 
 def parse_repository(text: str) -> str:
     """Return the text if it is the name of a repository."""
-    if is_repository(text):
-        return text
-    if "@" in text:
-        remedy = "name only the repository here; `regsync copy` copies an image by digest"
-        raise ValueError(f"{text!r} has a digest: {remedy}")
-    if ":" in text.rpartition("/")[2]:
-        remedy = "name only the repository here, and its tags under `tags`"
-        raise ValueError(f"{text!r} has a tag or digest: {remedy}")
-    if is_repository(text.lower()):
-        remedy = f"write {text.lower()!r}"
-        raise ValueError(f"{text!r} has capitals, which registries refuse: {remedy}")
-    raise ValueError(
-        f"{text!r} is not a repository: write a path such as team/app, without the host"
-    )
+    if not is_repository(text):
+        raise ValueError(
+            f"{text!r} is not a repository: write a path in lower case such as team/app, without a"
+            " host, tag or digest (tags stand under `tags`; `regsync copy` copies a digest)"
+        )
+    return text
 
 
 def parse_proxy(text: str) -> str:
@@ -813,18 +796,14 @@ class Reader:
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
     """Return PyYAML's message, extended or replaced by the usual cause of the error."""
-    problem: str = error.problem or "cannot be parsed"
-    if "another document" in problem:
-        return "a second YAML document: keep one in each file"
+    problem = ": ".join(filter(None, (error.context, error.problem)))
     if "undefined alias" in problem:
         return "no anchor of that name above: quote text beginning with '*'"
-    if "second occurrence" in problem:
-        return "an anchor of that name is above already: give this one another name"
     if "'\\t'" in problem:
         problem = "a tab is not allowed here: indent with spaces"
     elif "got '{'" in problem:
         problem += ": inside { } and [ ] a '${NAME}' has to be quoted"
-    elif "alias" in (error.context or ""):
+    elif "alias" in problem:
         problem += ": a text that begins with '*' has to be quoted"
     return f"malformed YAML: {problem}"
 
