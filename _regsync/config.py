@@ -850,9 +850,6 @@ def values_of(section: Section) -> dict[str, Any]:
 
 
 def build_defaults(section: Section) -> dict[str, Any]:
-    if section.values.get("platforms") == ():
-        message = "'all' undoes a default and means nothing in `defaults`: omit the field"
-        section.add_problem("platforms", message)
     section.reader.default_nodes = section.nodes
     section.reader.default_values = section.values
     return section.values

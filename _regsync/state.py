@@ -697,7 +697,9 @@ class Knowledge:
         """
         repository, key = self._repositories[where], _blob_key(digest)
         now = int(self._now())
-        held = repository.held.setdefault(key, self._read(where, key))
+        if key not in repository.held:
+            repository.held[key] = self._read(where, key)
+        held = repository.held[key]
         if held.at == _THIS_RUN:
             return
         held.at = now if by_probe else _THIS_RUN

@@ -333,18 +333,12 @@ class Selection(NamedTuple):
     dropped: Mapping[str, Reason]  # tag -> the part of the rule that drops it
     min_tags: int = 0  # see `TagRule`
 
-    def shortfall(self, source: str) -> str | None:
-        """Return a warning if fewer tags than `min_tags` are kept, or None."""
-        count = len(self.kept)
-        if count >= self.min_tags:
-            return None
-        return f"{source}: only {count} tags were found, min_tags asks for {self.min_tags}"
-
     def warnings(self, source: str) -> Iterator[tuple[str, str]]:
         """Yield each warning for the user: the name of its event in logs, and its text."""
-        shortfall = self.shortfall(source)
-        if shortfall is not None:
-            yield "min_tags", shortfall
+        count = len(self.kept)
+        if count < self.min_tags:
+            text = f"only {count} tags were found, min_tags asks for {self.min_tags}"
+            yield "min_tags", f"{source}: {text}"
         if not self.kept:
             yield "nothing_selected", f"{source}: the mapping selects no tag"
 

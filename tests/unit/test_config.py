@@ -304,13 +304,6 @@ mappings:
     assert [rule.platforms for rule in rules] == [(Platform("linux", "amd64"),), None, None]
 
 
-def test_all_platforms_are_no_default() -> None:
-    (found,) = problems("defaults: {platforms: all}\nmappings: []")
-    assert found == (
-        "c.yaml:1:23: defaults.platforms: 'all' undoes a default and means nothing in `defaults`: omit the field"
-    )
-
-
 def test_keys_with_x_are_a_place_for_anchors() -> None:
     text = f"""x-tags: &tags {{glob: latest, sort: alpha}}
 x-unread: [1.20, {{a: '${{NOWHERE}}'}}]
