@@ -180,18 +180,16 @@ def registry_for(written: str, config: Config) -> Registry:
         address = parse_registry_url(written)
     except ValueError as error:
         raise ConfigError(f"{written!r}: {error}") from error
-
-    registries = config.registries.values()
-    matching = (registry for registry in registries if _has_address(registry, written, address))
-    registry = next(matching, None)
-    if registry is None:
-        return Registry(alias=written, **address._asdict(), kind=kind_of(address.host))
-    if "://" in written and registry.scheme != address.scheme:
-        raise ConfigError(
-            f"{written!r}: the configuration says {registry.scheme}:// for registry {registry.alias!r}",
-            hint="leave the scheme out here, or change it there",
-        )
-    return registry
+    for alias, registry in config.registries.items():
+        if not _has_address(registry, written, address):
+            continue
+        if "://" in written and registry.scheme != address.scheme:
+            raise ConfigError(
+                f"{written!r}: the configuration says {registry.scheme}:// for registry {alias!r}",
+                hint="leave the scheme out here, or change it there",
+            )
+        return registry
+    return Registry(alias=written, **address._asdict(), kind=kind_of(address.host))
 
 
 def _has_address(registry: Registry, written: str, address: RegistryAddress) -> bool:
@@ -383,33 +381,25 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
 
     Raises ValueError if a variable is malformed or has no value.
     """
-    if "$" not in text:
-        return text
-    return re.sub(_VARIABLE, lambda match: _value_of(match, environ), text)
 
+    def value_of(variable: re.Match[str]) -> str:
+        if variable[0] == "$$":
+            return "$"
+        name, operator, argument = variable.group("name", "operator", "argument")
+        if name is None:
+            forms = "${NAME}, ${NAME:-default} or ${NAME:?message}"
+            raise ValueError(f"malformed '${{': write {forms}, not nested, and $$ for a single $")
 
-def _value_of(variable: re.Match[str], environ: Mapping[str, str]) -> str:
-    """Return the replacement for a match of `_VARIABLE`.
+        # As in a shell, the operators `:-` and `:?` treat an empty variable as not set.
+        value = environ.get(name)
+        if operator == "-":
+            return value or str(argument)
+        if value is None or (operator == "?" and not value):
+            remedy = argument or "set it, or give a default"
+            raise ValueError(f"environment variable {name} is not set: {remedy}")
+        return value
 
-    Raises ValueError if the variable is malformed, or if it has neither a value nor a default.
-    """
-    if variable[0] == "$$":
-        return "$"
-
-    name = variable["name"]
-    if name is None:
-        forms = "${NAME}, ${NAME:-default} or ${NAME:?message}"
-        raise ValueError(f"malformed '${{': write {forms}, not nested, and $$ for a single $")
-
-    # As in a shell, the operators `:-` and `:?` treat an empty variable as not set.
-    value = environ.get(name)
-    operator = variable["operator"]
-    if operator == "-":
-        return value or variable["argument"]
-    if value is None or (operator == "?" and not value):
-        remedy = variable["argument"] or "set it, or give a default"
-        raise ValueError(f"environment variable {name} is not set: {remedy}")
-    return value
+    return re.sub(_VARIABLE, value_of, text)
 
 
 # Reading.
@@ -1245,20 +1235,18 @@ def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
     size_limit = config.staging_size_limit
     document = {
         "registries": {
-            alias: show(_plain_registry(registry)) for alias, registry in config.registries.items()
+            alias: _plain_registry(registry) for alias, registry in config.registries.items()
         },
-        "mappings": [show(_plain_mapping(rule)) for rule in config.mappings],
-        "global": show(
-            {
-                "max_concurrent_transfers": config.max_concurrent_transfers,
-                "cache_ttl": int(config.cache_ttl),
-                "cache_dir": config.cache_dir,
-                "staging_size_limit": None if size_limit is None else f"{size_limit}B",
-            }
-        ),
+        "mappings": [_plain_mapping(rule) for rule in config.mappings],
+        "global": {
+            "max_concurrent_transfers": config.max_concurrent_transfers,
+            "cache_ttl": int(config.cache_ttl),
+            "cache_dir": config.cache_dir,
+            "staging_size_limit": None if size_limit is None else f"{size_limit}B",
+        },
     }
     return yaml.safe_dump(
-        document, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+        show(document), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
 
 
