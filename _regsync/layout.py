@@ -114,10 +114,8 @@ _REMEDIES = {
 }
 _COPY_AGAIN = "copy the layout again, or name another directory"
 
-# The properties of a layout, in the form of the dialect of a registry.
-_DIALECT = Dialect(
-    None, "docs/design.md section 13", limits=(), probe=None, listing_has_digests=True
-)
+# The properties of a layout, in the form of the dialect of a registry (docs/design.md section 13).
+_DIALECT = Dialect(None, limits=(), probe=None, listing_has_digests=True)
 
 
 class LayoutError(SyncError):

@@ -441,7 +441,7 @@ def add_tag_options(parser: Parser) -> None:
         if key == "immutable_tags":
             continue
         more: dict[str, Any] = {"help": described[key]["description"]}
-        if field.takes_list:
+        if field.item:
             more = {"help": f"{more['help']}; may be repeated", "action": "append", "default": []}
         more["metavar"] = "|".join(field.choices) or ("N" if field.form is COUNT else "PATTERN")
         parser.add_argument(f"--{key.replace('_', '-')}", type=value_of("TAGS", key), **more)
@@ -454,7 +454,8 @@ def value_of(section: str, key: str) -> Callable[[str], object]:
         from _regsync import config  # imported late, because most commands need no such option
 
         try:
-            return getattr(config, section).keys[key].parse_text(text)
+            field = getattr(config, section).keys[key]
+            return (field.item or field).parse_text(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -163,9 +163,9 @@ async def list_tags(
     else:
         console.log("warning", "nothing_selected", text)
     for selection in selections:
-        shortfall = selection.shortfall(str(source))
-        if shortfall is not None:
-            console.log("warning", "min_tags", shortfall)
+        for event, warning in selection.warnings(str(source)):
+            if event == "min_tags":
+                console.log("warning", event, warning)
 
     if console.writes_json:
         tags = {"tags": list(kept), "dropped": dropped, "missing": missing}

@@ -161,7 +161,7 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
 
     It holds manifests of 30 blobs in 200 repositories, and a tag for each.
     """
-    from _regsync.state import Knowledge, RepositoryKey, Snapshot, StateFile, hashed_key, key_of
+    from _regsync.state import Knowledge, RepositoryKey, Snapshot, StateFile, hashed_key
 
     file = StateFile(str(directory), print)
     file.load()
@@ -175,7 +175,7 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
             where, root, [f"sha256:{number * 30 + blob:064x}" for blob in range(1, 31)]
         )
         snapshot = hashed_key("source", "held", str(number), *where)
-        known.record_snapshot(snapshot, Snapshot(key_of(root), key_of(root)))
+        known.record_snapshot(snapshot, Snapshot(root, root))
     known.finish()
     file.close()
 
