@@ -27,9 +27,9 @@ from contextlib import (
     asynccontextmanager,
     nullcontext,
 )
-from functools import partial
+from functools import cache, partial
 from io import FileIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -49,7 +49,7 @@ from _regsync.files import is_link_free, open_safely, replacing
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import CHUNK
-from _regsync.registry.limits import LARGE_BODY, Need, Retry, Turn, is_outage
+from _regsync.registry.limits import LARGE_BODY, Retry, Turn, is_outage, turn_of
 from _regsync.registry.repository import BlobBody, BlobUpload, Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import ABSENT_IS_202, MOUNTS, PRESENT_IS_201, Knowledge, RepositoryKey
@@ -108,20 +108,13 @@ class Body(Pieces):
         self.length = length
         self.left = length  # bytes that the request has not taken yet
         self._stream = stream
-        self._first: memoryview | None = None
 
     @property
     def has_begun(self) -> bool:
         return self.left < self.length
 
-    async def begin(self) -> None:
-        """Read the first piece, so that a source that fails at once costs no request."""
-        self._first = await anext(self._stream, memoryview(b""))
-
     async def next(self) -> memoryview:
-        piece, self._first = self._first, None
-        if piece is None:
-            piece = await anext(self._stream, memoryview(b""))
+        piece = await anext(self._stream, memoryview(b""))
         self.left -= len(piece)
         return piece
 
@@ -218,24 +211,34 @@ class Reading:
         if upload.verifies:
             self._hashed = max(upload.offset, self._hashed)
 
-    async def pieces(self, start: int, turn: Turn | None) -> Stream:
+    async def alone(self) -> Stream:
+        """Read the blob while no request waits for its bytes, so that its source may take its time."""
+        needs = self.source.reading_needs(self.blob.size)
+        async with (
+            self._transport.gate.admitted(*needs) as given,
+            aclosing(self.pieces(0, turn_of(given), grace=math.inf)) as stream,
+        ):
+            async for piece in stream:
+                yield piece
+
+    async def pieces(
+        self, start: int, turn: Turn | None, *, grace: float = _SOURCE_GRACE
+    ) -> Stream:
         """Read from byte `start` on. The last piece comes when the blob is verified (I3). `turn` was
         taken for the first request already.
 
-        A body that breaks is read on by Range, for _SOURCE_GRACE seconds in all, because a request
-        to the target may be open meanwhile. Raises WrongBytes and the errors of the source.
+        A body that breaks is read on by Range, for `grace` seconds each time: a request to the target
+        may be open meanwhile. Raises WrongBytes and the errors of the source.
         """
         size = self.blob.size
         yielded = start  # the next byte to yield
-        has_opened = False
-        grace = _SOURCE_GRACE  # seconds
+        until = math.inf  # when a source that has broken is given up
         buffer = memoryview(bytearray(min(_READ_PIECE, size + 1)))
         with self.source.adding_context("fetch blob", self.source.name_of(self.blob.digest)):
             while yielded < size:
                 try:
-                    seconds = grace if has_opened else math.inf
-                    opened, position = await self._open(yielded, seconds, turn)
-                    turn, has_opened = None, True
+                    opened, position = await self._open(yielded, until, turn)
+                    turn = None
                     async with opened as response:
                         while position < size:
                             count = await response.read_into(buffer[: size + 1 - position])
@@ -247,31 +250,28 @@ class Reading:
                             piece = buffer[max(0, yielded - position) : count]
                             position += count
                             if piece:
-                                yielded = position
+                                yielded, until = position, math.inf
                                 yield piece
                 except SyncError as broken:
-                    if not has_opened or not broken.retryable:
-                        raise
-                    grace -= await self._wait_to_go_on(broken, yielded, grace)
+                    if yielded == start or not broken.retryable:
+                        raise  # of what was never read, the whole attempt is repeated
+                    until = min(until, anyio.current_time() + grace)
+                    await self._wait_to_go_on(broken, yielded, until)
 
-    async def _wait_to_go_on(self, broken: SyncError, offset: int, seconds: float) -> float:
-        """Wait before the rest is asked for. Returns the seconds that it took. Raises `broken` if
-        it would take longer than `seconds`, or if no attempt is left.
-        """
+    async def _wait_to_go_on(self, broken: SyncError, offset: int, until: float) -> None:
+        """Wait before the rest is asked for. Raises `broken` if no attempt or time is left."""
         self._tries.record_progress(offset)
-        began = anyio.current_time()
-        with anyio.move_on_after(seconds) as limit:
-            await self._tries.wait(broken, longest=seconds)
-        if limit.cancelled_caught:
-            raise broken
-        return anyio.current_time() - began
+        with anyio.CancelScope(deadline=until):
+            await self._tries.wait(broken, longest=until - anyio.current_time())
+            return
+        raise broken
 
     async def _open(
-        self, start: int, seconds: float, turn: Turn | None
+        self, start: int, until: float, turn: Turn | None
     ) -> tuple[AbstractAsyncContextManager[BlobBody], int]:
         """Open the blob at byte `start`, or at its first byte if the source has no ranges."""
         open_blob = partial(self.source.open_blob, self.blob, is_fresh=self.is_fresh)
-        with anyio.move_on_after(seconds) as limit:
+        with anyio.CancelScope(deadline=until):
             try:
                 return await open_blob(start, turn=turn), start
             except (ProtocolBroken, RegistryError) as error:
@@ -279,8 +279,7 @@ class Reading:
                 if not start or not is_range_refused:
                     raise
             return await open_blob(0), 0
-        assert limit.cancelled_caught
-        raise TimedOut(f"the source did not go on within {seconds:.0f} s")
+        raise TimedOut("the source did not go on in time")
 
     def _verify(self, piece: memoryview, position: int) -> None:
         """Hash a piece that begins at byte `position`. Raises WrongBytes."""
@@ -299,7 +298,7 @@ class Reading:
 class NoRoom(SyncError):
     """A blob cannot be kept for several targets: each reads it from its source."""
 
-    is_worth_a_warning = True
+    level = "warning"
 
 
 class _Kept:
@@ -321,38 +320,32 @@ class _Shelf:
 
     def __init__(self, limit: float) -> None:
         self.limit = limit  # bytes
-        self._used = 0  # bytes, with those that are being read
-        self._kept = dict[str, _Kept]()
+        self.used = 0  # bytes, with those that are being read
+        self.kept = dict[str, _Kept]()
 
     def find(self, digest: str) -> _Kept | None:
-        kept = self._kept.pop(digest, None)
+        kept = self.kept.pop(digest, None)
         if kept is not None:
-            self._kept[digest] = kept  # now the most recently used
+            self.kept[digest] = kept  # now the most recently used
         return kept
 
     def reserve(self, size: int) -> bool:
         """Promise `size` bytes. Drops blobs that nobody uses, if need be. False: no room."""
         if size > self.limit:
             return False
-        for digest, kept in [*self._kept.items()]:
-            if self._used + size <= self.limit:
+        for digest, kept in [*self.kept.items()]:
+            if self.used + size <= self.limit:
                 break
             if not kept.users:
                 self.drop(digest)
-        if self._used + size > self.limit:
+        if self.used + size > self.limit:
             return False
-        self._used += size
+        self.used += size
         return True
 
-    def give_back(self, size: int) -> None:
-        self._used -= size
-
-    def add(self, digest: str, kept: _Kept) -> None:
-        self._kept[digest] = kept
-
     def drop(self, digest: str) -> None:
-        kept = self._kept.pop(digest)
-        self._used -= kept.size
+        kept = self.kept.pop(digest)
+        self.used -= kept.size
         if isinstance(kept.content, str):
             os.unlink(kept.content)
 
@@ -369,7 +362,7 @@ class Staging:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._memory = _Shelf(_MEMORY)
         self._disk = _Shelf(math.inf if limit is None else limit)
-        self._unwritten = 0  # bytes that were promised to files and are not in them yet
+        self._promised = 0  # bytes of the files that are being written
         self._locks = defaultdict[str, anyio.Lock](anyio.Lock)
         self._remove()  # what a killed run has left
 
@@ -404,44 +397,37 @@ class Staging:
     ) -> _Kept:
         shelf = next((shelf for shelf in shelves if shelf.reserve(blob.size)), None)
         if shelf is None:
-            error = NoRoom(f"there is no room to stage {blob.size} bytes")
-            error.is_worth_a_warning = False  # the user has set the limit
+            error = NoRoom("the limit leaves no room to stage a blob")
+            error.level = "debug"  # the user has set it
             raise error
-        is_kept = False
         try:
             async with aclosing(read()) as stream:
                 if shelf is self._memory:
                     content: bytes | str = b"".join([bytes(piece) async for piece in stream])
                 else:
                     content = await self._write(blob, stream)
-            kept = _Kept(blob.size, content)
-            shelf.add(blob.digest, kept)
-            is_kept = True
-            return kept
-        finally:
-            if not is_kept:
-                shelf.give_back(blob.size)
+        except BaseException:
+            shelf.used -= blob.size
+            raise
+        kept = shelf.kept[blob.digest] = _Kept(blob.size, content)
+        return kept
 
     async def _write(self, blob: Descriptor, stream: Stream) -> str:
         """Write a blob to a file, and return its path. Raises NoRoom if the disk refuses it."""
-        left = blob.size
         import shutil  # most runs stage nothing
 
         try:
             path = self._path_of(blob)
-            if shutil.disk_usage(os.path.dirname(path)).free < self._unwritten + blob.size:
-                raise NoRoom(f"there is no room to stage {blob.size} bytes")
-            self._unwritten += left
+            if shutil.disk_usage(os.path.dirname(path)).free < self._promised + blob.size:
+                raise NoRoom("the disk has no room to stage a blob")
+            self._promised += blob.size
             try:
                 with replacing(path) as descriptor, FileIO(descriptor, "w") as file:
                     async for piece in stream:
                         while piece:
-                            count = await edge.current().in_thread(file.write, piece)
-                            piece = piece[count:]
-                            left -= count
-                            self._unwritten -= count
+                            piece = piece[await edge.current().in_thread(file.write, piece) :]
             finally:
-                self._unwritten -= left
+                self._promised -= blob.size
         except OSError as error:
             self._disk.limit = 0  # the disk is full or cannot be used: it is not tried again
             raise NoRoom(f"blobs cannot be staged: {reason_of(error)}") from error
@@ -520,7 +506,7 @@ class Blobs:
         self._staging = staging
         self._gate = transport.gate
         self._chunk_memory = anyio.Semaphore(_CHUNKS_IN_MEMORY)
-        self._has_warned_of_staging = False
+        self._log_once = cache(transport.machine.log)
         # By target repository: set when its first upload of this run was accepted, refused, or has
         # failed; and the refusal of any upload there, after which none is begun (rule 14).
         self._answered = dict[RepositoryKey, anyio.Event]()
@@ -555,8 +541,10 @@ class Blobs:
         job.is_kept = (is_shared or blob.size <= SMALL_BLOB) and not source.is_local
         is_large = blob.size >= LARGE_BODY
         sessions = self._sessions[source.host.key, target.host.key] if is_large else nullcontext()
+        is_buffered = blob.size > SMALL_BLOB and self._put_limit(job) > 0
+        memory = self._chunk_memory if is_buffered else nullcontext()
         try:
-            async with sessions, self._limiting_chunks(job), job.stack:
+            async with sessions, memory, job.stack:
                 return await self._copy(job)
         finally:
             if upload.session and not upload.is_broken:  # it takes memory at the registry
@@ -574,7 +562,8 @@ class Blobs:
             try:
                 return await self._attempt(job)
             except NoRoom as error:
-                self._tell_of_staging(error)
+                text = f"{error}; each target reads it from the source"
+                self._log_once(error.level, "staging", text)
                 job.is_kept = False
                 job.stream_from = None
                 if job.upload.is_broken:  # by a body of that file
@@ -604,59 +593,30 @@ class Blobs:
         if body is not None:
             job.stream_from = partial(in_memory, body)
         elif job.is_kept and job.stream_from is None:
-            read = partial(self._read_alone, job)
-            holding = self._staging.holding(job.blob, read, is_shared=job.is_shared)
+            holding = self._staging.holding(job.blob, job.reading.alone, is_shared=job.is_shared)
             job.stream_from = await job.stack.enter_async_context(holding)
         # Decided once: another blob may teach it while this one waits, and a chunk that enters its lane
         # while it holds the turn of a whole body waits for itself (I8).
-        upload.in_chunks = self._goes_in_chunks(job)
+        limit = self._put_limit(job)
+        upload.in_chunks = limit > 0 and job.blob.size > job.target.dialect.put_limit
         put = job.target.writing_needs(job.blob.size, in_chunks=upload.in_chunks)
-        if job.stream_from is not None:
-            async with self._gate.admitted(*put) as given:
-                turn = _turn_of(given, put)
-                return await self._send(job, job.stream_from(upload.offset), turn)
-        # The bytes are sent while they are read: both ends are admitted in one step (I8).
-        reading = job.reading
-        get = reading.source.reading_needs(job.blob.size)
+        # Bytes that are sent while they are read need both ends, which are admitted in one step (I8).
+        reading, stream_from = job.reading, job.stream_from
+        get = () if stream_from is not None else reading.source.reading_needs(job.blob.size)
         async with self._gate.admitted(*get, *put) as given:
-            reading.prepare(upload)
-            stream = reading.pieces(upload.offset, _turn_of(given, get))
-            return await self._send(job, stream, _turn_of(given, put))
+            if stream_from is not None:
+                stream = stream_from(upload.offset)
+            else:
+                reading.prepare(upload)
+                stream = reading.pieces(upload.offset, turn_of(given[: len(get)]))
+            return await self._send(job, stream, limit, turn_of(given[len(get) :]))
 
-    async def _read_alone(self, job: _Job) -> Stream:
-        """Read a blob for the staging, under a permit of its own, and go on after an outage."""
-        offset = 0
-        while True:
-            try:
-                needs = job.reading.source.reading_needs(job.blob.size)
-                async with (
-                    self._gate.admitted(*needs) as given,
-                    aclosing(job.reading.pieces(offset, _turn_of(given, needs))) as stream,
-                ):
-                    async for piece in stream:
-                        offset += len(piece)
-                        yield piece
-                return
-            except SyncError as error:
-                if error.away is None or not error.retryable:
-                    raise
-                failure = error
-            await Tries(self._transport, job.reading.source).wait(failure)
-
-    def _limiting_chunks(self, job: _Job) -> AbstractAsyncContextManager[object]:
-        is_in_chunks = self._chunk_size(job) > 0 and job.blob.size > SMALL_BLOB
-        return self._chunk_memory if is_in_chunks else nullcontext()
-
-    def _chunk_size(self, job: _Job) -> int:
+    def _put_limit(self, job: _Job) -> int:
         """Return the most bytes that one request to the target may carry, or 0 for no limit."""
         if job.target.dialect.put_limit:
             return job.target.dialect.put_limit
         refused_size = self._refused_size(job.target)
         return CHUNK if refused_size is not None and job.blob.size >= refused_size else 0
-
-    def _goes_in_chunks(self, job: _Job) -> bool:
-        limit = self._chunk_size(job)
-        return limit > 0 and job.blob.size > job.target.dialect.put_limit
 
     def _refused_size(self, target: Repository) -> int | None:
         """Return the size from which on a registry refuses to take a blob in one request."""
@@ -681,19 +641,15 @@ class Blobs:
         if holder and job.may_mount and not job.may_have_arrived:
             return await self._mount(job, holder)
 
-        may_ask = not job.is_known_absent
-        needs_head = may_ask and known.needs_head(where, job.blob.digest)
-        if needs_head and await self._can_probe(job):
-            needs_head = False
-        has_no_probe = job.may_have_arrived or target.probe_from is None
-        if may_ask and (needs_head or has_no_probe):
+        is_asked = not job.is_known_absent and await self._needs_head(job)
+        if is_asked:
             if await target.has_blob(job.blob):
                 return BlobResult.PRESENT
             job.is_known_absent = True
             known.record_absent_blob(where, job.blob.digest)
-        if job.upload.session:  # of `_can_probe`
+        if job.upload.session:  # of `_needs_head`
             return None
-        return await self._start(job, is_absence_new=needs_head)
+        return await self._start(job, is_absence_new=is_asked)
 
     async def _start(self, job: _Job, *, is_absence_new: bool) -> BlobResult | None:
         """Open a session, or learn by a probing POST that the blob is there. `is_absence_new`: a
@@ -745,15 +701,20 @@ class Blobs:
         known.forget(source, job.blob.digest)
         return BlobResult.PRESENT if await job.target.has_blob(job.blob) else None
 
-    async def _can_probe(self, job: _Job) -> bool:
-        """Find out, once in an area, whether a probing POST for a present blob is answered by 201.
+    async def _needs_head(self, job: _Job) -> bool:
+        """Report whether a HEAD has to ask for the blob, because a probing POST would not tell.
 
-        If it is not, it has opened a session that this blob can use.
+        Finds out, once in an area, whether such a POST for a present blob is answered by 201. If it is
+        not, it has opened a session that this blob can use.
         """
         where, known = job.target.store_key, self._knowledge
         probe_from = job.target.probe_from
-        if probe_from is None or known.fact(where.area, ABSENT_IS_202) is False:
+        if job.may_have_arrived or probe_from is None:
+            return True
+        if not known.needs_head(where, job.blob.digest):
             return False
+        if known.fact(where.area, ABSENT_IS_202) is False:
+            return True
         async with self._testing[where.area]:
             present = job.present or known.choose_present_blob(where)
             is_known = known.fact(where.area, PRESENT_IS_201) is not None
@@ -765,17 +726,16 @@ class Blobs:
                         raise
                     is_201 = False
                 known.learn(where.area, PRESENT_IS_201, is_201)
-        return not known.needs_head(where, job.blob.digest)
+        return known.needs_head(where, job.blob.digest)
 
     # The body.
 
-    async def _send(self, job: _Job, stream: Stream, turn: Turn | None) -> BlobResult:
-        """Send the bytes that the target lacks to the open session. `turn` was taken for a request
-        with all of them.
+    async def _send(self, job: _Job, stream: Stream, limit: int, turn: Turn | None) -> BlobResult:
+        """Send the bytes that the target lacks to the open session. `limit` is that of one request, or
+        0; `turn` was taken for a request with all of them.
         """
         upload, size = job.upload, job.blob.size
         left = size - upload.offset
-        limit = self._chunk_size(job)
         buffer = bytearray(min(left, limit))
         async with aclosing(stream), aclosing(in_chunks(stream, buffer)) as chunks:
             try:
@@ -786,7 +746,6 @@ class Blobs:
                 else:
                     # A registry with a limit gets a body that is in memory and verified.
                     job.last_body = Body(chunks if limit else stream, left)
-                    await job.last_body.begin()
                 if await upload.send(job.last_body, turn=turn):
                     return BlobResult.UPLOADED
             except RegistryError as error:
@@ -886,12 +845,6 @@ class Blobs:
             job.resets += 1
         return job.resets == _MOST_RESETS
 
-    def _tell_of_staging(self, error: NoRoom) -> None:
-        is_warning = error.is_worth_a_warning and not self._has_warned_of_staging
-        self._has_warned_of_staging |= is_warning
-        text = f"{error}; each target reads it from the source"
-        self._transport.machine.log("warning" if is_warning else "debug", "staging", text)
-
     # Manifests.
 
     async def put_manifests(
@@ -913,12 +866,6 @@ def _give_up(upload: BlobUpload) -> None:
     """Let the next attempt begin a new session."""
     upload.session = ""
     upload.is_broken = False
-
-
-def _turn_of(given: dict[Need, Any], needs: tuple[Need, ...]) -> Turn | None:
-    """Return the turn that was given for the lane among `needs`, if there is one."""
-    turns = (given[need] for need in needs if isinstance(given[need], Turn))
-    return next(turns, None)
 
 
 def known_body(blob: Descriptor) -> bytes | None:

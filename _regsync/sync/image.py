@@ -108,6 +108,11 @@ class Tree(NamedTuple):
         return self.root, *self.children
 
     @property
+    def blobs(self) -> dict[str, Descriptor]:
+        """All blobs that these manifests name, by digest."""
+        return {blob.digest: blob for manifest in self.manifests for blob in manifest.blobs}
+
+    @property
     def size(self) -> int:
         """The bytes of all manifests."""
         return sum(manifest.size for manifest in self.manifests)
@@ -296,7 +301,6 @@ class ImageCopy:
         Pass `is_copied=False` for an artifact that another copy has put there.
         """
         self.unfinished_images -= 1
-        self.blobs_present += image.blobs_present
         if not image.artifact:
             # If the tag is immutable at the target and names another image, nothing was copied.
             self.is_copied = self.immutable_digest is None
@@ -314,7 +318,6 @@ class ImageCopy:
         """
         failed = list(image.with_dependents())
         self.unfinished_images -= len(failed)
-        self.blobs_present += image.blobs_present
         if not image.is_kept_by_immutable_tag:
             self.error = self.error or image.error
             self.artifacts_failed += sum(1 for dependent in failed if dependent.artifact)
@@ -386,8 +389,6 @@ class Image:
     restarts: int = 0
     # Whether the target's tag is immutable and names another image, which is not a failure at ECR.
     is_kept_by_immutable_tag: bool = False
-    # How many of its blobs were at the target already or were copied there by other images.
-    blobs_present: int = 0
     error: RegsyncError | None = None
 
     @property

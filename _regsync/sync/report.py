@@ -259,7 +259,7 @@ class Report:
         """Whether any image was copied or has failed."""
         return any(outcome.status != "skipped" for outcome in self.outcomes)
 
-    def _hold_ends(self) -> list[int]:
+    def hold_ends(self) -> list[int]:
         """Return when each held image is no longer held, in seconds since 1970."""
         return [outcome.until for outcome in self.outcomes if outcome.until is not None]
 
@@ -275,7 +275,7 @@ class Report:
         images = {status: statuses[status] for status in ("synced", "skipped", "failed")}
         if self.is_dry_run:
             images["would_sync"] = statuses["would_sync"]
-        hold_ends = self._hold_ends()
+        hold_ends = self.hold_ends()
         if hold_ends:
             images["held"] = len(hold_ends)
         if self.images_undone:
@@ -334,7 +334,7 @@ class Report:
         """Return the lines that count images: of one status, skipped, failed and held."""
         counts = Counter(outcome.status for outcome in self.outcomes)
         line = f"Images: {counts[status]} {words}, {counts['skipped']} skipped, {counts['failed']} failed"
-        ends = self._hold_ends()
+        ends = self.hold_ends()
         return [line, *([f"Held: {len(ends)} (next {time_text(min(ends))})"] if ends else [])]
 
     def plan(self) -> list[str]:
