@@ -1,7 +1,7 @@
 """Bring a blob from its source to a repository, and put the manifests of an image.
 
 A blob is an async iterator of pieces, whatever holds its bytes: its source (`Reading.pieces`), memory
-(`in_memory`) or a file (`in_file`). `Body` is what one request sends of it. `Blobs.copy` tells how a
+(`in_memory`) or a file (`in_file`). `Body` is what one request sends of it. `BlobCopy.run` tells how a
 blob comes to a repository: an attempt finds it there, mounts it, or opens a session and sends the
 pieces; `Tries` says how long to wait before the next attempt, or that there is none.
 
@@ -459,64 +459,25 @@ class Staging:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
-class _Job:
-    """One blob that is copied to one repository, over all attempts."""
-
-    def __init__(
-        self,
-        reading: Reading,
-        target: Repository,
-        upload: BlobUpload,
-        tries: Tries,
-        mount_from: str | None,
-        present: str | None,
-    ) -> None:
-        self.reading = reading
-        self.blob = reading.blob
-        self.target = target
-        self.upload = upload
-        self.tries = tries
-        self.mount_from = mount_from
-        self.may_mount = True
-        self.has_failed = False
-        # A blob that the target is known to have, to learn how probing POSTs are answered.
-        self.present = present
-
-        # Whether the blob is read as a whole before it is sent, and whether it is kept longer than
-        # this job; when it has been read, the function that returns its bytes from an offset on.
-        self.is_kept = False
-        self.is_shared = False
-        self.stream_from: Callable[[int], Stream] | None = None
-        self.stack = AsyncExitStack()  # what holds the blob
-
-        # Whether all bytes may have arrived although no answer says so: a HEAD comes first.
-        self.may_have_arrived = False
-        self.is_known_absent = False
-        # The body of this attempt that ends the upload. None: none was sent.
-        self.last_body: Body | None = None
-        self.resets = 0  # connections that the target broke in a PUT, since there was progress
-
-
 class Blobs:
-    """Copies blobs and puts manifests."""
+    """Copies blobs and puts manifests. It has what copies to one registry share."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
-        self._transport = transport
-        self._knowledge = knowledge
-        self._staging = staging
-        self._gate = transport.gate
-        self._chunk_memory = anyio.Semaphore(_CHUNKS_IN_MEMORY)
-        self._log_once = cache(transport.machine.log)
+        self.transport = transport
+        self.knowledge = knowledge
+        self.staging = staging
+        self.chunk_memory = anyio.Semaphore(_CHUNKS_IN_MEMORY)
+        self.log_once = cache(transport.machine.log)
         # By target repository: set when its first upload of this run was accepted, refused, or has
         # failed; and the refusal of any upload there, after which none is begun (rule 14).
-        self._answered = dict[RepositoryKey, anyio.Event]()
-        self._refusals = dict[RepositoryKey, SyncError]()
+        self.answered = dict[RepositoryKey, anyio.Event]()
+        self.refusals = dict[RepositoryKey, SyncError]()
         # By source and target: how many uploads of large blobs may be open.
-        self._sessions = defaultdict[tuple[str, str], anyio.Semaphore](
+        self.sessions = defaultdict[tuple[str, str], anyio.Semaphore](
             lambda: anyio.Semaphore(_OPEN_SESSIONS)
         )
         # By area, held while one task finds out what a probing POST is answered.
-        self._testing = defaultdict[str, anyio.Lock](anyio.Lock)
+        self.testing = defaultdict[str, anyio.Lock](anyio.Lock)
 
     async def copy(
         self,
@@ -533,319 +494,8 @@ class Blobs:
 
         Raises SyncError, with side and reference, if all attempts have failed.
         """
-        upload = target.begin_upload(blob)
-        tries = Tries(self._transport, source, target)
-        reading = Reading(self._transport, source, blob)
-        job = _Job(reading, target, upload, tries, mount_from, present)
-        job.is_shared = is_shared
-        job.is_kept = (is_shared or blob.size <= SMALL_BLOB) and not source.is_local
-        is_large = blob.size >= LARGE_BODY
-        sessions = self._sessions[source.host.key, target.host.key] if is_large else nullcontext()
-        is_buffered = blob.size > SMALL_BLOB and self._put_limit(job) > 0
-        memory = self._chunk_memory if is_buffered else nullcontext()
-        try:
-            async with sessions, memory, job.stack:
-                return await self._copy(job)
-        finally:
-            if upload.session and not upload.is_broken:  # it takes memory at the registry
-                with anyio.move_on_after(self._transport.machine.timeouts.head):
-                    await upload.cancel_upload()
-
-    async def _copy(self, job: _Job) -> BlobResult:
-        """Make attempts until the blob is there. The first one in a repository goes alone."""
-        where = job.target.store_key
-        is_first = where not in self._answered
-        answered = self._answered.setdefault(where, anyio.Event())
-        if not is_first:
-            await answered.wait()  # with nothing in hand
-        while True:
-            try:
-                return await self._attempt(job)
-            except NoRoom as error:
-                text = f"{error}; each target reads it from the source"
-                self._log_once(error.level, "staging", text)
-                job.is_kept = False
-                job.stream_from = None
-                if job.upload.is_broken:  # by a body of that file
-                    _give_up(job.upload)
-                continue
-            except SyncError as error:
-                failure = error
-            finally:
-                answered.set()
-            if await self._has_arrived(job, failure):
-                _give_up(job.upload)
-                return BlobResult.UPLOADED
-            await self._prepare_next(job, failure)
-
-    async def _attempt(self, job: _Job) -> BlobResult:
-        """Find the blob at its target, mount it, or send it."""
-        upload = job.upload
-        job.last_body = None
-        if upload.is_broken:
-            await upload.resume()  # sets `session` and `offset`
-        if job.tries.record_progress(upload.offset):
-            job.resets = 0
-        result = await self._find_or_start(job)
-        if result is not None:
-            return result
-        body = known_body(job.blob)
-        if body is not None:
-            job.stream_from = partial(in_memory, body)
-        elif job.is_kept and job.stream_from is None:
-            holding = self._staging.holding(job.blob, job.reading.alone, is_shared=job.is_shared)
-            job.stream_from = await job.stack.enter_async_context(holding)
-        # Decided once: another blob may teach it while this one waits, and a chunk that enters its lane
-        # while it holds the turn of a whole body waits for itself (I8).
-        limit = self._put_limit(job)
-        upload.in_chunks = limit > 0 and job.blob.size > job.target.dialect.put_limit
-        put = job.target.writing_needs(job.blob.size, in_chunks=upload.in_chunks)
-        # Bytes that are sent while they are read need both ends, which are admitted in one step (I8).
-        reading, stream_from = job.reading, job.stream_from
-        get = () if stream_from is not None else reading.source.reading_needs(job.blob.size)
-        async with self._gate.admitted(*get, *put) as given:
-            if stream_from is not None:
-                stream = stream_from(upload.offset)
-            else:
-                reading.prepare(upload)
-                stream = reading.pieces(upload.offset, turn_of(given[: len(get)]))
-            return await self._send(job, stream, limit, turn_of(given[len(get) :]))
-
-    def _put_limit(self, job: _Job) -> int:
-        """Return the most bytes that one request to the target may carry, or 0 for no limit."""
-        if job.target.dialect.put_limit:
-            return job.target.dialect.put_limit
-        refused_size = self._refused_size(job.target)
-        return CHUNK if refused_size is not None and job.blob.size >= refused_size else 0
-
-    def _refused_size(self, target: Repository) -> int | None:
-        """Return the size from which on a registry refuses to take a blob in one request."""
-        size = self._knowledge.host_note(target.host.key, "smallest_patch")
-        return size if isinstance(size, int) else None
-
-    # Before the body.
-
-    async def _find_or_start(self, job: _Job) -> BlobResult | None:
-        """Find the blob at the target, mount it, or open a session for it: then None.
-
-        A probing POST asks to mount the blob from the target itself. Where its answer can be relied
-        on, it takes the place of a HEAD and a POST.
-        """
-        upload, target = job.upload, job.target
-        where, known = target.store_key, self._knowledge
-        if upload.session:  # of an earlier attempt, which has looked for the blob
-            return None
-        if where in self._refusals:
-            raise self._refusals[where].copy_without_context()
-        holder = job.mount_from or known.mount_source(where, job.blob.digest)
-        if holder and job.may_mount and not job.may_have_arrived:
-            return await self._mount(job, holder)
-
-        is_asked = not job.is_known_absent and await self._needs_head(job)
-        if is_asked:
-            if await target.has_blob(job.blob):
-                return BlobResult.PRESENT
-            job.is_known_absent = True
-            known.record_absent_blob(where, job.blob.digest)
-        if job.upload.session:  # of `_needs_head`
-            return None
-        return await self._start(job, is_absence_new=is_asked)
-
-    async def _start(self, job: _Job, *, is_absence_new: bool) -> BlobResult | None:
-        """Open a session, or learn by a probing POST that the blob is there. `is_absence_new`: a
-        HEAD has just shown that it is absent, so that the answer tells how such a POST is answered.
-        """
-        upload, target = job.upload, job.target
-        where, known = target.store_key, self._knowledge
-        answers = [known.fact(where.area, name) for name in (ABSENT_IS_202, PRESENT_IS_201)]
-        is_absent = is_absence_new or known.fact(where.area, PRESENT_IS_201)  # if answered by 202
-        probe_from = None if False in answers else target.probe_from
-        try:
-            is_present = await upload.start(probe_from)
-        except RegistryError as error:
-            if not error.retryable:  # it names no blob, so any other would be refused too
-                self._refusals[where] = error.copy_without_context()
-            raise
-        self._answered[where].set()
-        if not is_present or target.is_local:
-            if upload.mount_status in _MOUNTS_REFUSED:
-                known.learn(where.area, PRESENT_IS_201, False)
-            elif is_absent and upload.mount_status == 202:
-                known.learn(where.area, ABSENT_IS_202, True)
-            return BlobResult.PRESENT if is_present else None
-        async with self._testing[where.area]:
-            is_trusted = known.fact(where.area, ABSENT_IS_202) and not job.is_known_absent
-            if is_trusted:
-                return BlobResult.BELIEVED
-            is_right = await target.has_blob(job.blob)  # it may give a 201 to any digest
-            known.learn(where.area, ABSENT_IS_202, is_right)
-        if not is_right:
-            await upload.start()
-        return BlobResult.PRESENT if is_right else None
-
-    async def _mount(self, job: _Job, holder: str) -> BlobResult | None:
-        """Mount the blob, or use the session that a refused mount opens."""
-        where, known = job.target.store_key, self._knowledge
-        if await job.upload.start(holder):
-            known.learn(where.host, MOUNTS, True)
-            return BlobResult.MOUNTED
-        source = RepositoryKey(where.host, holder)
-        is_of_this_run = known.is_confirmed(source, job.blob.digest)
-        is_first = known.supports_mounts(where.host) is None
-        if is_of_this_run and is_first and job.target.host.registry.kind == "ecr":
-            self._transport.machine.log("info", "mount", f"{where.host}: {_ECR_MOUNTS}")
-        known.record_refused_mount(where, holder, is_source_confirmed=is_of_this_run)
-        if is_of_this_run:
-            return None
-        # The state may be wrong about the holder, and about this repository too.
-        known.forget(source, job.blob.digest)
-        return BlobResult.PRESENT if await job.target.has_blob(job.blob) else None
-
-    async def _needs_head(self, job: _Job) -> bool:
-        """Report whether a HEAD has to ask for the blob, because a probing POST would not tell.
-
-        Finds out, once in an area, whether such a POST for a present blob is answered by 201. If it is
-        not, it has opened a session that this blob can use.
-        """
-        where, known = job.target.store_key, self._knowledge
-        probe_from = job.target.probe_from
-        if job.may_have_arrived or probe_from is None:
-            return True
-        if not known.needs_head(where, job.blob.digest):
-            return False
-        if known.fact(where.area, ABSENT_IS_202) is False:
-            return True
-        async with self._testing[where.area]:
-            present = job.present or known.choose_present_blob(where)
-            is_known = known.fact(where.area, PRESENT_IS_201) is not None
-            if present is not None and not is_known:
-                try:
-                    is_201 = await job.upload.try_mount(present, probe_from)
-                except RegistryError as error:
-                    if error.retryable:
-                        raise
-                    is_201 = False
-                known.learn(where.area, PRESENT_IS_201, is_201)
-        return known.needs_head(where, job.blob.digest)
-
-    # The body.
-
-    async def _send(self, job: _Job, stream: Stream, limit: int, turn: Turn | None) -> BlobResult:
-        """Send the bytes that the target lacks to the open session. `limit` is that of one request, or
-        0; `turn` was taken for a request with all of them.
-        """
-        upload, size = job.upload, job.blob.size
-        left = size - upload.offset
-        buffer = bytearray(min(left, limit))
-        async with aclosing(stream), aclosing(in_chunks(stream, buffer)) as chunks:
-            try:
-                if upload.in_chunks:
-                    async for chunk in chunks:
-                        await self._send_chunk(job, chunk)
-                    job.last_body = Body(stream, 0)
-                else:
-                    # A registry with a limit gets a body that is in memory and verified.
-                    job.last_body = Body(chunks if limit else stream, left)
-                if await upload.send(job.last_body, turn=turn):
-                    return BlobResult.UPLOADED
-            except RegistryError as error:
-                is_rest = left < size and not upload.in_chunks
-                if not is_rest or error.retryable or error.status in (401, 403):
-                    raise
-                job.target.host.can_resume = False  # it holds other bytes than it has said
-                upload.session = ""
-                raise Disconnected(f"the rest of a broken upload was refused: {error}") from error
-        job.last_body.left = 0  # a HEAD has to find out
-        raise WireError("the registry answered before the blob was sent")
-
-    async def _send_chunk(self, job: _Job, chunk: memoryview) -> None:
-        """Send a chunk by PATCH, and again what has not arrived of it."""
-        upload = job.upload
-        start = upload.offset
-        while True:
-            try:
-                if upload.is_broken:
-                    await upload.resume()
-                if not upload.session:
-                    raise Disconnected("the registry has forgotten the upload")
-                rest = chunk[upload.offset - start :]
-                async with aclosing(in_memory(rest)) as stream:
-                    if rest and not await upload.send(Body(stream, len(rest)), is_last=False):
-                        raise WireError("the registry answered before the chunk was sent")
-                job.tries.record_progress(upload.offset)
-                return
-            except SyncError as error:
-                if is_session_gone(error):
-                    _give_up(upload)
-                if not upload.session or error.away is not None:
-                    raise
-                await job.tries.wait(error, longest=_SOURCE_GRACE)
-
-    # After a failure.
-
-    async def _has_arrived(self, job: _Job, failure: SyncError) -> bool:
-        """Ask by HEAD, up to three times, for a blob that was sent and got no final answer."""
-        is_refused = isinstance(failure, RegistryError) and failure.status < 500
-        was_sent = job.last_body is not None and not job.last_body.left
-        if not was_sent or is_refused or failure.side is Side.SOURCE:
-            return False
-        if not isinstance(failure, RegistryError | WireError):
-            return False
-        ask = partial(job.target.has_blob, job.blob)
-        job.is_known_absent, job.may_have_arrived = False, True
-        for pause in _LOST_ANSWER_PAUSES:
-            await anyio.sleep(pause)
-            try:
-                has_arrived = await ask(with_retries=job.target.host.limits.is_away)
-            except SyncError as error:
-                if not error.retryable:
-                    raise
-                continue
-            job.is_known_absent, job.may_have_arrived = not has_arrived, False
-            if has_arrived:
-                return True
-        return False
-
-    async def _prepare_next(self, job: _Job, error: SyncError) -> None:
-        """Wait before the next attempt. Raises `error` if there is none."""
-        upload, host = job.upload, job.target.host
-        error.add_context(Side.TARGET, "push blob", job.target.name_of(job.blob.digest))
-        if isinstance(error, WrongBytes) and not job.reading.is_fresh:
-            job.reading.start_again()  # a cache may have been wrong
-            if upload.is_broken:
-                _give_up(upload)
-            elif upload.session and upload.offset:
-                await upload.cancel_upload()  # the session holds some of the wrong bytes
-            return
-        if error.away is None:
-            # The mount may have caused it, unless the registry was away for a moment.
-            job.may_mount = is_outage(error) and not job.has_failed
-            job.has_failed = True
-        if self._needs_chunks(job, error):
-            is_refused = isinstance(error, RegistryError) and error.status != 413
-            size = (
-                0 if is_refused else min(job.blob.size, self._refused_size(job.target) or math.inf)
-            )
-            self._knowledge.learn(host.key, "smallest_patch", int(size))
-            _give_up(upload)
-            return
-        await job.tries.wait(error)
-
-    def _needs_chunks(self, job: _Job, error: SyncError) -> bool:
-        """Report whether a PUT was refused in a way that chunks may help against."""
-        upload = job.upload
-        has_begun = job.last_body is not None and job.last_body.has_begun and not upload.offset
-        is_put = has_begun and not upload.in_chunks and job.target.dialect.takes_chunks
-        if not is_put or is_session_gone(error):
-            return False
-        if isinstance(error, RegistryError):
-            has_code = error.status == 400 and not _PUT_REFUSED_CODES.isdisjoint(error.codes)
-            return error.status in _PUT_REFUSED or has_code
-        if isinstance(error, Disconnected) and error.side is Side.TARGET:
-            job.resets += 1
-        return job.resets == _MOST_RESETS
-
-    # Manifests.
+        copy = BlobCopy(self, blob, source, target, mount_from, present, is_shared=is_shared)
+        return await copy.run()
 
     async def put_manifests(
         self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
@@ -862,10 +512,360 @@ class Blobs:
         await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
 
 
-def _give_up(upload: BlobUpload) -> None:
-    """Let the next attempt begin a new session."""
-    upload.session = ""
-    upload.is_broken = False
+class BlobCopy:
+    """One blob on its way to one repository, over all attempts."""
+
+    def __init__(
+        self,
+        shared: Blobs,
+        blob: Descriptor,
+        source: Repository,
+        target: Repository,
+        mount_from: str | None,
+        present: str | None,
+        *,
+        is_shared: bool,
+    ) -> None:
+        self._shared = shared
+        self._transport = shared.transport
+        self._known = shared.knowledge
+        self.blob = blob
+        self.target = target
+        self.where = target.store_key
+        self.upload = target.begin_upload(blob)
+        self.reading = Reading(shared.transport, source, blob)
+        self.tries = Tries(shared.transport, source, target)
+        self.mount_from = mount_from
+        self.may_mount = True
+        self.has_failed = False
+        self.present = present  # to learn how probing POSTs are answered
+
+        # Whether the blob is read as a whole before it is sent, and whether it is kept for others;
+        # when its bytes are known, the function that returns them from an offset on.
+        self.is_kept = (is_shared or blob.size <= SMALL_BLOB) and not source.is_local
+        self.is_shared = is_shared
+        self.stream_from: Callable[[int], Stream] | None = None
+        body = known_body(blob)
+        if body is not None:
+            self.stream_from = partial(in_memory, body)
+        self.stack = AsyncExitStack()  # what holds the blob
+
+        # Whether all bytes may have arrived although no answer says so: a HEAD comes first.
+        self.may_have_arrived = False
+        self.is_known_absent = False
+        # The body of this attempt that ends the upload. None: none was sent.
+        self.last_body: Body | None = None
+        self.resets = 0  # connections that the target broke in a PUT, since there was progress
+
+    async def run(self) -> BlobResult:
+        """Copy the blob. No more uploads of large blobs, and of chunks, are open than there may be."""
+        shared, size, upload = self._shared, self.blob.size, self.upload
+        hosts = self.reading.source.host.key, self.target.host.key
+        sessions = shared.sessions[hosts] if size >= LARGE_BODY else nullcontext()
+        is_buffered = size > SMALL_BLOB and self._put_limit() > 0
+        memory = shared.chunk_memory if is_buffered else nullcontext()
+        try:
+            async with sessions, memory, self.stack:
+                return await self._copy()
+        finally:
+            if upload.session and not upload.is_broken:  # it takes memory at the registry
+                with anyio.move_on_after(self._transport.machine.timeouts.head):
+                    await upload.cancel_upload()
+
+    async def _copy(self) -> BlobResult:
+        """Make attempts until the blob is there. The first one in a repository goes alone."""
+        is_first = self.where not in self._shared.answered
+        answered = self._shared.answered.setdefault(self.where, anyio.Event())
+        if not is_first:
+            await answered.wait()  # with nothing in hand
+        while True:
+            try:
+                return await self._attempt()
+            except NoRoom as error:
+                text = f"{error}; each target reads it from the source"
+                self._shared.log_once(error.level, "staging", text)
+                self.is_kept = False
+                self.stream_from = None
+                if self.upload.is_broken:  # by a body of that file
+                    self._give_up()
+                continue
+            except SyncError as error:
+                failure = error
+            finally:
+                answered.set()
+            if await self._has_arrived(failure):
+                self._give_up()
+                return BlobResult.UPLOADED
+            await self._prepare_next(failure)
+
+    async def _attempt(self) -> BlobResult:
+        """Find the blob at its target, mount it, or send it."""
+        upload = self.upload
+        self.last_body = None
+        if upload.is_broken:
+            await upload.resume()  # sets `session` and `offset`
+        if self.tries.record_progress(upload.offset):
+            self.resets = 0
+        result = await self._find_or_start()
+        if result is not None:
+            return result
+        if self.is_kept and self.stream_from is None:
+            staging, read = self._shared.staging, self.reading.alone
+            holding = staging.holding(self.blob, read, is_shared=self.is_shared)
+            self.stream_from = await self.stack.enter_async_context(holding)
+        # Decided once: another blob may teach it while this one waits, and a chunk that enters its lane
+        # while it holds the turn of a whole body waits for itself (I8).
+        limit = self._put_limit()
+        upload.in_chunks = limit > 0 and self.blob.size > self.target.dialect.put_limit
+        put = self.target.writing_needs(self.blob.size, in_chunks=upload.in_chunks)
+        # Bytes that are sent while they are read need both ends, which are admitted in one step (I8).
+        reading, stream_from = self.reading, self.stream_from
+        get = () if stream_from is not None else reading.source.reading_needs(self.blob.size)
+        async with self._transport.gate.admitted(*get, *put) as given:
+            if stream_from is not None:
+                stream = stream_from(upload.offset)
+            else:
+                reading.prepare(upload)
+                stream = reading.pieces(upload.offset, turn_of(given[: len(get)]))
+            return await self._send(stream, limit, turn_of(given[len(get) :]))
+
+    def _put_limit(self) -> int:
+        """Return the most bytes that one request to the target may carry, or 0 for no limit."""
+        if self.target.dialect.put_limit:
+            return self.target.dialect.put_limit
+        refused_size = self._refused_size()
+        return CHUNK if refused_size is not None and self.blob.size >= refused_size else 0
+
+    def _refused_size(self) -> int | None:
+        """Return the size from which on the target refuses to take a blob in one request."""
+        size = self._known.host_note(self.where.host, "smallest_patch")
+        return size if isinstance(size, int) else None
+
+    # Before the body.
+
+    async def _find_or_start(self) -> BlobResult | None:
+        """Find the blob at the target, mount it, or open a session for it: then None.
+
+        A probing POST asks to mount the blob from the target itself. Where its answer can be relied
+        on, it takes the place of a HEAD and a POST.
+        """
+        upload, target = self.upload, self.target
+        where, known = self.where, self._known
+        if upload.session:  # of an earlier attempt, which has looked for the blob
+            return None
+        if where in self._shared.refusals:
+            raise self._shared.refusals[where].copy_without_context()
+        holder = self.mount_from or known.mount_source(where, self.blob.digest)
+        if holder and self.may_mount and not self.may_have_arrived:
+            return await self._mount(holder)
+
+        is_asked = not self.is_known_absent and await self._needs_head()
+        if is_asked:
+            if await target.has_blob(self.blob):
+                return BlobResult.PRESENT
+            self.is_known_absent = True
+            known.record_absent_blob(where, self.blob.digest)
+        if self.upload.session:  # of `_needs_head`
+            return None
+        return await self._start(is_absence_new=is_asked)
+
+    async def _start(self, *, is_absence_new: bool) -> BlobResult | None:
+        """Open a session, or learn by a probing POST that the blob is there. `is_absence_new`: a
+        HEAD has just shown that it is absent, so that the answer tells how such a POST is answered.
+        """
+        upload, target = self.upload, self.target
+        where, known = self.where, self._known
+        answers = [known.fact(where.area, name) for name in (ABSENT_IS_202, PRESENT_IS_201)]
+        is_absent = is_absence_new or known.fact(where.area, PRESENT_IS_201)  # if answered by 202
+        probe_from = None if False in answers else target.probe_from
+        try:
+            is_present = await upload.start(probe_from)
+        except RegistryError as error:
+            if not error.retryable:  # it names no blob, so any other would be refused too
+                self._shared.refusals[where] = error.copy_without_context()
+            raise
+        self._shared.answered[where].set()
+        if not is_present or target.is_local:
+            if upload.mount_status in _MOUNTS_REFUSED:
+                known.learn(where.area, PRESENT_IS_201, False)
+            elif is_absent and upload.mount_status == 202:
+                known.learn(where.area, ABSENT_IS_202, True)
+            return BlobResult.PRESENT if is_present else None
+        async with self._shared.testing[where.area]:
+            if known.fact(where.area, ABSENT_IS_202) and not self.is_known_absent:
+                return BlobResult.BELIEVED
+            is_right = await target.has_blob(self.blob)  # it may give a 201 to any digest
+            known.learn(where.area, ABSENT_IS_202, is_right)
+        if not is_right:
+            await upload.start()
+        return BlobResult.PRESENT if is_right else None
+
+    async def _mount(self, holder: str) -> BlobResult | None:
+        """Mount the blob, or use the session that a refused mount opens."""
+        where, known = self.where, self._known
+        if await self.upload.start(holder):
+            known.learn(where.host, MOUNTS, True)
+            return BlobResult.MOUNTED
+        source = RepositoryKey(where.host, holder)
+        is_of_this_run = known.is_confirmed(source, self.blob.digest)
+        is_first = known.supports_mounts(where.host) is None
+        if is_of_this_run and is_first and self.target.host.registry.kind == "ecr":
+            self._transport.machine.log("info", "mount", f"{where.host}: {_ECR_MOUNTS}")
+        known.record_refused_mount(where, holder, is_source_confirmed=is_of_this_run)
+        if is_of_this_run:
+            return None
+        # The state may be wrong about the holder, and about this repository too.
+        known.forget(source, self.blob.digest)
+        return BlobResult.PRESENT if await self.target.has_blob(self.blob) else None
+
+    async def _needs_head(self) -> bool:
+        """Report whether a HEAD has to ask for the blob, because a probing POST would not tell.
+
+        Finds out, once in an area, whether such a POST for a present blob is answered by 201. If it is
+        not, it has opened a session that this blob can use.
+        """
+        where, known = self.where, self._known
+        probe_from = self.target.probe_from
+        if self.may_have_arrived or probe_from is None:
+            return True
+        if not known.needs_head(where, self.blob.digest):
+            return False
+        if known.fact(where.area, ABSENT_IS_202) is False:
+            return True
+        async with self._shared.testing[where.area]:
+            present = self.present or known.choose_present_blob(where)
+            is_known = known.fact(where.area, PRESENT_IS_201) is not None
+            if present is not None and not is_known:
+                try:
+                    is_201 = await self.upload.try_mount(present, probe_from)
+                except RegistryError as error:
+                    if error.retryable:
+                        raise
+                    is_201 = False
+                known.learn(where.area, PRESENT_IS_201, is_201)
+        return known.needs_head(where, self.blob.digest)
+
+    # The body.
+
+    async def _send(self, stream: Stream, limit: int, turn: Turn | None) -> BlobResult:
+        """Send the bytes that the target lacks to the open session. `limit` is that of one request, or
+        0; `turn` was taken for a request with all of them.
+        """
+        upload, size = self.upload, self.blob.size
+        left = size - upload.offset
+        buffer = bytearray(min(left, limit))
+        async with aclosing(stream), aclosing(in_chunks(stream, buffer)) as chunks:
+            try:
+                if upload.in_chunks:
+                    async for chunk in chunks:
+                        await self._send_chunk(chunk)
+                    self.last_body = Body(stream, 0)
+                else:
+                    # A registry with a limit gets a body that is in memory and verified.
+                    self.last_body = Body(chunks if limit else stream, left)
+                if await upload.send(self.last_body, turn=turn):
+                    return BlobResult.UPLOADED
+            except RegistryError as error:
+                is_rest = left < size and not upload.in_chunks
+                if not is_rest or error.retryable or error.status in (401, 403):
+                    raise
+                self.target.host.can_resume = False  # it holds other bytes than it has said
+                upload.session = ""
+                raise Disconnected(f"the rest of a broken upload was refused: {error}") from error
+        self.last_body.left = 0  # a HEAD has to find out
+        raise WireError("the registry answered before the blob was sent")
+
+    async def _send_chunk(self, chunk: memoryview) -> None:
+        """Send a chunk by PATCH, and again what has not arrived of it."""
+        upload = self.upload
+        start = upload.offset
+        while True:
+            try:
+                if upload.is_broken:
+                    await upload.resume()
+                if not upload.session:
+                    raise Disconnected("the registry has forgotten the upload")
+                rest = chunk[upload.offset - start :]
+                async with aclosing(in_memory(rest)) as stream:
+                    if rest and not await upload.send(Body(stream, len(rest)), is_last=False):
+                        raise WireError("the registry answered before the chunk was sent")
+                self.tries.record_progress(upload.offset)
+                return
+            except SyncError as error:
+                if is_session_gone(error):
+                    self._give_up()
+                if not upload.session or error.away is not None:
+                    raise
+                await self.tries.wait(error, longest=_SOURCE_GRACE)
+
+    # After a failure.
+
+    async def _has_arrived(self, failure: SyncError) -> bool:
+        """Ask by HEAD, up to three times, for a blob that was sent and got no final answer."""
+        is_refused = isinstance(failure, RegistryError) and failure.status < 500
+        was_sent = self.last_body is not None and not self.last_body.left
+        is_of_target = (
+            isinstance(failure, RegistryError | WireError) and failure.side is not Side.SOURCE
+        )
+        if not was_sent or is_refused or not is_of_target:
+            return False
+        target = self.target
+        self.is_known_absent, self.may_have_arrived = False, True
+        for pause in _LOST_ANSWER_PAUSES:
+            await anyio.sleep(pause)
+            try:
+                is_away = target.host.limits.is_away
+                has_arrived = await target.has_blob(self.blob, with_retries=is_away)
+            except SyncError as error:
+                if not error.retryable:
+                    raise
+                continue
+            self.is_known_absent, self.may_have_arrived = not has_arrived, False
+            if has_arrived:
+                return True
+        return False
+
+    async def _prepare_next(self, error: SyncError) -> None:
+        """Wait before the next attempt. Raises `error` if there is none."""
+        upload = self.upload
+        error.add_context(Side.TARGET, "push blob", self.target.name_of(self.blob.digest))
+        if isinstance(error, WrongBytes) and not self.reading.is_fresh:
+            self.reading.start_again()  # a cache may have been wrong
+            if upload.is_broken:
+                self._give_up()
+            elif upload.session and upload.offset:
+                await upload.cancel_upload()  # the session holds some of the wrong bytes
+            return
+        if error.away is None:
+            # The mount may have caused it, unless the registry was away for a moment.
+            self.may_mount = is_outage(error) and not self.has_failed
+            self.has_failed = True
+        if self._needs_chunks(error):
+            is_refused = isinstance(error, RegistryError) and error.status != 413
+            size = 0 if is_refused else min(self.blob.size, self._refused_size() or self.blob.size)
+            self._known.learn(self.where.host, "smallest_patch", size)
+            self._give_up()
+            return
+        await self.tries.wait(error)
+
+    def _needs_chunks(self, error: SyncError) -> bool:
+        """Report whether a PUT was refused in a way that chunks may help against."""
+        upload = self.upload
+        has_begun = self.last_body is not None and self.last_body.has_begun and not upload.offset
+        is_put = has_begun and not upload.in_chunks and self.target.dialect.takes_chunks
+        if not is_put or is_session_gone(error):
+            return False
+        if isinstance(error, RegistryError):
+            has_code = error.status == 400 and not _PUT_REFUSED_CODES.isdisjoint(error.codes)
+            return error.status in _PUT_REFUSED or has_code
+        if isinstance(error, Disconnected) and error.side is Side.TARGET:
+            self.resets += 1
+        return self.resets == _MOST_RESETS
+
+    def _give_up(self) -> None:
+        """Let the next attempt begin a new session."""
+        self.upload.session = ""
+        self.upload.is_broken = False
 
 
 def known_body(blob: Descriptor) -> bytes | None:

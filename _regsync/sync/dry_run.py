@@ -68,7 +68,7 @@ class DryRun:
         size = sum(manifest.size for manifest in (*children, image.tree.root))
         self._bytes_to_write[host] += size
 
-        needed = sum(blob.size for blob in image.copy.blobs_uploaded)
+        needed = sum(blob.size for blob in image.copy.uploaded)
         free = self.layouts[host].free_bytes() if host in self.layouts else needed
         if needed > free:
             text = f"{host} has room for {size_text(free)}, the image needs {size_text(needed)}"

@@ -11,7 +11,7 @@ Follows: docs/specification.md section 1.1 "Pipeline", sections 1.6 and 3; docs/
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -149,7 +149,6 @@ class Run:
             self._discovery,
             transport=transport,
             slots=config.max_concurrent_transfers,
-            start=self._start_task,
             on_end=self._end_copy,
             lists=self._referrers.lists,
         )
@@ -163,7 +162,6 @@ class Run:
         # When the run began, on the clock of the event loop.
         self._run_began = 0.0
         self._lookup_tasks: anyio.abc.TaskGroup
-        self._tasks: anyio.abc.TaskGroup  # the copies
         # The copies into layouts that wait until a power cut can no longer lose them.
         self._unsaved_copies: anyio.abc.TaskGroup
 
@@ -188,7 +186,7 @@ class Run:
         `reference` and `target_reference` are the tag or digest at the source and at the targets.
         """
         wanted = WantedTag(mapping, reference, mapping.targets)
-        selected = _Selected(wanted, self._new_target_tags(wanted, target_reference))
+        selected = self._new_selected(wanted, target_reference)
         self._select([selected])
         lookup = partial(self._look_up, selected)
         await self._run_lookups_and_copies([(mapping.source.authority, lookup)], stop)
@@ -221,7 +219,7 @@ class Run:
                 async with anyio.create_task_group() as self._unsaved_copies:
                     with work:
                         async with (
-                            anyio.create_task_group() as self._tasks,
+                            anyio.create_task_group() as self.scheduler.tasks,
                             anyio.create_task_group() as self._lookup_tasks,
                         ):
                             for source, lookup in first:
@@ -306,11 +304,6 @@ class Run:
         return [(source_name, tag.target.name_of(tag.reference)) for tag in tags]
 
     # Look-ups and tasks.
-
-    def _start_task(
-        self, task: Callable[..., Coroutine[object, object, None]], *arguments: object
-    ) -> None:
-        self._tasks.start_soon(task, *arguments)
 
     def _queue_lookup(self, source: str, lookup: _Lookup) -> None:
         """Queue a look-up for the workers of a source (host:port)."""
@@ -412,18 +405,14 @@ class Run:
                 partial(self._discovery.list_target_tags, target) for target in worth_listing
             )
 
-    def _new_selected(self, wanted: WantedTag) -> _Selected:
-        return _Selected(wanted, self._new_target_tags(wanted, wanted.tag))
-
-    def _new_target_tags(self, wanted: WantedTag, target_reference: str) -> list[TargetTag]:
-        """Create a TargetTag for each target of a tag."""
-        name = wanted.mapping.target_repository
-        targets = [
-            self._discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets
-        ]
-        return self._discovery.new_target_tags(
-            targets, wanted.mapping, wanted.tag, target_reference
-        )
+    def _new_selected(self, wanted: WantedTag, target_reference: str | None = None) -> _Selected:
+        """Create a TargetTag for each target of a tag, under the same tag or another reference."""
+        mapping, discovery = wanted.mapping, self._discovery
+        name = mapping.target_repository
+        targets = [discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets]
+        reference = target_reference or wanted.tag
+        tags = discovery.new_target_tags(targets, mapping, wanted.tag, reference)
+        return _Selected(wanted, tags)
 
     # Looking up one image.
 
@@ -548,11 +537,6 @@ class Run:
         self, lookup: TagLookup, copies: Sequence[ImageCopy], artifacts: FoundArtifacts
     ) -> None:
         """Hand an image and its artifacts to the scheduler, for the targets that lack them."""
-        lookups = [lookup]
-        lookups += [artifact.lookup for artifact in artifacts.copied if artifact.lookup is not None]
-        for each in lookups:
-            self._count_blobs(each)
-
         for copy, tag in zip(copies, lookup.targets, strict=True):
             copy.artifacts_stripped = len(artifacts.stripped)
             copy.planned = [f"strip {artifact}" for artifact in artifacts.stripped]
@@ -594,23 +578,6 @@ class Run:
             self.scheduler.add_artifacts(artifact_images)
             self.scheduler.end_if_complete(copy)
 
-    def _count_blobs(self, lookup: TagLookup) -> None:
-        """Count how many manifests name each blob of an image. The scheduler orders blobs by the
-        counts.
-
-        If source and target share a host, also record that the source has the blobs, so that they
-        can be mounted from there.
-        """
-        tree = lookup.tree
-        if tree is None:
-            return
-        source = lookup.source
-        is_host_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
-        for manifest in tree.manifests:
-            self.scheduler.manifests_by_blob.update(blob.digest for blob in manifest.blobs)
-            if is_host_shared and not manifest.is_trimmed:
-                self.scheduler.commit(source.store_key, manifest)
-
     def _plan_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
         """Return an Image for each artifact that the target lacks.
 
@@ -636,13 +603,13 @@ class Run:
             error = tag.error if tag is not None else None
             if error is not None or artifact.subject in failed_digests:
                 copy.error = copy.error or error
-                copy.artifacts_failed += 1
+                copy.artifacts[artifact.reference] = "failed"
                 failed_digests.update((artifact.digest, *artifact.subjects))  # theirs fail too
                 continue
 
             image = _image_of_artifact(copy, artifact, tag) if tag is not None else None
             if image is None:
-                copy.artifacts_skipped += 1
+                copy.artifacts[artifact.reference] = "skipped"
                 self.scheduler.record_artifact(copy.target, artifact.reference)
                 continue
 
@@ -661,7 +628,7 @@ class Run:
 
     def _end_copy(self, copy: ImageCopy) -> None:
         """Report how a copy ended. A copy into a layout is reported after the layout was saved."""
-        has_put = copy.is_copied or bool(copy.artifacts_copied)
+        has_put = copy.is_copied or copy.has_put_artifacts
         if copy.error is None and has_put and copy.target.is_local:
             self._unsaved_copies.start_soon(self._end_when_saved, copy)
         else:

@@ -21,6 +21,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.abc
 
 from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci import Descriptor, Manifest
@@ -181,7 +182,6 @@ class Scheduler:
         discovery: Discovery,
         *,
         slots: int,
-        start: Callable[..., None],
         lists: ReferrerLists,
         on_end: Callable[[ImageCopy], None],
         transport: Transport,
@@ -189,7 +189,7 @@ class Scheduler:
         self._blobs = blobs
         self._known = knowledge
         self._discovery = discovery
-        self._start_task = start
+        self.tasks: anyio.abc.TaskGroup  # of the images that are being copied
         self._on_end = on_end
         self._lists = lists
         self.transport = transport
@@ -204,7 +204,7 @@ class Scheduler:
         self.is_draining = False
         self.drain_deadline: float | None = None
 
-        self.manifests_by_blob = Counter[str]()
+        self._manifests_by_blob = Counter[str]()
         # By target and reference, whether this run has copied that artifact.
         self._artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
         self._target_hosts = set[str]()
@@ -226,6 +226,7 @@ class Scheduler:
         """Make an image pending. The caller calls `advance` after the last image."""
         host = image.target.host.key
         self._target_hosts.add(host)
+        self._count_blobs(image)
         sizes = {digest: blob.size for digest, blob in image.tree.blobs.items()}
         uncovered = [digest for digest in sizes if not self._is_covered(host, digest)]
         self.pending.add(image, [(host, digest) for digest in uncovered])
@@ -236,14 +237,26 @@ class Scheduler:
         return (host, digest) in self._lines or any(self._known.holders(host, digest))
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
+        for image in images:
+            self._count_blobs(image)
         self.pending.artifacts.extend(images)
+
+    def _count_blobs(self, image: Image) -> None:
+        """Count how many manifests name each blob. If source and target share a host, also record that
+        the source has the blobs, so that they can be mounted from there.
+        """
+        is_host_shared = image.source.host.key == image.target.host.key
+        for manifest in image.tree.manifests:
+            self._manifests_by_blob.update(blob.digest for blob in manifest.blobs)
+            if is_host_shared and not manifest.is_trimmed:
+                self._commit(image.source.store_key, manifest)
 
     def record_artifact(
         self, target: Repository, reference: str, *, is_copied: bool = False
     ) -> None:
         self._artifacts_at_target.setdefault((target.key, reference), is_copied)
 
-    def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
+    def _commit(self, where: RepositoryKey, manifest: Manifest) -> None:
         blobs = [blob.digest for blob in manifest.blobs]
         children = [child.digest for child in manifest.children]
         self._known.confirm_manifest(where, manifest.digest, blobs, children)
@@ -279,7 +292,7 @@ class Scheduler:
                 self._finish_failed(image)
             else:
                 self._jobs[job] = None
-                self._start_task(self._copy, job)
+                self.tasks.start_soon(self._copy, job)
                 return True
         return False
 
@@ -287,14 +300,14 @@ class Scheduler:
         """Claim what the target lacks. No await: the first image of a claim is the oldest one."""
         job = Job(image, next(self._order))
         where, known = job.where, self._known
-        missing = image.tree.missing_at(partial(known.is_manifest_believed, where))
-        for blob in missing.blobs:
+        blobs, children = image.tree.missing_at(partial(known.is_manifest_believed, where))
+        for blob in blobs:
             must_be_recent = not image.tree.is_image
             if known.is_blob_believed(where, blob.digest, must_be_recent=must_be_recent):
                 job.present.append(blob)
             else:
                 self._join(job, blob.digest, blob)
-        for manifest in (*missing.children, image.tree.root):
+        for manifest in (*children, image.tree.root):
             self._join(job, manifest.digest, None)
         return job
 
@@ -367,7 +380,7 @@ class Scheduler:
 
         async def work() -> None:
             while claims and job.image.error is None:
-                claim = max(claims, key=lambda claim: self.manifests_by_blob[claim.digest])
+                claim = max(claims, key=lambda claim: self._manifests_by_blob[claim.digest])
                 claims.remove(claim)
                 await self._bring_one(job, claim)
 
@@ -403,7 +416,7 @@ class Scheduler:
         self._end_claim(claim)
 
     def _record_blob(self, job: Job, blob: Descriptor, result: BlobResult) -> None:
-        job.image.copy.record_blob(blob, result)
+        job.image.copy.blobs.append((blob, result))
         self.traffic.record(job.where, blob, result)
 
     def _is_needed_again(self, image: Image, blob: Descriptor) -> bool:
@@ -412,7 +425,7 @@ class Scheduler:
         if image.copy.has_several_targets:
             return True
         never_mounts = self._known.supports_mounts(image.target.host.key) is False
-        is_named_again = self.manifests_by_blob[blob.digest] > 1
+        is_named_again = self._manifests_by_blob[blob.digest] > 1
         is_small = blob.size <= SMALL_BLOB
         return is_small and is_named_again and (never_mounts or len(self._target_hosts) > 1)
 
@@ -505,7 +518,7 @@ class Scheduler:
         return is_remote_artifact and self._known.is_manifest_confirmed(where, image.reference)
 
     def _record_put(self, job: Job, manifest: Manifest) -> None:
-        self.commit(job.where, manifest)
+        self._commit(job.where, manifest)
         claim = self._claims.get((job.where, manifest.digest, True))
         if claim is not None and claim.jobs[0] is job:
             self._end_claim(claim)
@@ -581,7 +594,7 @@ class Scheduler:
 
     def _start_again(self, image: Image) -> None:
         if not self.is_draining:
-            self._start_task(self._fetch_lacking, image)
+            self.tasks.start_soon(self._fetch_lacking, image)
 
     async def _fetch_lacking(self, image: Image) -> None:
         try:
@@ -610,13 +623,8 @@ class Scheduler:
         """End a copy if all its images have ended, and add its artifacts to the target's lists."""
         if copy.unfinished_images:
             return
-        copy.listing = {
-            subject: there
-            for subject, entries in copy.listing.items()
-            if (there := [each for each in entries if self._is_to_be_listed(copy, each.digest)])
-        }
         if copy.listing:
-            self._start_task(self._list_artifacts, copy)
+            self.tasks.start_soon(self._list_artifacts, copy)
         else:
             self._on_end(copy)
 
@@ -629,14 +637,16 @@ class Scheduler:
     async def _list_artifacts(self, copy: ImageCopy) -> None:
         try:
             for subject, entries in copy.listing.items():
-                added = await self._lists.ensure_listed(copy.source, copy.target, subject, entries)
+                there = [each for each in entries if self._is_to_be_listed(copy, each.digest)]
+                if not there:
+                    continue
+                added = await self._lists.ensure_listed(copy.source, copy.target, subject, there)
                 relisted = {
                     digest
                     for digest in added
                     if not self._artifacts_at_target[copy.target.key, digest]
                 }
-                copy.artifacts_skipped -= len(relisted)
-                copy.artifacts_copied |= relisted
+                copy.artifacts.update((digest, "synced") for digest in relisted)
                 copy.planned += [f"list {digest} as of {subject}" for digest in sorted(relisted)]
         except SyncError as error:
             copy.error = copy.error or error
