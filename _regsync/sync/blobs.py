@@ -506,8 +506,11 @@ class Blobs:
             await image.target.put_child(child)
             on_put(child)
 
-        for level in image.tree.levels(own_manifests):
-            await gather(partial(put_child, child) for child in level)
+        children = [child for child in image.tree.children if child.digest in own_manifests]
+        await gather(partial(put_child, child) for child in children if not child.is_index)
+        for child in children:  # the indexes among them, each after those that it names
+            if child.is_index:
+                await put_child(child)
         full_name = image.source.full_name(image.source_reference)
         await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
 

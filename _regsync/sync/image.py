@@ -121,22 +121,6 @@ class Tree(NamedTuple):
             for manifest in self.manifests
         )
 
-    def levels(self, digests: frozenset[str]) -> list[list[Manifest]]:
-        """Group the children with these digests into levels: children before their parents (I2)."""
-        # The children that are in no level yet, by digest.
-        remaining = {child.digest: child for child in self.children if child.digest in digests}
-        levels = list[list[Manifest]]()
-        while remaining:
-            level = [
-                child
-                for child in remaining.values()
-                if not any(entry.digest in remaining for entry in child.children)
-            ]
-            levels.append(level)
-            for child in level:
-                del remaining[child.digest]
-        return levels
-
     def with_ancestors(self, lost: frozenset[str]) -> frozenset[str]:
         """Return the digests `lost`, and the digests of all manifests that name them at any depth."""
         digests = set(lost)
@@ -270,11 +254,6 @@ class ImageCopy:
     planned: list[str] = field(default_factory=list)
 
     @property
-    def source_name(self) -> str:
-        """The full reference at the source, as reports show it."""
-        return self.source.name_of(self.source_reference)
-
-    @property
     def uploaded(self) -> list[Descriptor]:
         """The blobs that were sent."""
         return [blob for blob, result in self.blobs if result is BlobResult.UPLOADED]
@@ -321,7 +300,7 @@ class ImageCopy:
         results = Counter(result for _, result in self.blobs)
         artifacts = Counter(self.artifacts.values())
         return Outcome(
-            source=self.source_name,
+            source=self.source.name_of(self.source_reference),
             target=self.target.name_of(self.reference),
             status=status,
             digest=digest_at_target if self.error is None else None,
