@@ -17,7 +17,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 import anyio
@@ -237,16 +237,18 @@ class Scheduler:
         return (host, digest) in self._lines or any(self._known.holders(host, digest))
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
+        """Make artifacts pending whose subjects are at their targets."""
         for image in images:
             self._count_blobs(image)
         self.pending.artifacts.extend(images)
 
     def _count_blobs(self, image: Image) -> None:
-        """Count how many manifests name each blob. If source and target share a host, also record that
-        the source has the blobs, so that they can be mounted from there.
+        """Count how many manifests of an image and its artifacts name each blob. If source and target
+        share a host, also record that the source has the blobs, so that they can be mounted from there.
         """
         is_host_shared = image.source.host.key == image.target.host.key
-        for manifest in image.tree.manifests:
+        trees = (each.tree for each in image.with_dependents())
+        for manifest in chain.from_iterable(tree.manifests for tree in trees):
             self._manifests_by_blob.update(blob.digest for blob in manifest.blobs)
             if is_host_shared and not manifest.is_trimmed:
                 self._commit(image.source.store_key, manifest)
@@ -351,7 +353,7 @@ class Scheduler:
                 self._record_blob(job, blob, BlobResult.PRESENT)
         if is_committed:
             self._finish_copied(image)
-            self.add_artifacts(image.dependents)
+            self.pending.artifacts.extend(image.dependents)
         elif image.error is not None:
             self._finish_failed(image)
         else:
