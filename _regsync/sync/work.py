@@ -6,9 +6,9 @@ Invariants: I1, I2, I5, I8, I9, I10. An image waits only for images that were pr
 
 Promotion is synchronous: an image claims each blob and manifest that its target lacks, or joins the
 claim of an older image. The first image of a claim brings it. The claims of one blob in all
-repositories of a host stand in a line, the oldest first: its first claim goes ahead, the others wait
-until the image of that claim has ended, to mount the blob. So there is one upload a host, and no
-circle of waits.
+repositories of a host stand in a line, the oldest first: its first image is the leader of the
+specification, and the others wait until it has ended, to mount the blob. So there is one upload a
+host, and no circle of waits.
 """
 
 from __future__ import annotations
