@@ -323,28 +323,21 @@ class Inspector:
     async def _read_blob(self, target: Repository, blob: Descriptor) -> None:
         """Read a blob to its end and verify its digest. Raises SyncError if that fails.
 
-        If an attempt fails, the next attempt resumes at the same offset after a pause. If the bytes
-        are wrong, the blob is read once more over a new connection, because a cache may have been
-        wrong.
+        If the bytes are wrong, the blob is read once more over a new connection, because a cache may
+        have been wrong.
         """
         reading = Reading(self._transport, target, blob)
         tries = Tries(self._transport, target)
-        offset = 0
         while True:
             try:
-                needs = target.reading_needs(blob.size)
-                async with (
-                    self._transport.gate.admitted(*needs) as given,
-                    aclosing(reading.pieces(offset, given.get(needs[0]))) as pieces,
-                ):
-                    async for piece in pieces:
-                        offset += len(piece)
+                async with aclosing(reading.alone()) as pieces:
+                    async for _ in pieces:
+                        pass
                 return
             except WrongBytes:
                 if reading.is_fresh:
                     raise
                 reading.start_again()
-                offset = 0
                 continue
             except SyncError as error:
                 failure = error

@@ -178,8 +178,8 @@ def copied(**fields: Any) -> ImageCopy:
             },
             COMPLETE | COPIED,
         ),
-        ({"already_at_target": True, "artifacts_skipped": 1}, COMPLETE),
-        ({"already_at_target": True, "artifacts_copied": {"x"}}, COMPLETE),
+        ({"already_at_target": True, "artifacts": {"x": "skipped"}}, COMPLETE),
+        ({"already_at_target": True, "artifacts": {"x": "synced"}}, COMPLETE),
         (
             {"already_at_target": True, "artifact_search": ArtifactSearch(listed_tag_bits=3)},
             COMPLETE | 3,
