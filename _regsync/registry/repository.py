@@ -7,7 +7,7 @@ Follows: OCI distribution-spec 1.1, docs/design.md sections 7 and 13.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
 
@@ -68,7 +68,30 @@ class BlobUpload(Protocol):
     async def cancel_upload(self) -> None: ...
 
 
-class Repository(Protocol):
+class Locked(Protocol):
+    """What a lock says of a source, which need not be asked then. Without a lock it says nothing."""
+
+    # The digest of each tag, cosign's tags among them. None without a lock.
+    known_tags: Mapping[str, str] | None = None
+
+    def locked_digest(self, reference: str) -> str | None:
+        """Return the digest that a tag should have at targets."""
+        return None
+
+    def locked_artifacts(self, reference: str) -> list[str] | None:
+        """Return the digests of all artifacts of an image."""
+        return None
+
+    def locked_subjects(self, reference: str) -> list[str] | None:
+        """Return the manifests of an image that have artifacts."""
+        return None
+
+    def locked_types(self, digest: str) -> frozenset[str]:
+        """Return the types of an artifact. They are empty if they are unknown."""
+        return frozenset()
+
+
+class Repository(Locked, Protocol):
     """One repository, on one side of a copy.
 
     Errors name side, operation and reference.

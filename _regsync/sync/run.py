@@ -395,8 +395,6 @@ class Run:
             self._report_failure(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
             return ()
 
-        for event, text in selection.warnings(str(source)):
-            self._log("warning", event, text)
         reasons = Counter(selection.dropped.values())
         self._report.selections[mapping.index] = MappingSelection(
             str(source),
