@@ -254,6 +254,7 @@ def run_sync(arguments: Namespace, console: Console) -> Outcome:
         console,
         kind="plan" if arguments.dry_run else "sync",
         recheck=arguments.recheck,
+        verify=arguments.verify,
         lock=lock,
         retry=retry,
         summary_path=arguments.summary,

@@ -9,7 +9,7 @@ Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -205,6 +205,10 @@ class Discovery:
         self._layouts = layouts or Layouts(transport)
         self.reads_only = reads_only
         self._lock = lock
+
+        # Reports whether a target has all parts of what a tag or digest names there. Without it the
+        # tag, or an answer about the digest, vouches for them.
+        self.is_whole: Callable[[Repository, str, str], Awaitable[bool]] | None = None
 
         # `log_once(level, event, text)` logs each text once in a run.
         self.log_once = cache(transport.machine.log)
@@ -624,7 +628,7 @@ class Discovery:
         """
         target = tag.target
         reference = tag.reference
-        ask = partial(self._resolve_at_target, target, reference)
+        ask = partial(self._find_at_target, target, reference)
         try:
             # Look-ups of several images may need an artifact: a cosign tag or a digest.
             if is_referrer_tag(reference) or is_digest(reference):
@@ -645,6 +649,13 @@ class Discovery:
             known.record_contradiction(where)
         elif is_digest(reference) and known.is_manifest_believed(where, reference):
             known.forget(where, reference)
+
+    async def _find_at_target(self, target: Repository, reference: str) -> str | None:
+        """Resolve a reference at a target. Returns None if it is absent, or lacks a part."""
+        digest = await self._resolve_at_target(target, reference)
+        if digest is None or self.is_whole is None:
+            return digest
+        return digest if await self.is_whole(target, reference, digest) else None
 
     async def _resolve_at_target(self, target: Repository, reference: str) -> str | None:
         """Resolve a reference at a target, from the target's listing or by a HEAD.

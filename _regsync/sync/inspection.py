@@ -17,7 +17,7 @@ from _regsync.errors import ContentError, RegistryError, Side, SyncError, WrongB
 from _regsync.oci import MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import RepositoryKey
+from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.blobs import Reading, Tries, known_body
 from _regsync.sync.discovery import Discovery, check_tree_size
 from _regsync.sync.once import Once, gather
@@ -85,7 +85,8 @@ class Inspection:
         """Record a SyncError that ends the block, and continue after the block.
 
         `part` is the word for what is looked at, such as "blob". A ContentError is the finding that
-        it is corrupt. If `size` is given, a 404 is the finding that it is missing.
+        it is corrupt. If `size` is given, a 404 is the finding that it is missing. It is 0 if it is
+        not known.
         """
         try:
             yield
@@ -95,8 +96,8 @@ class Inspection:
             if size is None or not is_absent(error):
                 self.fail(error)
                 return
-            text = f"{part} {digest} ({size_text(size)}) is missing"
-            self.add("incomplete", text, digest, size=size)
+            shown_size = f" ({size_text(size)})" if size else ""
+            self.add("incomplete", f"{part} {digest}{shown_size} is missing", digest, size=size)
 
 
 class Inspector:
@@ -231,6 +232,54 @@ class Inspector:
                 offset = 0
             except SyncError as error:
                 await tries.wait(error)
+
+
+class Verification:
+    """Finds what targets have lost of their images, for `sync --verify`."""
+
+    def __init__(self, transport: Transport, discovery: Discovery, knowledge: Knowledge) -> None:
+        self._discovery = discovery
+        self._known = knowledge
+        self._inspector = Inspector(transport, discovery)
+        self._log = transport.machine.log
+
+    async def is_whole(self, target: Repository, reference: str, digest: str) -> bool:
+        """Ask a target for all parts of the image that a tag or digest names there.
+
+        What is missing is logged and forgotten, so that the run copies it as it always does. Raises
+        SyncError if something cannot be looked at, or if its bytes are wrong: they stay, because a
+        registry takes no other bytes under a digest that it has.
+        """
+        image = Inspection("", target, reference)
+        manifests = [digest]
+        with image.looking_at("manifest", digest, size=0):
+            top = await self._discovery.fetch_manifest(target, digest)
+            manifests += [entry.digest for entry in await self._inspector.look_below(image, top)]
+        if image.error is not None:
+            raise image.error
+
+        where = target.store_key
+        lost = set[str]()
+        for finding in image.findings:
+            if finding.finding == "corrupt":
+                hint = "delete it at the target, and run `sync --verify` again"
+                error = ContentError(finding.message, hint=hint)
+                raise error.add_context(Side.TARGET, "verify", image.target_name)
+            # This run may have brought it since it was looked for.
+            if finding.digest is not None and not self._known.is_confirmed(where, finding.digest):
+                lost.add(finding.digest)
+                self._log("warning", "part_missing", f"{image.target_name}: {finding.message}")
+        if not lost:
+            return True
+        # Nothing is believed of the image now but the blobs that were found.
+        for name in manifests:
+            manifest = self._discovery.cached_manifest(target, name)
+            for blob in manifest.blobs if manifest is not None else ():
+                if (blob.digest, target.key) in self._inspector.blobs:
+                    self._known.confirm_blob(where, blob.digest)
+        for name in (*manifests, *lost):
+            self._known.forget(where, name)
+        return False
 
 
 def is_absent(error: SyncError) -> bool:
