@@ -10,7 +10,7 @@ Follows: docs/design.md section 12 ("Audit").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 
 from _regsync.config import Config, MappingRule
-from _regsync.errors import MappingConflict, Side, SyncError
+from _regsync.errors import Side, SyncError
 from _regsync.oci import Manifest, full_name
 from _regsync.pins import Lock
 from _regsync.registry.repository import Repository
@@ -30,10 +30,11 @@ from _regsync.sync.artifacts import (
     Artifact,
     Referrers,
     too_many_artifacts,
+    unless_absent,
 )
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
-from _regsync.sync.inspection import Finding, Inspection, Inspector, is_absent
+from _regsync.sync.inspection import Finding, Inspection, Inspector
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
 from _regsync.sync.report import Outcome, SharedCause, error_json, shared_causes, sorted_requests
@@ -136,9 +137,8 @@ class Audit:
         mappings = self._config.mappings
         selected = await gather(partial(self._select_tags, mapping) for mapping in mappings)
         tags, conflicts = assign_tags(zip(mappings, selected, strict=True))
-        for conflict in conflicts:
-            text = f"mappings[{conflict.owner.index}] writes this tag too, from another source"
-            self._fail_tag(conflict.wanted, MappingConflict(text))
+        for wanted, error in conflicts:
+            self._fail_tag(wanted, error)
         return [image for wanted in tags for image in self._images_of(wanted)]
 
     async def _select_tags(self, mapping: MappingRule) -> tuple[str, ...]:
@@ -265,13 +265,13 @@ class Audit:
         # Tags with the same likely digest wait until the first tag's manifest is cached.
         async with self._tag_reads[target.key, likely_digest]:
             if self._discovery.cached_manifest(target, likely_digest) is None:
-                return await _unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
+                return await unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
 
         digest = await target.head_manifest(tag)
         if digest:
-            return await _unless_absent(self._discovery.fetch_manifest(target, digest))
+            return await unless_absent(self._discovery.fetch_manifest(target, digest))
         # A registry may answer a HEAD without a digest, or with 404 where a GET finds the tag.
-        return await _unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
+        return await unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
 
     # Artifacts.
 
@@ -346,7 +346,7 @@ class Audit:
             if artifact.tag is not None:
                 manifest = await self._manifest_of_tag(image.target, artifact.tag, digest)
             else:
-                manifest = await _unless_absent(
+                manifest = await unless_absent(
                     self._discovery.fetch_manifest(image.target, digest, artifact.entry)
                 )
             if manifest is not None:
@@ -484,13 +484,3 @@ class Audit:
         """
         present = self._found.manifests | self._found.blobs | self._found.left_out
         return sorted(f"{digest} {full_name(host, name)}" for digest, (host, name) in present)
-
-
-async def _unless_absent(answer: Awaitable[Manifest]) -> Manifest | None:
-    """Await a manifest. Returns None if the answer is a 404."""
-    try:
-        return await answer
-    except SyncError as error:
-        if not is_absent(error):
-            raise
-    return None

@@ -63,17 +63,16 @@ class Locking:
         referrers: Referrers,
         old_lock: Lock,
         mappings: Sequence[MappingRule],
-        now: int,
+        first_seen: FirstSeen,
         *,
-        keeps_others: bool = False,
-        recheck: bool = False,
-        first_seen: FirstSeen | None = None,
+        keeps_others: bool,
+        recheck: bool,
     ) -> None:
-        """Prepare to resolve `mappings`. `now` is in seconds since 1970.
+        """Prepare to resolve `mappings`.
 
+        `first_seen` has the times at which the old lock and earlier runs first saw digests.
         With `keeps_others` the new lock keeps the old lines of repositories outside `mappings`.
         With `recheck` artifacts are searched for even if the digest of a tag is unchanged.
-        `first_seen` has the times at which earlier runs first saw digests.
         """
         self.transport = transport
         # How many tags are selected so far, how many of them have a result, and how many were
@@ -90,7 +89,6 @@ class Locking:
         self._referrers = referrers
         self._old_lock = old_lock
         self._mappings = mappings
-        self._now = now
         self._keeps_others = keeps_others
         self._recheck = recheck
         self._first_seen = first_seen
@@ -114,8 +112,6 @@ class Locking:
 
         # By source and digest, a line of the old lock, whatever its tag.
         self._old_images = {(image.source, image.digest): image for image in old_lock}
-        # By source repository and digest, when the old lock says the digest was first seen.
-        self._old_first_seen = old_lock.first_seen_times()
         # By source and digest, the request for a new line. All tags of a digest share it.
         self._new_images: dict[tuple[SourceKey, str], Once[LockedImage]] = defaultdict(Once)
 
@@ -207,16 +203,8 @@ class Locking:
         if old_image is not None and old_image.digest == image.digest:
             first_seen = old_image.first_seen  # keep the bytes of an unchanged line
         else:
-            first_seen = self._first_seen_at(source, image.digest)
+            first_seen = self._first_seen.first_seen_at(source.seen_key(image.digest))
         return image._replace(tag=tag, first_seen=first_seen)
-
-    def _first_seen_at(self, source: SourceKey, digest: str) -> int:
-        """Return when a digest was first seen in a repository, under any tag."""
-        key = source.seen_key(digest)
-        times = [self._now, self._old_first_seen.get(key)]
-        if self._first_seen is not None:
-            times.append(self._first_seen.first_seen_at(key))
-        return min(time for time in times if time is not None)
 
     def _needs_manifest(self, rule: MappingRule) -> bool:
         """Report whether a new line has platforms or artifacts, so that the manifest is needed."""
@@ -246,13 +234,10 @@ class Locking:
         return known_tags.issuperset(self._referrers.listed_cosign_tags(source, old_image.digest))
 
     async def _fetch_image(self, rule: MappingRule, tag: str, digest: str) -> LockedImage:
-        """Fetch what a line says about a digest: its digest at targets, and its artifacts.
-
-        The line is one of `tag`, first seen now.
-        """
+        """Fetch what a line of `tag` says about a digest: that at targets, and the artifacts."""
         source = source_key(rule)
         if not self._needs_manifest(rule):
-            return LockedImage(source, tag, digest, "", artifacts=(), first_seen=self._now)
+            return LockedImage(source, tag, digest)
 
         lookup = await self._discovery.look_up_at_source(rule, tag, digest)
         artifacts = dict[str, LockedArtifact]()
@@ -268,7 +253,6 @@ class Locking:
             digest=lookup.source_digest,
             pushed=lookup.digest if lookup.is_trimmed else "",
             artifacts=tuple(artifacts.values()),
-            first_seen=self._now,
         )
 
     def _new_lock(self) -> Lock:

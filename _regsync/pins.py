@@ -106,11 +106,11 @@ class LockedImage(NamedTuple):
     # The digest at the source.
     digest: str
     # The digest at the targets if the index is trimmed to its platforms. Empty if it is not.
-    pushed: str
+    pushed: str = ""
     # Each artifact comes after its subject.
-    artifacts: tuple[LockedArtifact, ...]
+    artifacts: tuple[LockedArtifact, ...] = ()
     # When the digest was first seen in the repository, in seconds since 1970.
-    first_seen: int
+    first_seen: int = 0
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from _regsync.errors import ConfigError, RegsyncError
 from _regsync.files import replacing
 from _regsync.locking import Locking
 from _regsync.pins import Change, Lock, LockedImage, lines_of, read_lock, source_key
-from _regsync.state import Knowledge, StateFile, first_seen_for
+from _regsync.state import FirstSeen, Knowledge, StateFile
 from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import error_json, exit_status_for
@@ -94,18 +94,18 @@ def select_mappings(names: Sequence[str], config: Config) -> Sequence[MappingRul
     no mapping has.
     """
 
-    def is_named(mapping: MappingRule, name: str) -> bool:
-        return name in (mapping.source_repository, source_key(mapping).repository)
+    def names_of(mapping: MappingRule) -> set[str]:
+        return {mapping.source_repository, source_key(mapping).repository}
 
     for name in names:
-        if not any(is_named(mapping, name) for mapping in config.mappings):
+        if not any(name in names_of(each) for each in config.mappings):
             raise ConfigError(
                 f"--only {printable(name)}: no mapping has this repository as `from`",
                 hint="write the repository as the mapping's `from` has it",
             )
     if not names:
         return config.mappings
-    return [each for each in config.mappings if any(is_named(each, name) for name in names)]
+    return [each for each in config.mappings if not names_of(each).isdisjoint(names)]
 
 
 async def update_lock(
@@ -146,11 +146,9 @@ async def update_lock(
                 Referrers(discovery, knowledge, wall, has_state=False),
                 file.lock,
                 mappings,
-                int(wall()),
+                FirstSeen(state, wall, file.lock.first_seen_times()),
                 keeps_others=keeps_others,
                 recheck=recheck,
-                # The lock itself keeps the times. With `locked_times` they need no directory.
-                first_seen=first_seen_for(config, state, wall, may_write=False, locked_times={}),
             )
             async with anyio.create_task_group() as tasks:
                 if console.shows_progress:
@@ -186,12 +184,10 @@ async def update_lock(
 
 def _log_failures(file: LockFile, new: Locking, console: Console, *, is_check: bool) -> None:
     """Log each failure and, unless the lock is only checked, what a failed mapping does to it."""
-    failures = new.failures.values()
-    for failure in failures:
+    for failure in new.failures.values():
         error = failure.error
         text = f"failed {failure.name}: {error.code}: {error}"
         console.log("error", "lock_failed", text, code=error.code, hint=error.hint)
-    for failure in failures:
         if is_check or not failure.repository:
             continue
         text = f"{failure.name}: keeps its old lines in the lock"

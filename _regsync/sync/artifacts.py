@@ -344,7 +344,7 @@ class ReferrerLists:
         was_used_by_this_run = (repository.key, tag) in self._listed_digests
         if tags is not None and tag not in tags and not was_used_by_this_run:
             return None
-        return await _unless_absent(repository.get_manifest(tag))
+        return await unless_absent(repository.get_manifest(tag))
 
     # Writing.
 
@@ -449,7 +449,7 @@ class ReferrerLists:
         raise RegistryError("another client keeps replacing this list of referrers", status=409)
 
     async def _manifest_of(self, where: Repository, digest: str) -> Manifest | None:
-        return await _unless_absent(self._discovery.fetch_manifest(where, digest))
+        return await unless_absent(self._discovery.fetch_manifest(where, digest))
 
     async def _read_target_list(
         self,
@@ -939,9 +939,9 @@ class Referrers:
         if self._never_lists_tags and self.lists.has_api(source):
             # The source probably has no such tag, and then the targets are not asked.
             request = self._discovery.resolve_digest(source, tag, by_head=True)
-            if await _unless_absent(request) is None:
+            if await unless_absent(request) is None:
                 return None
-        lookup = await _unless_absent(self.look_up(search, subject, tag))
+        lookup = await unless_absent(self.look_up(search, subject, tag))
         # A registry that resolves a tag as the digest in its name answers with the subject.
         if lookup is None or lookup.source_digest == subject:
             return None
@@ -1045,7 +1045,7 @@ def types_of(manifest: Manifest) -> frozenset[str]:
     return frozenset({manifest.artifact_type} if manifest.artifact_type else ())
 
 
-async def _unless_absent(answer: Awaitable[_T]) -> _T | None:
+async def unless_absent(answer: Awaitable[_T]) -> _T | None:
     """Await an answer. Returns None if it is a 404."""
     try:
         return await answer

@@ -93,7 +93,7 @@ class Inspection:
         except ContentError as error:
             self.add("corrupt", f"{part} {digest}: {error.message}", digest)
         except SyncError as error:
-            if size is None or not is_absent(error):
+            if size is None or not _is_absent(error):
                 self.fail(error)
                 return
             shown_size = f" ({size_text(size)})" if size else ""
@@ -190,7 +190,7 @@ class Inspector:
         try:
             size = await target.blob_size(blob.digest)
         except SyncError as error:
-            if target.is_local or not is_absent(error):
+            if target.is_local or not _is_absent(error):
                 raise
             # Some registries answer 404 to a HEAD of what a GET finds. One GET is made for each
             # blob that seems to be missing, and its body is not read.
@@ -282,6 +282,6 @@ class Verification:
         return False
 
 
-def is_absent(error: SyncError) -> bool:
+def _is_absent(error: SyncError) -> bool:
     """Report whether an error says that something does not exist."""
     return isinstance(error, RegistryError) and error.status == 404

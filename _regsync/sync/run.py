@@ -20,7 +20,7 @@ import anyio
 import anyio.abc
 
 from _regsync.config import Config, MappingRule
-from _regsync.errors import MappingConflict, Side, SyncError
+from _regsync.errors import Side, SyncError
 from _regsync.layouts import Layouts
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
@@ -367,11 +367,8 @@ class Run:
         selections = await gather(partial(self._select_tags, mapping) for mapping in group)
         assigned, conflicts = assign_tags(zip(group, selections, strict=True))
 
-        for conflict in conflicts:
-            owner = conflict.owner.index
-            text = f"mappings[{owner}] writes this tag too, from another source"
-            hint = "give one of the two mappings another `to`, or narrow its tags"
-            self._report_failure(conflict.wanted, MappingConflict(text, hint=hint))
+        for wanted, error in conflicts:
+            self._report_failure(wanted, error)
 
         all_selected = [self._new_selected(wanted) for wanted in self._filter_by_retry(assigned)]
         self._select(all_selected)
