@@ -50,6 +50,7 @@ class _Image(Inspection):
         super().__init__(source.name_of(tag), target, tag)
         self.mapping = mapping
         self.tag = tag
+        self.source = source
         # The manifests that the source holds too, as far as is known. The target must hold the
         # artifacts that the source lists for them.
         self.at_source = set[str]()
@@ -196,8 +197,7 @@ class Audit:
         The latter is "" if `min_age` holds the image back: then any digest is right, and so is an
         absent tag. Sends the fewest requests. Raises SyncError if a request to the source fails.
         """
-        mapping, tag = image.mapping, image.tag
-        source = self._discovery.source_of(mapping)
+        mapping, tag, source = image.mapping, image.tag, image.source
         at_source = await self._discovery.resolve_at_source(mapping, tag, by_head=True)
         digest = at_source.digest
         if mapping.min_age and self._first_seen is not None:
@@ -278,7 +278,6 @@ class Audit:
     async def _look_at_artifacts(self, image: _Image, subjects: set[str]) -> None:
         """Look at the artifacts of these subjects, the artifacts of these artifacts, and so on."""
         lists = self._referrers.lists
-        source = self._discovery.source_of(image.mapping)
         seen = set[str]()  # a chain of artifacts may be a cycle
         level = subjects
         # One level more is looked at, to find out that the artifacts of the last level have none.
@@ -286,7 +285,7 @@ class Audit:
             seen |= level
             # Announced before the lists are read, because several subjects are worth a tag listing.
             lists.expect_subjects(image.target, len(level))
-            lists.expect_subjects(source, len(level & image.at_source))
+            lists.expect_subjects(image.source, len(level & image.at_source))
             below = await gather(
                 partial(self._look_at_artifacts_of, image, subject) for subject in sorted(level)
             )
@@ -365,13 +364,13 @@ class Audit:
             elif not is_required:
                 text = f"{digest} of {artifact.subject} is listed, but missing"
                 image.add("artifact_missing", text, digest)
-            elif await self._referrers.is_at_source(image.mapping, artifact):
+            elif artifact.tag or await image.source.head_manifest(digest) is not None:
                 image.add("artifact_missing", f"{artifact} is missing", digest)
             else:
                 return []  # the source lists it but does not hold it, so no run can copy it
 
         if is_required:
-            if not self._referrers.may_be_subject(image.mapping, artifact):
+            if not self._referrers.may_be_subject(image.source, artifact):
                 return []
             image.at_source.update(subjects)
         return subjects

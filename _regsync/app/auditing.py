@@ -84,10 +84,11 @@ def write_receipt(path: str, report: Audit, console: Console) -> None:
     If a source could not be read, a file that is not empty is kept and an error is logged. Raises
     RegsyncError if the file cannot be written.
     """
-    unread_count = 0  # images whose source could not be read
-    for outcome in report.failures:
-        if isinstance(outcome.error, SyncError) and outcome.error.side is Side.SOURCE:
-            unread_count += 1
+    errors = [outcome.error for outcome in report.failures]
+    # How many images have a source that could not be read.
+    unread_count = sum(
+        isinstance(error, SyncError) and error.side is Side.SOURCE for error in errors
+    )
     # A new receipt would lack these images, so that the next disk for a closed network would
     # contain them again, although the registry in that network has them.
     has_old_receipt = os.path.exists(path) and os.path.getsize(path) > 0

@@ -631,18 +631,13 @@ class Referrers:
 
         `snapshot` has the tag's digests at source and target. No request is sent.
         """
-        check = self.last_check(mapping, source, tag.target, snapshot)
+        key = _search_key(mapping, source, tag.target, snapshot)
+        check = self._knowledge.artifact_check(key)
         locked = source.locked_artifacts(tag.reference)
         if locked is not None:
             return not _had_all(check, locked)
         listed_tag_bits = self.listed_tag_bits(source, digest_like(snapshot.source))
         return depth_without_schedule(check, listed_tag_bits) is not SearchDepth.NONE
-
-    def last_check(
-        self, mapping: MappingRule, source: Repository, target: Repository, snapshot: Snapshot
-    ) -> ArtifactCheck:
-        """Return the record of the last search for the artifacts of an image."""
-        return self._knowledge.artifact_check(_search_key(mapping, source, target, snapshot))
 
     # Searches.
 
@@ -716,21 +711,13 @@ class Referrers:
         source = self._discovery.source_of(mapping)
         return await self._direct_artifacts(_search_without_targets(mapping, source), subject)
 
-    def may_be_subject(self, mapping: MappingRule, artifact: Artifact) -> bool:
+    def may_be_subject(self, source: Repository, artifact: Artifact) -> bool:
         """Report whether artifacts of an artifact should be searched for.
 
         They always should for an artifact from a list of referrers. For the manifest under a cosign
         tag a search is worth its requests only if the source's tag listing shows such artifacts.
         """
-        source = self._discovery.source_of(mapping)
         return artifact.tag is None or self.listed_tag_bits(source, artifact.digest) != 0
-
-    async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
-        """Report whether the source holds an artifact that it lists."""
-        if artifact.tag is not None:
-            return True  # the search has just read the cosign tag
-        source = self._discovery.source_of(mapping)
-        return await source.head_manifest(artifact.digest) is not None
 
     async def find_at_source(self, mapping: MappingRule, lookup: TagLookup) -> list[Artifact]:
         """Find all artifacts of an image that a mapping selects. No target is asked.
@@ -844,9 +831,7 @@ class Referrers:
         search is deep, the list is empty for an artifact that every target holds.
         """
         if artifact.entry is None:
-            # For a cosign tag, a search is worth its requests only if the listing shows a result.
-            is_signed = self.listed_tag_bits(search.source, artifact.digest) != 0
-            return [artifact.digest] if is_signed else []
+            return [artifact.digest] if self.may_be_subject(search.source, artifact) else []
         is_at_all_targets = artifact.lookup is None
         if is_at_all_targets and search.listing_hash:
             return []
