@@ -29,7 +29,7 @@ from _regsync.oci import (
     is_tag,
     split_full_name,
 )
-from _regsync.registry.repository import Locked, Repository
+from _regsync.registry.repository import Locked, LockedParts, Repository
 from _regsync.state import RepositoryKey, SeenKey
 from _regsync.tags import TagRule
 from _regsync.text import parse_time, printable, time_text
@@ -461,21 +461,14 @@ class PinnedSource(Locked):
     def __str__(self) -> str:
         return str(self._source)
 
-    def locked_digest(self, reference: str) -> str | None:
-        image = self._images.get(reference)
-        return image.digest_at_target if image is not None else None
-
-    def locked_artifacts(self, reference: str) -> list[str] | None:
-        image = self._images.get(reference)
-        return [each.digest for each in image.artifacts] if image is not None else None
-
-    def locked_subjects(self, reference: str) -> list[str] | None:
+    def locked_parts(self, reference: str) -> LockedParts | None:
         image = self._images.get(reference)
         if image is None:
             return None
-        digests = {artifact.digest for artifact in image.artifacts}
+        artifacts = dict.fromkeys(artifact.digest for artifact in image.artifacts)
         subjects = dict.fromkeys(artifact.subject for artifact in image.artifacts)
-        return [subject for subject in subjects if subject not in digests]
+        own_subjects = [subject for subject in subjects if subject not in artifacts]
+        return LockedParts(image.digest_at_target, list(artifacts), own_subjects)
 
     def locked_types(self, digest: str) -> frozenset[str]:
         return self._types.get(digest, frozenset())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from _regsync.config import Registry
 from _regsync.errors import RegistryError, Side
@@ -68,22 +68,22 @@ class BlobUpload(Protocol):
     async def cancel_upload(self) -> None: ...
 
 
+class LockedParts(NamedTuple):
+    """What a lock says of an image."""
+
+    digest: str  # that it has at targets
+    artifacts: list[str]  # the digests of all its artifacts
+    subjects: list[str]  # its manifests that have artifacts
+
+
 class Locked(Protocol):
     """What a lock says of a source, which need not be asked then. Without a lock it says nothing."""
 
     # The digest of each tag, cosign's tags among them. None without a lock.
     known_tags: Mapping[str, str] | None = None
 
-    def locked_digest(self, reference: str) -> str | None:
-        """Return the digest that a tag should have at targets."""
-        return None
-
-    def locked_artifacts(self, reference: str) -> list[str] | None:
-        """Return the digests of all artifacts of an image."""
-        return None
-
-    def locked_subjects(self, reference: str) -> list[str] | None:
-        """Return the manifests of an image that have artifacts."""
+    def locked_parts(self, reference: str) -> LockedParts | None:
+        """Return what the lock says of the image that a tag names."""
         return None
 
     def locked_types(self, digest: str) -> frozenset[str]:

@@ -595,12 +595,12 @@ class Referrers:
             return SearchDepth.DEEP
 
         now = self._wall()
-        locked = lookup.source.locked_artifacts(lookup.reference)
+        locked = lookup.source.locked_parts(lookup.reference)
         if locked is not None:
             # The artifacts change only if the lock does, and cost no request to the source.
             if self._has_state:
                 checks = [copy.artifact_search.last_check for copy in copies]
-                is_due = not all(_had_all(check, locked) for check in checks)
+                is_due = not all(_had_all(check, locked.artifacts) for check in checks)
             else:
                 is_due = is_due_without_state(lookup.source_digest, now)
             return SearchDepth.DEEP if is_due else SearchDepth.NONE
@@ -633,9 +633,9 @@ class Referrers:
         """
         key = _search_key(mapping, source, tag.target, snapshot)
         check = self._knowledge.artifact_check(key)
-        locked = source.locked_artifacts(tag.reference)
+        locked = source.locked_parts(tag.reference)
         if locked is not None:
-            return not _had_all(check, locked)
+            return not _had_all(check, locked.artifacts)
         listed_tag_bits = self.listed_tag_bits(source, digest_like(snapshot.source))
         return depth_without_schedule(check, listed_tag_bits) is not SearchDepth.NONE
 
@@ -671,9 +671,9 @@ class Referrers:
         copied = await self._find_transitively(search, subjects)
 
         stripped = list[Artifact]()
-        locked = source.locked_artifacts(lookup.reference)
+        locked = source.locked_parts(lookup.reference)
         if locked is not None:
-            listing_hash = hash_of_list(locked)
+            listing_hash = hash_of_list(locked.artifacts)
         elif lookup.is_trimmed:
             # Not deep: the artifacts of what is stripped do not count.
             at_source = search._replace(targets=(), listing_hash=listing_hash)
@@ -767,9 +767,9 @@ class Referrers:
 
     async def _copied_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests of an image's manifests that are copied and may have artifacts."""
-        locked = lookup.source.locked_subjects(lookup.reference)
+        locked = lookup.source.locked_parts(lookup.reference)
         if locked is not None:
-            return locked
+            return locked.subjects
         child_subjects = await self._discovery.child_subjects(mapping, lookup)
         # A trimmed index has a new digest, to which no artifact refers.
         return child_subjects if lookup.is_trimmed else [lookup.source_digest, *child_subjects]

@@ -521,8 +521,10 @@ class Discovery:
         digest = await self.resolve_digest(
             source, reference, by_head=by_head, refusals=_REFUSALS_OF_HEAD
         )
-        at_target = None if mapping.platforms else digest
-        return SourceImage(digest, source.locked_digest(reference) or at_target)
+        locked = source.locked_parts(reference)
+        if locked is not None:
+            return SourceImage(digest, locked.digest)
+        return SourceImage(digest, None if mapping.platforms else digest)
 
     async def resolve_digest(
         self, source: Repository, reference: str, *, by_head: bool, refusals: Collection[int] = ()
@@ -700,9 +702,10 @@ class Discovery:
         Also records the content of the image as present at each target that has it.
         """
         root, filtered_indexes = await self._filter_platforms(mapping, source, reference, top)
-        locked = source.locked_digest(reference)
-        if locked not in (None, root.digest):
-            text = f"the index trimmed to `platforms` is {root.digest}, but {locked} in the lock"
+        locked = source.locked_parts(reference)
+        if locked is not None and locked.digest != root.digest:
+            found = f"is {root.digest}, but {locked.digest} in the lock"
+            text = f"the index trimmed to `platforms` {found}"
             hint = "run `regsync lock --recheck`, and review what has changed"
             error = ContentError(text, hint=hint)
             raise error.add_context(source.side, "filter platforms of", source.name_of(reference))

@@ -28,7 +28,7 @@ from _regsync.pins import (
     read_lock,
     source_key,
 )
-from _regsync.registry.repository import Locked, Repository
+from _regsync.registry.repository import Locked, LockedParts, Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge
 from _regsync.sync.artifacts import ReferrerLists
@@ -417,5 +417,5 @@ def test_a_lock_says_what_an_image_is_at_targets() -> None:
     locked = image("1", source=ARM, pushed=digest(2))
     pinned = PinnedSource(cast(Repository, ByDigestAlone()), {"1": locked})
     assert pinned.known_tags == {"1": digest(1)}
-    assert pinned.locked_digest("1") == digest(2)
-    assert pinned.locked_digest(digest(9)) is None  # an artifact
+    assert pinned.locked_parts("1") == LockedParts(digest(2), [], [])
+    assert pinned.locked_parts(digest(9)) is None  # an artifact
