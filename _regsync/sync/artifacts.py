@@ -21,6 +21,7 @@ import anyio
 from _regsync.config import MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.oci import (
+    EMPTY_CONFIG,
     Descriptor,
     Manifest,
     extend_referrers_list,
@@ -44,11 +45,6 @@ from _regsync.sync.once import Once, gather
 _T = TypeVar("_T")
 
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
-
-# The media type of an empty config. Registries list it as the artifact type of cosign 3's bundles,
-# which set their type elsewhere. So it does not identify the type of an artifact
-# (docs/protocol-facts.md section 1.10).
-_EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
 
 # Levels of artifacts on artifacts. Real chains have up to three. A longer chain may be an attack.
 MOST_LEVELS = 8
@@ -264,9 +260,8 @@ class ReferrerLists:
 
     async def read(self, source: Repository, subject: str) -> ReferrerList:
         """Return the list of referrers of a subject, and cache it unless it is long."""
-        pinned = self._discovery.pinned(source)
-        if pinned is not None:  # nothing is learnt about the registry
-            return ReferrerList(await pinned.list_referrers(subject))
+        if source.known_tags is not None:  # from a lock: nothing is learnt about the registry
+            return ReferrerList(await source.list_referrers(subject))
         key = (source.key, subject)
         referrers = await self._lists[key].get(partial(self._fetch, source, subject))
         if len(str(referrers.entries)) > _LONGEST_CACHED_LIST:
@@ -341,7 +336,7 @@ class ReferrerLists:
         was_used_by_this_run = (repository.key, tag) in self._listed_digests
         if tags is not None and tag not in tags and not was_used_by_this_run:
             return None
-        return await _unless_absent(repository.get_manifest(tag))
+        return await unless_absent(repository.get_manifest(tag))
 
     # Writing.
 
@@ -446,7 +441,7 @@ class ReferrerLists:
         raise RegistryError("another client keeps replacing this list of referrers", status=409)
 
     async def _manifest_of(self, where: Repository, digest: str) -> Manifest | None:
-        return await _unless_absent(self._discovery.fetch_manifest(where, digest))
+        return await unless_absent(self._discovery.fetch_manifest(where, digest))
 
     async def _read_target_list(
         self,
@@ -592,13 +587,12 @@ class Referrers:
             return SearchDepth.DEEP
 
         now = self._wall()
-        pinned = self._discovery.pinned(lookup.source)
-        if pinned is not None:
+        locked = lookup.source.locked_parts(lookup.reference)
+        if locked is not None:
             # The artifacts change only if the lock does, and cost no request to the source.
             if self._has_state:
-                locked = hash_of_list(pinned.artifacts_of(lookup.reference))
                 checks = [copy.artifact_search.last_check for copy in copies]
-                is_due = not all(_had_all(check, locked) for check in checks)
+                is_due = not all(_had_all(check, locked.artifacts) for check in checks)
             else:
                 is_due = is_due_without_state(lookup.source_digest, now)
             return SearchDepth.DEEP if is_due else SearchDepth.NONE
@@ -629,18 +623,13 @@ class Referrers:
 
         `snapshot` has the tag's digests at source and target. No request is sent.
         """
-        check = self.last_check(mapping, source, tag.target, snapshot)
-        pinned = self._discovery.pinned(source)
-        if pinned is not None:
-            return not _had_all(check, hash_of_list(pinned.artifacts_of(tag.reference)))
+        key = _search_key(mapping, source, tag.target, snapshot)
+        check = self._knowledge.artifact_check(key)
+        locked = source.locked_parts(tag.reference)
+        if locked is not None:
+            return not _had_all(check, locked.artifacts)
         listed_tag_bits = self.listed_tag_bits(source, snapshot.source)
         return depth_without_schedule(check, listed_tag_bits) is not SearchDepth.NONE
-
-    def last_check(
-        self, mapping: MappingRule, source: Repository, target: Repository, snapshot: Snapshot
-    ) -> ArtifactCheck:
-        """Return the record of the last search for the artifacts of an image."""
-        return self._knowledge.artifact_check(_search_key(mapping, source, target, snapshot))
 
     # Searches.
 
@@ -674,9 +663,9 @@ class Referrers:
         copied = await self._find_transitively(search, subjects)
 
         stripped = list[Artifact]()
-        pinned = self._discovery.pinned(source)
-        if pinned is not None:
-            listing_hash = hash_of_list(pinned.artifacts_of(lookup.reference))
+        locked = source.locked_parts(lookup.reference)
+        if locked is not None:
+            listing_hash = hash_of_list(locked.artifacts)
         elif lookup.is_trimmed:
             # Not deep: the artifacts of what is stripped do not count.
             at_source = search._replace(targets=(), listing_hash=listing_hash)
@@ -714,21 +703,13 @@ class Referrers:
         source = self._discovery.source_of(mapping)
         return await self._direct_artifacts(_search_without_targets(mapping, source), subject)
 
-    def may_be_subject(self, mapping: MappingRule, artifact: Artifact) -> bool:
+    def may_be_subject(self, source: Repository, artifact: Artifact) -> bool:
         """Report whether artifacts of an artifact should be searched for.
 
         They always should for an artifact from a list of referrers. For the manifest under a cosign
         tag a search is worth its requests only if the source's tag listing shows such artifacts.
         """
-        source = self._discovery.source_of(mapping)
         return artifact.tag is None or self.listed_tag_bits(source, artifact.digest) != 0
-
-    async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
-        """Report whether the source holds an artifact that it lists."""
-        if artifact.tag is not None:
-            return True  # the search has just read the cosign tag
-        source = self._discovery.source_of(mapping)
-        return await source.head_manifest(artifact.digest) is not None
 
     async def find_at_source(self, mapping: MappingRule, lookup: TagLookup) -> list[Artifact]:
         """Find all artifacts of an image that a mapping selects. No target is asked.
@@ -754,11 +735,9 @@ class Referrers:
 
         source = lookup.source
         whole = mapping._replace(platforms=None, artifacts=rule._replace(include=(), exclude=()))
-        pinned = self._discovery.pinned(source)
-        if pinned is not None:
-            subjects = pinned.subjects_of(lookup.reference)
-        else:
-            subjects = await self._subjects_in_manifest(whole, source, lookup.source_digest)
+        subjects = await self._copied_subjects(
+            whole, lookup._replace(tree=None, digest=lookup.source_digest)
+        )
         copied_subjects = await self._copied_subjects(mapping, lookup) if rule.enabled else []
         copied = list[Artifact]()
         if takes_all_types:
@@ -780,21 +759,12 @@ class Referrers:
 
     async def _copied_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests of an image's manifests that are copied and may have artifacts."""
-        pinned = self._discovery.pinned(lookup.source)
-        if pinned is not None:
-            return pinned.subjects_of(lookup.reference)
+        locked = lookup.source.locked_parts(lookup.reference)
+        if locked is not None:
+            return locked.subjects
         child_subjects = await self._discovery.child_subjects(mapping, lookup)
         # A trimmed index has a new digest, to which no artifact refers.
         return child_subjects if lookup.is_trimmed else [lookup.source_digest, *child_subjects]
-
-    async def _subjects_in_manifest(
-        self, mapping: MappingRule, source: Repository, digest: str
-    ) -> list[str]:
-        """Return a digest and those of all manifests below it, except attestations."""
-        whole = TagLookup(
-            source, digest, tree=None, digest=digest, source_digest=digest, targets=()
-        )
-        return [digest, *await self._discovery.child_subjects(mapping, whole)]
 
     async def _find_transitively(self, search: Search, subjects: Iterable[str]) -> list[Artifact]:
         """Find the artifacts of these subjects, the artifacts of these artifacts, and so on.
@@ -853,15 +823,15 @@ class Referrers:
         search is deep, the list is empty for an artifact that every target holds.
         """
         if artifact.entry is None:
-            # For a cosign tag, a search is worth its requests only if the listing shows a result.
-            is_signed = self.listed_tag_bits(search.source, artifact.digest) != 0
-            return [artifact.digest] if is_signed else []
+            return [artifact.digest] if self.may_be_subject(search.source, artifact) else []
         is_at_all_targets = artifact.lookup is None
         if is_at_all_targets and search.listing_hash:
             return []
         if not artifact.entry.is_index:
             return [artifact.digest]
-        return await self._subjects_in_manifest(search.mapping, search.source, artifact.digest)
+        digest = artifact.digest
+        whole = TagLookup(search.source, digest, None, digest, digest, targets=())
+        return await self._copied_subjects(search.mapping, whole)
 
     # The artifacts of one subject.
 
@@ -905,14 +875,11 @@ class Referrers:
         types, or if the source does not hold it.
         """
         source, digest = search.source, entry.digest
-        types = frozenset[str]()
+        types = source.locked_types(digest)
         # An entry of a list has an artifact type and no platform. Of any other one only the
         # manifest says whether it is an artifact. Filters need the types.
         is_doubtful = not entry.artifact_type or entry.platform is not None
-        pinned = self._discovery.pinned(source)
-        if pinned is not None:
-            types, is_doubtful = pinned.types_of(digest), False
-        elif entry.artifact_type and entry.artifact_type != _EMPTY_CONFIG:
+        if not types and entry.artifact_type not in (None, EMPTY_CONFIG):
             types = frozenset({entry.artifact_type})
         try:
             if is_doubtful or (search.is_filtered and not types):
@@ -949,15 +916,14 @@ class Referrers:
         if self._never_lists_tags and self.lists.has_api(source):
             # The source probably has no such tag, and then the targets are not asked.
             request = self._discovery.resolve_digest(source, tag, by_head=True)
-            if await _unless_absent(request) is None:
+            if await unless_absent(request) is None:
                 return None
-        lookup = await _unless_absent(self.look_up(search, subject, tag))
+        lookup = await unless_absent(self.look_up(search, subject, tag))
         # A registry that resolves a tag as the digest in its name answers with the subject.
         if lookup is None or lookup.source_digest == subject:
             return None
 
-        pinned = self._discovery.pinned(source)
-        types = pinned.types_of(lookup.source_digest) if pinned is not None else frozenset[str]()
+        types = source.locked_types(lookup.source_digest)
         # If a target lacks the artifact, its manifest has been fetched and this sends no request.
         # If not, a request is worthwhile only for filters.
         if lookup.tree is not None or (search.is_filtered and not types):
@@ -1003,12 +969,9 @@ class Referrers:
         )
 
 
-def _had_all(check: ArtifactCheck, locked: bytes) -> bool:
-    """Report whether a target held exactly the artifacts of a lock after the last search.
-
-    `locked` is their `hash_of_list`.
-    """
-    return check.is_complete and check.listing_hash == locked
+def _had_all(check: ArtifactCheck, locked: Iterable[str]) -> bool:
+    """Report whether a target held exactly the artifacts of a lock after the last search."""
+    return check.is_complete and check.listing_hash == hash_of_list(locked)
 
 
 def _search_without_targets(mapping: MappingRule, source: Repository) -> Search:
@@ -1054,12 +1017,12 @@ def types_of(manifest: Manifest) -> frozenset[str]:
     This is the artifact type. If that is the type of an empty config, the media types of the layers
     are added.
     """
-    if manifest.artifact_type == _EMPTY_CONFIG:
+    if manifest.artifact_type == EMPTY_CONFIG:
         return types_of_parts(manifest)
     return frozenset({manifest.artifact_type} if manifest.artifact_type else ())
 
 
-async def _unless_absent(answer: Awaitable[_T]) -> _T | None:
+async def unless_absent(answer: Awaitable[_T]) -> _T | None:
     """Await an answer. Returns None if it is a 404."""
     try:
         return await answer

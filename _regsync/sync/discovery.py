@@ -9,10 +9,10 @@ Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.abc
@@ -40,7 +40,7 @@ from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
 
 if TYPE_CHECKING:
-    from _regsync.pins import Lock, PinnedSource
+    from _regsync.pins import Lock
 
 # Bytes of manifests in the cache (docs/design.md section 6, rule 13).
 _MANIFEST_BUDGET = 32 * 1024 * 1024
@@ -198,6 +198,10 @@ class Discovery:
         self.reads_only = reads_only
         self._lock = lock
 
+        # Reports whether a target has all parts of what a tag or digest names there. Without it the
+        # tag, or an answer about the digest, vouches for them.
+        self.is_whole: Callable[[Repository, str, str], Awaitable[bool]] | None = None
+
         # `log_once(level, event, text)` logs each text once in a run.
         self.log_once = cache(transport.machine.log)
 
@@ -238,19 +242,8 @@ class Discovery:
         if self._lock is None:
             return source
         if mapping.index not in self._pinned_sources:
-            from _regsync.pins import PinnedSource, source_key  # most runs have no lock
-
-            pinned = PinnedSource(source, self._lock.images_of(source_key(mapping)))
-            self._pinned_sources[mapping.index] = cast(Repository, pinned)
+            self._pinned_sources[mapping.index] = self._lock.pin(mapping, source)
         return self._pinned_sources[mapping.index]
-
-    def pinned(self, source: Repository) -> PinnedSource | None:
-        """Return the source if it is pinned, and None otherwise."""
-        if self._lock is None:
-            return None
-        from _regsync.pins import PinnedSource
-
-        return source if isinstance(source, PinnedSource) else None
 
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
         """Create a repository of a registry, and plan its authentication, without making a request."""
@@ -289,9 +282,8 @@ class Discovery:
 
         Returns None if the repository was not listed, and an empty listing if it does not exist.
         """
-        pinned = self.pinned(repository)
-        if pinned is not None:
-            return pinned.tags
+        if repository.known_tags is not None:
+            return repository.known_tags
         listing = self._listings.get(repository.key)
         if listing is None or not listing.answer:
             return None
@@ -306,16 +298,20 @@ class Discovery:
         return tags_module.select(listing, rule)
 
     async def select_tags(self, mapping: MappingRule) -> Selection:
-        """Select the tags of a mapping. Raises SyncError if the source's tags cannot be listed.
+        """Select the tags of a mapping, and log the warnings about the selection.
 
-        The source is not listed if the mapping names its tags without a pattern.
+        The source is not listed if the mapping names its tags without a pattern. Raises SyncError
+        if the source's tags cannot be listed.
         """
-        pinned = self.pinned(self.source_of(mapping))
-        if pinned is not None:
-            return pinned.select(mapping.tags)
-        selection = tags_module.select_literals(mapping.tags)
-        if selection is None:
-            selection = await self.select(mapping.tags, self.source_of(mapping))
+        source = self.source_of(mapping)
+        if source.known_tags is not None:
+            selection = tags_module.select(source.known_tags, mapping.tags)
+        else:
+            selection = tags_module.select_literals(mapping.tags) or await self.select(
+                mapping.tags, source
+            )
+        for event, text in selection.warnings(str(source)):
+            self.log_once("warning", event, text)
         return selection
 
     async def list_target_tags(self, target: Repository) -> Mapping[str, str | None] | None:
@@ -513,12 +509,12 @@ class Discovery:
     ) -> SourceImage:
         """Resolve a tag or digest at a mapping's source. Raises SyncError if that fails."""
         source = self.source_of(mapping)
-        pinned = self.pinned(source)
-        if pinned is not None:
-            return SourceImage(*pinned.resolve(reference))
         digest = await self.resolve_digest(
             source, reference, by_head=by_head, refusals=_REFUSALS_OF_HEAD
         )
+        locked = source.locked_parts(reference)
+        if locked is not None:
+            return SourceImage(digest, locked.digest)
         return SourceImage(digest, None if mapping.platforms else digest)
 
     async def resolve_digest(
@@ -536,6 +532,8 @@ class Discovery:
         """
         if is_digest(reference):
             return reference
+        if source.known_tags is not None and reference in source.known_tags:
+            return source.known_tags[reference]
         request = self._shared_digest_request(source, reference)
         ask = partial(self._ask_source, source, reference, by_head=by_head, refusals=refusals)
         return await request.get(ask)
@@ -623,7 +621,7 @@ class Discovery:
         """
         target = tag.target
         reference = tag.reference
-        ask = partial(self._resolve_at_target, target, reference)
+        ask = partial(self._find_at_target, target, reference)
         try:
             # Look-ups of several images may need an artifact: a cosign tag or a digest.
             if is_referrer_tag(reference) or is_digest(reference):
@@ -644,6 +642,13 @@ class Discovery:
             known.record_contradiction(where)
         elif is_digest(reference) and known.is_manifest_believed(where, reference):
             known.forget(where, reference)
+
+    async def _find_at_target(self, target: Repository, reference: str) -> str | None:
+        """Resolve a reference at a target. Returns None if it is absent, or lacks a part."""
+        digest = await self._resolve_at_target(target, reference)
+        if digest is None or self.is_whole is None:
+            return digest
+        return digest if await self.is_whole(target, reference, digest) else None
 
     async def _resolve_at_target(self, target: Repository, reference: str) -> str | None:
         """Resolve a reference at a target, from the target's listing or by a HEAD.
@@ -688,9 +693,13 @@ class Discovery:
         Also records the content of the image as present at each target that has it.
         """
         root, filtered_indexes = await self._filter_platforms(mapping, source, reference, top)
-        pinned = self.pinned(source)
-        if pinned is not None:
-            pinned.check_pushed(reference, root.digest)
+        locked = source.locked_parts(reference)
+        if locked is not None and locked.digest != root.digest:
+            found = f"is {root.digest}, but {locked.digest} in the lock"
+            text = f"the index trimmed to `platforms` {found}"
+            hint = "run `regsync lock --recheck`, and review what has changed"
+            error = ContentError(text, hint=hint)
+            raise error.add_context(source.side, "filter platforms of", source.name_of(reference))
         lacking = [
             tag.target.store_key for tag in tags if tag.digest != root.digest and tag.error is None
         ]
@@ -733,8 +742,11 @@ class Discovery:
         Concurrent callers share one request (docs/design.md section 6, rules 7, 8 and 13).
         """
 
+        # The entry of an artifact in a lock has only a digest to compare with.
+        descriptor = expected if expected is not None and expected.media_type else None
+
         async def fetch() -> Manifest:
-            manifest = await source.get_manifest(digest, expected=expected)
+            manifest = await source.get_manifest(digest, expected=descriptor)
             self._manifests.add(source.store_key, manifest)
             return manifest
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from _regsync.config import Config, MappingRule, Registry
-from _regsync.errors import ConfigError
+from _regsync.errors import ConfigError, MappingConflict
 from _regsync.text import printable
 
 # Kubernetes sets this variable in the pods of an Indexed Job.
@@ -70,27 +70,20 @@ class WantedTag(NamedTuple):
     targets: tuple[Registry, ...]
 
 
-class Conflict(NamedTuple):
-    """A tag that is not copied, because an earlier mapping writes the same target tag."""
-
-    wanted: WantedTag
-    # The earlier mapping, which copies from another source.
-    owner: MappingRule
-
-
 def assign_tags(
     selections: Iterable[tuple[MappingRule, Iterable[str]]],
-) -> tuple[list[WantedTag], list[Conflict]]:
+) -> tuple[list[WantedTag], list[tuple[WantedTag, MappingConflict]]]:
     """Assign each target tag to the first mapping that selects it (docs/design.md section 3).
 
     `selections` has each mapping with the tags that it selects, in the order of the configuration.
-    Returns the assigned tags and the conflicts. If an earlier mapping of the same source writes the
+    Returns the assigned tags, and those that an earlier mapping copies from another source, each
+    with its error. If an earlier mapping of the same source writes the
     same target tag, the later mapping is ignored for this target: it would copy the same image.
     """
     # By target repository and tag, the mapping that copies the tag.
     owners = dict[tuple[object, str], MappingRule]()
     assigned = list[WantedTag]()
-    conflicts = list[Conflict]()
+    conflicts = list[tuple[WantedTag, MappingConflict]]()
 
     for mapping, tags in selections:
         for tag in _order_versions_first(tags):
@@ -102,8 +95,10 @@ def assign_tags(
                     owners[repository, tag] = mapping
                     free_targets.append(target)
                 elif owner.source_key != mapping.source_key:
-                    wanted = WantedTag(mapping, tag, (target,))
-                    conflicts.append(Conflict(wanted, owner))
+                    text = f"mappings[{owner.index}] writes this tag too, from another source"
+                    hint = "give one of the two mappings another `to`, or narrow its tags"
+                    error = MappingConflict(text, hint=hint)
+                    conflicts.append((WantedTag(mapping, tag, (target,)), error))
                 # Otherwise the owner copies the same tag of the same source.
             if free_targets:
                 assigned.append(WantedTag(mapping, tag, tuple(free_targets)))

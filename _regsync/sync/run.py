@@ -20,7 +20,7 @@ import anyio
 import anyio.abc
 
 from _regsync.config import Config, MappingRule
-from _regsync.errors import MappingConflict, Side, SyncError
+from _regsync.errors import Side, SyncError
 from _regsync.layouts import Layouts
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
@@ -89,6 +89,7 @@ class Run:
         state: StateFile | None = None,
         *,
         recheck: bool = False,
+        verify: bool = False,
         first_seen: FirstSeen | None = None,
         lock: Lock | None = None,
         retry: Retry | None = None,
@@ -99,12 +100,14 @@ class Run:
         nothing and finds out what a run would copy.
 
         With `recheck` the run searches for the artifacts of all images, whatever the state says.
+        With `verify` it does so, and asks targets for every part of every image.
         `first_seen` has the times that `min_age` counts from. Without it no image is held back.
         With `lock` the tags and digests of sources are taken from the lock (`PinnedSource`).
         With `retry` only the images of the retry are copied, and `config` is the result of
         `Retry.narrow`.
         """
         machine = transport.machine
+        recheck = recheck or verify
         is_dry_run = kind == "plan"
         self._transport = transport
         self._config = config
@@ -113,6 +116,7 @@ class Run:
         self._report.is_dry_run = is_dry_run
         self._log = machine.log
         self._recheck = recheck
+        self._verify = verify
         self._retry = retry
         self._first_seen = first_seen
         # Compiles each pattern of `immutable_tags` once.
@@ -126,6 +130,11 @@ class Run:
         self._discovery = Discovery(
             transport, self._knowledge, layouts=self._layouts, reads_only=is_dry_run, lock=lock
         )
+        if verify:
+            from _regsync.sync.inspection import Verification  # most runs do not need this module
+
+            verification = Verification(transport, self._discovery, self._knowledge)
+            self._discovery.is_whole = verification.is_whole
         self._referrers = Referrers(
             self._discovery,
             self._knowledge,
@@ -328,11 +337,8 @@ class Run:
         selections = await gather(partial(self._select_tags, mapping) for mapping in group)
         assigned, conflicts = assign_tags(zip(group, selections, strict=True))
 
-        for conflict in conflicts:
-            owner = conflict.owner.index
-            text = f"mappings[{owner}] writes this tag too, from another source"
-            hint = "give one of the two mappings another `to`, or narrow its tags"
-            self._report_failure(conflict.wanted, MappingConflict(text, hint=hint))
+        for wanted, error in conflicts:
+            self._report_failure(wanted, error)
 
         all_selected = [self._new_selected(wanted) for wanted in self._filter_by_retry(assigned)]
         self._select(all_selected)
@@ -365,8 +371,6 @@ class Run:
             self._report_failure(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
             return ()
 
-        for event, text in selection.warnings(str(source)):
-            self._log("warning", event, text)
         reasons = Counter(selection.dropped.values())
         self._report.selections[mapping.index] = MappingSelection(
             str(source),
@@ -467,7 +471,7 @@ class Run:
         """
         mapping = wanted.mapping
         has_artifacts = mapping.artifacts.enabled
-        is_asked = self._recheck and has_artifacts
+        is_asked = self._verify or (self._recheck and has_artifacts)
         if is_asked or not self._is_immutable(mapping, tag.reference):
             return False
         if tag.reference not in (self._discovery.known_listing(tag.target) or ()):

@@ -237,8 +237,8 @@ def assigned(*selected: tuple[MappingRule, str]) -> tuple[list[str], list[str]]:
         f"{each.mapping.index} {each.tag} {' '.join(target.alias for target in each.targets)}"
         for each in wanted
     ], [
-        f"{each.mapping.index} {each.tag} {each.targets[0].alias} to {owner.index}"
-        for each, owner in lost
+        f"{each.mapping.index} {each.tag} {each.targets[0].alias} to {error.message[9]}"
+        for each, error in lost
     ]
 
 
