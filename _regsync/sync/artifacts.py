@@ -623,7 +623,8 @@ class Referrers:
         is_known_to_state = any(tag.was_copied for tag in lookup.targets) or any(
             copy.artifact_search.last_check.last for copy in copies
         )
-        if lookup.needed_no_manifest and not is_known_to_state:
+        top = self._discovery.cached_manifest(lookup.source, lookup.source_digest)
+        if top is None and not is_known_to_state:
             # Another client has copied the image, and is assumed to have copied the artifacts of
             # the manifests below it. To look for them, the image's manifest would have to be
             # fetched, which the digests have just made unnecessary (rule 4).
