@@ -301,7 +301,7 @@ async def test_a_registry_that_fails_half_way_leaves_the_old_lines(mirror):
     before = mirror.lock.read_text()
     mirror.push("v0")
     mirror.push("v9")
-    mirror.source.app.faults.on("HEAD", "manifest", reference="v2").status(403)
+    mirror.source.app.faults.on("GET HEAD", "manifest", reference="v2").status(403)
     ran = await mirror.run("lock")
     assert ran.status == 1
     assert mirror.lock.read_text() == before

@@ -9,13 +9,10 @@ Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, cast
-
-import anyio
-import anyio.abc
 
 from _regsync import tags as tags_module
 from _regsync.config import MappingRule, Registry
@@ -216,10 +213,10 @@ class Discovery:
         # and None in place of the listing if the repository does not exist.
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         self._manifests = _ManifestCache()
-        # By host, repository name and tag, the request for the digest of a source tag
-        # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
-        # because they may have access to different repositories.
-        self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
+        # By host, repository name, tag, and the digest that it no longer has, the request for the
+        # digest of a source tag (docs/design.md section 6, rule 4). Two credentials for one
+        # registry are two hosts, because they may have access to different repositories.
+        self._digest_requests: dict[tuple[Host, str, str, str], Once[str]] = {}
         # By target and the cosign tag or digest of an artifact, the request for the digest at the
         # target, which is None if it is absent. Several images may have the same artifact, while any
         # other target tag has one source (`mappings.assign_tags`).
@@ -470,23 +467,20 @@ class Discovery:
         asked, because it lacks its tag. If the source fails, raises SyncError after the targets
         have answered.
         """
-        found: SourceImage | SyncError
-        async with anyio.create_task_group() as look_ups:
-            for tag in tags:
-                if tag.target not in known_to_lack:
-                    look_ups.start_soon(self._look_up_at_target, tag)
-            try:
-                found = await self.resolve_at_source(mapping, reference, by_head=by_head)
-            except SyncError as error:  # raised when the targets have answered
-                found = error
-        if isinstance(found, SyncError):
-            raise found
+        asks: list[Callable[[], Awaitable[SourceImage | None]]] = [
+            partial(self.resolve_at_source, mapping, reference, by_head=by_head)
+        ]
+        asks += [
+            partial(self._look_up_at_target, tag) for tag in tags if tag.target not in known_to_lack
+        ]
+        image, *_ = await gather(asks)
+        assert image is not None
         source = self.source_of(mapping)
         for tag in tags:
             manifest = self.cached_manifest(source, tag.digest or "")
             if manifest is not None:
                 self._learn_manifest(tag.target, manifest)
-        return found
+        return image
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
         """Report whether to send a HEAD to the source instead of a GET.
@@ -522,14 +516,16 @@ class Discovery:
         digest = await self.resolve_digest(source, reference, by_head=by_head)
         return SourceImage(digest, None if mapping.platforms else digest)
 
-    async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
+    async def resolve_digest(
+        self, source: Repository, reference: str, *, by_head: bool, gone: str = ""
+    ) -> str:
         """Return the digest that a tag or digest has at its source.
 
         A digest is returned unchanged. If this run has listed the source and the listing has the
         tag's digest, that digest is returned. For any other tag one request is sent in a run, and
         all callers share its answer (docs/design.md section 6, rules 4 and 5): a HEAD if the first
         caller has set `by_head` (`find_digest`), otherwise a GET, which adds the manifest to the
-        cache.
+        cache. Pass the digest that a tag had as `gone` if the source has it no longer.
 
         Raises SyncError if the request fails or if the source does not have the tag.
         """
@@ -547,18 +543,11 @@ class Discovery:
                 raise error.add_context(Side.SOURCE, "look up", source.name_of(reference))
             return digest
 
-        return await self._shared_digest_request(source, reference).get(ask)
-
-    def _shared_digest_request(self, source: Repository, tag: str) -> Once[str]:
-        """Return the request for a tag's digest that all callers share.
-
-        It has its answer already if the request is finished, or if a listing has the digest.
-        """
-        key = (source.host, source.api_name, tag)
+        key = (source.host, source.api_name, reference, gone)
         if key not in self._digest_requests:
-            listed_digest = (self.known_listing(source) or {}).get(tag)
+            listed_digest = None if gone else (self.known_listing(source) or {}).get(reference)
             self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
-        return self._digest_requests[key]
+        return await self._digest_requests[key].get(ask)
 
     async def find_digest(
         self, where: Repository, reference: str, *, is_final: bool = False
@@ -598,11 +587,7 @@ class Discovery:
             if error.status != 404 or reference == digest:
                 raise
 
-        # Of all mappings that find the manifest gone, only the first replaces the shared request. A
-        # request that was replaced has another answer, or none yet.
-        if self._shared_digest_request(source, reference).answer == (digest,):
-            self._digest_requests[source.host, source.api_name, reference] = Once()
-        new_digest = await self.resolve_digest(source, reference, by_head=False)
+        new_digest = await self.resolve_digest(source, reference, by_head=False, gone=digest)
         return await self.fetch_manifest(source, new_digest)
 
     async def _look_up_at_target(self, tag: TargetTag) -> None:
@@ -622,10 +607,9 @@ class Discovery:
                 tag.digest = await ask()
         except SyncError as error:
             tag.error = error
+            return
 
         known, where = self._knowledge, target.store_key
-        if tag.error is not None:
-            return
         if tag.digest is not None:
             known.confirm_tagged_manifest(where, tag.digest)
         elif tag.was_copied:
@@ -735,8 +719,7 @@ class Discovery:
     async def fetch_manifest_of_tag(self, where: Repository, tag: str) -> Manifest:
         """Fetch the manifest that a tag names now, and add it to the cache."""
         manifest = await where.get_manifest(tag)
-        if self._manifests.find(where.store_key, manifest.digest) is None:
-            self._manifests.add(where.store_key, manifest)
+        self._manifests.add(where.store_key, manifest)
         return manifest
 
     def cached_manifest(self, where: Repository, digest: str) -> Manifest | None:
@@ -749,8 +732,8 @@ class Discovery:
             source, tree.source_digest, tree.root, tree.children, is_left_out=lambda entry: False
         )
 
-    async def child_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
-        """Return the digests below an image's root that may be the subject of artifacts.
+    async def subjects_in(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
+        """Return the digests of an image's manifests that may be the subject of artifacts.
 
         Attestations are left out. Trimmed indexes are left out because the source does not have
         them.
@@ -763,13 +746,10 @@ class Discovery:
             tree = await self._fetch_tree(
                 source, top.digest, root, indexes, is_left_out=lambda entry: not entry.is_index
             )
-        trimmed_digests = {child.digest for child in tree.children if child.is_trimmed}
-        return [
-            entry.digest
-            for manifest in tree.manifests
-            for entry in manifest.children
-            if not entry.attested_digest and entry.digest not in trimmed_digests
-        ]
+        entries = [entry for manifest in tree.manifests for entry in manifest.children]
+        digests = [entry.digest for entry in entries if not entry.attested_digest]
+        trimmed_digests = {each.digest for each in tree.manifests if each.is_trimmed}
+        return [each for each in (tree.root.digest, *digests) if each not in trimmed_digests]
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source only. `digest` is the digest to which the tag was
