@@ -177,7 +177,7 @@ class Run:
         self._unlisted = {mapping.index: mapping for mapping in self._config.mappings}
         # Mappings with a common target repository are listed together, so that the earlier mapping
         # wins a conflict (I10).
-        groups = group_mappings(self._config.mappings, lambda mapping: mapping.target_keys)
+        groups = group_mappings(self._config.mappings)
         listings = [
             (group[0].source.authority, partial(self._list_mappings, group)) for group in groups
         ]
