@@ -226,32 +226,34 @@ class ReferrerLists:
 
     async def _fetch(self, source: Repository, subject: str) -> tuple[Descriptor, ...]:
         with _explaining_refusals():
-            entries = await self._ask_api(source, subject)
+            entries = await self._probe_api(source, subject)
+            if entries is None and self.has_api(source):
+                entries = await self._ask_api(source, subject)
             if entries is not None:
                 return entries
             found = await self._get_fallback(source, subject, await self.list_tags(source))
         return found.children if found is not None and _is_list(found, subject) else ()
 
-    async def _ask_api(self, repository: Repository, subject: str) -> tuple[Descriptor, ...] | None:
-        """Request the referrers of a subject, unless the registry is known to have no API.
+    async def _probe_api(
+        self, repository: Repository, subject: str
+    ) -> tuple[Descriptor, ...] | None:
+        """Ask the API for the referrers of a subject, if it is unknown whether there is an API.
 
-        As long as that is unknown, other requests to the area wait for the answer: if there is no
-        API, they are not sent. Returns None if the registry has no API, or if the API refuses this
-        subject.
+        Meanwhile, other requests to the area wait: if there is no API, they are not sent. Returns
+        None if the API was not asked, and otherwise the result of `_ask_api`.
         """
         if self.has_api(repository) is None:
             async with self._first_requests[repository.key.area]:
                 if self.has_api(repository) is None:
-                    return await self._request_list(repository, subject)
-        return await self._request_list(repository, subject) if self.has_api(repository) else None
+                    return await self._ask_api(repository, subject)
+        return None
 
-    async def _request_list(
-        self, repository: Repository, subject: str
-    ) -> tuple[Descriptor, ...] | None:
+    async def _ask_api(self, repository: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         """Request the referrers of a subject, and learn whether the registry has the API (rule 15).
 
-        Returns None as `_ask_api` does. Raises RegistryError for a temporary error, for a lack of
-        rights, and for a broken answer of an API that is known to exist.
+        Returns None if the registry has no API, or if the API refuses this subject. Raises
+        RegistryError for a temporary error, for a lack of rights, and for a broken answer of an API
+        that is known to exist.
         """
         has_worked = self.has_api(repository)
         try:
@@ -317,15 +319,14 @@ class ReferrerLists:
 
         Most registries announce it in their answers to the puts. The others are asked once.
         """
-        area, has_api = target.key.area, self.has_api(target)
-        is_announced = subject not in target.unannounced or self._knowledge.fact(
-            area, _LISTS_UNANNOUNCED
-        )
-        if has_api is False or (has_api and is_announced):
-            return has_api
-        answered = await self._ask_api(target, subject)
-        if answered is None or is_announced:
-            return answered is not None
+        answered = await self._probe_api(target, subject)
+        if not self.has_api(target):
+            return False
+        area = target.key.area
+        if subject not in target.unannounced or self._knowledge.fact(area, _LISTS_UNANNOUNCED):
+            return True
+        if answered is None:
+            answered = await self._ask_api(target, subject) or ()
         listed_digests = {entry.digest for entry in answered}
         is_listed = listed_digests.issuperset(entry.digest for entry in entries)
         if is_listed:
@@ -458,7 +459,7 @@ class Referrers:
         listed_tags = self._discovery.known_listing(source) or ()
         return [tag for tag in _cosign_tags(digest) if tag in listed_tags]
 
-    def _listed_tag_bits(self, source: Repository, digest: str) -> int:
+    def listed_tag_bits(self, source: Repository, digest: str) -> int:
         """Return, as bits, which tags with artifacts of a digest the source's tag listing has.
 
         The bits are those of `ArtifactCheck.flags`: 1 for the fallback tag; 2, 4 and 8 for the
@@ -497,7 +498,7 @@ class Referrers:
             check for check, copy in zip(checks, copies, strict=True) if not copy.target.is_local
         ]
         if self._has_state and kept:
-            listed_tag_bits = self._listed_tag_bits(lookup.source, lookup.source_digest)
+            listed_tag_bits = self.listed_tag_bits(lookup.source, lookup.source_digest)
             depth = decide_depth(kept, listed_tag_bits, now)
         else:
             is_due = is_due_without_state(lookup.source_digest, now)
@@ -525,7 +526,7 @@ class Referrers:
         pinned = self._discovery.pinned(source)
         if pinned is not None:
             return not _had_all(check, hash_of_list(pinned.artifacts_of(tag.reference)))
-        listed_tag_bits = self._listed_tag_bits(source, digest_like(snapshot.source))
+        listed_tag_bits = self.listed_tag_bits(source, digest_like(snapshot.source))
         return decide_depth([check], listed_tag_bits, now=None) is not SearchDepth.NONE
 
     # Searches.
@@ -564,7 +565,7 @@ class Referrers:
         elif lookup.is_trimmed:
             stripped = await self._find_stripped(mapping, digest)
 
-        listed_tag_bits = self._listed_tag_bits(source, digest)
+        listed_tag_bits = self.listed_tag_bits(source, digest)
         for copy in copies:
             copy.artifact_search = copy.artifact_search._replace(
                 listed_tag_bits=listed_tag_bits, listing_hash=listing_hash
@@ -618,7 +619,7 @@ class Referrers:
         tag a search is worth its requests only if the source's tag listing shows such artifacts.
         """
         source = self._discovery.source_of(mapping)
-        return artifact.tag is None or self._listed_tag_bits(source, artifact.digest) != 0
+        return artifact.tag is None or self.listed_tag_bits(source, artifact.digest) != 0
 
     async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
         """Report whether the source holds an artifact that it lists."""
