@@ -577,10 +577,11 @@ class Referrers:
 
     async def _find_stripped(self, mapping: MappingRule, digest: str) -> list[Artifact]:
         """Find the artifacts of an index of which the target gets a trimmed one, and warn of them."""
-        stripped = await self.find_for_subject(mapping, digest)
+        source = self._discovery.source_of(mapping)
+        search = _search_at_source(mapping, source)._replace(image_digest=digest)
+        stripped = await self._direct_artifacts(search, digest)
         if stripped:
             text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
-            source = self._discovery.source_of(mapping)
             mapping_text = f"{source} -> {mapping.target_repository}"
             self._discovery.log_once("warning", "artifacts_stripped", f"{mapping_text}: {text}")
         return stripped
