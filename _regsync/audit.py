@@ -275,15 +275,11 @@ class Audit:
 
     async def _look_at_artifacts(self, image: _Image, subjects: set[str]) -> None:
         """Look at the artifacts of these subjects, the artifacts of these artifacts, and so on."""
-        lists = self._referrers.lists
         seen = set[str]()  # a chain of artifacts may be a cycle
         level = subjects
         # One level more is looked at, to find out that the artifacts of the last level have none.
         for _ in range(MOST_LEVELS + 1):
             seen |= level
-            # Announced before the lists are read, because several subjects are worth a tag listing.
-            lists.expect_subjects(image.target, len(level))
-            lists.expect_subjects(image.source, len(level & image.at_source))
             below = await gather(
                 partial(self._look_at_artifacts_of, image, subject) for subject in sorted(level)
             )
@@ -305,7 +301,7 @@ class Audit:
             required = list[Artifact]()
             if subject in image.at_source:
                 required = await self._referrers.find_for_subject(image.mapping, subject)
-            entries = (await self._referrers.lists.read(image.target, subject)).entries
+            entries = await self._referrers.lists.read(image.target, subject)
 
             listed = {entry.digest for entry in entries}
             asks = [

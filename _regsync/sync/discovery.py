@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import anyio
-import anyio.abc
-
 from _regsync import tags as tags_module
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
@@ -126,8 +123,6 @@ class TagLookup(NamedTuple):
     source_digest: str
     # The targets that were looked up, except those of `held_tags`.
     targets: tuple[TargetTag, ...]
-    # Whether no manifest was fetched, because digests alone showed that none was needed.
-    needed_no_manifest: bool = False
     # The targets that lack the image but do not get it yet, because of `min_age`.
     held_tags: tuple[TargetTag, ...] = ()
     # When the image of `held_tags` will be old enough, in seconds since 1970.
@@ -213,13 +208,11 @@ class Discovery:
         # By repository, the digest of each tag: None for a digest that the listing does not have,
         # and None in place of the listing if the repository does not exist.
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
-        # By target repository, the result of `list_target_tags`.
-        self._target_listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         self._manifests = _ManifestCache()
-        # By host, repository name and tag, the request for the digest of a source tag
-        # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
-        # because they may have access to different repositories.
-        self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
+        # By host, repository name, tag, and the digest that it no longer has, the request for the
+        # digest of a source tag (docs/design.md section 6, rule 4). Two credentials for one
+        # registry are two hosts, because they may have access to different repositories.
+        self._digest_requests: dict[tuple[Host, str, str, str], Once[str]] = {}
         # By target and the cosign tag or digest of an artifact, the request for the digest at the
         # target, which is None if it is absent. Several images may have the same artifact, while any
         # other target tag has one source (`mappings.assign_tags`).
@@ -274,8 +267,13 @@ class Discovery:
         Returns the digest of each tag, or None for a digest that the listing does not have. Returns
         None in place of the listing if the repository does not exist.
         """
-        listing = self._listings.setdefault(repository.key, Once())
-        return await listing.get(repository.list_tags)
+
+        async def list_repository() -> Mapping[str, str | None] | None:
+            listing = await repository.list_tags()
+            self._knowledge.record_populated(repository.key, bool(listing))
+            return listing
+
+        return await self._listings.setdefault(repository.key, Once()).get(list_repository)
 
     def known_listing(self, repository: Repository) -> Mapping[str, str | None] | None:
         """Return the listing of a repository if this run has made it, without making a request.
@@ -321,18 +319,12 @@ class Discovery:
         does not exist. Returns None if the registry answers 401 or 403, because the repository may
         exist or not.
         """
-
-        async def list_target() -> Mapping[str, str | None] | None:
-            try:
-                listing = await self.list_tags(target)
-            except RegistryError as error:
-                if error.status not in _HIDING_STATUSES:
-                    raise
-                return None
-            self._knowledge.record_populated(target.key, bool(listing))
-            return listing or {}
-
-        return await self._target_listings.setdefault(target.key, Once()).get(list_target)
+        try:
+            return await self.list_tags(target) or {}
+        except RegistryError as error:
+            if error.status not in _HIDING_STATUSES:
+                raise
+            return None
 
     # Tags.
 
@@ -435,7 +427,6 @@ class Discovery:
                     digest=up_to_date,
                     source_digest=image.digest,
                     targets=others,
-                    needed_no_manifest=self.cached_manifest(source, image.digest) is None,
                     held_tags=lacking,
                     held_until=held_until,
                 )
@@ -463,23 +454,20 @@ class Discovery:
         asked, because it lacks its tag. If the source fails, raises SyncError after the targets
         have answered.
         """
-        found: SourceImage | SyncError
-        async with anyio.create_task_group() as look_ups:
-            for tag in tags:
-                if tag.target not in known_to_lack:
-                    look_ups.start_soon(self._look_up_at_target, tag)
-            try:
-                found = await self.resolve_at_source(mapping, reference, by_head=by_head)
-            except SyncError as error:  # raised when the targets have answered
-                found = error
-        if isinstance(found, SyncError):
-            raise found
+        asks: list[Callable[[], Awaitable[SourceImage | None]]] = [
+            partial(self.resolve_at_source, mapping, reference, by_head=by_head)
+        ]
+        asks += [
+            partial(self._look_up_at_target, tag) for tag in tags if tag.target not in known_to_lack
+        ]
+        image, *_ = await gather(asks)
+        assert image is not None
         source = self.source_of(mapping)
         for tag in tags:
             manifest = self.cached_manifest(source, tag.digest or "")
             if manifest is not None:
                 self._learn_manifest(tag.target, manifest)
-        return found
+        return image
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
         """Report whether to send a HEAD to the source instead of a GET.
@@ -509,24 +497,22 @@ class Discovery:
     ) -> SourceImage:
         """Resolve a tag or digest at a mapping's source. Raises SyncError if that fails."""
         source = self.source_of(mapping)
-        digest = await self.resolve_digest(
-            source, reference, by_head=by_head, refusals=_REFUSALS_OF_HEAD
-        )
+        digest = await self.resolve_digest(source, reference, by_head=by_head)
         locked = source.locked_parts(reference)
         if locked is not None:
             return SourceImage(digest, locked.digest)
         return SourceImage(digest, None if mapping.platforms else digest)
 
     async def resolve_digest(
-        self, source: Repository, reference: str, *, by_head: bool, refusals: Collection[int] = ()
+        self, source: Repository, reference: str, *, by_head: bool, gone: str = ""
     ) -> str:
         """Return the digest that a tag or digest has at its source.
 
         A digest is returned unchanged. If this run has listed the source and the listing has the
         tag's digest, that digest is returned. For any other tag one request is sent in a run, and
         all callers share its answer (docs/design.md section 6, rules 4 and 5): a HEAD if the first
-        caller has set `by_head`, otherwise a GET, which adds the manifest to the cache. A HEAD that
-        finds nothing, or is answered with one of the statuses `refusals`, is followed by a GET.
+        caller has set `by_head` (`find_digest`), otherwise a GET, which adds the manifest to the
+        cache. Pass the digest that a tag had as `gone` if the source has it no longer.
 
         Raises SyncError if the request fails or if the source does not have the tag.
         """
@@ -534,60 +520,43 @@ class Discovery:
             return reference
         if source.known_tags is not None and reference in source.known_tags:
             return source.known_tags[reference]
-        request = self._shared_digest_request(source, reference)
-        ask = partial(self._ask_source, source, reference, by_head=by_head, refusals=refusals)
-        return await request.get(ask)
 
-    def _shared_digest_request(self, source: Repository, tag: str) -> Once[str]:
-        """Return the request for a tag's digest that all callers share.
-
-        It has its answer already if the request is finished, or if a listing has the digest.
-        """
-        key = (source.host, source.api_name, tag)
-        if key not in self._digest_requests:
-            listed_digest = (self.known_listing(source) or {}).get(tag)
-            self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
-        return self._digest_requests[key]
-
-    async def _ask_source(
-        self, source: Repository, tag: str, *, by_head: bool, refusals: Collection[int]
-    ) -> str:
-        digest: str | None = ""
-        if by_head:
+        async def ask() -> str:
+            if not by_head:
+                return (await self.fetch_manifest_of_tag(source, reference)).digest
             # Nothing fails for want of a cosign tag; and `head_first` takes a HEAD at its word.
-            is_final = is_referrer_tag(tag) or source.host.registry.head_first
-            if is_final:
-                digest = await source.head_manifest(tag)
-            else:
-                digest = await self.find_digest(source, tag, refusals)
-        if digest is None:
-            error = RegistryError("no such tag or manifest", status=404)
-            raise error.add_context(Side.SOURCE, "look up", source.name_of(tag))
-        # The digest is empty if the registry sends none in the answer to a HEAD.
-        return digest or (await self.fetch_manifest_of_tag(source, tag)).digest
+            is_final = is_referrer_tag(reference) or source.host.registry.head_first
+            digest = await self.find_digest(source, reference, is_final=is_final)
+            if digest is None:
+                error = RegistryError("no such tag or manifest", status=404)
+                raise error.add_context(Side.SOURCE, "look up", source.name_of(reference))
+            return digest
+
+        key = (source.host, source.api_name, reference, gone)
+        if key not in self._digest_requests:
+            listed_digest = None if gone else (self.known_listing(source) or {}).get(reference)
+            self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
+        return await self._digest_requests[key].get(ask)
 
     async def find_digest(
-        self, where: Repository, tag: str, refusals: Collection[int] = ()
+        self, where: Repository, reference: str, *, is_final: bool = False
     ) -> str | None:
-        """Return the digest that a tag has in a repository. Returns None if it has none.
+        """Return the digest that a reference has in a repository. Returns None if it has none.
 
-        Asks by HEAD, and by GET before it believes a negative answer, which is a 404 or one of the
-        statuses `refusals`. For a tag whose absence is a failure. Raises SyncError.
+        Asks by HEAD, and by GET if the answer has no digest. Unless `is_final` is set, a GET also
+        follows a HEAD that finds nothing or is refused. Raises SyncError.
         """
-        refusal: RegistryError | None = None
         try:
-            digest = await where.head_manifest(tag)
+            digest = await where.head_manifest(reference)
         except RegistryError as error:
-            if error.status not in refusals:
+            if is_final or error.status not in _REFUSALS_OF_HEAD:
                 raise
-            digest, refusal = None, error
-        if digest is not None:
+            digest = None
+        if digest or (digest is None and is_final):
             return digest
         try:
-            return (await self.fetch_manifest_of_tag(where, tag)).digest
+            return (await self.fetch_manifest_of_tag(where, reference)).digest
         except RegistryError as error:
-            if refusal is not None and error.status == refusal.status:
-                raise refusal from None
             if error.status != 404:
                 raise
             return None
@@ -607,11 +576,7 @@ class Discovery:
             if error.status != 404 or reference == digest:
                 raise
 
-        # Of all mappings that find the manifest gone, only the first replaces the shared request. A
-        # request that was replaced has another answer, or none yet.
-        if self._shared_digest_request(source, reference).answer == (digest,):
-            self._digest_requests[source.host, source.api_name, reference] = Once()
-        new_digest = await self.resolve_digest(source, reference, by_head=False)
+        new_digest = await self.resolve_digest(source, reference, by_head=False, gone=digest)
         return await self.fetch_manifest(source, new_digest)
 
     async def _look_up_at_target(self, tag: TargetTag) -> None:
@@ -631,10 +596,9 @@ class Discovery:
                 tag.digest = await ask()
         except SyncError as error:
             tag.error = error
+            return
 
         known, where = self._knowledge, target.store_key
-        if tag.error is not None:
-            return
         if tag.digest is not None:
             known.confirm_tagged_manifest(where, tag.digest)
         elif tag.was_copied:
@@ -656,7 +620,7 @@ class Discovery:
         Returns None if the reference is absent, or if the registry answers 401 or 403.
         """
         is_tag = not is_digest(reference)
-        if is_tag and target.key in self._target_listings:  # a listing was made or is under way
+        if is_tag and target.key in self._listings:  # a listing was made or is under way
             listing = await self.list_target_tags(target)
             if listing is not None and reference not in listing:
                 return None
@@ -666,19 +630,16 @@ class Discovery:
                 return listed_digest
 
         try:
-            digest = await target.head_manifest(reference)
+            digest = await self.find_digest(target, reference, is_final=True)
         except RegistryError as error:
             if error.status not in _HIDING_STATUSES:
                 raise
             # The repository may not exist yet. If the credential lacks the right to write, the
             # first write fails.
             return None
-
-        if digest is None:
-            return None
-        self._knowledge.record_populated(target.key)
-        # The digest is empty if the registry sends none in the answer to a HEAD.
-        return digest or (await target.get_manifest(reference)).digest
+        if digest is not None:
+            self._knowledge.record_populated(target.key)
+        return digest
 
     async def _fetch_missing_manifests(
         self,
@@ -746,7 +707,13 @@ class Discovery:
         descriptor = expected if expected is not None and expected.media_type else None
 
         async def fetch() -> Manifest:
-            manifest = await source.get_manifest(digest, expected=descriptor)
+            try:
+                manifest = await source.get_manifest(digest, expected=descriptor)
+            except RegistryError as error:
+                if error.status == 404 and expected is not None and expected.attested_digest:
+                    text = f"the attestation of the image {expected.attested_digest} is missing"
+                    error.message = f"{text}: {error.message}"
+                raise
             self._manifests.add(source.store_key, manifest)
             return manifest
 
@@ -755,8 +722,7 @@ class Discovery:
     async def fetch_manifest_of_tag(self, where: Repository, tag: str) -> Manifest:
         """Fetch the manifest that a tag names now, and add it to the cache."""
         manifest = await where.get_manifest(tag)
-        if self._manifests.find(where.store_key, manifest.digest) is None:
-            self._manifests.add(where.store_key, manifest)
+        self._manifests.add(where.store_key, manifest)
         return manifest
 
     def cached_manifest(self, where: Repository, digest: str) -> Manifest | None:
@@ -769,8 +735,8 @@ class Discovery:
             source, tree.source_digest, tree.root, tree.children, is_left_out=lambda entry: False
         )
 
-    async def child_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
-        """Return the digests below an image's root that may be the subject of artifacts.
+    async def subjects_in(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
+        """Return the digests of an image's manifests that may be the subject of artifacts.
 
         Attestations are left out. Trimmed indexes are left out because the source does not have
         them.
@@ -783,13 +749,10 @@ class Discovery:
             tree = await self._fetch_tree(
                 source, top.digest, root, indexes, is_left_out=lambda entry: not entry.is_index
             )
-        trimmed_digests = {child.digest for child in tree.children if child.is_trimmed}
-        return [
-            entry.digest
-            for manifest in tree.manifests
-            for entry in manifest.children
-            if not entry.attested_digest and entry.digest not in trimmed_digests
-        ]
+        entries = [entry for manifest in tree.manifests for entry in manifest.children]
+        digests = [entry.digest for entry in entries if not entry.attested_digest]
+        trimmed_digests = {each.digest for each in tree.manifests if each.is_trimmed}
+        return [each for each in (tree.root.digest, *digests) if each not in trimmed_digests]
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source only. `digest` is the digest to which the tag was
@@ -890,23 +853,12 @@ class Discovery:
                     break
 
                 parents = await gather(
-                    partial(self._fetch_child, source, entry) for entry in entries_to_fetch
+                    partial(self.fetch_manifest, source, entry.digest, entry)
+                    for entry in entries_to_fetch
                 )
                 for entry, manifest in zip(entries_to_fetch, parents, strict=True):
                     manifests[entry.digest] = manifest
             return build_tree(root, manifests, top_digest)
-
-    async def _fetch_child(self, source: Repository, entry: Descriptor) -> Manifest:
-        """Fetch a manifest that an index names. Of a missing attestation the error says so."""
-        try:
-            return await self.fetch_manifest(source, entry.digest, entry)
-        except RegistryError as error:
-            if error.status != 404 or entry.attested_digest is None:
-                raise
-            text = f"the attestation {entry.digest} of the image {entry.attested_digest} is missing"
-            missing = RegistryError(f"{text}: {error.message}", status=404, codes=error.codes)
-            name = source.name_of(entry.digest)
-            raise missing.add_context(source.side, "fetch manifest", name) from error
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:

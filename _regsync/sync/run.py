@@ -26,11 +26,11 @@ from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import NO_CHECK, Knowledge, Snapshot, StateFile
-from _regsync.sync.artifacts import Artifact, FoundArtifacts, Referrers, no_artifact_error
+from _regsync.sync.artifacts import Artifact, FoundArtifacts, Referrers
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
-from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
-from _regsync.sync.looks import SearchDepth, check_after
+from _regsync.sync.image import Image, ImageCopy
+from _regsync.sync.looks import check_after
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
 from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
@@ -181,7 +181,7 @@ class Run:
         self._unlisted = {mapping.index: mapping for mapping in self._config.mappings}
         # Mappings with a common target repository are listed together, so that the earlier mapping
         # wins a conflict (I10).
-        groups = group_mappings(self._config.mappings, lambda mapping: mapping.target_keys)
+        groups = group_mappings(self._config.mappings)
         listings = [
             (group[0].source.authority, partial(self._list_mappings, group)) for group in groups
         ]
@@ -498,7 +498,7 @@ class Run:
         copies_without_error = [copy for copy in copies if copy.error is None]
         try:
             if mapping.artifacts.enabled and copies_without_error:
-                artifacts = await self._search_if_due(mapping, lookup, copies_without_error)
+                artifacts = await self._referrers.find_if_due(mapping, lookup, copies_without_error)
             if self._dry_run is not None:
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)
                 artifacts = artifacts._replace(stripped=left_behind)
@@ -506,35 +506,6 @@ class Run:
             for copy in copies:
                 copy.error = copy.error or error
             return FoundArtifacts()
-        return artifacts
-
-    async def _search_if_due(
-        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
-    ) -> FoundArtifacts:
-        """Search for the artifacts of an image if a search is due, and set `artifact_search` of
-        copies.
-
-        If the mapping requires an artifact and the image has none, also sets the error of each copy
-        whose target lacks the image. Raises SyncError if a request fails.
-        """
-        for copy in copies:
-            copy.artifact_search = self._referrers.prepare_search(mapping, copy)
-        depth = self._referrers.choose_depth(mapping, lookup, copies)
-        if depth is SearchDepth.NONE:
-            for copy in copies:
-                copy.artifact_search = NO_SEARCH
-            return FoundArtifacts()
-
-        artifacts = await self._referrers.find(mapping, lookup, copies, depth)
-        error = no_artifact_error(mapping, lookup, artifacts)
-        for copy in copies:
-            copy.artifact_search = copy.artifact_search._replace(
-                listing_hash=artifacts.listing_hash
-            )
-            # A target that has the image already keeps it (docs/specification.md section 3).
-            # `error` is None if the mapping requires no artifact, or if the image has one.
-            if not copy.already_at_target:
-                copy.error = error
         return artifacts
 
     def _start_copies(

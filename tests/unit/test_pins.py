@@ -390,7 +390,7 @@ async def test_a_run_from_a_lock_asks_its_source_by_digest_alone() -> None:
     assert discovery.known_listing(pinned) == {"3.20": MADE.top, cosign.tag: cosign.digest}
     assert discovery.source_of(mapping) is pinned
     lists = ReferrerLists(discovery, Knowledge())
-    (entry,) = (await lists.read(pinned, MADE.top)).entries
+    (entry,) = await lists.read(pinned, MADE.top)
     assert (entry.digest, entry.artifact_type) == (of_image.digest, SIGNATURE)
     assert lists.has_api(pinned) is None, "nothing is learnt of the registry"
     assert source.asked == []
