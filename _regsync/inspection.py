@@ -305,7 +305,7 @@ class Inspector:
         try:
             size = await target.blob_size(blob.digest)
         except SyncError as error:
-            if target.is_local or not is_absent(error):
+            if not is_absent(error):
                 raise
             # Some registries answer 404 to a HEAD of what a GET finds. One GET is made for each
             # blob that seems to be missing, and its body is not read.

@@ -39,7 +39,6 @@ from _regsync.tags import compile_glob
 from _regsync.text import time_text
 
 if TYPE_CHECKING:
-    from _regsync.layout import Layout
     from _regsync.pins import Lock
     from _regsync.state import FirstSeen
     from _regsync.sync.dry_run import DryRun
@@ -51,6 +50,10 @@ DRAIN_SECONDS = 25.0
 
 # Seconds between two checks whether a drain still makes progress.
 _DRAIN_TICK = 2.0
+
+# Seconds between two savings of image layouts. Each replaces `index.json`, which is slow and wears
+# the disk out.
+_SAVE_SECONDS = 10.0
 
 # A listing of a target repository costs at least one request, so it must save more than one.
 _MIN_SAVED_REQUESTS = 2
@@ -167,8 +170,9 @@ class Run:
         self._run_began = 0.0
         # The look-ups and copies.
         self._tasks: anyio.abc.TaskGroup
-        # The copies into layouts that wait until a power cut can no longer lose them.
-        self._unsaved_copies: anyio.abc.TaskGroup
+        # The copies into layouts that a power cut can still lose. They are reported when it cannot.
+        self._unsaved_copies = list[ImageCopy]()
+        self._saving_layouts = anyio.Lock()
 
     # The run as a whole.
 
@@ -207,10 +211,8 @@ class Run:
         for registry in self._config.registries_in_use:
             # An unusable file must raise its error before the first request.
             self._transport.dialer.prepare(registry)
-            self._layouts.prepare(registry)
-        if self._dry_run is not None:
-            layouts = self._target_layouts()
-            self._dry_run.free_bytes = {host.key: host.free_bytes() for host in layouts}
+            if registry.is_layout:
+                self._layouts.layout(registry).read_receipts()
 
         # The look-ups and copies. A drain cancels them when its time is over.
         work = anyio.CancelScope()
@@ -219,14 +221,12 @@ class Run:
                 # These tasks are cancelled when the work has ended.
                 watchers.start_soon(self._drain_when, stop, work)
                 watchers.start_soon(self._state.commit_regularly)
-                watchers.start_soon(self._layouts.commit_regularly)
-                # A copy into a layout ends when the layout has been saved: perhaps after `work`.
-                async with anyio.create_task_group() as self._unsaved_copies:
-                    with work:
-                        async with anyio.create_task_group() as self._tasks:
-                            for source, lookup in first:
-                                self._queue_lookup(source, lookup)
-                    await self._layouts.commit()
+                watchers.start_soon(self._save_layouts_regularly)
+                with work:
+                    async with anyio.create_task_group() as self._tasks:
+                        for source, lookup in first:
+                            self._queue_lookup(source, lookup)
+                await self._save_layouts()
                 watchers.cancel_scope.cancel()
         finally:
             # The state is saved even after an error, and if a second signal cancels the run.
@@ -246,20 +246,18 @@ class Run:
         report.undone = self._find_undone() if self.scheduler.is_draining else []
         report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
         if self._dry_run is not None:
+            targets = [target for mapping in self._config.mappings for target in mapping.targets]
+            layouts = [self._layouts.layout(target) for target in targets if target.is_layout]
             report.layout_spaces = [
                 LayoutSpace(
-                    host.key,
-                    to_write=self._dry_run.bytes_to_write[host.key],
-                    left_out=sum(host.left_out_sizes.values()),
-                    free=self._dry_run.free_bytes[host.key],
+                    layout.key,
+                    to_write=self._dry_run.bytes_to_write[layout.key],
+                    left_out=sum(layout.left_out_sizes.values()),
+                    free=layout.free_bytes(),
                 )
-                for host in self._target_layouts()
+                for layout in dict.fromkeys(layouts)
             ]
         self._discovery.warn_of_missing_platforms()
-
-    def _target_layouts(self) -> list[Layout]:
-        targets = [target for mapping in self._config.mappings for target in mapping.targets]
-        return self._layouts.layouts_among(targets)
 
     async def _drain_when(self, stop: anyio.Event, work: anyio.CancelScope) -> None:
         """When `stop` is set, start nothing new, and cancel the work after DRAIN_SECONDS or when it
@@ -297,11 +295,10 @@ class Run:
 
     def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""
-        has_failed = self._report.exit_status() != 0
         # Staged files that this run did not write may belong to another process, unless this run
         # holds the lock of the state. Only then may they be deleted.
         self._staging.close()
-        self._layouts.close(remove_partials=not self.scheduler.is_draining and not has_failed)
+        self._layouts.close()
         self._discovery.save_logins()
         self._knowledge.finish()
         self._state.close()
@@ -713,16 +710,26 @@ class Run:
         """Report how a copy ended. A copy into a layout is reported after the layout was saved."""
         has_put = copy.is_copied or bool(copy.artifacts_copied)
         if copy.error is None and has_put and copy.target.is_local:
-            self._unsaved_copies.start_soon(self._end_when_saved, copy)
+            self._unsaved_copies.append(copy)
         else:
             self._report_copy(copy)
 
-    async def _end_when_saved(self, copy: ImageCopy) -> None:
-        try:
-            await copy.target.wait_until_saved()
-        except SyncError as error:
-            copy.error = error
-        self._report_copy(copy)
+    async def _save_layouts_regularly(self) -> None:
+        while True:
+            await anyio.sleep(_SAVE_SECONDS)
+            await self._save_layouts()
+
+    async def _save_layouts(self) -> None:
+        """Save the layouts, then report the copies into them."""
+        async with self._saving_layouts:
+            copies, self._unsaved_copies = self._unsaved_copies, []
+            errors = await self._layouts.save()
+            for copy in copies:
+                error = errors.get(copy.target.host.key)
+                if error is not None:
+                    copy.error = error.copy_without_context()
+                    copy.error.add_context(Side.TARGET, "write", str(copy.target))
+                self._report_copy(copy)
 
     def _report_copy(self, copy: ImageCopy) -> None:
         """Record the search for a copy's artifacts in the state, and report how the copy ended."""
