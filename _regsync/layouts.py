@@ -1,4 +1,4 @@
-"""The image layouts of a run, and when they are saved.
+"""The image layouts of a run.
 
 `layout` is imported with the first of them, because most runs have none.
 
@@ -7,20 +7,14 @@ Follows: docs/design.md section 13.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import anyio
-
 from _regsync.config import Registry
-from _regsync.errors import Side
+from _regsync.errors import Side, SyncError
 from _regsync.registry.runs import Transport
 
 if TYPE_CHECKING:
     from _regsync.layout import Layout, LayoutRepository
-
-# Seconds between two savings. Each replaces `index.json`, which is slow and wears the disk out.
-_SAVE_SECONDS = 10.0
 
 
 class Layouts:
@@ -32,20 +26,8 @@ class Layouts:
         self._recheck = recheck
         self._layouts = dict[str, "Layout"]()  # by path
 
-    def prepare(self, registry: Registry) -> None:
-        """Read which blobs the far side of a layout has. Raises ConfigError if that fails."""
-        if registry.is_layout:
-            from _regsync.layout import read_receipts
-
-            self._layout(registry).assumed.update(read_receipts(registry.assume))
-
-    def repository(self, registry: Registry, name: str, side: Side) -> LayoutRepository:
-        """Return a repository of a registry that is a layout."""
-        from _regsync.layout import LayoutRepository
-
-        return LayoutRepository(self._layout(registry), name, side)
-
-    def _layout(self, registry: Registry) -> Layout:
+    def layout(self, registry: Registry) -> Layout:
+        """Return the layout that a registry is."""
         from _regsync.layout import Layout
 
         path = registry.host
@@ -53,23 +35,21 @@ class Layouts:
             self._layouts[path] = Layout(registry, self._transport, must_be_whole=self._recheck)
         return self._layouts[path]
 
-    def layouts_among(self, registries: Iterable[Registry]) -> dict[str, Layout]:
-        """Return the layouts among these registries, by host."""
-        layouts = [self._layout(registry) for registry in registries if registry.is_layout]
-        return {layout.key: layout for layout in layouts}
+    def repository(self, registry: Registry, name: str, side: Side) -> LayoutRepository:
+        """Return a repository of a registry that is a layout."""
+        from _regsync.layout import LayoutRepository
 
-    async def commit_regularly(self) -> None:
-        """Save what was added, every _SAVE_SECONDS. Runs until it is cancelled."""
-        while True:
-            await anyio.sleep(_SAVE_SECONDS)
-            await self.commit()
+        return LayoutRepository(self.layout(registry), name, side)
 
-    async def commit(self) -> None:
-        """Save what was added to all layouts."""
+    async def save(self) -> dict[str, SyncError]:
+        """Save what was added to all layouts. Returns the errors of those that cannot be written any
+        more, by the name of the layout.
+        """
         for layout in self._layouts.values():
             await layout.save()
+        return {layout.key: layout.error for layout in self._layouts.values() if layout.error}
 
-    def close(self, *, remove_partials: bool) -> None:
-        """Unlock the layouts. With `remove_partials`, remove what was begun of blobs."""
+    def close(self) -> None:
+        """Unlock the layouts."""
         for layout in self._layouts.values():
-            layout.close(remove_partials=remove_partials)
+            layout.close()

@@ -801,6 +801,18 @@ def _rewrite_index(index: Manifest, kept: Sequence[Descriptor | None]) -> Manife
     )
 
 
+def descriptor_json(descriptor: Descriptor) -> dict[str, Any]:
+    """Return the JSON object of a descriptor for a list of referrers, or for a layout."""
+    document = {
+        "mediaType": descriptor.media_type,
+        "digest": descriptor.digest,
+        "size": descriptor.size,
+        "artifactType": descriptor.artifact_type,
+        "annotations": dict(descriptor.annotations),
+    }
+    return {key: value for key, value in document.items() if value}
+
+
 def extend_referrers_list(existing: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
     """Return a fallback list of referrers with the entries of `existing`, followed by `more`.
 
@@ -811,15 +823,7 @@ def extend_referrers_list(existing: Manifest | None, more: Sequence[Descriptor])
     if existing:
         context = "the list of referrers cannot be extended"
         document = load_json(existing.body, context, must_round_trip=True)
-    for referrer in more:
-        entry = {
-            "mediaType": referrer.media_type,
-            "digest": referrer.digest,
-            "size": referrer.size,
-            "artifactType": referrer.artifact_type,
-            "annotations": dict(referrer.annotations),
-        }
-        document["manifests"].append({key: value for key, value in entry.items() if value})
+    document["manifests"] += map(descriptor_json, more)
     return parse_manifest(_serialize(document), content_type=None)
 
 

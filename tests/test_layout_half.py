@@ -156,12 +156,12 @@ async def test_a_run_that_was_stopped_is_gone_on_with_where_it_stood(world, tmp_
     scene.check()
 
 
-async def test_only_what_is_called_as_ours_is_swept(world, tmp_path):
+async def test_a_source_that_has_lost_the_blob_is_asked_once_for_the_rest(world, tmp_path):
     scene = Scene(tmp_path, world)
-    theirs = scene.partial.with_name("theirs.partial")
-    theirs.write_bytes(b"x")
-    ours = scene.partial.with_name(f"{'0' * 64}.partial")
-    ours.write_bytes(b"x")
-    assert (await scene.sync()).statuses() == ["synced"]
-    assert theirs.exists()
-    assert not ours.exists()
+    scene.partial.write_bytes(scene.body[:HALF])
+    scene.place.app.faults.on("GET", "blob", reference=scene.digest).status(404)
+    ran = await scene.sync()
+    assert ran.statuses() == ["failed"]
+    assert scene.asked == [f"bytes={HALF}-"]
+    assert ran.images[0]["error"]["side"] == "source"
+    assert scene.partial.read_bytes() == scene.body[:HALF]

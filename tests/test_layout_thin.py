@@ -235,14 +235,3 @@ def test_a_receipt_that_cannot_be_read_stops_before_any_request(source, tmp_path
     assert "far.txt" in ran.out
     assert "assume" in ran.out
     assert not source.journal.entries
-
-
-def test_a_directory_is_no_receipt_and_how_one_is_made_of_it_is_told(source, tmp_path):
-    """Earlier versions read what a directory holds."""
-    (tmp_path / "week1").mkdir()
-    ran = outside(tmp_path, source, ["week1"])
-    assert ran.status == 3
-    error = json.loads(ran.out)["error"]
-    assert "week1 is a directory, not a receipt" in error["message"]
-    assert "regsync audit --receipt FILE" in error["hint"]
-    assert not source.journal.entries

@@ -423,9 +423,6 @@ class RemoteRepository(Locked):
             text = f"page {number} of the list of referrers: {error.message}"
             raise ListingBroken(text) from error
 
-    async def wait_until_saved(self) -> None:
-        """Return at once: there is nothing to wait for."""
-
     # Blobs.
 
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:

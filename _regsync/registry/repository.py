@@ -104,7 +104,7 @@ class Repository(Locked, Protocol):
     key: RepositoryKey  # the identity of the repository's tags
     store_key: RepositoryKey  # of its blobs and manifests; other repositories may share them
     # Whether it is a directory on this machine: it is accessed without requests, what is written is
-    # safe after `wait_until_saved`, and it may be on another disk in a later run.
+    # safe after `Layouts.save`, and it may be on another disk in a later run.
     is_local: bool
 
     @property
@@ -166,11 +166,6 @@ class Repository(Locked, Protocol):
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the descriptors of all manifests that refer to a digest."""
-
-    async def wait_until_saved(self) -> None:
-        """Wait until everything that was written is safe from a power failure. Raises an error if
-        it cannot be saved.
-        """
 
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
         """Report whether the repository has the blob. If the host reports a size, it must match the

@@ -769,7 +769,7 @@ class BlobCopy:
                 if await upload.send(self.last_body, turn=turn):
                     return BlobResult.UPLOADED
             except RegistryError as error:
-                is_rest = left < size and not upload.in_chunks
+                is_rest = left < size and not upload.in_chunks and error.side is not Side.SOURCE
                 if not is_rest or error.retryable or error.status in (401, 403):
                     raise
                 self.target.host.can_resume = False  # it holds other bytes than it has said

@@ -51,6 +51,10 @@ DRAIN_SECONDS = 25.0
 # Seconds between two checks whether a drain still makes progress.
 _DRAIN_TICK = 2.0
 
+# Seconds between two savings of image layouts. Each replaces `index.json`, which is slow and wears
+# the disk out.
+_SAVE_SECONDS = 10.0
+
 # A listing of a target repository costs at least one request, so it must save more than one.
 _MIN_SAVED_REQUESTS = 2
 
@@ -171,8 +175,9 @@ class Run:
         # When the run began, on the clock of the event loop.
         self._run_began = 0.0
         self._lookup_tasks: anyio.abc.TaskGroup
-        # The copies into layouts that wait until a power cut can no longer lose them.
-        self._unsaved_copies: anyio.abc.TaskGroup
+        # The copies into layouts that a power cut can still lose. They are reported when it cannot.
+        self._unsaved_copies = list[ImageCopy]()
+        self._saving_layouts = anyio.Lock()
 
     # The run as a whole.
 
@@ -211,10 +216,12 @@ class Run:
         for registry in self._config.registries_in_use:
             # An unusable file must raise its error before the first request.
             self._transport.dialer.prepare(registry)
-            self._layouts.prepare(registry)
+            if registry.is_layout:
+                self._layouts.layout(registry).read_receipts()
         if self._dry_run is not None:
             targets = [target for mapping in self._config.mappings for target in mapping.targets]
-            self._dry_run.layouts = self._layouts.layouts_among(targets)
+            layouts = [self._layouts.layout(target) for target in targets if target.is_layout]
+            self._dry_run.layouts = {layout.key: layout for layout in layouts}
 
         # The look-ups and copies. A drain cancels them when its time is over.
         work = anyio.CancelScope()
@@ -223,17 +230,15 @@ class Run:
                 # These tasks are cancelled when the work has ended.
                 watchers.start_soon(self._drain_when, stop, work)
                 watchers.start_soon(self._state.commit_regularly)
-                watchers.start_soon(self._layouts.commit_regularly)
-                # A copy into a layout ends when the layout has been saved: perhaps after `work`.
-                async with anyio.create_task_group() as self._unsaved_copies:
-                    with work:
-                        async with (
-                            anyio.create_task_group() as self.scheduler.tasks,
-                            anyio.create_task_group() as self._lookup_tasks,
-                        ):
-                            for source, lookup in first:
-                                self._queue_lookup(source, lookup)
-                    await self._layouts.commit()
+                watchers.start_soon(self._save_layouts_regularly)
+                with work:
+                    async with (
+                        anyio.create_task_group() as self.scheduler.tasks,
+                        anyio.create_task_group() as self._lookup_tasks,
+                    ):
+                        for source, lookup in first:
+                            self._queue_lookup(source, lookup)
+                await self._save_layouts()
                 watchers.cancel_scope.cancel()
         finally:
             # The state is saved even after an error, and if a second signal cancels the run.
@@ -284,11 +289,10 @@ class Run:
 
     def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""
-        has_failed = self._report.exit_status() != 0
         # Staged files that this run did not write may belong to another process, unless this run
         # holds the lock of the state. Only then may they be deleted.
         self._staging.close()
-        self._layouts.close(remove_partials=not self.scheduler.is_draining and not has_failed)
+        self._layouts.close()
         self._discovery.save_logins()
         self._knowledge.finish()
         self._state.close()
@@ -603,16 +607,26 @@ class Run:
         """Report how a copy ended. A copy into a layout is reported after the layout was saved."""
         has_put = copy.is_copied or copy.has_put_artifacts
         if copy.error is None and has_put and copy.target.is_local:
-            self._unsaved_copies.start_soon(self._end_when_saved, copy)
+            self._unsaved_copies.append(copy)
         else:
             self._report_copy(copy)
 
-    async def _end_when_saved(self, copy: ImageCopy) -> None:
-        try:
-            await copy.target.wait_until_saved()
-        except SyncError as error:
-            copy.error = error
-        self._report_copy(copy)
+    async def _save_layouts_regularly(self) -> None:
+        while True:
+            await anyio.sleep(_SAVE_SECONDS)
+            await self._save_layouts()
+
+    async def _save_layouts(self) -> None:
+        """Save the layouts, then report the copies into them."""
+        async with self._saving_layouts:
+            copies, self._unsaved_copies = self._unsaved_copies, []
+            errors = await self._layouts.save()
+            for copy in copies:
+                error = errors.get(copy.target.host.key)
+                if error is not None:
+                    copy.error = error.copy_without_context()
+                    copy.error.add_context(Side.TARGET, "write", str(copy.target))
+                self._report_copy(copy)
 
     def _report_copy(self, copy: ImageCopy) -> None:
         """Record the search for a copy's artifacts in the state, and report how the copy ended."""
