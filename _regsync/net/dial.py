@@ -103,7 +103,6 @@ async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
             message = f"no connection to {authority} within {timeouts.connect:g} s"
         raise ConnectFailed(
             message,
-            address=(host, port),
             brief=brief,
             hint="check host, port and firewalls; set HTTPS_PROXY if a proxy leads there",
         ) from error
@@ -157,8 +156,7 @@ async def _open_tunnel(
     request = Request("CONNECT", target, headers)
     try:
         with anyio.fail_after(timeouts.head):
-            now = anyio.current_time()
-            answer = await connection.exchange(request, memoryview(b""), None, timeouts.head, now)
+            answer = await connection.exchange(request, memoryview(b""), None, timeouts.head)
     except TimeoutError:
         reason = f"no answer from {via.authority} within {timeouts.head:g} s"
         raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {reason}") from None

@@ -137,11 +137,10 @@ class Upload:
         """
         self._end = self.offset + pieces.length
         call = self._body_call(pieces.length, is_last=is_last)
-        body = self._host.body(pieces)
         try:
-            exchange = await self._host.exchange(call, _ANY_STATUS, body=body, turn=turn)
+            exchange = await self._host.exchange(call, _ANY_STATUS, body=pieces, turn=turn)
         except BaseException:
-            if body.has_begun:
+            if pieces.has_begun:
                 self._leave_broken()
             raise
         async with exchange as response:

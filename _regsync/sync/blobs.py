@@ -104,25 +104,32 @@ Stream = AsyncGenerator[memoryview, None]
 class Body(Pieces):
     """What one request sends: `length` bytes of a stream."""
 
-    def __init__(self, stream: Stream, length: int) -> None:
+    def __init__(self, stream: Stream, length: int, count_sent: Callable[[int], None]) -> None:
         self.length = length
         self.left = length  # bytes that the request has not taken yet
+        self.on_taken = lambda: None
         self._stream = stream
+        self._count_sent = count_sent
         self._first: memoryview | None = None
+        self._taken = 0  # pieces
 
     @property
     def has_begun(self) -> bool:
-        return self.left < self.length
+        return self._taken > 0
 
     async def begin(self) -> None:
         """Read the first piece, so that a source that fails at once costs no request."""
         self._first = await anext(self._stream, memoryview(b""))
 
     async def next(self) -> memoryview:
+        if self._taken >= 2:
+            self.on_taken()
         piece, self._first = self._first, None
         if piece is None:
             piece = await anext(self._stream, memoryview(b""))
+        self._taken += 1
         self.left -= len(piece)
+        self._count_sent(len(piece))
         return piece
 
 
@@ -782,10 +789,10 @@ class Blobs:
                 if upload.in_chunks:
                     async for chunk in chunks:
                         await self._send_chunk(job, chunk)
-                    job.last_body = Body(stream, 0)
+                    job.last_body = self._body(stream, 0)
                 else:
                     # A registry with a limit gets a body that is in memory and verified.
-                    job.last_body = Body(chunks if limit else stream, left)
+                    job.last_body = self._body(chunks if limit else stream, left)
                     await job.last_body.begin()
                 if await upload.send(job.last_body, turn=turn):
                     return BlobResult.UPLOADED
@@ -799,6 +806,9 @@ class Blobs:
         job.last_body.left = 0  # a HEAD has to find out
         raise WireError("the registry answered before the blob was sent")
 
+    def _body(self, stream: Stream, length: int) -> Body:
+        return Body(stream, length, self._transport.count_sent)
+
     async def _send_chunk(self, job: _Job, chunk: memoryview) -> None:
         """Send a chunk by PATCH, and again what has not arrived of it."""
         upload = job.upload
@@ -811,7 +821,7 @@ class Blobs:
                     raise Disconnected("the registry has forgotten the upload")
                 rest = chunk[upload.offset - start :]
                 async with aclosing(in_memory(rest)) as stream:
-                    if rest and not await upload.send(Body(stream, len(rest)), is_last=False):
+                    if rest and not await upload.send(self._body(stream, len(rest)), is_last=False):
                         raise WireError("the registry answered before the chunk was sent")
                 job.tries.record_progress(upload.offset)
                 return
