@@ -260,13 +260,8 @@ class Response:
 
         is_error = self.status >= 400
         body = bytearray()
-        expected = _SCRATCH if self.length is None else self.length
-        scratch = memoryview(bytearray(min(PIECE, limit + 1, expected + 1)))
         try:
-            # One byte more than `limit` shows that the body is too long.
-            while self._left != 0 and len(body) <= limit:
-                count = await self.read_into(scratch)
-                body += scratch[:count]
+            await self._collect(body, limit)
         except WireError:
             if not is_error:
                 raise
@@ -284,22 +279,22 @@ class Response:
         and arrives at once.
         """
         try:
-            if self.is_reusable and self._left != 0:
-                await self._drain()
+            # A length that is unknown (None) may turn out to be short.
+            if self.is_reusable and self._left != 0 and (self._left or 0) <= _WORTH_DRAINING:
+                with anyio.move_on_after(_WORTH_WAITING), suppress(WireError):
+                    await self._collect(bytearray(), _WORTH_DRAINING)
         finally:  # also if the task is cancelled
             self._connection.on_end(self._connection, self.is_reusable and self._left == 0)
 
-    async def _drain(self) -> None:
-        """Read the rest of the body, as far as that is worth the time."""
-        scratch = memoryview(bytearray(8192))
-        budget = _WORTH_DRAINING  # bytes
-        try:
-            with anyio.move_on_after(_WORTH_WAITING):
-                # If the length is unknown (None), read until the budget is used up.
-                while self._left != 0 and (self._left or 0) <= budget:
-                    budget -= await self.read_into(scratch)
-        except WireError:
-            self.is_reusable = False
+    async def _collect(self, body: bytearray, limit: int) -> None:
+        """Append the body to `body`, but no more than a byte beyond `limit`, which shows that the
+        body is too long.
+        """
+        expected = _SCRATCH if self.length is None else self.length
+        scratch = memoryview(bytearray(min(PIECE, limit + 1, expected + 1)))
+        while self._left != 0 and len(body) <= limit:
+            count = await self.read_into(scratch)
+            body += scratch[:count]
 
     async def __aenter__(self) -> Response:
         return self
@@ -322,8 +317,8 @@ def coding_error(coding: str) -> ContentError:
     )
 
 
-class Gunzip:
-    """Decodes what came in gzip. Raises ContentError for any other coding."""
+class Decoder:
+    """Decodes what came in gzip. Raises ContentError for any other coding, and for what is none."""
 
     def __init__(self, coding: str) -> None:
         import zlib  # hardly any run needs it
@@ -333,26 +328,17 @@ class Gunzip:
         self._coding = coding
         self._decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
         self._error = zlib.error
-        self._packed = b""  # bytes that have not been decoded yet
 
     @property
     def is_complete(self) -> bool:
         return self._decoder.eof
 
-    def add(self, packed: bytes) -> None:
-        """Add bytes of the coded content: none if it has ended, which raises ContentError."""
-        if not packed:
-            raise coding_error(self._coding)
-        self._packed = packed
-
-    def next(self, most: int) -> bytes:
-        """Return at most so many decoded bytes; none at the end, or if more have to be added."""
+    def decode(self, packed: bytes, most: int) -> tuple[bytes, bytes]:
+        """Return at most so many decoded bytes, and the bytes that are still packed."""
         try:
-            decoded = self._decoder.decompress(self._packed, most)
+            return self._decoder.decompress(packed, most), self._decoder.unconsumed_tail
         except self._error as error:
             raise coding_error(self._coding) from error
-        self._packed = self._decoder.unconsumed_tail
-        return decoded
 
 
 def _decode(body: bytes, coding: str, limit: int) -> bytes:
@@ -361,9 +347,8 @@ def _decode(body: bytes, coding: str, limit: int) -> bytes:
     """
     if body.lstrip()[:1] == b"{":
         return body  # it has a label only
-    decoder = Gunzip(coding)
-    decoder.add(body)
-    decoded = decoder.next(limit + 1)
+    decoder = Decoder(coding)
+    decoded, _ = decoder.decode(body, limit + 1)
     if len(decoded) > limit:
         raise ContentError(f"the answer is longer than {limit} bytes")
     if not decoder.is_complete:

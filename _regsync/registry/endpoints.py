@@ -23,7 +23,7 @@ from _regsync.errors import (
     TimedOut,
     WrongBytes,
 )
-from _regsync.net.wire import Gunzip, Header, Response
+from _regsync.net.wire import Decoder, Header, Response, coding_error
 from _regsync.oci import (
     ACCEPT_MANIFESTS,
     Descriptor,
@@ -114,8 +114,7 @@ class _Pages:
             raise self._endless(f"page {len(self)} or an earlier one")
 
     def _endless(self, goal: str) -> ListingBroken:
-        number = len(self)
-        text = f"the list of {self._kind} does not end: page {number} leads back to {goal}"
+        text = f"the list of {self._kind} does not end: page {len(self)} leads back to {goal}"
         return ListingBroken(text)
 
 
@@ -495,7 +494,7 @@ class RemoteRepository:
                 response = exchange.response
                 has_other_length = response.length not in (None, blob.size - start)
                 if response.coding and not start and (is_fresh or has_other_length):
-                    return _Unpacked(exchange, blob.size)
+                    return _Decoded(exchange)
                 _check_range(response, blob, start)
             except SyncError:
                 await exchange.__aexit__()
@@ -503,38 +502,36 @@ class RemoteRepository:
         return exchange
 
 
-class _Unpacked:
+class _Decoded:
     """A blob that came in a coding although nobody asked for one."""
 
-    def __init__(self, exchange: Exchange, size: int) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._left = size  # bytes
-        self._decoder = Gunzip(exchange.response.coding)
-        self._buffer = memoryview(bytearray(64 * 1024))
+        self._decoder = Decoder(exchange.response.coding)
+        self._room = memoryview(bytearray(64 * 1024))
+        self._packed = b""
 
-    async def __aenter__(self) -> _Unpacked:
+    async def __aenter__(self) -> _Decoded:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._exchange.__aexit__()
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Read decoded bytes into `buffer`. Returns how many were read, or 0 at the end.
-
-        Raises ContentError if they cannot be decoded, or if the coded content has no end.
+        """Read decoded bytes into `buffer`. Returns how many were read, or 0 at the end. Raises
+        ContentError if they cannot be decoded.
         """
-        piece = await self._next(len(buffer))
-        buffer[: len(piece)] = piece
-        self._left -= len(piece)
-        if self._left == 0 and await self._next(1):
-            raise WrongBytes("the decoded blob is longer than its descriptor says")
-        return len(piece)
-
-    async def _next(self, most: int) -> bytes:
-        while not (piece := self._decoder.next(most)) and not self._decoder.is_complete:
-            count = await self._exchange.response.read_into(self._buffer)
-            self._decoder.add(bytes(self._buffer[:count]))
-        return piece
+        response = self._exchange.response
+        while not self._decoder.is_complete:
+            piece, self._packed = self._decoder.decode(self._packed, len(buffer))
+            if piece:
+                buffer[: len(piece)] = piece
+                return len(piece)
+            count = await response.read_into(self._room)
+            if not count:
+                raise coding_error(response.coding)
+            self._packed = bytes(self._room[:count])
+        return 0
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:
