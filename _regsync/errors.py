@@ -190,8 +190,6 @@ class AuthError(SyncError):
 class RegistryError(SyncError):
     """A registry answered with an error status."""
 
-    # Whether the next attempt waits only for the registry's request window, without a pause.
-    is_paced_by_window = False
     is_final = False  # whether the request must not be repeated, whatever its status
 
     def __init__(

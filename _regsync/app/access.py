@@ -15,12 +15,10 @@ from _regsync.app.console import Console
 from _regsync.app.environment import connected
 from _regsync.config import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
-from _regsync.net.proxies import proxy_for
+from _regsync.net.proxies import Proxy
 from _regsync.oci import Descriptor
-from _regsync.providers import api_host
 from _regsync.registry.client import RegistryClient
 from _regsync.registry.endpoints import RemoteRepository
-from _regsync.registry.runs import Transport
 from _regsync.registry.upload import Upload
 from _regsync.state import Knowledge
 from _regsync.sync.discovery import Discovery
@@ -52,7 +50,7 @@ async def check_access(config: Config, console: Console) -> int:
         logins = defaultdict[RegistryClient, Once[bool]](Once)
 
         async def check_one(repository: RemoteRepository) -> Access:
-            access = Access(repository, proxy_of(repository.host.registry, transport))
+            access = Access(repository, transport.dialer.proxy_of(repository.host.registry))
             await try_repository(access, logins[repository.host])
             show(access, console)  # at once, because the other checks may take long
             return access
@@ -79,20 +77,12 @@ def repositories_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
     return {key: side for key, side in sides.items() if not key[0].is_layout}
 
 
-def proxy_of(registry: Registry, transport: Transport) -> str | None:
-    """Return the proxy through which a registry is reached, or None if it is reached directly."""
-    environ = transport.machine.environ
-    host = api_host(registry.host)
-    proxy = proxy_for(registry.scheme, host, registry.port, environ, registry.proxy)
-    return str(proxy) if proxy else None
-
-
 @dataclass
 class Access:
     """The rights that the credential has in one repository, as far as they were tried."""
 
     repository: RemoteRepository
-    proxy: str | None
+    proxy: Proxy | None  # through which the registry is reached; None: directly
     rights: list[str] = field(default_factory=list)  # "pull" and "push", as far as they worked
     is_absent: bool = False  # whether the target does not exist, but a push would create it
     error: SyncError | None = None
@@ -240,8 +230,7 @@ async def _asks_for_login(repository: RemoteRepository) -> bool:
     # A cloud login is anonymous until its first request.
     if login.is_anonymous and login.cloud_login is None:
         return False
-    # `build_call` would put the repository into the path.
-    ping = repository.build_call("tag_list", "GET", "")._replace(path="/v2/")
+    ping = repository.build_call("tag_list", "GET", "/v2/")
     try:
         answer = await host.request(ping, ok=(200,))
     except RegistryError as error:

@@ -77,8 +77,12 @@ async def open_stream(
 
 async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
     """Connect to a port of a host. Raises ConnectFailed if there is no connection in time."""
+    authority = Origin("", host, port).authority
+    brief = f"no connection within {timeouts.connect:g} s"
+    message = f"no connection to {authority} within {timeouts.connect:g} s"
+    cause: OSError | None = None
     try:
-        with anyio.fail_after(timeouts.connect):
+        with anyio.move_on_after(timeouts.connect):
             stream: edge.Stream = await edge.current().connect(host, port)
             return stream
     except (socket.gaierror, ValueError) as error:
@@ -93,24 +97,11 @@ async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
         failure.is_unknown_name = isinstance(error, ValueError) or error.errno in _UNKNOWN_NAME
         raise failure from error
     except OSError as error:
-        authority = Origin("", host, port).authority
+        cause = error
         brief = printable(error.strerror or str(error), 100).lower()
         message = f"no connection to {authority}: {brief}"
-        if _is_own_time_limit(error):
-            brief = f"no connection within {timeouts.connect:g} s"
-            message = f"no connection to {authority} within {timeouts.connect:g} s"
-        raise ConnectFailed(
-            message,
-            brief=brief,
-            hint="check host, port and firewalls; set HTTPS_PROXY if a proxy leads there",
-        ) from error
-
-
-def _is_own_time_limit(error: OSError) -> bool:
-    """Report whether an error is that of `anyio.fail_after`. The kernel's has the number ETIMEDOUT:
-    it gives up a connection on its own account.
-    """
-    return isinstance(error, TimeoutError) and error.errno is None
+    hint = "check host, port and firewalls; set HTTPS_PROXY if a proxy leads there"
+    raise ConnectFailed(message, brief=brief, hint=hint) from cause
 
 
 async def _start_tls(
@@ -118,17 +109,15 @@ async def _start_tls(
 ) -> edge.Stream:
     """Perform a TLS handshake on a plain stream. Raises ConnectFailed if it fails."""
     try:
-        with anyio.fail_after(timeouts.tls):
+        with anyio.move_on_after(timeouts.tls):
             secured: edge.Stream = await edge.current().start_tls(below, context, host)
             return secured
     except OSError as error:
-        if not _is_own_time_limit(error):
-            raise tls_failure(error, host) from error
-        text = f"the TLS handshake with {host} took longer than {timeouts.tls:g} s"
-        raise ConnectFailed(text) from error
+        raise tls_failure(error, host) from error
     except ValueError as error:
         text = f"TLS with {host} cannot begin: {printable(str(error), 200)}"
         raise ConnectFailed(text) from error
+    raise ConnectFailed(f"the TLS handshake with {host} took longer than {timeouts.tls:g} s")
 
 
 # Tunnels.

@@ -619,17 +619,12 @@ class RegistryClient:
         """Return the error for an answer whose body has been read, and record what it says of its
         host: that a proxy could not reach it, or that it asks for a long wait.
         """
-        error, lane, now = (
-            self._error_of(exchange.response),
-            exchange.turn.lane,
-            anyio.current_time(),
-        )
+        error, lane = self._error_of(exchange.response), exchange.turn.lane
         wait = error.retry_after or 0.0
         if error.status == 429:
             self._run.throttled[self.key] += 1
             self._run.throttled_lanes[self.key] = lane
-            error.is_paced_by_window = exchange.origin == self.origin
-            if now - lane.refused_since > THROTTLED_FOR:
+            if anyio.current_time() - lane.refused_since > THROTTLED_FOR:
                 error.message = "status 429 to every request for 10 minutes"
                 wait = max(wait, LONGEST_WAIT + 1)
         if is_gateway_failure(error.status, error.retry_after):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any
 
 from _regsync.errors import (
     ContentError,
@@ -180,25 +181,14 @@ class RemoteRepository:
             raise
 
     def build_call(
-        self,
-        action: str,
-        method: str,
-        path: str,
-        *headers: Header,
-        body: bytes = b"",
-        seconds: float | None = None,
+        self, action: str, method: str, path: str, *headers: Header, **options: Any
     ) -> Call:
-        """Describe a request to `path`, relative to `/v2/NAME/`. Nothing is sent."""
-        return Call(
-            action,
-            method,
-            f"{self._base}/{path}",
-            repository=self.api_name,
-            rights=self.rights,
-            headers=headers,
-            body=body,
-            seconds=seconds,
-        )
+        """Describe a request to `path`, which is relative to `/v2/NAME/` unless it begins with a
+        slash. `options` are fields of Call. Nothing is sent.
+        """
+        if not path.startswith("/"):
+            path = f"{self._base}/{path}"
+        return Call(action, method, path, self.api_name, self.rights, headers, **options)
 
     def reading_needs(self, size: int) -> tuple[Need, ...]:
         """Return what reading a blob of this size needs: a lane first."""
@@ -224,13 +214,11 @@ class RemoteRepository:
         end.
         """
         with self.adding_context("list tags of", str(self)):
-            page_size = self.dialect.page_size
             try:
-                return await self._list_tags_in_pages(page_size)
+                return await self._list_tags_in_pages(self.dialect.page_size)
             except RegistryError as error:
                 # Older versions of some registries accept only small pages (section 1.11).
-                is_size_refused = "PAGINATION_NUMBER_INVALID" in error.codes
-                if not is_size_refused or page_size <= _SMALL_PAGE:
+                if "PAGINATION_NUMBER_INVALID" not in error.codes:
                     raise
             return await self._list_tags_in_pages(_SMALL_PAGE)
 
@@ -484,10 +472,9 @@ class RemoteRepository:
         Raises ProtocolBroken if the answer does not begin at `start` (docs/protocol-facts.md
         section 1.13), and WrongBytes if the size differs from the descriptor's.
         """
-        call = self.build_call("blob_get", "GET", f"blobs/{blob.digest}")
-        call = call._replace(is_fresh=is_fresh)
-        if start:
-            call = call._replace(headers=(("Range", f"bytes={start}-"),))
+        part = (("Range", f"bytes={start}-"),) if start else ()
+        path = f"blobs/{blob.digest}"
+        call = self.build_call("blob_get", "GET", path, *part, is_fresh=is_fresh)
         with self.adding_context("fetch blob", self.name_of(blob.digest)):
             exchange = await self.host.exchange(call, (200, 206), turn=turn)
             try:

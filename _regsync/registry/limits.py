@@ -368,7 +368,11 @@ class Lane:
         self._halvings = 0
 
     def opens_at(self) -> float:
-        """Return the time from which one more request fits; inf if only an answer can make room."""
+        """Return the time from which one more request fits; inf if only an answer can make room.
+        Raises the error of a lane that was stopped.
+        """
+        if self._stop_error is not None and anyio.current_time() < self._stopped_until:
+            raise self._stop_error.copy_without_context()
         host = self.host
         if self.used + 1 > self.width or host.used >= host.cap:
             return math.inf
@@ -376,11 +380,6 @@ class Lane:
         if host.is_away:
             opens_at = math.inf if host.is_probed else max(opens_at, host.probe_at)
         return opens_at
-
-    def raise_if_stopped(self) -> None:
-        self.host.raise_if_stopped()
-        if self._stop_error is not None and anyio.current_time() < self._stopped_until:
-            raise self._stop_error.copy_without_context()
 
     def stop(self, error: SyncError, until: float) -> None:
         """Let requests of these actions fail with an error until a time."""
@@ -436,9 +435,6 @@ class Streams:
 
     def opens_at(self) -> float:
         return math.inf if self.used >= self.host.most_streams else -math.inf
-
-    def raise_if_stopped(self) -> None:
-        self.host.raise_if_stopped()
 
     def take(self, now: float) -> Streams:
         self.used += 1
@@ -550,7 +546,7 @@ class Gate:
     @staticmethod
     def _opens_at(needs: tuple[Need, ...]) -> float:
         for need in needs:
-            need.raise_if_stopped()
+            need.host.raise_if_stopped()
         return max((need.opens_at() for need in needs), default=-math.inf)
 
     def wake(self, host: HostLimits) -> None:
@@ -604,7 +600,7 @@ class Retry:
             self._throttled_since = min(self._throttled_since, now)
             if now - self._throttled_since > THROTTLED_FOR:
                 raise error
-            return 0.0 if error.is_paced_by_window else max(wait, backoff(1, self._chance()))
+            return max(wait, backoff(1, self._chance()))
         self._left -= 1
         if self._left < 1:
             raise error
