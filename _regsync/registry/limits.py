@@ -134,7 +134,8 @@ class HostLimits:
         self._timeouts = timeouts
         self._on_away = on_away
 
-        self.is_away = bool(groups)  # a registry until its first answer
+        self.has_lanes = bool(groups)
+        self.is_away = self.has_lanes  # a registry until its first answer
         self.is_probed = False
         self.has_answered = False
         self.error: SyncError | None = None  # the last failure, since the last answer
@@ -155,10 +156,6 @@ class HostLimits:
         self._lanes = dict[tuple[str, str], Lane]()
 
     # Its lanes.
-
-    @property
-    def has_lanes(self) -> bool:
-        return bool(self._groups)
 
     @property
     def most_streams(self) -> int:
@@ -507,19 +504,15 @@ class Gate:
         Raises the error of a registry, or of a lane, that was stopped.
         """
         now = anyio.current_time()
-        queue = self._queues.get(needs)
-        if not queue and self._opens_at(needs) <= now:
+        if needs not in self._queues and self._opens_at(needs) <= now:
             return [need.take(now) for need in needs]
-        if queue is None:
-            queue = self._queues[needs] = deque()
+        queue = self._queues.setdefault(needs, deque())
         me = _Waiter(self._arrivals)
         self._arrivals += 1
         queue.append(me)
         try:
             while True:
-                opens_at = self._opens_at(needs)
-                if queue[0] is not me:
-                    opens_at = math.inf
+                opens_at = self._opens_at(needs) if queue[0] is me else math.inf
                 if opens_at <= now:
                     return [need.take(now) for need in needs]
                 with anyio.CancelScope(deadline=opens_at):

@@ -97,8 +97,8 @@ class Upload:
                 may_be_temporary = error.retryable and error.status != 500
                 if may_be_temporary:
                     raise
-        call = self.repository.build_call("upload_start", "POST", "blobs/uploads/")
-        return await self._post(call, self.blob.digest, ok=(202,)) == 201
+        await self._post("blobs/uploads/", self.blob.digest, ok=(202,))
+        return False
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
         """Try to mount any blob from the repository `mount_from` ("": from any repository). Returns
@@ -110,17 +110,16 @@ class Upload:
             path += f"&from={mount_from}"
             if mount_from != self.repository.api_name:
                 others = ((mount_from, "pull"),)  # the token must cover both
-        call = self.repository.build_call("upload_start", "POST", path, other_rights=others)
-        self.mount_status = 0
         try:
-            self.mount_status = await self._post(call, digest, ok=(201, 202))
+            self.mount_status = await self._post(path, digest, ok=(201, 202), other_rights=others)
         except RegistryError as error:
             self.mount_status = error.status
             raise
         return self.mount_status == 201
 
-    async def _post(self, call: Call, digest: str, ok: tuple[int, ...]) -> int:
+    async def _post(self, path: str, digest: str, ok: tuple[int, ...], **options: Any) -> int:
         """Send a POST, and return its status: 201 if the blob exists, 202 if a session was opened."""
+        call = self.repository.build_call("upload_start", "POST", path, **options)
         async with await self._host.exchange(call, ok) as response:
             if response.status == 202:
                 self._open(call, response, 0)
