@@ -585,14 +585,12 @@ class RegistryClient:
         """Return the seconds that an answer asks to wait: by Retry-After, or until the quota is
         renewed that is used up; None if it does not ask.
         """
+        status, header = response.status, response.headers.get
+        if status < 500 and status not in (408, 429):
+            return None
         wall = self._run.machine.wall()
-        if response.status == 429:
-            quota = quota_wait(response.headers.get, wall)
-            if quota is not None:
-                return quota
-        if response.status in (408, 429) or response.status >= 500:
-            return parse_retry_after(response.headers.get("retry-after"), wall)
-        return None
+        quota = quota_wait(header, wall) if status == 429 else None
+        return parse_retry_after(header("retry-after"), wall) if quota is None else quota
 
     def _record_failure(self, exchange: Exchange, error: SyncError) -> None:
         """Record that a host has not answered, or that a proxy in front of it has."""
