@@ -481,7 +481,7 @@ class RemoteRepository:
                 response = exchange.response
                 has_other_length = response.length not in (None, blob.size - start)
                 if response.coding and not start and (is_fresh or has_other_length):
-                    return _Decoded(exchange)
+                    return _Decoded(exchange, blob.size)
                 _check_range(response, blob, start)
             except SyncError:
                 await exchange.__aexit__()
@@ -492,8 +492,9 @@ class RemoteRepository:
 class _Decoded:
     """A blob that came in a coding although nobody asked for one."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, size: int) -> None:
         self._exchange = exchange
+        self._left = size  # bytes
         self._decoder = Decoder(exchange.response.coding)
         self._room = memoryview(bytearray(64 * 1024))
         self._packed = b""
@@ -505,20 +506,28 @@ class _Decoded:
         await self._exchange.__aexit__()
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Read decoded bytes into `buffer`. Returns how many were read, or 0 at the end. Raises
-        ContentError if they cannot be decoded.
+        """Read decoded bytes into `buffer`. Returns how many were read, or 0 at the end.
+
+        Raises ContentError if they cannot be decoded, or if the coded content has no end.
         """
+        piece = await self._next(len(buffer))
+        buffer[: len(piece)] = piece
+        self._left -= len(piece)
+        if self._left == 0 and await self._next(1):
+            raise WrongBytes("the decoded blob is longer than its descriptor says")
+        return len(piece)
+
+    async def _next(self, most: int) -> bytes:
         response = self._exchange.response
         while not self._decoder.is_complete:
-            piece, self._packed = self._decoder.decode(self._packed, len(buffer))
+            piece, self._packed = self._decoder.decode(self._packed, most)
             if piece:
-                buffer[: len(piece)] = piece
-                return len(piece)
+                return piece
             count = await response.read_into(self._room)
             if not count:
                 raise coding_error(response.coding)
             self._packed = bytes(self._room[:count])
-        return 0
+        return b""
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:
