@@ -92,7 +92,7 @@ class SyncError(RegsyncError):
     reference: str | None = None  # the operand: HOST/REPOSITORY[:TAG][@DIGEST]
     retries = 0  # attempts after the first
 
-    # The host (`registry.limits.Reach`) that was away when the request failed, if that is the reason.
+    # The host (`registry.limits.HostLimits`) that was away when the request failed, if that is the reason.
     away: Any = None
     # Whether the request was one for a token, which enters no lane that would make it wait.
     is_of_login = False
@@ -137,17 +137,9 @@ class WireError(SyncError):
     code = "NETWORK_ERROR"
     retryable = True
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        address: tuple[str, int] | None = None,
-        brief: str = "",
-    ) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, brief: str = "") -> None:
         super().__init__(message, hint=hint)
-        self.address = address  # the host and port that the message names, or None
-        self.brief = brief  # the message without host and port, if `address` is set
+        self.brief = brief  # the message without the host and port that it names, if it names any
 
 
 class ConnectFailed(WireError):
@@ -198,8 +190,6 @@ class AuthError(SyncError):
 class RegistryError(SyncError):
     """A registry answered with an error status."""
 
-    # Whether the next attempt waits only for the registry's request window, without a pause.
-    is_paced_by_window = False
     is_final = False  # whether the request must not be repeated, whatever its status
 
     def __init__(

@@ -48,7 +48,7 @@ from _regsync.files import (
     remove_if_possible,
     sync_folder,
 )
-from _regsync.net.wire import Pieces
+from _regsync.net.wire import Pieces, Timeouts
 from _regsync.oci import (
     LAYOUT_SCHEME,
     Descriptor,
@@ -70,7 +70,7 @@ from _regsync.oci import (
     split_full_name,
 )
 from _regsync.providers import Dialect
-from _regsync.registry.limits import HostLimits, Need, Patience, Turn
+from _regsync.registry.limits import HostLimits, Need, Turn
 from _regsync.registry.repository import BlobBody, Locked
 from _regsync.state import RepositoryKey
 from _regsync.text import printable, reason_of, size_text
@@ -411,11 +411,15 @@ class Layout:
         self.key = registry.authority
         self.path = registry.host
         self.must_be_whole = must_be_whole
-        self.count_sent = transport.count_sent
         self._log = transport.machine.log
-        reach = (self.key, Patience(), transport.machine.chance, self._log)
-        self.limits = HostLimits(transport.gate, _CONCURRENCY, (), *reach)
-        self.limits.is_away = False
+        self.limits = HostLimits(
+            self.key,
+            transport.gate,
+            chance=transport.machine.chance,
+            log=self._log,
+            timeouts=Timeouts(),
+            cap=_CONCURRENCY,
+        )
 
         # What the far side is assumed to have, so that it is left out: a repository there by digest.
         self.assumed = dict[str, str]()
@@ -1014,7 +1018,6 @@ class _Upload:
 
     async def _write(self, piece: memoryview) -> None:
         assert self._file is not None
-        self._layout.count_sent(len(piece))
         with self._adding_context(), _disk_errors(self.session):
             try:
                 while piece:

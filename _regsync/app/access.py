@@ -16,12 +16,10 @@ from _regsync.app.console import Console
 from _regsync.app.environment import connected
 from _regsync.config import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
-from _regsync.net.proxies import proxy_for
+from _regsync.net.proxies import Proxy
 from _regsync.oci import Descriptor
-from _regsync.providers import api_host
 from _regsync.registry.client import RegistryClient
 from _regsync.registry.endpoints import RemoteRepository
-from _regsync.registry.runs import Transport
 from _regsync.registry.upload import Upload
 from _regsync.state import Knowledge
 from _regsync.sync.discovery import Discovery
@@ -56,7 +54,7 @@ async def check_access(config: Config, console: Console) -> int:
             access = Access(repository)
             await try_repository(access, logins[repository.host])
             # At once, because the other checks may take long.
-            return show(access, proxy_of(repository.host.registry, transport), console)
+            return show(access, transport.dialer.proxy_of(repository.host.registry), console)
 
         rows = await gather([partial(check_one, repository) for repository in repositories])
     if console.writes_json:
@@ -77,14 +75,6 @@ def repositories_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
         for target in mapping.targets:
             sides[target, mapping.target_repository] = Side.TARGET
     return {key: side for key, side in sides.items() if not key[0].is_layout}
-
-
-def proxy_of(registry: Registry, transport: Transport) -> str | None:
-    """Return the proxy through which a registry is reached, or None if it is reached directly."""
-    environ = transport.machine.environ
-    host = api_host(registry.host)
-    proxy = proxy_for(registry.scheme, host, registry.port, environ, registry.proxy)
-    return str(proxy) if proxy else None
 
 
 @dataclass
@@ -116,7 +106,7 @@ class Access:
         }
 
 
-def show(access: Access, proxy: str | None, console: Console) -> dict[str, Any]:
+def show(access: Access, proxy: Proxy | None, console: Console) -> dict[str, Any]:
     """Print a line about a repository, or log its error. Returns the entry of the JSON document.
 
     With `--json` only errors are logged, because the document lists all repositories.
@@ -224,8 +214,7 @@ async def _asks_for_login(repository: RemoteRepository) -> bool:
     # A cloud login is anonymous until its first request.
     if login.is_anonymous and login.cloud_login is None:
         return False
-    # `build_call` would put the repository into the path.
-    ping = repository.build_call("tag_list", "GET", "")._replace(path="/v2/")
+    ping = repository.build_call("tag_list", "GET", "/v2/")
     try:
         answer = await host.request(ping, ok=(200,))
     except RegistryError as error:

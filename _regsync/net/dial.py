@@ -13,7 +13,6 @@ Follows: docs/design.md section 9 ("Body path"), RFC 8305, RFC 9110 section
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import socket
@@ -35,8 +34,7 @@ from _regsync.net.proxies import Proxy
 from _regsync.net.wire import Connection, Request, Response, Timeouts, tls_failure
 from _regsync.text import keep_secret, printable
 
-# Seconds between connection attempts to different addresses (RFC 8305 section 5), and for the IPv6
-# answer of a name server after its IPv4 answer.
+# Seconds between connection attempts to different addresses (RFC 8305 section 5).
 _ATTEMPT_DELAY = 0.25
 
 # The resolver's errors for a name that does not exist, or has no address.
@@ -79,8 +77,12 @@ async def open_stream(
 
 async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
     """Connect to a port of a host. Raises ConnectFailed if there is no connection in time."""
+    authority = Origin("", host, port).authority
+    brief = f"no connection within {timeouts.connect:g} s"
+    message = f"no connection to {authority} within {timeouts.connect:g} s"
+    cause: OSError | None = None
     try:
-        with anyio.fail_after(timeouts.connect):
+        with anyio.move_on_after(timeouts.connect):
             stream: edge.Stream = await edge.current().connect(host, port)
             return stream
     except (socket.gaierror, ValueError) as error:
@@ -95,25 +97,11 @@ async def _connect(host: str, port: int, timeouts: Timeouts) -> edge.Stream:
         failure.is_unknown_name = isinstance(error, ValueError) or error.errno in _UNKNOWN_NAME
         raise failure from error
     except OSError as error:
-        authority = Origin("", host, port).authority
+        cause = error
         brief = printable(error.strerror or str(error), 100).lower()
         message = f"no connection to {authority}: {brief}"
-        if _is_own_time_limit(error):
-            brief = f"no connection within {timeouts.connect:g} s"
-            message = f"no connection to {authority} within {timeouts.connect:g} s"
-        raise ConnectFailed(
-            message,
-            address=(host, port),
-            brief=brief,
-            hint="check host, port and firewalls; set HTTPS_PROXY if a proxy leads there",
-        ) from error
-
-
-def _is_own_time_limit(error: OSError) -> bool:
-    """Report whether an error is that of `anyio.fail_after`. The kernel's has the number ETIMEDOUT:
-    it gives up a connection on its own account.
-    """
-    return isinstance(error, TimeoutError) and error.errno is None
+    hint = "check host, port and firewalls; set HTTPS_PROXY if a proxy leads there"
+    raise ConnectFailed(message, brief=brief, hint=hint) from cause
 
 
 async def _start_tls(
@@ -121,17 +109,15 @@ async def _start_tls(
 ) -> edge.Stream:
     """Perform a TLS handshake on a plain stream. Raises ConnectFailed if it fails."""
     try:
-        with anyio.fail_after(timeouts.tls):
+        with anyio.move_on_after(timeouts.tls):
             secured: edge.Stream = await edge.current().start_tls(below, context, host)
             return secured
     except OSError as error:
-        if not _is_own_time_limit(error):
-            raise tls_failure(error, host) from error
-        text = f"the TLS handshake with {host} took longer than {timeouts.tls:g} s"
-        raise ConnectFailed(text) from error
+        raise tls_failure(error, host) from error
     except ValueError as error:
         text = f"TLS with {host} cannot begin: {printable(str(error), 200)}"
         raise ConnectFailed(text) from error
+    raise ConnectFailed(f"the TLS handshake with {host} took longer than {timeouts.tls:g} s")
 
 
 # Tunnels.
@@ -157,8 +143,7 @@ async def _open_tunnel(
     request = Request("CONNECT", target, headers)
     try:
         with anyio.fail_after(timeouts.head):
-            now = anyio.current_time()
-            answer = await connection.exchange(request, memoryview(b""), None, timeouts.head, now)
+            answer = await connection.exchange(request, memoryview(b""), None, timeouts.head)
     except TimeoutError:
         reason = f"no answer from {via.authority} within {timeouts.head:g} s"
         raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {reason}") from None
@@ -245,12 +230,28 @@ class SocketStream:
 
 
 async def connect(host: str, port: int) -> SocketStream:
-    """Resolve a name and connect to the first of its addresses that answers.
+    """Resolve a name and connect to the first of its addresses that answers. Raises OSError, or
+    ValueError if the text cannot be a name.
+    """
+    # When musl's getaddrinfo() is asked for both families, it finds nothing if one of its two
+    # queries is not answered. The static program asks for IPv6 addresses only if it needs them.
+    families = (socket.AF_INET, socket.AF_INET6) if IS_STATIC else (socket.AF_UNSPEC,)
+    errors: list[OSError] = []
+    for family in families:
+        try:
+            return await _race(await _resolve(host, port, family))
+        except OSError as error:
+            errors.append(error)
+    # That an address refused says more than that the other family has none.
+    raise next((each for each in errors if not isinstance(each, socket.gaierror)), errors[0])
+
+
+async def _race(rows: list[Any]) -> SocketStream:
+    """Connect to the first address of these rows of getaddrinfo() that answers.
 
     The next attempt begins when the previous one has failed, or after _ATTEMPT_DELAY. Raises
-    OSError, or ValueError if the text cannot be a name.
+    OSError if all have failed.
     """
-    rows = await _resolve(host, port)
     connected: list[SocketStream] = []  # by all attempts that have succeeded
     last_error = OSError("the name has no address that can be used")
 
@@ -321,55 +322,23 @@ async def handshake(stream: SocketStream, context: ssl.SSLContext, host: str) ->
             await stream.wait(WANT_WRITE)
 
 
-async def _resolve(host: str, port: int) -> list[Any]:
+async def _resolve(host: str, port: int, family: int) -> list[Any]:
     """Return rows as of getaddrinfo() in the order in which to try them. Raises OSError or
     ValueError if there are none.
     """
     # A literal address needs no resolver thread and no import of the IDNA codec. If the host is not
     # a literal address, inet_pton() raises an error.
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    own_family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with suppress(OSError, ValueError):
-        socket.inet_pton(family, host)
-        return [(family, socket.SOCK_STREAM, 0, "", (host, port))]
+        socket.inet_pton(own_family, host)
+        return [(own_family, socket.SOCK_STREAM, 0, "", (host, port))]
 
-    rows = await (_look_up_apart(host, port) if IS_STATIC else _look_up(host, port))
-    # By alternating families, IPv6 first (RFC 8305 section 4).
-    sixes = [row for row in rows if row[0] == socket.AF_INET6]
-    fours = [row for row in rows if row[0] == socket.AF_INET]
-    return [row for row in chain.from_iterable(zip_longest(sixes, fours)) if row is not None]
-
-
-async def _look_up(host: str, port: int, family: int = socket.AF_UNSPEC) -> list[Any]:
-    """Return the rows of getaddrinfo(). Raises OSError or ValueError if it finds no address."""
     # Each look-up has its own thread. With a shared pool, names whose servers do not answer would
     # delay all others.
     look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
     own_thread = anyio.CapacityLimiter(1)
-    return await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own_thread)
-
-
-async def _look_up_apart(host: str, port: int) -> list[Any]:
-    """Resolve a name as `_look_up` does, with one query per address family, for the static program.
-
-    When musl's getaddrinfo() is asked for both families, it finds nothing if one of its two queries
-    is not answered. After the IPv4 answer the IPv6 query gets only a short delay (RFC 8305 section
-    3), because some servers never answer it.
-    """
-    rows: list[Any] = []
-    errors: list[Exception] = []
-
-    async def query(family: int, seconds_for_other: float) -> None:
-        try:
-            rows.extend(await _look_up(host, port, family))
-            group.cancel_scope.deadline = anyio.current_time() + seconds_for_other
-        except (OSError, ValueError) as error:
-            errors.append(error)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(query, socket.AF_INET, _ATTEMPT_DELAY)
-        group.start_soon(query, socket.AF_INET6, math.inf)
-    if rows:
-        return rows
-    # The name is unknown only if neither family has had a temporary failure.
-    temporary = [error for error in errors if getattr(error, "errno", 0) == socket.EAI_AGAIN]
-    raise (temporary or errors)[0]
+    rows = await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own_thread)
+    # By alternating families, IPv6 first (RFC 8305 section 4).
+    sixes = [row for row in rows if row[0] == socket.AF_INET6]
+    fours = [row for row in rows if row[0] == socket.AF_INET]
+    return [row for row in chain.from_iterable(zip_longest(sixes, fours)) if row is not None]

@@ -106,11 +106,10 @@ class Timeouts(NamedTuple):
 
     idle_connection: float = 50.0  # an idle connection is closed after this time
 
-    # How long to wait for an unreachable host that has answered before, and for one that never has;
-    # and the pause before its first probe.
+    # How long a host that is away is waited for, from its first failure: one that has answered
+    # before, and one that never has, whose service may still be starting.
     outage: float = 120.0
     first_answer: float = 15.0
-    probe: float = 0.5
 
 
 # A header of a request: name and value.
@@ -148,6 +147,11 @@ class Pieces(Protocol):
     """The source of a request's body, which has `length` bytes."""
 
     length: int
+    on_taken: Callable[[], None]  # called when the peer has taken more than the first piece
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything may have been sent, because `next` was called."""
 
     async def next(self) -> memoryview:
         """Return the next piece, which is valid until the next call. It is empty at the end.
@@ -163,7 +167,6 @@ class Response:
 
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
         self._connection = connection
-        self.came_at = anyio.current_time()  # when the head arrived, in the event loop's time
         self.status = head.status_code
         self.headers = Headers(
             [
@@ -257,13 +260,8 @@ class Response:
 
         is_error = self.status >= 400
         body = bytearray()
-        expected = _SCRATCH if self.length is None else self.length
-        scratch = memoryview(bytearray(min(PIECE, limit + 1, expected + 1)))
         try:
-            # One byte more than `limit` shows that the body is too long.
-            while self._left != 0 and len(body) <= limit:
-                count = await self.read_into(scratch)
-                body += scratch[:count]
+            await self._collect(body, limit)
         except WireError:
             if not is_error:
                 raise
@@ -281,22 +279,22 @@ class Response:
         and arrives at once.
         """
         try:
-            if self.is_reusable and self._left != 0:
-                await self._drain()
+            # A length that is unknown (None) may turn out to be short.
+            if self.is_reusable and self._left != 0 and (self._left or 0) <= _WORTH_DRAINING:
+                with anyio.move_on_after(_WORTH_WAITING), suppress(WireError):
+                    await self._collect(bytearray(), _WORTH_DRAINING)
         finally:  # also if the task is cancelled
             self._connection.on_end(self._connection, self.is_reusable and self._left == 0)
 
-    async def _drain(self) -> None:
-        """Read the rest of the body, as far as that is worth the time."""
-        scratch = memoryview(bytearray(8192))
-        budget = _WORTH_DRAINING  # bytes
-        try:
-            with anyio.move_on_after(_WORTH_WAITING):
-                # If the length is unknown (None), read until the budget is used up.
-                while self._left != 0 and (self._left or 0) <= budget:
-                    budget -= await self.read_into(scratch)
-        except WireError:
-            self.is_reusable = False
+    async def _collect(self, body: bytearray, limit: int) -> None:
+        """Append the body to `body`, but no more than a byte beyond `limit`, which shows that the
+        body is too long.
+        """
+        expected = _SCRATCH if self.length is None else self.length
+        scratch = memoryview(bytearray(min(PIECE, limit + 1, expected + 1)))
+        while self._left != 0 and len(body) <= limit:
+            count = await self.read_into(scratch)
+            body += scratch[:count]
 
     async def __aenter__(self) -> Response:
         return self
@@ -319,8 +317,8 @@ def coding_error(coding: str) -> ContentError:
     )
 
 
-class Gunzip:
-    """Decodes what came in gzip. Raises ContentError for any other coding."""
+class Decoder:
+    """Decodes what came in gzip. Raises ContentError for any other coding, and for what is none."""
 
     def __init__(self, coding: str) -> None:
         import zlib  # hardly any run needs it
@@ -330,26 +328,17 @@ class Gunzip:
         self._coding = coding
         self._decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
         self._error = zlib.error
-        self._packed = b""  # bytes that have not been decoded yet
 
     @property
     def is_complete(self) -> bool:
         return self._decoder.eof
 
-    def add(self, packed: bytes) -> None:
-        """Add bytes of the coded content: none if it has ended, which raises ContentError."""
-        if not packed:
-            raise coding_error(self._coding)
-        self._packed = packed
-
-    def next(self, most: int) -> bytes:
-        """Return at most so many decoded bytes; none at the end, or if more have to be added."""
+    def decode(self, packed: bytes, most: int) -> tuple[bytes, bytes]:
+        """Return at most so many decoded bytes, and the bytes that are still packed."""
         try:
-            decoded = self._decoder.decompress(self._packed, most)
+            return self._decoder.decompress(packed, most), self._decoder.unconsumed_tail
         except self._error as error:
             raise coding_error(self._coding) from error
-        self._packed = self._decoder.unconsumed_tail
-        return decoded
 
 
 def _decode(body: bytes, coding: str, limit: int) -> bytes:
@@ -358,9 +347,8 @@ def _decode(body: bytes, coding: str, limit: int) -> bytes:
     """
     if body.lstrip()[:1] == b"{":
         return body  # it has a label only
-    decoder = Gunzip(coding)
-    decoder.add(body)
-    decoded = decoder.next(limit + 1)
+    decoder = Decoder(coding)
+    decoded, _ = decoder.decode(body, limit + 1)
     if len(decoded) > limit:
         raise ContentError(f"the answer is longer than {limit} bytes")
     if not decoder.is_complete:
@@ -393,7 +381,7 @@ class Connection:
         *,
         is_foreign: bool = False,
     ) -> None:
-        """`on_end` takes the connection when an answer is closed, and whether it is reusable.
+        """`on_end` takes the connection when an exchange ends, and whether it is reusable.
 
         `is_foreign` says that another origin has named this one. It is shown no client certificate.
         """
@@ -440,14 +428,9 @@ class Connection:
             text = f"{self._authority} moved nothing for {self.timeouts.idle:g} s"
             self.close(TimedOut(text))
             return
-        seconds = self._head_seconds
-        self.close(
-            TimedOut(
-                f"no answer from {self._authority} within {seconds:g} s",
-                address=(self.origin.host, self.origin.port),
-                brief=f"no answer within {seconds:g} s",
-            )
-        )
+        within = f"within {self._head_seconds:g} s"
+        text = f"no answer from {self._authority} {within}"
+        self.close(TimedOut(text, brief=f"no answer {within}"))
 
     def is_alive(self) -> bool:
         """Report, without waiting, whether the peer has neither closed an idle connection nor sent
@@ -473,19 +456,36 @@ class Connection:
     # The request.
 
     async def exchange(
-        self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float, now: float
+        self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float
     ) -> Response:
         """Send a request and return its final answer, with the body unread.
 
         The request's body is `first`, followed by the rest of `pieces` if there are any. The head
-        of the answer must arrive within `seconds` after the request has been written. `now` is the
-        current time.
+        of the answer must arrive within `seconds` after the request has been written.
 
         Raises the errors of `pieces`, ContentError if the body does not have its declared length,
         and WireError if the connection fails. After a failed write, an answer is returned if one
         arrives.
         """
         self._begin()
+        try:
+            head = await self._send_and_read_head(request, first, pieces, seconds)
+            response = Response(self, head, request.method)
+        except BaseException:
+            self.on_end(self, False)
+            raise
+        self.deadline = math.inf
+        self._head_seconds = None
+        if not self._is_sent:
+            response.is_early = True
+            # The peer would take the rest of the body for the next request.
+            response.is_reusable = False
+        return response
+
+    async def _send_and_read_head(
+        self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float
+    ) -> h11.Response:
+        """Send a request, and return the head of its answer, which may come earlier."""
         length = len(first) if pieces is None else pieces.length
         left = length - len(first)  # bytes of the body after `first`
         if left:
@@ -495,19 +495,23 @@ class Connection:
             self._moved = max(self._stream.send_now(unsent), 0)  # nearly always all of it
         unsent = unsent[self._moved :]
         if not unsent and not left:
-            self._stop_sending(now, seconds)
-            head = await self._read_head()
-        else:
-            head = await self._send_and_read_head(unsent, left, pieces, seconds)
+            self._stop_sending(seconds)
+            return await self._read_head()
 
-        self.deadline = math.inf
-        self._head_seconds = None
-        response = Response(self, head, request.method)
-        if not self._is_sent:
-            response.is_early = True
-            # The peer would take the rest of the body for the next request.
-            response.is_reusable = False
-        return response
+        error: WireError | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._send, unsent, left, pieces, seconds)
+            try:
+                head = await self._read_head()
+            except WireError as broken:  # the task group would make it part of an ExceptionGroup
+                error = broken
+            group.cancel_scope.cancel()
+        if error is None:
+            return head
+        # An alert about our certificate says more than the write that failed because of it.
+        if isinstance(error, ConnectFailed):
+            raise error
+        raise self._send_error or error
 
     def _format_head(self, request: Request, length: int) -> bytes:
         """Return the head of a request with a body of `length` bytes, and prepare h11 for its
@@ -528,27 +532,6 @@ class Connection:
             "ascii"
         )
 
-    async def _send_and_read_head(
-        self, unsent: memoryview, left: int, pieces: Pieces | None, seconds: float
-    ) -> h11.Response:
-        """Send the rest of a request, and return the head of its answer, which may come earlier."""
-        error: WireError | None = None
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._send, unsent, left, pieces, seconds)
-            try:
-                head = await self._read_head()
-            except (
-                WireError
-            ) as read_error:  # the task group would make it part of an ExceptionGroup
-                error = read_error
-            group.cancel_scope.cancel()
-        if error is None:
-            return head
-        # An alert about our certificate says more than the write that failed because of it.
-        if isinstance(error, ConnectFailed):
-            raise error
-        raise self._send_error or error
-
     async def _send(
         self, unsent: memoryview, left: int, pieces: Pieces | None, seconds: float
     ) -> None:
@@ -565,10 +548,10 @@ class Connection:
             except (OSError, WireError) as error:
                 # The peer may have sent an answer before it closed its side.
                 self._send_error = self._failure(error)
-                self._stop_sending(anyio.current_time(), _LAST_WORDS)
+                self._stop_sending(_LAST_WORDS)
                 return
             if pieces is None or not left:
-                self._stop_sending(anyio.current_time(), seconds)
+                self._stop_sending(seconds)
                 return
 
             try:
@@ -582,13 +565,13 @@ class Connection:
             self._is_past_first = True
             left -= len(unsent)
 
-    def _stop_sending(self, now: float, seconds: float) -> None:
+    def _stop_sending(self, seconds: float) -> None:
         """Write no more of the request: it is complete, unless `_send_error` is why it is not. The
         head of the answer must arrive within `seconds`.
         """
         self._is_sent = self._send_error is None
         self._head_seconds = seconds
-        self.deadline = now + seconds
+        self.deadline = anyio.current_time() + seconds
 
     # The answer.
 
@@ -784,62 +767,45 @@ class Pool:
         origin: Origin,
         request: Request,
         *,
-        first: memoryview | None = None,
         pieces: Pieces | None = None,
         seconds: float | None = None,
         is_fresh: bool = False,
         is_foreign: bool = False,
-        check_may_send: Callable[[], None] | None = None,
-        now: float | None = None,
+        check_may_send: Callable[[], None] = lambda: None,
     ) -> Response:
         """Perform one exchange, and return its answer with the body unread. The caller closes it.
 
-        The request's body is `request.body`, or `first` and the rest of `pieces`. `seconds` limits
-        the wait for the head of the answer after the request is sent (default: `Timeouts.head`).
-        With `is_fresh` no connection is used that was used before; `is_foreign` is that of
-        Connection. If an idle connection turns out to be dead, the request is sent again over a new
-        one.
+        The request's body is `request.body`, or `pieces`. `seconds` limits the wait for the head of
+        the answer after the request is sent (default: `Timeouts.head`). With `is_fresh` no
+        connection is used that was used before; `is_foreign` is that of Connection. If an idle
+        connection turns out to be dead, the request is sent again over a new one.
 
-        `check_may_send` is called after each wait for a new connection. If it raises, nothing is
-        sent. `now` is the current time, if the caller has just read the clock.
-
-        Raises ConnectFailed if no connection can be made, and all errors of `check_may_send` and of
-        Connection.exchange.
+        `check_may_send` is called after each wait for a new connection. If it raises, nothing more
+        is sent. Raises ConnectFailed if no connection can be made, and all errors of
+        `check_may_send` and of Connection.exchange.
         """
-        if first is None:
-            first = memoryview(request.body)
-        if seconds is None:
-            seconds = self.timeouts.head
-
-        lost: BaseException | None = None
+        first = memoryview(request.body) if pieces is None else await pieces.next()
+        seconds = self.timeouts.head if seconds is None else seconds
+        lost: Disconnected | None = None
         idle = None if is_fresh else self._take(origin, is_foreign)
         if idle is not None:
-            self._busy.add(idle)
             try:
-                started = anyio.current_time() if now is None else now
-                return await idle.exchange(request, first, pieces, seconds, started)
-            except BaseException as error:
-                self._give(idle, False)
+                return await idle.exchange(request, first, pieces, seconds)
+            except Disconnected as error:
                 # Errors of the connection have no side yet; errors of the body's source have one.
-                is_lost = isinstance(error, Disconnected) and error.side is None
-                if not (is_lost and idle.can_repeat()):
+                if error.side is not None or not idle.can_repeat():
                     raise
                 lost = error
 
         stream = await self.dial(origin, is_foreign)
         new = Connection(origin, stream, self.timeouts, self._give, is_foreign=is_foreign)
-        if check_may_send is not None:
-            try:
-                check_may_send()
-            except BaseException:
-                self._keep(new)
-                raise
-        self._busy.add(new)
         try:
-            response = await new.exchange(request, first, pieces, seconds, anyio.current_time())
+            check_may_send()
         except BaseException:
-            self._give(new, False)
+            self._keep(new)
             raise
+        self._busy.add(new)
+        response = await new.exchange(request, first, pieces, seconds)
         # The lost attempt may have completed the upload and ended its session: the registry says so
         # now, or later, when it is not too busy. On this error the caller checks whether the blob
         # exists.
@@ -859,6 +825,7 @@ class Pool:
             if connection.origin == origin and connection.is_foreign == is_foreign:
                 del self._idle[connection]
                 if connection.is_alive():
+                    self._busy.add(connection)
                     return connection
                 connection.close()
         return None

@@ -14,13 +14,14 @@ Follows: docs/design.md section 9, docs/protocol-facts.md sections 1.7, 1.13, 8.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import anyio
@@ -29,7 +30,7 @@ from _regsync import __version__
 from _regsync.addresses import DEFAULT_PORTS, Origin, is_private
 from _regsync.auth.challenge import parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin
-from _regsync.auth.credentials import Credential
+from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.tokens import Authenticator, Refusal, may_repeat_after
 from _regsync.config import Registry
 from _regsync.errors import (
@@ -48,10 +49,10 @@ from _regsync.net.wire import Header, Pieces, Pool, Request, Response, Timeouts,
 from _regsync.providers import DIALECTS, api_host
 from _regsync.registry.limits import (
     LONGEST_WAIT,
+    THROTTLED_FOR,
     Gate,
     HostLimits,
     Lane,
-    Reach,
     Retry,
     Turn,
     is_gateway_failure,
@@ -66,12 +67,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 # How many bytes of an error's body are read (R14). Manifests and listings have limits of their own.
 ERROR_BODY = 64 * 1024
 
-# Seconds of refusals alone after which the requests of a lane fail.
-_THROTTLED_FOR = 600.0
-
-# The actions that find out what to copy. A long wait for one of them stops these requests alone, so
-# that images that are being copied are finished.
-_DISCOVERY = ("tag_list", "manifest_head", "manifest_get")
+_LARGEST_TOKEN_ANSWER = 1024 * 1024  # bytes
 
 USER_AGENT: Header = ("User-Agent", f"regsync/{__version__}")
 _EVERY_REQUEST: tuple[Header, ...] = (USER_AGENT, ("Accept-Encoding", "identity"))
@@ -110,25 +106,127 @@ class Machine(NamedTuple):
         return "<Machine>"  # it holds secrets
 
 
-class Run(Protocol):
-    """What the clients of a run share. `runs` has it."""
+class Run:
+    """What the clients of a run share: the pool, the queues, the hosts, and what is counted."""
 
-    machine: Machine
-    gate: Gate
-    pool: Pool
-    requests: defaultdict[str, Counter[str]]
-    throttled: Counter[str]
-    throttled_lanes: dict[str, Lane]
-    last_progress: float
+    def __init__(self, machine: Machine, pool: Pool) -> None:
+        self.machine = machine
+        self.pool = pool
+        self.gate = Gate()
+        # By `Origin.address`: the first client of each registry; other hosts that were asked.
+        self.clients_at: dict[tuple[str, str, int], RegistryClient] = {}
+        self.others: dict[tuple[str, str, int], HostLimits] = {}
 
-    def count(self, origin: Origin, action: str) -> None: ...
+        # By host:port, for the report and the progress display: requests by action, responses with
+        # status 429, and the lane of the last request that got one.
+        self.requests: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.throttled: Counter[str] = Counter()
+        self.throttled_lanes: dict[str, Lane] = {}
+        # When the last response arrived or the last bytes moved, in the event loop's time.
+        self.last_progress = -math.inf
 
-    def count_sent(self, count: int) -> None: ...
+    def count(self, origin: Origin, action: str) -> None:
+        """Count a request, if its origin belongs to a registry of this run."""
+        client = self.clients_at.get(origin.address)
+        if client is not None:
+            self.requests[client.key][action] += 1
 
-    def reach_of(self, origin: Origin) -> Reach: ...
+    def host_at(self, origin: Origin) -> HostLimits:
+        """Return the host at an origin: a registry, or another one."""
+        client = self.clients_at.get(origin.address)
+        if client is not None:
+            return client.limits
+        if origin.address not in self.others:
+            self.others[origin.address] = self.new_host(origin.authority, origin)
+        return self.others[origin.address]
 
-    @property
-    def fetch(self) -> Callable[..., Awaitable[Answer]]: ...
+    async def fetch(
+        self,
+        client: RegistryClient | None,
+        method: str,
+        url: str,
+        headers: list[Pair],
+        body: bytes,
+        seconds: float | None = None,
+        check_may_send: Callable[[], None] = lambda: None,
+    ) -> Answer:
+        """Send a request to a login service, under no permit (I8). No redirect is followed (R2).
+
+        `client` is that of the registry which names the service, None for a cloud's own service,
+        whose modules retry by themselves. The response has to arrive within `seconds`.
+        `check_may_send` is called before the request is sent, and passed to Pool.exchange. Raises
+        WireError if no response arrives, and RegistryError if the service is away.
+        """
+        # `url` is absolute. It is resolved only to check it and to split it.
+        origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
+        # The connection uses the proxy and the authorities of this registry.
+        known = client or self.clients_at.get(origin.address)
+        if known is not None:
+            origin = origin._replace(via=known.registry)
+        self.count(origin, "token")
+        headers = [USER_AGENT, ("Accept", "application/json"), *headers]
+        request = Request(method, target, tuple(headers), body)
+        is_foreign = client is not None and origin != client.origin
+        ask = partial(self._ask, origin, request, seconds, check_may_send, is_foreign=is_foreign)
+        if client is None:
+            return await ask()
+
+        # A token service may be away like the registry itself.
+        host, began = self.host_at(origin), anyio.current_time()
+        host.raise_if_stopped()
+        failure: RegistryError | WireError
+        try:
+            with host.limiting():
+                answer = await ask()
+            if not is_gateway_failure(answer.status, answer.headers.get("retry-after")):
+                host.record_answer(anyio.current_time())
+                return answer
+            failure = RegistryError(f"status {answer.status}", status=answer.status)
+        except WireError as error:
+            failure = error
+        failure.is_of_login = True
+        host.record_failure(failure, began, anyio.current_time())
+        is_of_moment = failure.away is None and host.stop_error is None
+        if is_of_moment and isinstance(failure, RegistryError):
+            return answer
+        raise failure
+
+    async def _ask(
+        self,
+        origin: Origin,
+        request: Request,
+        seconds: float | None,
+        check_may_send: Callable[[], None],
+        *,
+        is_foreign: bool,
+    ) -> Answer:
+        """Send the request of `fetch` once. Raises TimedOut after `seconds`, if they are given."""
+        check_may_send()
+        with anyio.move_on_after(seconds):
+            async with await self.pool.exchange(
+                origin, request, check_may_send=check_may_send, is_foreign=is_foreign
+            ) as response:
+                # The path is not logged, because some metadata services return credentials to
+                # anybody who knows it.
+                trace = f"{request.method} {origin} -> {response.status}"
+                self.machine.log("trace", "request", trace)
+                content = await response.read(_LARGEST_TOKEN_ANSWER)
+                return Answer(response.status, dict(response.headers), content)
+        assert seconds is not None  # only a time-out leaves the block without a return
+        raise TimedOut(f"{origin} did not answer within {seconds:g} s")
+
+    def new_host(self, name: str, origin: Origin, **lanes: Any) -> HostLimits:
+        machine = self.machine
+        return HostLimits(
+            name,
+            self.gate,
+            chance=machine.chance,
+            log=machine.log,
+            timeouts=machine.timeouts,
+            # A host that is away has closed its idle connections, or will not read them.
+            on_away=partial(self.pool.close, origin),
+            **lanes,
+        )
 
 
 class Call(NamedTuple):
@@ -168,43 +266,6 @@ class Call(NamedTuple):
         return Request(self.method, self.path, headers, self.body)
 
 
-class Body(Pieces):
-    """The body of an upload on its way. It counts its bytes, and frees the place in the window when
-    the registry takes more of it than its first piece.
-    """
-
-    def __init__(self, pieces: Pieces, count: Callable[[int], None]) -> None:
-        self.length = pieces.length
-        self.turn: Turn | None = None
-        self._pieces = pieces
-        self._count = count
-        self._first: memoryview | None = None
-        self._is_second = True
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything may have been sent."""
-        return self._first is not None
-
-    async def begin(self) -> memoryview:
-        """Return the first piece. A body of which nothing was sent may begin again."""
-        if self._first is None:
-            self._first = await self._take()
-        return self._first
-
-    async def next(self) -> memoryview:
-        """Return the next piece after the first one (see `Pieces`)."""
-        if not self._is_second and self.turn is not None:
-            self.turn.record_under_way(anyio.current_time())
-        self._is_second = False
-        return await self._take()
-
-    async def _take(self) -> memoryview:
-        piece = await self._pieces.next()
-        self._count(len(piece))
-        return piece
-
-
 class Exchange:
     """One request on its way, and its answer: `async with` yields the response, whose body may be
     unread, and ends both.
@@ -213,7 +274,7 @@ class Exchange:
     response: Response  # when it has come
 
     def __init__(
-        self, call: Call, origin: Origin, turn: Turn, authorization: str | None, body: Body | None
+        self, call: Call, origin: Origin, turn: Turn, authorization: str | None, body: Pieces | None
     ) -> None:
         self.call = call
         self.origin = origin  # where it goes
@@ -221,7 +282,6 @@ class Exchange:
         self.authorization = authorization  # the header with its login
         self.body = body
         self.is_home = True  # whether it has gone to the registry alone
-        self.is_followed = False  # whether it was redirected
 
     def follow(self, origin: Origin, path: str) -> None:
         """Go where a redirect leads."""
@@ -232,7 +292,6 @@ class Exchange:
         self.origin = origin
         self.call = self.call._replace(path=path, origin=origin)
         self.turn.began = anyio.current_time()
-        self.is_followed = True
 
     async def __aenter__(self) -> Response:
         return self.response
@@ -288,10 +347,6 @@ class RegistryClient:
             secure = self.origin._replace(scheme="https")
             self._https_hint = f"write {secure} if it serves HTTPS"
 
-    def body(self, pieces: Pieces) -> Body:
-        """Return the body of an upload."""
-        return Body(pieces, self._run.count_sent)
-
     def begin_run(self) -> None:
         """Prepare for another run, which tries the credential again."""
         self.is_used = False
@@ -306,7 +361,7 @@ class RegistryClient:
     def _raise_if_stopped(self) -> None:
         if self._stop_error is not None:
             raise self._stop_error.copy_without_context()
-        self.limits.raise_if_stopped(0.0)
+        self.limits.raise_if_stopped()
 
     # The way of a request.
 
@@ -338,7 +393,12 @@ class RegistryClient:
         return self.limits.lane("upload_finish" if is_whole_body else call.action, area)
 
     async def exchange(
-        self, call: Call, ok: Collection[int], *, body: Body | None = None, turn: Turn | None = None
+        self,
+        call: Call,
+        ok: Collection[int],
+        *,
+        body: Pieces | None = None,
+        turn: Turn | None = None,
     ) -> Exchange:
         """Send a request, and return its answer with the body unread. The caller ends the exchange.
         Raises SyncError for a status not in `ok`.
@@ -358,8 +418,10 @@ class RegistryClient:
             try:
                 self._check_login(call, authorization)
                 await self._follow(exchange)
-            except LoginExpired:  # it was refused to another request, and nothing was sent
+            except LoginExpired:  # it was refused to another request
                 exchange.turn.leave()
+                if body is not None and body.has_begun:
+                    raise
                 continue
             except BaseException:
                 exchange.turn.leave()
@@ -400,22 +462,16 @@ class RegistryClient:
 
     async def _send(self, exchange: Exchange) -> Response:
         """Send a request once, and return its answer."""
-        call, origin, body = exchange.call, exchange.origin, exchange.body
-        first: memoryview | None = None
-        if body is not None:
-            body.turn = exchange.turn
-            first = await body.begin()
-        if exchange.is_followed:  # the origin need not be a registry
-            self._run.count(origin, call.action)
-        else:
-            self._run.requests[self.key][call.action] += 1
+        call, origin = exchange.call, exchange.origin
+        if exchange.body is not None:
+            exchange.body.on_taken = exchange.turn.record_taken
+        self._run.count(origin, call.action)
         try:
-            with self._reach_of(origin).limiting():
+            with self._host_at(origin).limiting():
                 response = await self._run.pool.exchange(
                     origin,
                     call.request(exchange.authorization),
-                    first=first,
-                    pieces=body,
+                    pieces=exchange.body,
                     seconds=call.seconds,
                     is_fresh=call.is_fresh,
                     is_foreign=origin != self.origin,
@@ -431,8 +487,8 @@ class RegistryClient:
             self._run.machine.log("trace", "request", trace)
         return response
 
-    def _reach_of(self, origin: Origin) -> Reach:
-        return self.limits if origin == self.origin else self._run.reach_of(origin)
+    def _host_at(self, origin: Origin) -> HostLimits:
+        return self.limits if origin == self.origin else self._run.host_at(origin)
 
     # Logins.
 
@@ -510,11 +566,13 @@ class RegistryClient:
             self.authenticator.record_success(login, exchange.call.repository, exchange.call.method)
         # Until a registry has answered a request with its login, one request goes at a time.
         is_first_refusal = exchange.is_home and status == 401 and not self.limits.has_answered
-        is_of_gateway = is_gateway_failure(status, response.headers.get("retry-after"))
-        if not is_of_gateway and not is_first_refusal:
-            self._reach_of(exchange.origin).record_answer(response.came_at)
-        if exchange.is_home and not exchange.is_followed:
-            self._record_pace(exchange)
+        retry_after = self._asked_wait(response)
+        now = anyio.current_time()
+        if not is_gateway_failure(status, retry_after) and not is_first_refusal:
+            self._host_at(exchange.origin).record_answer(now)
+        if exchange.is_home:
+            self._run.last_progress = now
+            exchange.turn.record_answer(status, now, retry_after or 0.0)
         if exchange.body is not None:
             return  # `upload` judges its answer
         if status == 401 and not exchange.is_home:
@@ -523,53 +581,28 @@ class RegistryClient:
         if response.is_early and status in (200, 201):
             raise Disconnected("the registry answered before the request was sent")
 
-    def _record_pace(self, exchange: Exchange) -> None:
-        """Apply an answer of the registry itself to its lane."""
-        response, turn, lane = exchange.response, exchange.turn, exchange.turn.lane
-        now, status = response.came_at, response.status
-        wall = self._run.machine.wall()
-        self._run.last_progress = now
-        retry_after = 0.0
-        if status >= 500 or status in (408, 429):
-            retry_after = parse_retry_after(response.headers.get("retry-after"), wall) or 0.0
-        turn.record_answer(status, now, retry_after)
-        if status != 429:
-            return
-        self._run.throttled_lanes[self.key] = lane
-        used_up_for = quota_wait(response.headers.get, wall)
-        if used_up_for:
-            lane.paused_until = max(lane.paused_until, now + min(used_up_for, LONGEST_WAIT))
-        if used_up_for > LONGEST_WAIT:
-            error = RegistryError("the quota is used up", status=429)
-            self._stop_requests(exchange, error, used_up_for)
-        elif now - lane.refused_since > _THROTTLED_FOR:
-            error = RegistryError("status 429 to every request for 10 minutes", status=429)
-            self._stop_requests(exchange, error, LONGEST_WAIT)
-
-    def _stop_requests(self, exchange: Exchange, error: RegistryError, seconds: float) -> None:
-        """Stop requests to the registry for `seconds`, because it asks for a longer wait than a run
-        makes: those of the lane if they find out what to copy, otherwise all. Makes `error` final,
-        and adds the time to its message.
+    def _asked_wait(self, response: Response) -> float | None:
+        """Return the seconds that an answer asks to wait: by Retry-After, or until the quota is
+        renewed that is used up; None if it does not ask.
         """
-        end = time.gmtime(self._run.machine.wall() + seconds)
-        moment = time.strftime("%Y-%m-%d %H:%M UTC", end)
-        wait = duration_text(seconds)
-        error.message += f" (asks to wait {wait}, until {moment}: longer than a run waits)"
-        error.make_final()
-        stopped = exchange.turn.lane if exchange.call.action in _DISCOVERY else self.limits
-        stopped.stop(error, anyio.current_time() + seconds)
+        status, header = response.status, response.headers.get
+        if status < 500 and status not in (408, 429):
+            return None
+        wall = self._run.machine.wall()
+        quota = quota_wait(header, wall) if status == 429 else None
+        return parse_retry_after(header("retry-after"), wall) if quota is None else quota
 
     def _record_failure(self, exchange: Exchange, error: SyncError) -> None:
         """Record that a host has not answered, or that a proxy in front of it has."""
         now = anyio.current_time()
-        turn, reach = exchange.turn, self._reach_of(exchange.origin)
-        is_probe = turn.is_probe and reach is self.limits
+        turn, host = exchange.turn, self._host_at(exchange.origin)
+        is_probe = turn.is_probe and host is self.limits
         if isinstance(error, ProtocolBroken):
-            reach.record_answer(now)
+            host.record_answer(now)
         elif exchange.body is None or is_probe or isinstance(error, ConnectFailed):
-            reach.record_failure(error, turn.began, now, is_probe=is_probe)
-        elif reach.is_out:  # otherwise it says nothing: a registry may refuse a body so
-            error.away = reach
+            host.record_failure(error, turn.began, now, is_probe=is_probe)
+        elif host.is_out:  # otherwise it says nothing: a registry may refuse a body so
+            error.away = host
 
     def _explain(self, error: WireError, origin: Origin) -> None:
         """Say of a failed request what its message does not."""
@@ -584,15 +617,30 @@ class RegistryClient:
         """Return the error for an answer whose body has been read, and record what it says of its
         host: that a proxy could not reach it, or that it asks for a long wait.
         """
-        error = self._error_of(exchange.response)
+        error, lane = self._error_of(exchange.response), exchange.turn.lane
+        wait = error.retry_after or 0.0
         if error.status == 429:
             self._run.throttled[self.key] += 1
-            error.is_paced_by_window = exchange.origin == self.origin
+            self._run.throttled_lanes[self.key] = lane
+            if anyio.current_time() - lane.refused_since > THROTTLED_FOR:
+                error.message = "status 429 to every request for 10 minutes"
+                wait = max(wait, LONGEST_WAIT + 1)
         if is_gateway_failure(error.status, error.retry_after):
             self._record_failure(exchange, error)
-        elif error.retryable and (error.retry_after or 0.0) > LONGEST_WAIT:
-            self._stop_requests(exchange, error, error.retry_after or 0.0)
+        elif error.retryable and wait > LONGEST_WAIT:
+            self._close_lane(lane, error, wait)
         return error
+
+    def _close_lane(self, lane: Lane, error: RegistryError, seconds: float) -> None:
+        """Let the requests of a lane fail for `seconds`, because the registry asks for a longer wait
+        than a run makes. Makes `error` final, and adds the time to its message.
+        """
+        end = time.gmtime(self._run.machine.wall() + seconds)
+        moment = time.strftime("%Y-%m-%d %H:%M UTC", end)
+        wait = duration_text(seconds)
+        error.message += f" (asks to wait {wait}, until {moment}: longer than a run waits)"
+        error.make_final()
+        lane.stop(error, anyio.current_time() + seconds)
 
     def _error_of(self, response: Response) -> RegistryError:
         """Convert an answer into an error with the cleaned text of the registry (R18)."""
@@ -601,13 +649,14 @@ class RegistryClient:
         # Some servers repeat the request in the error, so the queries of URLs are removed (R10).
         text = one_line(re.sub(_QUERY, "?...", printable(text, _MOST_EXPLAINED)))
         digests = re.findall("sha(?:256|512):[0-9a-f]{64,128}", response.body.decode("latin-1"))
-        wall = self._run.machine.wall()
+        if status == 429 and quota_wait(response.headers.get, 0.0) is not None:
+            text = f"the quota is used up; {text}" if text else "the quota is used up"
         error = RegistryError(
             f"status {status}: {text}" if text else f"status {status}",
             status=status,
             codes=codes,
             digests=frozenset(digests),
-            retry_after=parse_retry_after(response.headers.get("retry-after"), wall),
+            retry_after=self._asked_wait(response),
         )
         error.hint = self._hint(status, response.body)
         return error

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any
 
 from _regsync.errors import (
     ContentError,
@@ -23,7 +24,7 @@ from _regsync.errors import (
     TimedOut,
     WrongBytes,
 )
-from _regsync.net.wire import Gunzip, Header, Response
+from _regsync.net.wire import Decoder, Header, Response, coding_error
 from _regsync.oci import (
     ACCEPT_MANIFESTS,
     Descriptor,
@@ -114,8 +115,7 @@ class _Pages:
             raise self._endless(f"page {len(self)} or an earlier one")
 
     def _endless(self, goal: str) -> ListingBroken:
-        number = len(self)
-        text = f"the list of {self._kind} does not end: page {number} leads back to {goal}"
+        text = f"the list of {self._kind} does not end: page {len(self)} leads back to {goal}"
         return ListingBroken(text)
 
 
@@ -181,25 +181,14 @@ class RemoteRepository(Locked):
             raise
 
     def build_call(
-        self,
-        action: str,
-        method: str,
-        path: str,
-        *headers: Header,
-        body: bytes = b"",
-        seconds: float | None = None,
+        self, action: str, method: str, path: str, *headers: Header, **options: Any
     ) -> Call:
-        """Describe a request to `path`, relative to `/v2/NAME/`. Nothing is sent."""
-        return Call(
-            action,
-            method,
-            f"{self._base}/{path}",
-            repository=self.api_name,
-            rights=self.rights,
-            headers=headers,
-            body=body,
-            seconds=seconds,
-        )
+        """Describe a request to `path`, which is relative to `/v2/NAME/` unless it begins with a
+        slash. `options` are fields of Call. Nothing is sent.
+        """
+        if not path.startswith("/"):
+            path = f"{self._base}/{path}"
+        return Call(action, method, path, self.api_name, self.rights, headers, **options)
 
     def reading_needs(self, size: int) -> tuple[Need, ...]:
         """Return what reading a blob of this size needs: a lane first."""
@@ -225,13 +214,11 @@ class RemoteRepository(Locked):
         end.
         """
         with self.adding_context("list tags of", str(self)):
-            page_size = self.dialect.page_size
             try:
-                return await self._list_tags_in_pages(page_size)
+                return await self._list_tags_in_pages(self.dialect.page_size)
             except RegistryError as error:
                 # Older versions of some registries accept only small pages (section 1.11).
-                is_size_refused = "PAGINATION_NUMBER_INVALID" in error.codes
-                if not is_size_refused or page_size <= _SMALL_PAGE:
+                if "PAGINATION_NUMBER_INVALID" not in error.codes:
                     raise
             return await self._list_tags_in_pages(_SMALL_PAGE)
 
@@ -482,17 +469,16 @@ class RemoteRepository(Locked):
         Raises ProtocolBroken if the answer does not begin at `start` (docs/protocol-facts.md
         section 1.13), and WrongBytes if the size differs from the descriptor's.
         """
-        call = self.build_call("blob_get", "GET", f"blobs/{blob.digest}")
-        call = call._replace(is_fresh=is_fresh)
-        if start:
-            call = call._replace(headers=(("Range", f"bytes={start}-"),))
+        part = (("Range", f"bytes={start}-"),) if start else ()
+        path = f"blobs/{blob.digest}"
+        call = self.build_call("blob_get", "GET", path, *part, is_fresh=is_fresh)
         with self.adding_context("fetch blob", self.name_of(blob.digest)):
             exchange = await self.host.exchange(call, (200, 206), turn=turn)
             try:
                 response = exchange.response
                 has_other_length = response.length not in (None, blob.size - start)
                 if response.coding and not start and (is_fresh or has_other_length):
-                    return _Unpacked(exchange, blob.size)
+                    return _Decoded(exchange, blob.size)
                 _check_range(response, blob, start)
             except SyncError:
                 await exchange.__aexit__()
@@ -500,16 +486,17 @@ class RemoteRepository(Locked):
         return exchange
 
 
-class _Unpacked:
+class _Decoded:
     """A blob that came in a coding although nobody asked for one."""
 
     def __init__(self, exchange: Exchange, size: int) -> None:
         self._exchange = exchange
         self._left = size  # bytes
-        self._decoder = Gunzip(exchange.response.coding)
-        self._buffer = memoryview(bytearray(64 * 1024))
+        self._decoder = Decoder(exchange.response.coding)
+        self._room = memoryview(bytearray(64 * 1024))
+        self._packed = b""
 
-    async def __aenter__(self) -> _Unpacked:
+    async def __aenter__(self) -> _Decoded:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -528,10 +515,16 @@ class _Unpacked:
         return len(piece)
 
     async def _next(self, most: int) -> bytes:
-        while not (piece := self._decoder.next(most)) and not self._decoder.is_complete:
-            count = await self._exchange.response.read_into(self._buffer)
-            self._decoder.add(bytes(self._buffer[:count]))
-        return piece
+        response = self._exchange.response
+        while not self._decoder.is_complete:
+            piece, self._packed = self._decoder.decode(self._packed, most)
+            if piece:
+                return piece
+            count = await response.read_into(self._room)
+            if not count:
+                raise coding_error(response.coding)
+            self._packed = bytes(self._room[:count])
+        return b""
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:

@@ -8,7 +8,8 @@ takes all that it needs at both in one such look (`Gate.enter`).
 
 While a registry is away its lanes admit one request at a time, with growing pauses: whichever comes
 first is the probe. A registry that has never answered is treated the same, so the first request goes
-alone (docs/design.md section 6, rule 1).
+alone (docs/design.md section 6, rule 1). A host that is no registry (a token service, a storage host)
+has no lanes: whoever finds it away waits for it, and one goes after each pause.
 
 May not know: sockets, what a request contains.
 Invariants: I8 (whoever waits here holds nothing), I9 (who is cancelled leaves nothing behind).
@@ -22,7 +23,7 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 
@@ -35,6 +36,7 @@ from _regsync.errors import (
     TimedOut,
     WireError,
 )
+from _regsync.net.wire import Timeouts
 from _regsync.providers import Limits
 from _regsync.text import duration_text
 
@@ -51,8 +53,8 @@ _ATTEMPTS = 5
 _FIRST_PAUSE = 0.5  # seconds
 _LONGEST_PAUSE = 30.0
 
-# Seconds after which a request is given up that has been answered by 429 only.
-_THROTTLED_FOR = 600.0
+# Seconds of 429s alone after which a request fails, and all requests of a lane.
+THROTTLED_FOR = 600.0
 
 # The longest pause in seconds that a run observes if a registry asks for one. Requests that would
 # have to pause longer fail.
@@ -70,25 +72,14 @@ _FAILURES_IN_A_ROW = 3
 # The longest pause between two probes, in seconds.
 _LONGEST_PROBE_PAUSE = 10.0
 
-# The headers that report a quota: requests left, size of the quota, time of its renewal. A count may
-# name the seconds of its window: `100;w=21600`. A time above _LEAST_MOMENT is one since 1970.
-_QUOTA_HEADERS = (
-    ("ratelimit-remaining", "ratelimit-limit", "ratelimit-reset"),
-    ("x-ratelimit-remaining", "x-ratelimit-limit", "x-ratelimit-reset"),
-)
+# Matches a header that reports a quota: requests left, size of the quota, time of its renewal. A count
+# may name the seconds of its window: `100;w=21600`. A time above _LEAST_MOMENT is one since 1970.
 _QUOTA = "(?P<count>[0-9]{1,12})(?:;.*w=(?P<window>[0-9]{1,9}))?"
 _LEAST_MOMENT = 1e9
 _USUAL_QUOTA = 60.0  # seconds
 
 # Statuses of a proxy in front of a registry that cannot reach the registry.
 _GATEWAY_STATUSES = (502, 503, 504)
-
-
-class Patience(NamedTuple):
-    """How long to wait for a host that is away, in seconds."""
-
-    after_answer: float = 120.0  # from the first failure, if the host has answered before
-    without_answer: float = 15.0  # if it never has: the service may still be starting
 
 
 def backoff(attempt: int, chance: float) -> float:
@@ -115,65 +106,108 @@ def is_outage(error: SyncError) -> bool:
     return isinstance(error, WireError) and not isinstance(error, ProtocolBroken)
 
 
-class Reach:
-    """Whether a host answers, and when it is asked again while it does not.
-
-    `on_away` is called when an outage begins, and `log` tells of its beginning and end.
+class HostLimits:
+    """One host: whether it answers, when it is asked again while it does not, and, of a registry, its
+    lanes and its cap.
     """
 
     def __init__(
         self,
         name: str,
-        patience: Patience,
+        gate: Gate,
+        *,
         chance: Callable[[], float],
         log: Callable[..., None],
+        timeouts: Timeouts,
         on_away: Callable[[], None] = lambda: None,
+        cap: int = 0,
+        groups: tuple[Limits, ...] = (),
     ) -> None:
+        """`log` tells of the beginning and the end of an outage, `on_away` is called when it begins.
+        `groups` describes the lanes.
+        """
         self.name = name  # HOST:PORT
+        self.host = self  # as a need of those who wait for it
         self.chance = chance
-        self.is_away = False
+        self._gate = gate
+        self._log = log
+        self._timeouts = timeouts
+        self._on_away = on_away
+
+        self.has_lanes = bool(groups)
+        self.is_away = self.has_lanes  # a registry until its first answer
+        self.is_probed = False
         self.has_answered = False
         self.error: SyncError | None = None  # the last failure, since the last answer
         self.since = math.inf  # the first failure since the last answer
         self.probe_at = -math.inf
-        self.back_at = -math.inf  # requests that were sent before may still fail
-
-        # The error with which all further requests of this run fail, and the time until which
-        # requests of later runs fail too.
-        self.stop_error: SyncError | None = None
-        self._stopped_until = -math.inf
-        self._was_stopped = False  # in the run before
-
-        self._patience = patience
-        self._log = log
-        self._on_away = on_away
+        self.stop_error: SyncError | None = None  # with which all further requests fail
+        self._back_at = -math.inf  # requests that were sent before may still fail
         self._failures = 0  # since the last answer
         self._pauses = 0
-        self._changed = anyio.Event()
+        self._was_stopped = False  # in the run before
+
+        self.cap = cap
+        self.used = 0  # permits
+        self.reading = Streams(self)
+        self.writing = Streams(self)
+        self._groups = groups
+        # By area (the first segment of a repository, where each has its own windows) and action.
+        self._lanes = dict[tuple[str, str], Lane]()
+
+    # Its lanes.
 
     @property
-    def gives_up_at(self) -> float:
-        patience = self._patience
-        seconds = patience.after_answer if self.has_answered else patience.without_answer
-        return self.since + seconds
+    def most_streams(self) -> int:
+        """Fewer streams than permits, so that a stream waits for short requests only."""
+        return max(1, min(_MOST_STREAMS, (self.cap - 1) // 2))
+
+    def lane(self, action: str, area: str = "") -> Lane:
+        lane = self._lanes.get((area, action))
+        if lane is None:
+            for group in self._groups:
+                new = Lane(self, group)
+                self._lanes.update({(area, each): new for each in group.actions.split()})
+            lane = self._lanes[area, action]
+        return lane
+
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        self._gate.wake(self)
+
+    def raise_if_stopped(self) -> None:
+        """Raise the error of a host that was stopped, or that has been waited for long enough."""
+        error = self.error if self.is_away and self.stop_error is None else None
+        if error is not None and anyio.current_time() >= self.gives_up_at:
+            self._give_up(error.copy_without_context())
+        if self.stop_error is not None:
+            raise self.stop_error.copy_without_context()
+
+    def stop(self, error: SyncError) -> None:
+        """Let all further requests of this run fail with an error."""
+        self.stop_error = error.copy_without_context()
+        self.wake()
+
+    def begin_run(self) -> None:
+        """Prepare for another run. A host that was stopped is tried once."""
+        if self.stop_error is not None:
+            self.stop_error = self.error = None
+            self.is_away = self.has_lanes
+            self.has_answered = False
+            self._failures = self._pauses = 0
+            self._was_stopped = True
+
+    # Whether it answers.
 
     @property
     def is_out(self) -> bool:
         """Whether the host is away, and not only asked for the first time."""
         return self.is_away and self.error is not None
 
-    def wake(self) -> None:
-        """Let those who wait look again."""
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    def raise_if_stopped(self, now: float) -> None:
-        """Raise the error of a host that was stopped, or that has been waited for long enough."""
-        is_due = self.stop_error is None and self.is_away and now >= self.gives_up_at
-        if is_due and self.error is not None:
-            self._give_up(self.error.copy_without_context())
-        if self.stop_error is not None:
-            raise self.stop_error.copy_without_context()
+    @property
+    def gives_up_at(self) -> float:
+        timeouts = self._timeouts
+        return self.since + (timeouts.outage if self.has_answered else timeouts.first_answer)
 
     @contextmanager
     def limiting(self) -> Iterator[None]:
@@ -184,26 +218,26 @@ class Reach:
         with anyio.CancelScope(deadline=self.gives_up_at) as scope:
             yield
         if scope.cancelled_caught:
-            self.raise_if_stopped(anyio.current_time())
+            self.raise_if_stopped()
             raise TimedOut(f"{self.name} did not answer in time")
 
-    def record_answer(self, now: float) -> bool:
-        """Record an answer. Returns whether it has ended an outage."""
-        was_out = self.is_out
-        if was_out:
-            self.back_at = now
+    def record_answer(self, now: float) -> None:
+        """Record an answer, which ends an outage."""
+        was_away = self.is_away
+        if self.is_out:
+            self._back_at = now
             away = duration_text(now - self.since)
             self._log("info", "back", f"{self.name} answers again, after {away}", host=self.name)
-        was_away = self.is_away
-        self.is_away = False
+            for lane in {*self._lanes.values()}:  # it may not stand all at once
+                lane.width = max(1.0, lane.width / 4)
+        self.is_away = self.is_probed = False
         self.has_answered = True
-        self._was_stopped = False
         self.error = None
         self.since = math.inf
         self._failures = self._pauses = 0
+        self._was_stopped = False
         if was_away:
             self.wake()
-        return was_out
 
     def record_failure(
         self, error: SyncError, began: float, now: float, *, is_probe: bool = False
@@ -212,7 +246,7 @@ class Reach:
         error belongs to it (`error.away`); if the host has been waited for long enough, it is
         stopped, and the error is final.
         """
-        if began < self.back_at:
+        if began < self._back_at:
             error.away = self  # of an outage that is over: the request may go at once
             return
         if self.stop_error is not None:
@@ -222,17 +256,17 @@ class Reach:
             self.since = began if isinstance(error, ConnectFailed) else now
         self.error = error.copy_without_context()
         self._failures += 1
+        has_often_failed = self._failures >= _FAILURES_IN_A_ROW
         is_permanent = _is_permanent(error, has_answered=self.has_answered)
-        if self._was_stopped or (is_permanent and self._failures >= _FAILURES_IN_A_ROW):
+        if self._was_stopped or (is_permanent and has_often_failed):
             self._give_up(error)
             return
         if is_permanent:
             return
-        if self._failures >= _FAILURES_IN_A_ROW or not self.has_answered:
-            if self._pauses == 0:
-                self._begin_outage(now)
-            elif is_probe:
-                self.pause(now)
+        if self._pauses == 0 and (has_often_failed or not self.has_answered):
+            self._begin_outage(now)
+        elif is_probe:
+            self._pause(now)
         if self.is_out:
             error.away = self
             if now >= self.gives_up_at:
@@ -240,40 +274,18 @@ class Reach:
 
     def _begin_outage(self, now: float) -> None:
         self.is_away = True
-        self.pause(now)
+        self._pause(now)
         patience = duration_text(self.gives_up_at - self.since)
         text = f"{self.describe_wait()}, for {patience} at most"
         self._log("warning", "outage", text, host=self.name)
         self._on_away()
 
-    def pause(self, now: float) -> None:
+    def _pause(self, now: float) -> None:
         """Set the time of the next probe. Each pause is twice as long as the one before."""
         seconds = min(_LONGEST_PROBE_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._pauses, 9))
         self.probe_at = min(now + seconds * (0.75 + self.chance() / 2), self.gives_up_at)
         self._pauses += 1
         self.wake()
-
-    def describe_wait(self) -> str:
-        """Name the host that is waited for, and the reason in a few words."""
-        assert self.error is not None
-        cause = self.error.message
-        if isinstance(self.error, WireError) and self.error.address is not None:
-            cause = self.error.brief
-        return f"waiting for {self.name} ({cause})"
-
-    async def wait(self) -> None:
-        """Wait until this task may ask the host again: one task for each pause. Raises the error of
-        a host that was stopped.
-        """
-        while self.is_away:
-            now = anyio.current_time()
-            self.raise_if_stopped(now)
-            if now >= self.probe_at:
-                self.pause(now)
-                return
-            with anyio.CancelScope(deadline=self.probe_at):
-                await self._changed.wait()
-        self.raise_if_stopped(anyio.current_time())
 
     def _give_up(self, error: SyncError) -> None:
         if self._pauses:  # it was waited for
@@ -282,26 +294,24 @@ class Reach:
         error.make_final()
         self.stop(error)
 
-    def stop(self, error: SyncError, until: float = -math.inf) -> None:
-        """Let all further requests of this run fail with an error, and those of later runs that
-        begin before `until`.
-        """
-        self.stop_error = error.copy_without_context()
-        self._stopped_until = max(self._stopped_until, until)
-        self.wake()
+    def describe_wait(self) -> str:
+        """Name the host that is waited for, and the reason in a few words."""
+        assert self.error is not None
+        cause = getattr(self.error, "brief", "") or self.error.message
+        return f"waiting for {self.name} ({cause})"
 
-    def begin_run(self, now: float) -> None:
-        """Prepare for another run. A host that was stopped is tried once, unless it has asked to
-        wait until a time after `now`.
+    async def wait(self) -> None:
+        """Wait until this task may ask the host again: one task for each pause. Raises the error of
+        a host that was stopped.
         """
-        if self.stop_error is None or self._stopped_until > now:
-            return
-        self._was_stopped = True
-        self.stop_error = None
-        self.is_away = self.has_answered = False
-        self.error = None
-        self.since = math.inf
-        self._failures = self._pauses = 0
+        await self._gate.enter(self)
+
+    def opens_at(self) -> float:
+        return self.probe_at if self.is_away else -math.inf
+
+    def take(self, now: float) -> None:
+        if self.is_away:
+            self._pause(now)  # the others wait longer
 
 
 def _is_permanent(error: SyncError, *, has_answered: bool) -> bool:
@@ -355,7 +365,11 @@ class Lane:
         self._halvings = 0
 
     def opens_at(self) -> float:
-        """Return the time from which one more request fits; inf if only an answer can make room."""
+        """Return the time from which one more request fits; inf if only an answer can make room.
+        Raises the error of a lane that was stopped.
+        """
+        if self._stop_error is not None and anyio.current_time() < self._stopped_until:
+            raise self._stop_error.copy_without_context()
         host = self.host
         if self.used + 1 > self.width or host.used >= host.cap:
             return math.inf
@@ -363,11 +377,6 @@ class Lane:
         if host.is_away:
             opens_at = math.inf if host.is_probed else max(opens_at, host.probe_at)
         return opens_at
-
-    def raise_if_stopped(self, now: float) -> None:
-        self.host.raise_if_stopped(now)
-        if self._stop_error is not None and now < self._stopped_until:
-            raise self._stop_error.copy_without_context()
 
     def stop(self, error: SyncError, until: float) -> None:
         """Let requests of these actions fail with an error until a time."""
@@ -424,28 +433,17 @@ class Streams:
     def opens_at(self) -> float:
         return math.inf if self.used >= self.host.most_streams else -math.inf
 
-    def raise_if_stopped(self, now: float) -> None:
-        self.host.raise_if_stopped(now)
-
-    def take(self, now: float) -> Place:
+    def take(self, now: float) -> Streams:
         self.used += 1
-        return Place(self)
-
-
-class Place:
-    """The place of one large blob."""
-
-    def __init__(self, streams: Streams) -> None:
-        self._streams: Streams | None = streams
+        return self
 
     def leave(self) -> None:
-        if self._streams is not None:
-            self._streams.used -= 1
-            self._streams.host.wake()
-            self._streams = None
+        """Give back the place of one blob."""
+        self.used -= 1
+        self.host.wake()
 
 
-Need = Lane | Streams
+Need = HostLimits | Lane | Streams
 
 
 class Turn:
@@ -464,8 +462,9 @@ class Turn:
             self._is_in_window = False
             self.lane.record(self.number, status, now, retry_after)
 
-    def record_under_way(self, now: float) -> None:
+    def record_taken(self) -> None:
         """Free the place in the window, because the registry takes the body. That ends an outage."""
+        now = anyio.current_time()
         self.record_answer(202, now)
         self.lane.host.record_answer(now)
 
@@ -483,59 +482,9 @@ class Turn:
         host.wake()
 
 
-def turn_of(given: Iterable[Turn | Place]) -> Turn | None:
+def turn_of(given: Iterable[Turn | Streams]) -> Turn | None:
     """Return the turn among what was given, if there is one."""
     return next((each for each in given if isinstance(each, Turn)), None)
-
-
-class HostLimits(Reach):
-    """The lanes of one registry, its cap, and its reachability."""
-
-    def __init__(self, gate: Gate, cap: int, groups: tuple[Limits, ...], *reach: Any) -> None:
-        super().__init__(*reach)
-        self.cap = cap
-        self.used = 0  # permits
-        self.is_away = True  # until the first answer
-        self.is_probed = False
-        self.reading = Streams(self)
-        self.writing = Streams(self)
-        self._gate = gate
-        self._groups = groups
-        # By area (the first segment of a repository, where each has its own windows) and action.
-        self._lanes = dict[tuple[str, str], Lane]()
-        self._distinct = list[Lane]()
-
-    @property
-    def most_streams(self) -> int:
-        """Fewer streams than permits, so that a stream waits for short requests only."""
-        return max(1, min(_MOST_STREAMS, (self.cap - 1) // 2))
-
-    def lane(self, action: str, area: str = "") -> Lane:
-        lane = self._lanes.get((area, action))
-        if lane is None:
-            for group in self._groups:
-                new = Lane(self, group)
-                self._distinct.append(new)
-                self._lanes.update({(area, each): new for each in group.actions.split()})
-            lane = self._lanes[area, action]
-        return lane
-
-    def wake(self) -> None:
-        super().wake()
-        self._gate.wake(self)
-
-    def record_answer(self, now: float) -> bool:
-        self.is_probed = False
-        is_back = super().record_answer(now)
-        if is_back:  # it may not stand all at once
-            for lane in self._distinct:
-                lane.width = max(1.0, lane.width / 4)
-        return is_back
-
-    def begin_run(self, now: float) -> None:
-        super().begin_run(now)
-        self.is_away = self.is_away or not self.has_answered
-        self.is_probed = False
 
 
 class _Waiter:
@@ -554,25 +503,21 @@ class Gate:
         self._arrivals = 0
 
     async def enter(self, *needs: Need) -> list[Any]:
-        """Wait until all needs can be met at once, and take them. Returns what each has given: a
-        Turn or a Place.
+        """Wait until all needs can be met at once, and take them. Returns what each has given, such
+        as a Turn.
 
         Raises the error of a registry, or of a lane, that was stopped.
         """
         now = anyio.current_time()
-        queue = self._queues.get(needs)
-        if not queue and self._opens_at(needs, now) <= now:
+        if needs not in self._queues and self._opens_at(needs) <= now:
             return [need.take(now) for need in needs]
-        if queue is None:
-            queue = self._queues[needs] = deque()
+        queue = self._queues.setdefault(needs, deque())
         me = _Waiter(self._arrivals)
         self._arrivals += 1
         queue.append(me)
         try:
             while True:
-                opens_at = self._opens_at(needs, now)
-                if queue[0] is not me:
-                    opens_at = math.inf
+                opens_at = self._opens_at(needs) if queue[0] is me else math.inf
                 if opens_at <= now:
                     return [need.take(now) for need in needs]
                 with anyio.CancelScope(deadline=opens_at):
@@ -597,9 +542,9 @@ class Gate:
                 each.leave()
 
     @staticmethod
-    def _opens_at(needs: tuple[Need, ...], now: float) -> float:
+    def _opens_at(needs: tuple[Need, ...]) -> float:
         for need in needs:
-            need.raise_if_stopped(now)
+            need.host.raise_if_stopped()
         return max((need.opens_at() for need in needs), default=-math.inf)
 
     def wake(self, host: HostLimits) -> None:
@@ -624,7 +569,7 @@ class Retry:
         self._left = _ATTEMPTS
         self._throttled_since = math.inf
 
-    async def pause(self, error: SyncError, *hosts: Reach, longest: float = math.inf) -> None:
+    async def pause(self, error: SyncError, *hosts: HostLimits, longest: float = math.inf) -> None:
         """Wait before the next attempt. Raises `error` if there is none, or if the pause would be
         longer than `longest` seconds. `hosts` are those that the work needs.
         """
@@ -634,8 +579,7 @@ class Retry:
         if isinstance(error, LoginExpired):
             return  # the upload limits how often its login is renewed
         if error.away is not None:
-            has_lane = isinstance(error.away, HostLimits) and not error.is_of_login
-            if not has_lane:  # else its lanes make the next attempt wait
+            if error.is_of_login or not error.away.has_lanes:  # which make the next attempt wait
                 await error.away.wait()
             return
         seconds = self._take_attempt(error)
@@ -652,24 +596,23 @@ class Retry:
         if isinstance(error, RegistryError) and error.status == 429:
             now = anyio.current_time()
             self._throttled_since = min(self._throttled_since, now)
-            if now - self._throttled_since > _THROTTLED_FOR:
+            if now - self._throttled_since > THROTTLED_FOR:
                 raise error
-            return 0.0 if error.is_paced_by_window else max(wait, backoff(1, self._chance()))
+            return max(wait, backoff(1, self._chance()))
         self._left -= 1
         if self._left < 1:
             raise error
         return max(wait, backoff(_ATTEMPTS - self._left, self._chance()))
 
 
-def quota_wait(header: Callable[[str], str | None], wall_now: float) -> float:
-    """Return the seconds until a quota is renewed that the headers of a refusal call used up, else 0.
-
-    Without a time of renewal it is renewed at the latest when its window has passed.
+def quota_wait(header: Callable[[str], str | None], wall_now: float) -> float | None:
+    """Return the seconds until a quota is renewed that the headers of a refusal call used up, or
+    None. Without a time of renewal it is renewed at the latest when its window has passed.
     """
-    for remaining_name, limit_name, reset_name in _QUOTA_HEADERS:
+    for quota in ("ratelimit", "x-ratelimit"):
         remaining, limit, reset = (
-            re.match(_QUOTA, header(name) or "")
-            for name in (remaining_name, limit_name, reset_name)
+            re.match(_QUOTA, header(f"{quota}-{name}") or "")
+            for name in ("remaining", "limit", "reset")
         )
         if remaining is None or int(remaining["count"]) > 0:
             continue
@@ -678,4 +621,4 @@ def quota_wait(header: Callable[[str], str | None], wall_now: float) -> float:
             return seconds - wall_now if seconds > _LEAST_MOMENT else seconds
         windows = (each["window"] for each in (remaining, limit) if each is not None)
         return float(next(filter(None, windows), _USUAL_QUOTA))
-    return 0.0
+    return None

@@ -5,50 +5,31 @@ client share its tokens and show its client certificate.
 
 May not know: when a request is sent and what it is for.
 Invariants: a client certificate is shown to its own registry only (I6); metadata services are never
-reached by proxy (R20); a request for a login holds no permit (I8) and follows no redirect (R2).
+reached by proxy (R20).
 Follows: docs/design.md sections 6 and 9, docs/protocol-facts.md sections 8.2 and 9.2.
 """
 
 from __future__ import annotations
 
-import math
 import ssl
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import cache, partial
-from typing import Any
 
 import anyio
 
 from _regsync import edge
 from _regsync.addresses import Origin
-from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, CloudModule, Clouds
-from _regsync.auth.credentials import Credential, Pair
+from _regsync.auth.cloud import CloudEnvironment, CloudLogin, CloudModule, Clouds
+from _regsync.auth.credentials import Credential
 from _regsync.config import Registry
-from _regsync.errors import AuthError, ConnectFailed, RegistryError, TimedOut, WireError
+from _regsync.errors import AuthError, ConnectFailed
 from _regsync.net.dial import open_stream
 from _regsync.net.proxies import IN_CONFIGURATION, Proxy, proxy_for
 from _regsync.net.trust import find_certs_d, make_context
-from _regsync.net.wire import Pool, Request
+from _regsync.net.wire import Pool
 from _regsync.providers import DIALECTS, api_host
-from _regsync.registry.client import (
-    USER_AGENT,
-    Machine,
-    RegistryClient,
-    origin_of,
-    resolve_location,
-)
-from _regsync.registry.limits import (
-    DEFAULT_CONCURRENCY,
-    Gate,
-    HostLimits,
-    Lane,
-    Patience,
-    Reach,
-    is_gateway_failure,
-)
-
-_LARGEST_TOKEN_ANSWER = 1024 * 1024  # bytes
+from _regsync.registry.client import Machine, RegistryClient, Run, origin_of
+from _regsync.registry.limits import DEFAULT_CONCURRENCY, HostLimits
 
 # What the requests of one client have in common: host:port, login, why there is none, trust, proxy.
 _ClientKey = tuple[str | Credential | CloudLogin | None, ...]
@@ -76,8 +57,12 @@ class Dialer:
             return
         if registry.scheme == "https":
             self._context(registry)
-        host = api_host(registry.host)
-        proxy_for(registry.scheme, host, registry.port, self._machine.environ, registry.proxy)
+        self.proxy_of(registry)
+
+    def proxy_of(self, registry: Registry) -> Proxy | None:
+        """Return the proxy through which a registry is reached. Raises ConfigError."""
+        host, environ = api_host(registry.host), self._machine.environ
+        return proxy_for(registry.scheme, host, registry.port, environ, registry.proxy)
 
     async def dial(
         self, origin: Origin, registry_there: Registry | None, *, is_foreign: bool
@@ -159,35 +144,18 @@ def _cloud(name: str) -> CloudModule:
     return google
 
 
-class Transport:
+class Transport(Run):
     """The way to all registries, for a run or for all runs of a watch."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.gate = Gate()
+        super().__init__(machine, Pool(self._dial, machine.timeouts))
         self.dialer = Dialer(machine)
-        self.pool = Pool(self._dial, machine.timeouts)
+        self.limits: dict[str, HostLimits] = {}  # of each registry, by host:port
+        self._clients: dict[_ClientKey, RegistryClient] = {}  # of this run
 
-        # By host:port, for the report and the progress display: requests by action, responses with
-        # status 429, and the lane of the last request that got one.
-        self.requests: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.throttled: Counter[str] = Counter()
-        self.throttled_lanes: dict[str, Lane] = {}
-
-        # When the last response arrived or the last bytes moved, in the event loop's time.
-        self.last_progress = -math.inf
         # Bytes of blobs in this run that were read from sources and that were sent to targets.
         self.blob_bytes = 0
         self.bytes_sent = 0
-
-        # The limits of each registry, by host:port; and the reachability of other hosts (token
-        # services, storage), by `Origin.address`.
-        self.limits: dict[str, HostLimits] = {}
-        self._others: dict[tuple[str, str, int], Reach] = {}
-
-        # The clients of this run, and the first client of each address (scheme, host and port).
-        self._clients: dict[_ClientKey, RegistryClient] = {}
-        self._first_client_at: dict[tuple[str, str, int], RegistryClient] = {}
 
         # Files with logins are read each time, because other programs rewrite them.
         fetch = partial(self.fetch, None)
@@ -223,7 +191,7 @@ class Transport:
 
         earlier_clients = self._clients
         self._clients = {}
-        self._first_client_at = {}
+        self.clients_at.clear()
         for key, client in earlier_clients.items():
             if client.registry not in registries:  # its configuration was changed or removed
                 # Registries at the same address lose their idle connections too, and make new ones.
@@ -232,17 +200,10 @@ class Transport:
             elif client.is_used:  # an unused one is not looked up again: its login has changed
                 client.begin_run()
                 self._add_client(key, client)
-        now = anyio.current_time()
-        for reach in self.reaches:
-            reach.begin_run(now)
+        for host in self.reaches:
+            host.begin_run()
 
     # What is counted.
-
-    def count(self, origin: Origin, action: str) -> None:
-        """Count a request, if its origin belongs to a registry of this run."""
-        client = self._first_client_at.get(origin.address)
-        if client is not None:
-            self.requests[client.key][action] += 1
 
     def count_read(self, count: int) -> None:
         """Count bytes of a blob that came from a source."""
@@ -285,7 +246,7 @@ class Transport:
 
     def _add_client(self, key: _ClientKey, client: RegistryClient) -> None:
         self._clients[key] = client
-        self._first_client_at.setdefault(client.origin.address, client)
+        self.clients_at.setdefault(client.origin.address, client)
 
     def _limits_of(self, registry: Registry) -> HostLimits:
         """Return the limits of a registry's host:port. If several registries of the configuration
@@ -297,117 +258,18 @@ class Transport:
         limits = self.limits.get(registry.authority)
         if limits is None:
             groups = DIALECTS[registry.kind].limits
-            reach = self._reach(registry.authority, origin_of(registry))
-            limits = HostLimits(self.gate, cap, groups, *reach)
+            limits = self.new_host(registry.authority, origin_of(registry), cap=cap, groups=groups)
             self.limits[registry.authority] = limits
         elif registry.max_concurrent:  # the default does not reduce what another alias has set
             limits.cap = min(limits.cap, cap)
         return limits
 
-    def _reach(self, name: str, origin: Origin) -> tuple[Any, ...]:
-        """Return what the `Reach` of a host is made with."""
-        timeouts = self.machine.timeouts
-        patience = Patience(timeouts.outage, timeouts.first_answer)
-        # A host that is away has closed its idle connections, or will not read them.
-        close_idle = partial(self.pool.close, origin)
-        return name, patience, self.machine.chance, self.machine.log, close_idle
-
-    def reach_of(self, origin: Origin) -> Reach:
-        """Return the reachability of the host at an origin: a registry, or another one."""
-        client = self._first_client_at.get(origin.address)
-        if client is not None:
-            return client.limits
-        reach = self._others.get(origin.address)
-        if reach is None:
-            reach = self._others[origin.address] = Reach(*self._reach(origin.authority, origin))
-        return reach
-
     @property
-    def reaches(self) -> list[Reach]:
+    def reaches(self) -> list[HostLimits]:
         """All hosts that this run has to do with."""
-        return [*self.limits.values(), *self._others.values()]
+        return [*self.limits.values(), *self.others.values()]
 
     async def _dial(self, origin: Origin, is_foreign: bool) -> edge.Stream:
-        client = self._first_client_at.get(origin.address)
+        client = self.clients_at.get(origin.address)
         registry = client.registry if client else None
         return await self.dialer.dial(origin, registry, is_foreign=is_foreign)
-
-    # Logins.
-
-    async def fetch(
-        self,
-        client: RegistryClient | None,
-        method: str,
-        url: str,
-        headers: list[Pair],
-        body: bytes,
-        seconds: float | None = None,
-        check_may_send: Callable[[], None] | None = None,
-    ) -> Answer:
-        """Send a request to a login service.
-
-        `client` is that of the registry which names the service, None for a cloud's own service,
-        whose modules retry by themselves. The response has to arrive within `seconds`.
-        `check_may_send` is passed to Pool.exchange. Raises WireError if no response arrives.
-        """
-        # `url` is absolute. It is resolved only to check it and to split it.
-        origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
-        # The connection uses the proxy and the authorities of this registry.
-        known = client or self._first_client_at.get(origin.address)
-        if known is not None:
-            origin = origin._replace(via=known.registry)
-        self.count(origin, "token")
-        request = Request(
-            method, target, (USER_AGENT, ("Accept", "application/json"), *headers), body
-        )
-        is_foreign = client is not None and origin != client.origin
-        ask = partial(self._ask, origin, request, seconds, check_may_send, is_foreign)
-        if client is None:
-            return await ask()
-
-        # A token service may be away like the registry itself.
-        reach = self.reach_of(origin)
-        began = anyio.current_time()
-        reach.raise_if_stopped(began)
-        failure: RegistryError | WireError
-        try:
-            with reach.limiting():
-                answer = await ask()
-            if not is_gateway_failure(answer.status, answer.headers.get("retry-after")):
-                reach.record_answer(anyio.current_time())
-                return answer
-            failure = RegistryError(f"status {answer.status}", status=answer.status)
-        except WireError as error:
-            failure = error
-        failure.is_of_login = True
-        reach.record_failure(failure, began, anyio.current_time())
-        is_answer_lasting = isinstance(failure, RegistryError) and reach.stop_error is None
-        if is_answer_lasting and failure.away is None:
-            return answer
-        raise failure
-
-    async def _ask(
-        self,
-        origin: Origin,
-        request: Request,
-        seconds: float | None,
-        check_may_send: Callable[[], None] | None,
-        is_foreign: bool,
-    ) -> Answer:
-        """Send the request of `fetch` once. Raises TimedOut after `seconds`; if that is None, only
-        the time-outs of the connection apply.
-        """
-        if check_may_send is not None:
-            check_may_send()
-        with anyio.move_on_after(seconds):
-            async with await self.pool.exchange(
-                origin, request, check_may_send=check_may_send, is_foreign=is_foreign
-            ) as response:
-                # The path is not logged, because some metadata services return credentials to
-                # anybody who knows it.
-                trace = f"{request.method} {origin} -> {response.status}"
-                self.machine.log("trace", "request", trace)
-                content = await response.read(_LARGEST_TOKEN_ANSWER)
-                return Answer(response.status, dict(response.headers), content)
-        assert seconds is not None  # only a time-out leaves the block without a return
-        raise TimedOut(f"{origin} did not answer within {seconds:g} s")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from _regsync.auth.tokens import Refusal
 from _regsync.errors import (
@@ -52,7 +52,9 @@ class UploadTarget(Protocol):
     dialect: Dialect
     api_name: str
 
-    def build_call(self, action: str, method: str, path: str, *headers: Header) -> Call: ...
+    def build_call(
+        self, action: str, method: str, path: str, *headers: Header, **options: Any
+    ) -> Call: ...
 
 
 class Upload:
@@ -95,29 +97,29 @@ class Upload:
                 may_be_temporary = error.retryable and error.status != 500
                 if may_be_temporary:
                     raise
-        call = self.repository.build_call("upload_start", "POST", "blobs/uploads/")
-        return await self._post(call, self.blob.digest, ok=(202,)) == 201
+        await self._post("blobs/uploads/", self.blob.digest, ok=(202,))
+        return False
 
     async def try_mount(self, digest: str, mount_from: str) -> bool:
         """Try to mount any blob from the repository `mount_from` ("": from any repository). Returns
         True if the repository has the blob now, and False if a session was opened instead.
         """
-        query = f"?mount={digest}"
+        path = f"blobs/uploads/?mount={digest}"
+        others: tuple[tuple[str, str], ...] = ()
         if mount_from:
-            query += f"&from={mount_from}"
-        call = self.repository.build_call("upload_start", "POST", f"blobs/uploads/{query}")
-        if mount_from and mount_from != self.repository.api_name:
-            call = call._replace(other_rights=((mount_from, "pull"),))  # the token must cover both
-        self.mount_status = 0
+            path += f"&from={mount_from}"
+            if mount_from != self.repository.api_name:
+                others = ((mount_from, "pull"),)  # the token must cover both
         try:
-            self.mount_status = await self._post(call, digest, ok=(201, 202))
+            self.mount_status = await self._post(path, digest, ok=(201, 202), other_rights=others)
         except RegistryError as error:
             self.mount_status = error.status
             raise
         return self.mount_status == 201
 
-    async def _post(self, call: Call, digest: str, ok: tuple[int, ...]) -> int:
+    async def _post(self, path: str, digest: str, ok: tuple[int, ...], **options: Any) -> int:
         """Send a POST, and return its status: 201 if the blob exists, 202 if a session was opened."""
+        call = self.repository.build_call("upload_start", "POST", path, **options)
         async with await self._host.exchange(call, ok) as response:
             if response.status == 202:
                 self._open(call, response, 0)
@@ -137,11 +139,10 @@ class Upload:
         """
         self._end = self.offset + pieces.length
         call = self._body_call(pieces.length, is_last=is_last)
-        body = self._host.body(pieces)
         try:
-            exchange = await self._host.exchange(call, _ANY_STATUS, body=body, turn=turn)
+            exchange = await self._host.exchange(call, _ANY_STATUS, body=pieces, turn=turn)
         except BaseException:
-            if body.has_begun:
+            if pieces.has_begun:
                 self._leave_broken()
             raise
         async with exchange as response:
@@ -167,12 +168,12 @@ class Upload:
             method = "PUT"
             path += f"{'&' if '?' in path else '?'}digest={self.blob.digest}"
         action = "upload_body" if length or not is_last else "upload_finish"
-        call = self.repository.build_call(action, method, "", *headers)
-
         # The registry may hash or copy the whole blob before it answers.
         timeouts = self._host.timeouts
         seconds = min(timeouts.finish + self.blob.size / _MIB, timeouts.longest_finish)
-        return call._replace(path=path, origin=self._origin, seconds=seconds)
+        return self.repository.build_call(
+            action, method, path, *headers, origin=self._origin, seconds=seconds
+        )
 
     def _leave_broken(self) -> None:
         """Record that some bytes of a body may have arrived. The session is broken; where it cannot
@@ -209,7 +210,7 @@ class Upload:
         refuses to say is not asked again in this run (docs/design.md section 6, rule 16). Raises
         SyncError if the failure is temporary.
         """
-        call = self.repository.build_call("upload_start", "GET", "")._replace(path=self.session)
+        call = self.repository.build_call("upload_start", "GET", self.session)
         try:
             async with await self._host.exchange(call, (204,)) as response:
                 received = self._received_bytes(response)
@@ -238,8 +239,9 @@ class Upload:
 
     async def cancel_upload(self) -> None:
         """Delete a session that gets no body (section 1.9). Errors are ignored."""
-        call = self.repository.build_call("upload_finish", "DELETE", "")
-        call = call._replace(path=self.session, origin=self._origin)
+        call = self.repository.build_call(
+            "upload_finish", "DELETE", self.session, origin=self._origin
+        )
         self.session = ""
         with suppress(SyncError):
             async with await self._host.exchange(call, (202, 204)):

@@ -104,18 +104,25 @@ Stream = AsyncGenerator[memoryview, None]
 class Body(Pieces):
     """What one request sends: `length` bytes of a stream."""
 
-    def __init__(self, stream: Stream, length: int) -> None:
+    def __init__(self, stream: Stream, length: int, count_sent: Callable[[int], None]) -> None:
         self.length = length
         self.left = length  # bytes that the request has not taken yet
+        self.on_taken = lambda: None
         self._stream = stream
+        self._count_sent = count_sent
+        self._taken = 0  # pieces
 
     @property
     def has_begun(self) -> bool:
-        return self.left < self.length
+        return self._taken > 0
 
     async def next(self) -> memoryview:
+        if self._taken >= 2:
+            self.on_taken()
         piece = await anext(self._stream, memoryview(b""))
+        self._taken += 1
         self.left -= len(piece)
+        self._count_sent(len(piece))
         return piece
 
 
@@ -762,10 +769,10 @@ class BlobCopy:
                 if upload.in_chunks:
                     async for chunk in chunks:
                         await self._send_chunk(chunk)
-                    self.last_body = Body(stream, 0)
+                    self.last_body = self._body(stream, 0)
                 else:
                     # A registry with a limit gets a body that is in memory and verified.
-                    self.last_body = Body(chunks if limit else stream, left)
+                    self.last_body = self._body(chunks if limit else stream, left)
                 if await upload.send(self.last_body, turn=turn):
                     return BlobResult.UPLOADED
             except RegistryError as error:
@@ -777,6 +784,9 @@ class BlobCopy:
                 raise Disconnected(f"the rest of a broken upload was refused: {error}") from error
         self.last_body.left = 0  # a HEAD has to find out
         raise WireError("the registry answered before the blob was sent")
+
+    def _body(self, stream: Stream, length: int) -> Body:
+        return Body(stream, length, self._transport.count_sent)
 
     async def _send_chunk(self, chunk: memoryview) -> None:
         """Send a chunk by PATCH, and again what has not arrived of it."""
@@ -790,7 +800,7 @@ class BlobCopy:
                     raise Disconnected("the registry has forgotten the upload")
                 rest = chunk[upload.offset - start :]
                 async with aclosing(in_memory(rest)) as stream:
-                    if rest and not await upload.send(Body(stream, len(rest)), is_last=False):
+                    if rest and not await upload.send(self._body(stream, len(rest)), is_last=False):
                         raise WireError("the registry answered before the chunk was sent")
                 self.tries.record_progress(upload.offset)
                 return

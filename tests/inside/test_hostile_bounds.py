@@ -246,10 +246,10 @@ async def test_names_whose_servers_are_silent_hold_up_no_other_name(monkeypatch)
     try:
         async with anyio.create_task_group() as group:
             for number in range(64):
-                group.start_soon(dial._resolve, f"{number}.silent.test", 443)
+                group.start_soon(dial._resolve, f"{number}.silent.test", 443, socket.AF_UNSPEC)
             await anyio.wait_all_tasks_blocked()
             with anyio.fail_after(5):
-                assert await dial._resolve("127.0.0.1", 443)
+                assert await dial._resolve("127.0.0.1", 443, socket.AF_UNSPEC)
             answered.set()
     finally:
         answered.set()

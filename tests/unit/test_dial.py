@@ -104,10 +104,10 @@ class Attempts:
         monkeypatch.setattr(dial, "_connect_one", self.connect)
         rows = [(socket.AF_INET6, 1, 0, "", (name, 443)) for name in fates]
 
-        async def look_up(*_: object) -> list[Any]:
+        async def resolve(*_: object) -> list[Any]:
             return rows
 
-        monkeypatch.setattr(dial, "_look_up", look_up)
+        monkeypatch.setattr(dial, "_resolve", resolve)
 
     async def connect(self, family: int, address: tuple[str, int]) -> Any:
         name, _ = address
@@ -201,62 +201,59 @@ def rows(*families: int) -> list[Any]:
 async def test_the_families_take_turns(
     found: tuple[int, ...], order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def look_up(*_: object) -> list[Any]:
-        return rows(*found)
-
-    monkeypatch.setattr(dial, "_look_up", look_up)
-    assert "".join(row[4][0] for row in await dial._resolve("registry.test", 443)) == order
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: rows(*found))
+    resolved = await dial._resolve("registry.test", 443, socket.AF_UNSPEC)
+    assert "".join(row[4][0] for row in resolved) == order
 
 
 @pytest.mark.parametrize(("host", "family"), [("192.0.2.1", V4), ("::1", V6)])
 async def test_an_address_is_not_looked_up(
     host: str, family: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dial, "_look_up", None)
-    assert await dial._resolve(host, 443) == [(family, 1, 0, "", (host, 443))]
+    monkeypatch.setattr(socket, "getaddrinfo", None)
+    for asked in (socket.AF_UNSPEC, V4):
+        assert await dial._resolve(host, 443, asked) == [(family, 1, 0, "", (host, 443))]
 
 
 AGAIN = socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
 NO_NAME = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+REFUSED = OSError(errno.ECONNREFUSED, "Connection refused")
 
 
-@pytest.mark.virtual_time
 @pytest.mark.parametrize(
-    ("four", "six", "families", "seconds"),
+    ("four", "six", "expected"),
     [
-        ((1.0, None), (1.1, None), [V6, V4], 1.1),
-        ((1.0, None), (9.0, None), [V4], 1.25),
-        ((1.0, NO_NAME), (9.0, None), [V6], 9.0),
-        ((9.0, None), (1.0, AGAIN), [V4], 9.0),
-        ((1.0, NO_NAME), (1.0, AGAIN), AGAIN, 1.0),
-        ((1.0, NO_NAME), (1.0, NO_NAME), NO_NAME, 1.0),
+        ("four", None, "four"),
+        (NO_NAME, "six", "six"),
+        (NO_ROUTE, "six", "six"),
+        (REFUSED, NO_NAME, REFUSED),
+        (NO_NAME, REFUSED, REFUSED),
+        (AGAIN, NO_NAME, AGAIN),
     ],
 )
-async def test_the_static_program_asks_for_each_family_apart(
-    four: tuple[float, OSError | None],
-    six: tuple[float, OSError | None],
-    families: Any,
-    seconds: float,
+async def test_the_static_program_asks_for_one_family_after_the_other(
+    four: OSError | str,
+    six: OSError | str | None,
+    expected: OSError | str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def look_up(host: str, port: int, family: int) -> list[Any]:
-        pause, error = four if family == V4 else six
-        await anyio.sleep(pause)
-        if error:
-            raise error
-        return rows(family)
+    async def resolve(host: str, port: int, family: int) -> Any:
+        return four if family == V4 else six
 
-    monkeypatch.setattr(dial, "_look_up", look_up)
+    async def race(rows: Any) -> Any:
+        if isinstance(rows, OSError):
+            raise rows
+        return rows
+
+    monkeypatch.setattr(dial, "_resolve", resolve)
+    monkeypatch.setattr(dial, "_race", race)
     monkeypatch.setattr(dial, "IS_STATIC", True)
-    began = anyio.current_time()
-    if isinstance(families, OSError):
-        with pytest.raises(socket.gaierror) as caught:
-            await dial._resolve("registry.test", 443)
-        assert caught.value is families
-    else:
-        found = await dial._resolve("registry.test", 443)
-        assert [row[0] for row in found] == families
-    assert anyio.current_time() - began == pytest.approx(seconds)
+    if isinstance(expected, str):
+        assert await dial.connect("registry.test", 443) == expected
+        return
+    with pytest.raises(OSError) as caught:  # noqa: PT011
+        await dial.connect("registry.test", 443)
+    assert caught.value is expected
 
 
 # Tunnels.

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -16,15 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync.errors import ConnectFailed, Disconnected, RegistryError, SyncError
+from _regsync.net.wire import Timeouts
 from _regsync.providers import Limits
 from _regsync.registry.limits import (
     LONGEST_WAIT,
     Bucket,
     Gate,
     HostLimits,
-    Lane,
-    Patience,
-    Reach,
     Retry,
     Turn,
     backoff,
@@ -41,7 +38,15 @@ def quiet(*_: Any, **__: Any) -> None:
 
 
 def host(cap: int = 50, *, gate: Gate | None = None, has_answered: bool = True) -> HostLimits:
-    made = HostLimits(gate or Gate(), cap, GROUPS, "r.test", Patience(), lambda: 0.5, quiet)
+    made = HostLimits(
+        "r.test",
+        gate or Gate(),
+        chance=lambda: 0.5,
+        log=quiet,
+        timeouts=Timeouts(),
+        cap=cap,
+        groups=GROUPS,
+    )
     if has_answered:
         made.record_answer(0.0)
     return made
@@ -188,7 +193,7 @@ def test_three_failures_in_a_row_make_it_away_and_an_answer_ends_that() -> None:
     lane = registry.lane("upload_start")
     assert lane.opens_at() == registry.probe_at > 6.0
     lane.width = 8.0
-    assert registry.record_answer(9.0)
+    registry.record_answer(9.0)
     assert not registry.is_away
     assert lane.width == 2.0
 
@@ -220,13 +225,18 @@ def test_probes_become_rarer_and_the_wait_ends_after_two_minutes() -> None:
     assert not registry.stop_error.retryable
 
 
-def test_one_that_never_answered_is_waited_for_fifteen_seconds() -> None:
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_one_that_never_answered_is_waited_for_fifteen_seconds() -> None:
     registry = host(has_answered=False)
-    registry.record_failure(ConnectFailed("refused"), 10.0, 11.0)
-    assert registry.gives_up_at == 25.0
-    registry.raise_if_stopped(24.9)
+    now = anyio.current_time()
+    registry.record_failure(ConnectFailed("refused"), now, now + 1)
+    assert registry.gives_up_at == now + 15
+    await anyio.sleep(14.9)
+    registry.raise_if_stopped()
+    await anyio.sleep(0.1)
     with pytest.raises(SyncError, match="waited for 15s"):
-        registry.raise_if_stopped(25.0)
+        registry.raise_if_stopped()
 
 
 def test_an_untrusted_certificate_is_not_waited_for() -> None:
@@ -243,21 +253,23 @@ def test_a_stopped_registry_is_tried_once_in_the_next_run() -> None:
     registry = host(has_answered=False)
     registry.record_failure(lost(), 0.0, 0.0)
     registry.record_failure(lost(), 15.0, 15.0)
-    with pytest.raises(SyncError):
-        registry.raise_if_stopped(16.0)
-    registry.begin_run(20.0)
-    registry.raise_if_stopped(20.0)
+    assert registry.stop_error is not None
+    registry.begin_run()
+    registry.raise_if_stopped()
     registry.record_failure(lost(), 21.0, 21.0)
     assert registry.stop_error is not None
 
 
-def test_a_registry_that_asks_for_hours_is_left_alone_by_later_runs_too() -> None:
-    registry = host()
-    registry.stop(RegistryError("slowly", status=429), until=5000.0)
-    registry.begin_run(4000.0)
-    assert registry.stop_error is not None
-    registry.begin_run(5001.0)
-    assert registry.stop_error is None
+@pytest.mark.anyio
+async def test_a_lane_that_asks_for_hours_is_closed_until_then() -> None:
+    lane = host().lane("upload_start")
+    now = anyio.current_time()
+    lane.stop(RegistryError("slowly", status=429), until=now + 5000.0)
+    with pytest.raises(RegistryError):
+        lane.opens_at()
+    assert lane.host.lane("blob_get").opens_at() < now
+    lane.stop(RegistryError("slowly", status=429), until=now)
+    assert lane.opens_at() < now
 
 
 @pytest.mark.parametrize(
@@ -282,18 +294,18 @@ def test_a_gateways_answer_that_names_no_time_is_none(
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
-        ({}, 0.0),
-        ({"ratelimit-remaining": "3;w=60"}, 0.0),
+        ({}, None),
+        ({"ratelimit-remaining": "3;w=60"}, None),
         ({"ratelimit-remaining": "0;w=21600"}, 21600.0),
         ({"ratelimit-remaining": "0", "ratelimit-limit": "100;w=600"}, 600.0),
         ({"ratelimit-remaining": "0"}, 60.0),
         ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "30"}, 30.0),
         ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "2000000100"}, 100.0),
-        ({"ratelimit-remaining": "none"}, 0.0),
+        ({"ratelimit-remaining": "none"}, None),
     ],
 )
 def test_a_quota_without_rest_says_when_it_is_renewed(
-    headers: dict[str, str], seconds: float
+    headers: dict[str, str], seconds: float | None
 ) -> None:
     assert quota_wait(headers.get, 2e9) == seconds
 
@@ -410,7 +422,6 @@ async def test_refusals_and_outages_use_up_no_attempt() -> None:
     retry, registry = Retry(lambda: 0.0), host()
     for _ in range(50):
         refusal = RegistryError("slowly", status=429)
-        refusal.is_paced_by_window = True
         await retry.pause(refusal, registry)
         away = lost()
         away.away = registry
@@ -434,7 +445,7 @@ async def test_nothing_that_is_final_is_repeated() -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_host_without_lanes_lets_one_ask_for_each_pause() -> None:
-    reach = Reach("s.test", Patience(), lambda: 0.0, quiet)
+    reach = HostLimits("s.test", Gate(), chance=lambda: 0.0, log=quiet, timeouts=Timeouts())
     now = anyio.current_time()
     reach.record_answer(now)
     for _ in range(3):
@@ -455,12 +466,10 @@ async def test_a_host_without_lanes_lets_one_ask_for_each_pause() -> None:
     assert len(began) == 3
 
 
-def test_what_each_need_gives_is_left_twice_without_harm() -> None:
+def test_what_each_need_gives_is_left() -> None:
     registry = host()
-    makes: list[Callable[[float], Any]] = [registry.lane("blob_get").take, registry.reading.take]
-    for make in makes:
-        taken = make(0.0)
-        taken.leave()
-        taken.leave()
+    turn = registry.lane("blob_get").take(0.0)
+    turn.leave()
+    turn.leave()
+    registry.reading.take(0.0).leave()
     assert (registry.used, registry.reading.used) == (0, 0)
-    assert isinstance(registry.lane("blob_get"), Lane)

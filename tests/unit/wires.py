@@ -221,8 +221,13 @@ class Blob(Pieces):
         self.buffers = [bytearray(piece) for piece in pieces]
         self.length = sum(map(len, pieces)) if length is None else length
         self.given = 0
+        self.on_taken = lambda: None
         self.tick: Callable[[], None] = lambda: None
         self._pause = pause
+
+    @property
+    def has_begun(self) -> bool:
+        return self.given > 0
 
     async def next(self) -> memoryview:
         self.tick()
@@ -273,9 +278,6 @@ async def put(pool: Pool, blob: Blob, *, seconds: float = 60.0) -> Response:
     """Send a body, and read the answer to it."""
     request = Request("PUT", "/v2/app/blobs/uploads/1")
     with anyio.fail_after(_A_DAY):
-        first = await blob.next()
-        async with await pool.exchange(
-            ORIGIN, request, first=first, pieces=blob, seconds=seconds
-        ) as response:
+        async with await pool.exchange(ORIGIN, request, pieces=blob, seconds=seconds) as response:
             await response.read(1000)
             return response
