@@ -557,6 +557,7 @@ class _Repository:
     held: dict[bytes, _Held] = field(default_factory=dict)
     tagged: set[bytes] = field(default_factory=set)  # manifests that tags name
     gone: set[bytes] = field(default_factory=set)  # what an answer has shown to be absent
+    probed: set[bytes] = field(default_factory=set)  # blobs that a probing POST has found
     # Whether an answer of this run contradicts what earlier runs have left.
     is_contradicted: bool = False
     # Whether the repository held manifests when this run asked. None if this run has not asked.
@@ -703,7 +704,9 @@ class Knowledge:
         if held.at == _THIS_RUN:
             return
         held.at = now if by_probe else _THIS_RUN
-        if not by_probe:
+        if by_probe:
+            repository.probed.add(key)
+        else:
             repository.gone.discard(key)
         self._write(where, _PUT, [(key, b"", now, None)])
 
@@ -865,8 +868,9 @@ class Knowledge:
         repository = self._repositories[where]
         if self.fact(where.area, ABSENT_IS_202) is False:
             return True  # a 201 would not show that the blob is present
-        if _blob_key(digest) in repository.gone:
-            return True  # a 201 may have been wrong
+        key = _blob_key(digest)
+        if key in repository.gone and key in repository.probed:
+            return True  # a 201 was wrong
         return repository.is_populated is True and not self.fact(where.area, PRESENT_IS_201)
 
     def choose_present_blob(self, where: RepositoryKey) -> str | None:
