@@ -130,10 +130,12 @@ def keep_passing_secret(*secrets: str) -> None:
 
 
 def forget_secret(*secrets: str) -> None:
-    """Stop masking these secrets, because they have ended, so that the list does not grow."""
+    """Treat these secrets as passing from now on, because they have ended: a late answer may still
+    repeat them.
+    """
     for secret in secrets:
         _secrets.kept.pop(secret, None)
-    _secrets.record_change()
+    keep_passing_secret(*secrets)
 
 
 def forget_all_secrets() -> None:

@@ -25,7 +25,7 @@ from _regsync import __version__, edge
 from _regsync.addresses import Origin
 from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, CloudModule, Clouds
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.auth.tokens import Refusal, may_repeat_after
+from _regsync.auth.tokens import NEEDED, Scopes, says_login_ended
 from _regsync.config import Registry
 from _regsync.errors import (
     AuthError,
@@ -102,6 +102,11 @@ class Call(NamedTuple):
 
     # How long the response may take after the request was sent. None: the default.
     seconds: float | None = None
+
+    @property
+    def scopes(self) -> Scopes:
+        """What its token has to cover."""
+        return frozenset(((self.repository, self.rights), *self.other_rights))
 
     @property
     def shown_path(self) -> str:
@@ -433,7 +438,7 @@ class Transport:
         before the last byte was sent. `turn` was taken for it already.
         """
         needs = self.needs_of(client, call)
-        refusals: list[Refusal] = []
+        refusals: list[bool] = []  # of logins: whether they had worked before
         while True:
             unread: Response | None = None
             keeps_turn = False
@@ -452,13 +457,16 @@ class Transport:
                     turn = None  # it ends with the exchange
                     return exchange
                 await response.read(ERROR_BODY)
-                if response.status not in (401, 403) or body is not None or not exchange.is_home:
+                is_login_refused = response.status == 403 or says_login_ended(
+                    response.status, response.body
+                )
+                if not is_login_refused or body is not None or not exchange.is_home:
                     raise self.refusal(client, call, exchange)
                 unread = None
                 await response.close()
                 if not client.limits.has_answered:
                     # The others wait until the first request has got its login and its answer.
-                    await self.refresh_login(client, call, authorization, exchange, refusals)
+                    self.refresh_login(client, call, authorization, exchange, refusals)
                     keeps_turn = True
                     continue
             except LoginExpired:
@@ -471,7 +479,7 @@ class Transport:
                     finally:
                         turn.leave()
                         turn = None
-            await self.refresh_login(client, call, authorization, exchange, refusals)
+            self.refresh_login(client, call, authorization, exchange, refusals)
 
     async def _send_and_follow(
         self,
@@ -600,10 +608,13 @@ class Transport:
         """
         if call.origin is not None and call.origin != client.origin:
             return None
+        login, scopes = client.authenticator, call.scopes
         try:
-            return await client.authenticator.authorization(
-                call.repository, call.rights, call.other_rights, can_repeat
-            )
+            while True:
+                header = login.header(scopes, anyio.current_time(), for_body=not can_repeat)
+                if header is not NEEDED:
+                    return header
+                await login.obtain(scopes, for_body=not can_repeat)
         except AuthError as error:
             if error.fatal:
                 client.stop(error)  # another attempt could lock the account
@@ -614,14 +625,9 @@ class Transport:
         was refused to another request, or if the registry has asked another one for a login.
         """
         client.raise_if_stopped()
-        login = client.authenticator
         if call.origin not in (None, client.origin):
             return  # no login goes there
-        if authorization is None:
-            is_outdated = login.has_new_challenge()
-        else:
-            is_outdated = authorization in login.refused_logins
-        if is_outdated:
+        if client.authenticator.header(call.scopes, anyio.current_time()) != authorization:
             raise LoginExpired("another request has shown that this one needs another login")
 
     def _record_login(
@@ -630,45 +636,33 @@ class Transport:
         # With 429 or 5xx the server may not have checked the login.
         is_accepted = status < 500 and status not in (401, 403, 429)
         if authorization is not None and is_accepted:
-            client.authenticator.record_success(authorization, call.repository, call.method)
+            client.authenticator.record_success(authorization, call.scopes, call.method)
 
-    async def refresh_login(
+    def refresh_login(
         self,
         client: RegistryClient,
         call: Call,
         used_authorization: str | None,
         refused: Exchange,
-        refusals: list[Refusal],
+        refusals: list[bool],
     ) -> None:
-        """Handle an answer with status 401 or 403, whose body was read. Returns if the call may be
+        """Handle an answer that refuses a login, whose body was read. Returns if the call may be
         repeated with a new Authorization header. Otherwise raises the refusal as an error, and stops
         the registry if another attempt could lock the account.
 
-        `used_authorization` is the Authorization header of the refused request. `refusals` are the
-        earlier refusals of the call; the new one is added.
+        `used_authorization` is the Authorization header of the refused request. `refusals` are
+        the earlier ones of the call (see `Authenticator.refused`).
         """
-        authenticator = client.authenticator
-        response = refused.response
-        # For an expired password ECR answers 403 instead of 401. Only the text of the body
-        # distinguishes that from a missing right.
-        is_unauthorized = response.status == 401 or b"token has expired" in response.body
         try:
-            if is_unauthorized:
-                challenges = response.headers.all("www-authenticate")
-                refusal = await authenticator.on_unauthorized(
-                    challenges, used_authorization, call.repository, call.rights, call.method
-                )
-            else:
-                refusal = authenticator.on_forbidden(used_authorization)
+            may_repeat = client.authenticator.refused(
+                refused.response, used_authorization, call.scopes, call.method, refusals
+            )
         except AuthError as error:
             if error.fatal:
                 client.stop(error)  # another attempt could lock the account
             raise
-        if refusal is not None:  # else no other login would help
-            refusals.append(refusal)
-            if may_repeat_after(refusals):
-                return
-        raise self.refusal(client, call, refused)
+        if not may_repeat:
+            raise self.refusal(client, call, refused)
 
     async def fetch(
         self,

@@ -35,7 +35,7 @@ import re
 from contextlib import suppress
 from typing import NoReturn, Protocol
 
-from _regsync.auth.tokens import Refusal
+from _regsync.auth.tokens import says_login_ended
 from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryError, SyncError
 from _regsync.net.wire import SESSION_GONE, Header, Pieces, Response
 from _regsync.oci import Descriptor
@@ -104,7 +104,7 @@ class Upload:
 
         self.has_begun = False  # whether the blob's first byte was sent
         self._throttled_session = ""  # the session whose last body was refused with 429
-        self._login_refusals: list[Refusal] = []  # of the requests with a body
+        self._login_refusals: list[bool] = []  # of the requests with a body
 
     @property
     def _is_at_registry(self) -> bool:
@@ -217,8 +217,8 @@ class Upload:
             self.session = ""
         host = self.repository.host
         await response.read(ERROR_BODY)
-        if response.status == 401 and self._is_at_registry:
-            await self._transport.refresh_login(
+        if says_login_ended(response.status, response.body) and self._is_at_registry:
+            self._transport.refresh_login(
                 host, call, body.authorization, exchange, self._login_refusals
             )
             raise LoginExpired("the login expired during the upload")
