@@ -1,7 +1,6 @@
 """Access to files in directories that other users or programs may write to.
 
-Owns: opening, locking, hashing, replacing and removing files; the detection of changed files; the
-    use of worker threads for slow disks.
+Owns: opening, locking, replacing and removing files; the detection of changed files.
 May not know: the content of files.
 Invariants: no symbolic link is followed, and opening a named pipe does not block. A new file
     appears at its path with its whole content, or does not appear.
@@ -13,16 +12,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
-
-from _regsync import edge
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
-_T = TypeVar("_T")
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TextIO
 
 # The suffix of a file that is still being written.
 PARTIAL_SUFFIX = ".partial"
@@ -31,16 +22,6 @@ PARTIAL_SUFFIX = ".partial"
 SAFE_FLAGS = (
     getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 )
-
-# Seconds after which a worker thread that copies or hashes bytes must return. It cannot be
-# interrupted earlier, so that a cancelled task waits this long (docs/bodies.md section 9).
-LONGEST_THREAD_CALL = 0.05
-
-# Seconds. A disk that needs longer for one piece is treated as slow (`DiskPace`).
-_SLOW_PIECE = 0.02
-
-# The number of bytes that are read and hashed at once.
-_PIECE = 256 * 1024
 
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | SAFE_FLAGS
 
@@ -90,64 +71,6 @@ def sync_folder(path: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-async def hash_rest(file: io.FileIO, running_hash: _Hash) -> int:
-    """Hash a file from its current position to its end, in worker threads.
-
-    Updates `running_hash`. Returns the number of bytes that were hashed.
-    """
-    total = 0
-    while count := await edge.current().in_thread(_hash_for_a_while, file, running_hash):
-        total += count
-    return total
-
-
-def _hash_for_a_while(file: io.FileIO, running_hash: _Hash) -> int:
-    """Hash the next bytes of a file for at most `LONGEST_THREAD_CALL` seconds.
-
-    Returns the number of bytes that were hashed, which is 0 only at the end of the file.
-    """
-    until = time.monotonic() + LONGEST_THREAD_CALL
-    count = 0
-    while piece := file.read(_PIECE):
-        running_hash.update(piece)
-        count += len(piece)
-        if time.monotonic() >= until:
-            break
-    return count
-
-
-class DiskPace:
-    """Chooses where the next piece of a file is read or written: in the event loop or in a thread.
-
-    After a slow piece a worker thread is used, so that the event loop does not block. Otherwise the
-    event loop is used. The data is usually in the page cache, and a thread switch would take
-    longer.
-    """
-
-    def __init__(self) -> None:
-        self.is_slow = False  # whether the last piece was slow
-
-    @contextlib.contextmanager
-    def timing(self) -> Iterator[None]:
-        """Set `is_slow` according to the duration of the block, which reads or writes one piece."""
-        import anyio  # imported late, because most commands do not use files
-
-        began = anyio.current_time()
-        yield
-        self.is_slow = anyio.current_time() - began > _SLOW_PIECE
-
-    async def run(self, transfer: Callable[[memoryview], _T], piece: memoryview) -> _T:
-        """Call `transfer` to read or write a piece, and return its result. Set `is_slow`.
-
-        The call is made in a worker thread if the last piece was slow.
-        """
-        with self.timing():
-            if self.is_slow:
-                result: _T = await edge.current().in_thread(transfer, piece)
-                return result
-            return transfer(piece)
 
 
 class _NullFile(io.RawIOBase):

@@ -130,12 +130,10 @@ def keep_passing_secret(*secrets: str) -> None:
 
 
 def forget_secret(*secrets: str) -> None:
-    """Treat these secrets as passing from now on, because they have ended: a late answer may still
-    repeat them.
-    """
+    """Stop masking these secrets, because they have ended, so that the list does not grow."""
     for secret in secrets:
         _secrets.kept.pop(secret, None)
-    keep_passing_secret(*secrets)
+    _secrets.record_change()
 
 
 def forget_all_secrets() -> None:

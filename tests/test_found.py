@@ -454,7 +454,6 @@ def coded(
     return mirror, image
 
 
-@fails("every answer with a Content-Encoding is refused with NETWORK_ERROR")
 @CLUMSY
 @pytest.mark.parametrize("coding", ["gzip", "x-gzip", "GZIP"])
 @pytest.mark.parametrize("kind", [*JSON_KINDS, "blob"])
@@ -468,7 +467,6 @@ async def test_what_comes_in_gzip_is_read(world, tmp_path, kind, coding):
     assert held(mirror.target, "app", only(mirror.attached))
 
 
-@fails("every answer with a Content-Encoding is refused with NETWORK_ERROR, whatever its bytes are")
 @CLUMSY
 @pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])
 @pytest.mark.parametrize("kind", ["manifest", "blob"])
@@ -489,7 +487,6 @@ WRONG: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 }
 
 
-@fails("it is a NETWORK_ERROR; of a listing with a hint about https")
 @CLUMSY
 @pytest.mark.parametrize("kind", ["manifest", "tag_list", "blob"])
 @pytest.mark.parametrize("wrong", WRONG)
@@ -513,10 +510,7 @@ async def test_what_cannot_be_decoded_is_an_error_that_names_the_coding(
 
 @pytest.mark.parametrize(
     ("whole", "most"),
-    [
-        pytest.param(True, 240, marks=fails("it takes 420 s"), id="and all behind it"),
-        pytest.param(False, 450, marks=fails("it is sent three times, 300 s each"), id="alone"),
-    ],
+    [pytest.param(True, 240, id="and all behind it"), pytest.param(False, 450, id="alone")],
 )
 async def test_a_manifest_put_into_silence_ends_as_promised(mirror, whole, most):
     """docs/operations.md promises two minutes where a registry stops answering; what it takes to
@@ -538,7 +532,6 @@ async def test_a_manifest_put_into_silence_ends_as_promised(mirror, whole, most)
     assert ran.seconds <= most
 
 
-@fails("only the name is said, `storage.test: no connection`, and not who led there")
 @pytest.mark.parametrize("kind", ["blob", "upload"])
 async def test_an_unreachable_address_of_a_location_is_said_to_be_one(world, tmp_path, kind):
     mirror = Mirror(world, tmp_path)

@@ -157,3 +157,20 @@ async def test_many_who_find_a_registry_busy_come_in_the_order_in_which_they_cam
     assert ran.statuses() == ["synced"] * 12, ran.err
     assert all(held(target, "app", image) for image in images)
     assert most[0] <= 2
+
+
+@pytest.mark.provokes("upload_abandoned")
+@pytest.mark.parametrize("cap", [2, 3])
+async def test_a_registry_that_takes_chunks_only_is_no_trap_for_bodies_that_wait(
+    world: Virtual, cap: int
+) -> None:
+    """The first refusals teach how to send, while other bodies wait for the same few permits."""
+    source, target = world.registry("source.test"), world.registry("target.test")
+    images = images_at(source, "app", 8, 6000, 900, seed=8)
+
+    whole = target.app.faults.on("PUT", "upload", where=lambda asked: bool(asked.length()))
+    whole.status(405)
+    registries = {"source": source, "target": {"url": target.url, "max_concurrent": cap}}
+    ran = await within_ten_minutes(world, registries, {"from": "app", "tags": tags("*")})
+    assert ran.statuses() == ["synced"] * 8, ran.err
+    assert all(held(target, "app", image) for image in images)

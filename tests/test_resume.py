@@ -343,6 +343,21 @@ async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(worl
 # Answers that got lost, and logins.
 
 
+async def test_a_body_whose_answer_was_lost_and_that_is_refused_as_too_many_goes_no_third_time(
+    world,
+):
+    """The connection had served another request, so the body goes again at once: into a 429."""
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, 70_000)
+    lost = target.app.faults.on("PUT", "upload", query={"digest": digest})
+    lost.first().drop(at="answer")
+    busy = target.app.faults.on("PUT", "upload", query={"digest": digest})
+    busy.first().status(429, retry_after=1)
+    arrived(image, target, await world.copy(source, target))
+    assert len(sends(target, digest)) == 2
+    target.journal.matching("HEAD", "blob", reference=digest).exactly(1)
+
+
 @pytest.mark.parametrize("times", [1, 5, 6])
 async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(world, times):
     source = world.registry("source.test")

@@ -16,8 +16,7 @@ NEEDLESS_OURS = {
     *("app.access", "app.auditing", "app.locking", "app.version", "app.watch", "app.health"),
     *("app.report_file", "app.report_forms", "app.report_page"),
     *("auth.aws", "auth.azure", "auth.google"),
-    *("layout.assumed", "layout.directory", "layout.index", "layout.disk", "layout.repository"),
-    "layout.saved_index",
+    "layout",
     *("sync.audit", "sync.dry_run", "sync.findings", "sync.retry"),
     *("sync.locked", "sync.lockfile", "sync.locking"),
 }

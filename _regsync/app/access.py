@@ -20,9 +20,8 @@ from _regsync.app.environment import connected
 from _regsync.config import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
 from _regsync.oci import Descriptor
-from _regsync.registry.host import RegistryClient
-from _regsync.registry.remote import RemoteRepository
-from _regsync.registry.transport import Transport
+from _regsync.registry.client import RegistryClient
+from _regsync.registry.endpoints import RemoteRepository
 from _regsync.registry.upload import Upload
 from _regsync.state import Knowledge
 from _regsync.sync.discovery import Discovery
@@ -51,7 +50,7 @@ async def check_access(config: Config, console: Console) -> int:
         repositories = [
             discovery.open_remote(registry, name, side) for (registry, name), side in sides.items()
         ]
-        access_check = AccessCheck(transport)
+        access_check = AccessCheck()
 
         async def check_one(repository: RemoteRepository) -> Access:
             access = await access_check.try_repository(repository)
@@ -166,8 +165,7 @@ def list_remarks(access: Access) -> list[str]:
 class AccessCheck:
     """Tries the rights in repositories, and the credential of each registry."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self) -> None:
         # Whether each registry ever asks for a login.
         self._credential_checks = defaultdict[RegistryClient, Once[bool]](Once)
 
@@ -231,11 +229,11 @@ class AccessCheck:
 
     async def _list_one_tag(self, repository: RemoteRepository) -> None:
         call = repository.build_call("tag_list", "GET", "tags/list?n=1")
-        await self._transport.request(repository.host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
+        await repository.host.request(call, ok=(200,), limit=LARGEST_TAG_PAGE)
 
     async def _start_and_cancel_upload(self, repository: RemoteRepository) -> None:
         # The digest is only sent at the end of an upload, and this upload is cancelled before.
-        upload = Upload(repository, self._transport, Descriptor("", "", 0))
+        upload = Upload(repository, Descriptor("", "", 0))
         await upload.start()
         await upload.cancel_upload()
 
@@ -265,7 +263,7 @@ class AccessCheck:
         # `build_call` would put the repository into the path.
         ping = repository.build_call("tag_list", "GET", "")._replace(path="/v2/")
         try:
-            answer = await self._transport.request(host, ping, ok=(200,))
+            answer = await host.request(ping, ok=(200,))
         except RegistryError as error:
             if error.status in (401, 403):
                 raise
@@ -279,7 +277,7 @@ class AccessCheck:
         challenges = answer.headers.all("www-authenticate")
         if not await login.log_in_unasked(challenges):
             return False
-        await self._transport.request(host, ping, ok=(200,))
+        await host.request(ping, ok=(200,))
         return bool(challenges)
 
 

@@ -21,8 +21,8 @@ from _regsync import edge
 from _regsync.app.console import Console
 from _regsync.app.progress import Work, show_progress
 from _regsync.errors import ConfigError
-from _regsync.registry.host import Machine
-from _regsync.registry.transport import Transport
+from _regsync.registry.client import Machine
+from _regsync.registry.runs import Transport
 from _regsync.text import printable, reason_of, time_text
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def private_files() -> Iterator[None]:
 def run_async(work: Callable[[], Awaitable[int]]) -> int:
     """Run a command's coroutine in a new event loop. Returns its exit status."""
     # Each request allocates and frees some hundred objects. With the default threshold of 700, the
-    # garbage collector takes 5 % of a run's CPU time (docs/bodies.md section 4).
+    # garbage collector takes 5 % of a run's CPU time (docs/design.md section 9).
     thresholds = gc.get_threshold()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
     try:

@@ -20,7 +20,7 @@ from _regsync.app.progress import show_progress
 from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError, RegsyncError
 from _regsync.files import Stamp, replacing, stamp_of
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, StateFile, first_seen_for
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.lockfile import Change, Lock, LockedImage, lines_of, read_lock, source_key

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import anyio
 
 from _regsync.app.console import Console, Progress
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.sync.image import Traffic
 from _regsync.text import duration_text
 

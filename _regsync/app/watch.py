@@ -291,7 +291,7 @@ class Watch:
             lock = self._files.read_lock(config)
             has_new_lock = lock != self._lock
             # Certificate files may have changed although the configuration has not.
-            self.transport.dialer.renew(config.registries_in_use)
+            self.transport.read_again(config.registries_in_use)
             if has_new_config or has_new_lock:
                 first_seen = self._load_first_seen(config, lock)
         except ConfigError as error:

@@ -28,18 +28,6 @@ class Challenge(NamedTuple):
     scope: str = ""
     error: str = ""  # `invalid_token` or `insufficient_scope`
 
-    @classmethod
-    def from_json(cls, fields: object) -> Challenge | None:
-        """Build a challenge from the list of its five fields.
-
-        Returns None if the list is malformed.
-        """
-        match fields:
-            case [str(scheme), str(realm), str(service), str(scope), str(error)]:
-                return cls(scheme, realm, service, scope, error)
-            case _:
-                return None
-
 
 # A word with its value if `=` follows. The value is quoted (the closing quote may be missing) or
 # bare.

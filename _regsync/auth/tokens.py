@@ -29,7 +29,14 @@ from _regsync.auth.cloud import Answer, CloudLogin, Fetch, jwt_lifetime
 from _regsync.auth.credentials import Credential
 from _regsync.errors import AuthError, RegistryError, SyncError
 from _regsync.net.wire import Response, parse_retry_after
-from _regsync.text import forget_secret, json_object, keep_secret, mask, printable
+from _regsync.text import (
+    forget_secret,
+    json_object,
+    keep_passing_secret,
+    keep_secret,
+    mask,
+    printable,
+)
 
 # What a request needs, or a token covers: repositories, each with its actions, such as
 # ("team/app", "pull,push"). The actions are sorted, because registries compare the text
@@ -82,13 +89,14 @@ class Grant(NamedTuple):
         return "<Grant>"  # it holds a secret
 
 
-def says_login_ended(status: int, body: bytes) -> bool:
-    """Report whether an answer asks for a new login.
+def says_login_ended(answer: Response) -> bool:
+    """Report whether an answer, whose body was read, asks for a new login.
 
     For an expired password ECR answers 400 or 403. Only its text distinguishes that from a missing
     right.
     """
-    return status == 401 or (status in (400, 403) and b"token has expired" in body)
+    is_expired = answer.status in (400, 403) and b"token has expired" in answer.body
+    return answer.status == 401 or is_expired
 
 
 class Authenticator:
@@ -117,7 +125,7 @@ class Authenticator:
         self.credential = Credential()
         self._set_credential(credential if isinstance(credential, Credential) else Credential())
         self._rejected: Credential | None = None  # was refused; only a cloud may replace it
-        self._refusal: AuthError | None = None  # ends all logins of this run
+        self._refusal: SyncError | None = None  # ends all logins of this run
 
         # The challenge that each request answers. None until the registry has sent one. Its scope
         # is empty, unless one scope is for all repositories (ECR Public: `aws`).
@@ -132,15 +140,15 @@ class Authenticator:
         # With which header the registry has let in what, and whether it was to read.
         self._working = set[tuple[str | None, Scopes, bool]]()
 
-        # Token requests go one after the other, because each may cover what the next one needs. If
-        # tokens are exact, this holds for each set of scopes by itself. All who wait for a request
+        # Logins are obtained one after the other, because each may serve the next request too. If
+        # tokens are exact, this holds for each set of scopes by itself. All who wait for a login
         # share its failure.
         self._locks = defaultdict[Scopes | None, anyio.Lock](anyio.Lock)
         self._attempts = 0  # that have ended
         self._failures: dict[Scopes, tuple[int, SyncError]] = {}  # each with its attempt's number
 
     def _set_credential(self, credential: Credential) -> None:
-        forget_secret(*self.credential.secrets)
+        _retire_secret(*self.credential.secrets)
         keep_secret(*credential.secrets)
         self.credential = credential
         self.was_accepted = False  # whether the registry has accepted this credential
@@ -180,14 +188,17 @@ class Authenticator:
 
     def _refused_error(self, who: str, *, fatal: bool = True) -> AuthError:
         message = f"{who} refused the credentials ({self.credential.found_at})"
-        if fatal:
-            self._refusal = AuthError(message, hint=_REFUSED_HINT, fatal=True)
         return AuthError(message, hint=_REFUSED_HINT, fatal=fatal)
 
     # Runs, and what is kept between them.
 
     def begin(self) -> None:
-        """Start another run: discard what is planned, and treat the challenge as out of date."""
+        """Start another run: discard what is planned and what has expired, and treat the challenge
+        as out of date.
+        """
+        now = self._now()
+        ended = {each.header for each in self._grants.values() if not _serves(each, now, False)}
+        self._drop(ended)
         self._planned.clear()
         self._failures.clear()
         self._working.clear()
@@ -217,15 +228,17 @@ class Authenticator:
         The realm is validated when it is used.
         """
         match login_facts:
+            case [fields, bool(wants_exact)]:
+                self._wants_exact |= wants_exact
+            case _:
+                return
+        match fields:
             # The Basic scheme sends the password itself. Over plain http it is only sent if the
             # registry has asked for it in this run (docs/protocol-facts.md section 2.6).
-            case [[str(scheme), str(), str(), str(), str()] as fields, bool()] if (
+            case [str(scheme), str(), str(), str(), str()] if (
                 scheme == "bearer" or self._origin.scheme == "https"
             ):
                 self._challenge = self._challenge or Challenge(*fields)
-        match login_facts:
-            case [_, bool(wants_exact)]:
-                self._wants_exact |= wants_exact
 
     # Before a request.
 
@@ -250,32 +263,40 @@ class Authenticator:
         refused.
         """
         attempts_before = self._attempts
-        is_exact = self._wants_exact
-        async with self._locks[needed if is_exact else None]:
+        key = self._lock_key(needed)
+        async with self._locks[key]:
             if self._refusal is not None:
                 raise self._refusal.copy_without_context()
             attempt, failure = self._failures.get(needed, (0, None))
             if failure is not None and attempt > attempts_before:
                 raise failure.copy_without_context() from failure
-            if self._challenge is None or self._wants_exact != is_exact:
+            if self._challenge is None or self._lock_key(needed) != key:
                 return
             if self._find_token(needed, for_body):
                 return
-            if self._challenge.scheme == "basic":
-                await self._obtain_password(needed)
-                return
             try:
-                await self._obtain_token(needed, for_body)
+                if self._challenge.scheme == "basic":
+                    await self._obtain_password(needed)
+                else:
+                    await self._obtain_token(needed, for_body)
             except SyncError as error:
-                was_login_refused = isinstance(error, AuthError) and error.fatal
-                if self._is_challenge_confirmed or error.retryable or was_login_refused:
-                    self._failures[needed] = (self._attempts + 1, error)
-                    raise
-                # The challenge was saved by an earlier run, and its token service no longer issues
-                # tokens. The registry answers a request without a login with the current one.
-                self._challenge = None
+                is_final = isinstance(error, AuthError) and error.fatal
+                if is_final:
+                    self._refusal = error
+                if not (self._is_challenge_confirmed or error.retryable or is_final):
+                    # The challenge was saved by an earlier run, and no longer leads to a login. The
+                    # registry answers a request without a login with the current one.
+                    self._challenge = None
+                    return
+                self._failures[needed] = (self._attempts + 1, error)
+                raise
             finally:
                 self._attempts += 1
+
+    def _lock_key(self, needed: Scopes) -> Scopes | None:
+        """Return which lock to hold for a login: that of these scopes, or None for that of all."""
+        # A password that may be wrong is sent by one task alone.
+        return needed if self._wants_exact and self.was_accepted else None
 
     async def _renew_credential(self) -> None:
         """Update `credential` from the cloud login, if there is one, which renews it when it is due
@@ -371,7 +392,7 @@ class Authenticator:
             grant = self._read_token(answer.body, wanted, began)
             former = self._grants.pop(wanted, grant)
             if former.header != grant.header:
-                self._drop(former.header)
+                self._drop({former.header})
             self._grants[wanted] = self._covering[needed] = grant
         else:
             raise self._token_error(answer, wanted, needed)
@@ -427,7 +448,7 @@ class Authenticator:
         refresh_token = document.get("refresh_token")
         # If there is no refresh token to replace, tokens are requested by password.
         if self._refresh_token and refresh_token and isinstance(refresh_token, str):
-            forget_secret(self._refresh_token)
+            _retire_secret(self._refresh_token)
             keep_secret(refresh_token)
             self._refresh_token = refresh_token
 
@@ -467,12 +488,12 @@ class Authenticator:
         self._wants_exact = True
         self._covering.clear()
 
-    def _drop(self, header: str) -> None:
-        """Let a token serve no more, under whatever scopes it was issued."""
+    def _drop(self, headers: set[str]) -> None:
+        """Let tokens serve no more, under whatever scopes they were issued."""
         for grants in (self._grants, self._covering):
-            for scopes in [scopes for scopes, grant in grants.items() if grant.header == header]:
+            for scopes in [scopes for scopes, grant in grants.items() if grant.header in headers]:
                 del grants[scopes]
-        forget_secret(header.removeprefix("Bearer "))
+        _retire_secret(*(header.removeprefix("Bearer ") for header in headers))
 
     # After a request.
 
@@ -501,7 +522,7 @@ class Authenticator:
         may_repeat = len(earlier) <= _MOST_LOGINS and earlier.count(False) <= 1
 
         is_static = bool(self.credential.registry_token)
-        if not says_login_ended(answer.status, answer.body):
+        if not says_login_ended(answer):
             if is_wide:
                 # The service may have granted fewer rights, because it was asked for several
                 # repositories at once.
@@ -521,10 +542,14 @@ class Authenticator:
                 self._covering.clear()
                 # A new login of a cloud's identity that was never let in would be refused too.
                 if self.cloud_login is None or not self.was_accepted:
-                    raise self._refused_error(self._origin.authority)
+                    self._refusal = self._refused_error(self._origin.authority)
+                    raise self._refusal.copy_without_context()
             return may_repeat
         if sent is not None and is_current:
-            self._drop(sent)
+            # Other tokens for the same are older, and have probably ended too.
+            wanted = self._wanted(needed)
+            older = (each.header for each in self._grants.values() if wanted <= each.scopes)
+            self._drop({sent, *older})
             # Some registries read only the first scope of a token, and refuse it for the others.
             if is_wide and chosen.error != "invalid_token":
                 self._demand_exact()
@@ -592,6 +617,12 @@ class Authenticator:
             return False
         self._adopt(challenge)
         return True
+
+
+def _retire_secret(*secrets: str) -> None:
+    """Mask secrets that have ended a while longer, because a late answer may repeat them."""
+    keep_passing_secret(*secrets)
+    forget_secret(*secrets)
 
 
 def _serves(grant: Grant, now: float, for_body: bool) -> bool:

@@ -6,7 +6,7 @@ edge does: over real sockets.
 Invariants: a stream that is not returned is closed. Tasks that wait for a socket are notified before
 it is closed. A stream is never half-closed, and close_notify is not waited for. A proxy's login is
 sent to that proxy only (R7).
-Follows: docs/design.md section 9, docs/bodies.md traps 1, 4, 7 and 8, RFC 8305, RFC 9110 section
+Follows: docs/design.md section 9 ("Body path"), RFC 8305, RFC 9110 section
 9.3.6.
 """
 

@@ -9,7 +9,7 @@ that waits gets TimedOut.
 
 Invariants: I7 (a body that cannot begin again is sent once), I9 (only a connection whose exchange
 ended in order serves another one). Nothing is read past the end of a body of known length.
-Follows: RFC 9112, docs/design.md section 9, docs/bodies.md.
+Follows: RFC 9112, docs/design.md section 9.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from _regsync.net.trust import explain
 from _regsync.text import printable
 
 # Bodies move in pieces of so many bytes. Half the size costs more CPU, twice the size more memory
-# (docs/bodies.md sections 1 and 6).
+# (docs/design.md section 9, "Body path").
 PIECE = 512 * 1024
 
 # Bytes per read of a head.
@@ -176,8 +176,8 @@ class Response:
 
         has_body = method != "HEAD" and self.status not in (204, 304)
         is_content = has_body and self.status in (200, 206)
-        if is_content:
-            _check_not_coded(self.headers)
+        # The coding of a content that `read` decodes and `read_into` does not; "" for none.
+        self.coding = _coding_of(self.headers) if is_content else ""
 
         # The length of the body by its header, None if it has none. A transfer coding overrides the
         # header (RFC 9112 section 6.3).
@@ -246,7 +246,8 @@ class Response:
             self.is_reusable = self.is_reusable and not has_more
 
     async def read(self, limit: int) -> bytes:
-        """Return the whole body. Raises ContentError if it is longer than `limit` bytes.
+        """Return the whole body, decoded. Raises ContentError if it is longer than `limit` bytes, or
+        cannot be decoded.
 
         The body of an error (status 400 and above) may be too long or truncated. Then its beginning
         is returned. A second call returns the same bytes.
@@ -271,6 +272,8 @@ class Response:
         if len(body) > limit and not is_error:
             raise ContentError(f"the answer is longer than {limit} bytes")
         self.body = bytes(body[:limit])
+        if self.coding:
+            self.body = _decode(self.body, self.coding, limit)
         return self.body
 
     async def close(self) -> None:
@@ -302,14 +305,67 @@ class Response:
         await self.close()
 
 
-def _check_not_coded(headers: Headers) -> None:
-    """Raise ProtocolBroken if the content has a coding: no request asks for one (R15)."""
-    coding = headers.get("content-encoding")
-    if coding is None or coding.lower() in ("", "identity"):
-        return
-    raise ProtocolBroken(
-        f"the answer has Content-Encoding {printable(coding, 40)!r}, which was not asked for"
+def _coding_of(headers: Headers) -> str:
+    """Return the content coding, in lower case; "" for none. No request asks for one (R15)."""
+    codings = ",".join(headers.all("content-encoding")).lower().split(",")
+    return ", ".join(word for each in codings if (word := each.strip()) not in ("", "identity"))
+
+
+def coding_error(coding: str) -> ContentError:
+    """Return the error for content that cannot be decoded."""
+    shown = printable(coding, 40)
+    return ContentError(
+        f"the answer has Content-Encoding {shown!r}, which was not asked for and cannot be decoded"
     )
+
+
+class Gunzip:
+    """Decodes what came in gzip. Raises ContentError for any other coding."""
+
+    def __init__(self, coding: str) -> None:
+        import zlib  # hardly any run needs it
+
+        if coding not in ("gzip", "x-gzip"):
+            raise coding_error(coding)
+        self._coding = coding
+        self._decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._error = zlib.error
+        self._packed = b""  # bytes that have not been decoded yet
+
+    @property
+    def is_complete(self) -> bool:
+        return self._decoder.eof
+
+    def add(self, packed: bytes) -> None:
+        """Add bytes of the coded content: none if it has ended, which raises ContentError."""
+        if not packed:
+            raise coding_error(self._coding)
+        self._packed = packed
+
+    def next(self, most: int) -> bytes:
+        """Return at most so many decoded bytes; none at the end, or if more have to be added."""
+        try:
+            decoded = self._decoder.decompress(self._packed, most)
+        except self._error as error:
+            raise coding_error(self._coding) from error
+        self._packed = self._decoder.unconsumed_tail
+        return decoded
+
+
+def _decode(body: bytes, coding: str, limit: int) -> bytes:
+    """Return a JSON document without its coding. Raises ContentError if it has more than `limit`
+    bytes, or cannot be decoded.
+    """
+    if body.lstrip()[:1] == b"{":
+        return body  # it has a label only
+    decoder = Gunzip(coding)
+    decoder.add(body)
+    decoded = decoder.next(limit + 1)
+    if len(decoded) > limit:
+        raise ContentError(f"the answer is longer than {limit} bytes")
+    if not decoder.is_complete:
+        raise coding_error(coding)
+    return decoded
 
 
 def _keeps_connection(headers: Headers) -> bool:
@@ -784,9 +840,11 @@ class Pool:
         except BaseException:
             self._give(new, False)
             raise
-        # The lost attempt may have completed the upload and ended its session. On this error the
-        # caller checks whether the blob exists.
-        if lost is not None and pieces is not None and response.status in SESSION_GONE:
+        # The lost attempt may have completed the upload and ended its session: the registry says so
+        # now, or later, when it is not too busy. On this error the caller checks whether the blob
+        # exists.
+        is_in_doubt = response.status in (*SESSION_GONE, 429) or response.status >= 500
+        if lost is not None and pieces is not None and is_in_doubt:
             await response.close()
             raise lost
         return response

@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 
 import anyio
@@ -32,6 +32,7 @@ from _regsync.errors import (
     ProtocolBroken,
     RegistryError,
     SyncError,
+    TimedOut,
     WireError,
 )
 from _regsync.providers import Limits
@@ -147,7 +148,6 @@ class Reach:
         self._log = log
         self._on_away = on_away
         self._failures = 0  # since the last answer
-        self._permanent_failures = 0  # in a row
         self._pauses = 0
         self._changed = anyio.Event()
 
@@ -175,6 +175,18 @@ class Reach:
         if self.stop_error is not None:
             raise self.stop_error.copy_without_context()
 
+    @contextmanager
+    def limiting(self) -> Iterator[None]:
+        """End a request to a host that is away when the host is given up."""
+        if not self.is_out:
+            yield
+            return
+        with anyio.CancelScope(deadline=self.gives_up_at) as scope:
+            yield
+        if scope.cancelled_caught:
+            self.raise_if_stopped(anyio.current_time())
+            raise TimedOut(f"{self.name} did not answer in time")
+
     def record_answer(self, now: float) -> bool:
         """Record an answer. Returns whether it has ended an outage."""
         was_out = self.is_out
@@ -188,7 +200,7 @@ class Reach:
         self._was_stopped = False
         self.error = None
         self.since = math.inf
-        self._failures = self._permanent_failures = self._pauses = 0
+        self._failures = self._pauses = 0
         if was_away:
             self.wake()
         return was_out
@@ -211,8 +223,7 @@ class Reach:
         self.error = error.copy_without_context()
         self._failures += 1
         is_permanent = _is_permanent(error, has_answered=self.has_answered)
-        self._permanent_failures = self._permanent_failures + 1 if is_permanent else 0
-        if self._was_stopped or self._permanent_failures >= _FAILURES_IN_A_ROW:
+        if self._was_stopped or (is_permanent and self._failures >= _FAILURES_IN_A_ROW):
             self._give_up(error)
             return
         if is_permanent:
@@ -290,7 +301,7 @@ class Reach:
         self.is_away = self.has_answered = False
         self.error = None
         self.since = math.inf
-        self._failures = self._permanent_failures = self._pauses = 0
+        self._failures = self._pauses = 0
 
 
 def _is_permanent(error: SyncError, *, has_answered: bool) -> bool:
@@ -329,7 +340,6 @@ class Lane:
     def __init__(self, host: HostLimits, limits: Limits) -> None:
         self.host = host
         self.bucket = Bucket(limits.rate, limits.burst)
-        self.token = Token(self)
         self.width = float(limits.start)
         self.used = 0  # requests without an answer
         self.admitted = 0  # requests so far
@@ -435,25 +445,7 @@ class Place:
             self._streams = None
 
 
-class Token:
-    """A token of a lane's bucket alone, for requests of another lane: a PUT with a body is two actions."""
-
-    def __init__(self, lane: Lane) -> None:
-        self.host = lane.host
-        self._bucket = lane.bucket
-
-    def opens_at(self) -> float:
-        return self._bucket.next_token()
-
-    def raise_if_stopped(self, now: float) -> None:
-        self.host.raise_if_stopped(now)
-
-    def take(self, now: float) -> Place | None:
-        self._bucket.take(now)
-        return None
-
-
-Need = Lane | Streams | Token
+Need = Lane | Streams
 
 
 class Turn:
@@ -558,7 +550,7 @@ class Gate:
 
     async def enter(self, *needs: Need) -> list[Any]:
         """Wait until all needs can be met at once, and take them. Returns what each has given: a
-        Turn, a Place or None.
+        Turn or a Place.
 
         Raises the error of a registry, or of a lane, that was stopped.
         """
@@ -597,8 +589,7 @@ class Gate:
             yield dict(zip(needs, given, strict=True))
         finally:
             for each in given:
-                if each is not None:
-                    each.leave()
+                each.leave()
 
     @staticmethod
     def _opens_at(needs: tuple[Need, ...], now: float) -> float:

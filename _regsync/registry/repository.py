@@ -8,18 +8,32 @@ Follows: OCI distribution-spec 1.1, docs/design.md sections 7 and 13.
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from _regsync.errors import RegistryError, Side, SyncError
+from _regsync.config import Registry
+from _regsync.errors import RegistryError, Side
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import Dialect
-from _regsync.registry.host import Host
-from _regsync.registry.limits import Need, Turn
+from _regsync.registry.limits import HostLimits, Need, Turn
 from _regsync.state import RepositoryKey
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
+
+class Host(Protocol):
+    """The host of repositories, as this run uses it: a registry or an image layout."""
+
+    # The lanes, streams and reachability of the host.
+    limits: HostLimits
+
+    # Whether an upload session can report how many bytes it has received (rule 16).
+    can_resume: bool
+
+    @property
+    def key(self) -> str:
+        """The name of the host in reports: HOST:PORT."""
+
+    @property
+    def registry(self) -> Registry: ...
 
 
 class BlobBody(Protocol):
@@ -32,20 +46,13 @@ class BlobBody(Protocol):
 class BlobUpload(Protocol):
     """The upload of one blob to a repository. `upload` describes its states and methods."""
 
-    session: str  # the path of an open session, or ""
-    broken_session: str  # the path of a session whose last body was not answered, or ""
+    session: str  # the path of the session, or ""
+    is_broken: bool  # whether its last body was not answered, and `resume` comes next
     offset: int  # bytes that the session has received
     in_chunks: bool  # whether the blob is sent in several requests
-    is_start_refused: bool  # whether the host refused to begin any upload
-    is_mount_refused: bool  # whether the host refuses all requests to mount like the last one
-    has_mount_failed: bool  # whether the last request to mount was answered by an error
-    has_begun: bool  # whether the first byte of the blob was sent
-
-    @property
-    def hash(self) -> _Hash | None:
-        """The hash of the first `offset` bytes, if an earlier run has sent some of them; otherwise
-        None.
-        """
+    mount_status: int  # of the answer to the last request to mount; 0: there was none
+    # Whether the first bytes are of an earlier run, so that the target itself verifies the blob.
+    verifies: bool
 
     async def start(self, mount_from: str | None = None) -> bool: ...
 
@@ -66,35 +73,18 @@ class Repository(Protocol):
     Errors name side, operation and reference.
     """
 
+    name: str
+    api_name: str  # the name in requests
+    side: Side
+    dialect: Dialect
+    key: RepositoryKey  # the identity of the repository's tags
+    store_key: RepositoryKey  # of its blobs and manifests; other repositories may share them
+    # Whether it is a directory on this machine: it is accessed without requests, what is written is
+    # safe after `wait_until_saved`, and it may be on another disk in a later run.
+    is_local: bool
+
     @property
     def host(self) -> Host: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def api_name(self) -> str:
-        """The name of the repository in requests."""
-
-    @property
-    def side(self) -> Side: ...
-
-    @property
-    def dialect(self) -> Dialect: ...
-
-    @property
-    def key(self) -> RepositoryKey:
-        """The identity of the repository's tags."""
-
-    @property
-    def store_key(self) -> RepositoryKey:
-        """The identity of its store of blobs and manifests. Other repositories may share it."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the repository is a directory on this machine. It is accessed without requests,
-        and may be on another disk in a later run.
-        """
 
     @property
     def probe_from(self) -> str | None:
@@ -146,18 +136,8 @@ class Repository(Protocol):
         source.
         """
 
-    async def missing_parts_of(
-        self, root: Manifest, children: tuple[Manifest, ...]
-    ) -> frozenset[str]:
-        """Look up each blob and child manifest of an image. Returns the digests of the missing
-        ones.
-        """
-
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the descriptors of all manifests that refer to a digest."""
-
-    def has_unsaved(self) -> bool:
-        """Report whether anything was written that could be lost in a power failure."""
 
     async def wait_until_saved(self) -> None:
         """Wait until everything that was written is safe from a power failure. Raises an error if
@@ -175,11 +155,6 @@ class Repository(Protocol):
         """Return the size of a blob in bytes, or None if it is not reported.
 
         Raises RegistryError with status 404 if the blob does not exist.
-        """
-
-    def known_read_error(self, blob: Descriptor) -> SyncError | None:
-        """Return the error of reading a blob, if it is known without a request that the blob cannot
-        be read. Otherwise returns None.
         """
 
     def far_repository(self, digest: str) -> str | None:

@@ -28,7 +28,7 @@ from _regsync.errors import (
 )
 from _regsync.oci import MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import FirstSeen, Knowledge, RepositoryKey, StateFile, digest_like, key_of
 from _regsync.sync.blobs import Reading, Tries, known_body
 from _regsync.sync.discovery import Discovery, check_tree_size

@@ -7,9 +7,9 @@ pieces; `Tries` says how long to wait before the next attempt, or that there is 
 
 May not know: which image is next, or why a blob is wanted.
 Invariants: children before their index, the root last (I2); the last piece of a blob is held back
-until size and digest agree (I3); a body is repeated here and in no lower layer (I7); both ends of a
-stream are admitted in one step, and nobody waits while holding a permit (I8). With one target, no
-byte is written to disk.
+until size and digest agree, unless the target verifies it (I3); a body is repeated here and in no
+lower layer (I7); both ends of a stream are admitted in one step, and nobody waits while holding a
+permit (I8). With one target, no byte is written to disk.
 Follows: docs/specification.md section 1.1, docs/design.md section 6 (rules 11, 13, 14 and 16).
 """
 
@@ -51,7 +51,7 @@ from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import CHUNK
 from _regsync.registry.limits import LARGE_BODY, Need, Retry, Turn, is_outage
 from _regsync.registry.repository import BlobBody, BlobUpload, Repository
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.once import gather
@@ -88,6 +88,10 @@ _PUT_REFUSED = (405, 411, 413, 416, 501)
 _PUT_REFUSED_CODES = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 _MOST_RESETS = 2
 
+# Statuses of a registry that accepts no request to mount. Any other error may be about one blob, or
+# about this moment.
+_MOUNTS_REFUSED = (400, 401, 403, 404, 405, 501)
+
 # Why an ECR registry does not mount a blob that it has (docs/protocol-facts.md section 4.9).
 _ECR_MOUNTS = (
     "a blob was not mounted, and is uploaded: ECR mounts between repositories of one encryption, in"
@@ -105,6 +109,10 @@ class Body(Pieces):
         self.left = length  # bytes that the request has not taken yet
         self._stream = stream
         self._first: memoryview | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.left < self.length
 
     async def begin(self) -> None:
         """Read the first piece, so that a source that fails at once costs no request."""
@@ -199,13 +207,16 @@ class Reading:
         algorithm, self._expected = split_digest(self.blob.digest)
         self._hash = new_hash(algorithm)
         self._hashed = 0  # bytes
+        self._is_verified_here = True
         self.is_fresh = is_fresh
 
-    def continue_after(self, upload: BlobUpload) -> None:
-        """Take the hash of the bytes that a killed run has written into a layout."""
-        if upload.hash is not None and upload.offset > self._hashed:
-            self._hash = upload.hash.copy()
-            self._hashed = upload.offset
+    def prepare(self, upload: BlobUpload) -> None:
+        """Begin at the upload's offset if the bytes before it are of an earlier run: then the target
+        verifies the blob as a whole.
+        """
+        self._is_verified_here = not upload.verifies
+        if upload.verifies:
+            self._hashed = max(upload.offset, self._hashed)
 
     async def pieces(self, start: int, turn: Turn | None) -> Stream:
         """Read from byte `start` on. The last piece comes when the blob is verified (I3). `turn` was
@@ -280,7 +291,8 @@ class Reading:
             raise WrongBytes(
                 f"the blob is longer than the {self.blob.size} bytes of its descriptor"
             )
-        if self._hashed == self.blob.size and self._hash.hexdigest() != self._expected:
+        is_complete = self._hashed == self.blob.size and self._is_verified_here
+        if is_complete and self._hash.hexdigest() != self._expected:
             raise WrongBytes("the blob's bytes do not match its digest")
 
 
@@ -547,7 +559,7 @@ class Blobs:
             async with sessions, self._limiting_chunks(job), job.stack:
                 return await self._copy(job)
         finally:
-            if upload.session:  # an open session takes memory at the registry
+            if upload.session and not upload.is_broken:  # it takes memory at the registry
                 with anyio.move_on_after(self._transport.machine.timeouts.head):
                     await upload.cancel_upload()
 
@@ -565,26 +577,26 @@ class Blobs:
                 self._tell_of_staging(error)
                 job.is_kept = False
                 job.stream_from = None
-                job.upload.broken_session = ""  # a body that began was of that file
+                if job.upload.is_broken:  # by a body of that file
+                    _give_up(job.upload)
                 continue
             except SyncError as error:
                 failure = error
             finally:
                 answered.set()
             if await self._has_arrived(job, failure):
-                job.upload.session = ""
+                _give_up(job.upload)
                 return BlobResult.UPLOADED
             await self._prepare_next(job, failure)
 
     async def _attempt(self, job: _Job) -> BlobResult:
         """Find the blob at its target, mount it, or send it."""
         upload = job.upload
-        upload.has_begun = False
         job.last_body = None
-        if upload.broken_session:
+        if upload.is_broken:
             await upload.resume()  # sets `session` and `offset`
-            if job.tries.record_progress(upload.offset):
-                job.resets = 0
+        if job.tries.record_progress(upload.offset):
+            job.resets = 0
         result = await self._find_or_start(job)
         if result is not None:
             return result
@@ -595,8 +607,10 @@ class Blobs:
             read = partial(self._read_alone, job)
             holding = self._staging.holding(job.blob, read, is_shared=job.is_shared)
             job.stream_from = await job.stack.enter_async_context(holding)
-        in_chunks = self._goes_in_chunks(job)
-        put = job.target.writing_needs(job.blob.size, in_chunks=in_chunks)
+        # Decided once: another blob may teach it while this one waits, and a chunk that enters its lane
+        # while it holds the turn of a whole body waits for itself (I8).
+        upload.in_chunks = self._goes_in_chunks(job)
+        put = job.target.writing_needs(job.blob.size, in_chunks=upload.in_chunks)
         if job.stream_from is not None:
             async with self._gate.admitted(*put) as given:
                 turn = _turn_of(given, put)
@@ -605,7 +619,7 @@ class Blobs:
         reading = job.reading
         get = reading.source.reading_needs(job.blob.size)
         async with self._gate.admitted(*get, *put) as given:
-            reading.continue_after(upload)
+            reading.prepare(upload)
             stream = reading.pieces(upload.offset, _turn_of(given, get))
             return await self._send(job, stream, _turn_of(given, put))
 
@@ -691,15 +705,15 @@ class Blobs:
         probe_from = target.probe_from if answers.are_useful else None
         try:
             is_present = await upload.start(probe_from)
-        except SyncError as error:
-            if upload.is_start_refused:
+        except RegistryError as error:
+            if not error.retryable:  # it names no blob, so any other would be refused too
                 self._refusals[where] = error.copy_without_context()
             raise
         self._answered[where].set()
         if not is_present or target.is_local:
-            if upload.has_mount_failed and upload.is_mount_refused:
+            if upload.mount_status in _MOUNTS_REFUSED:
                 known.record_probe_answer(where, is_201_if_present=False)
-            elif is_absent and probe_from is not None and not upload.has_mount_failed:
+            elif is_absent and upload.mount_status == 202:
                 known.record_probe_answer(where, is_202_if_absent=True)
             return BlobResult.PRESENT if is_present else None
         async with self._testing[where.area]:
@@ -762,7 +776,6 @@ class Blobs:
         left = size - upload.offset
         limit = self._chunk_size(job)
         buffer = bytearray(min(left, limit))
-        upload.in_chunks = self._goes_in_chunks(job)
         async with aclosing(stream), aclosing(in_chunks(stream, buffer)) as chunks:
             try:
                 if upload.in_chunks:
@@ -791,7 +804,7 @@ class Blobs:
         start = upload.offset
         while True:
             try:
-                if upload.broken_session:
+                if upload.is_broken:
                     await upload.resume()
                 if not upload.session:
                     raise Disconnected("the registry has forgotten the upload")
@@ -803,7 +816,7 @@ class Blobs:
                 return
             except SyncError as error:
                 if is_session_gone(error):
-                    upload.session = ""
+                    _give_up(upload)
                 if not upload.session or error.away is not None:
                     raise
                 await job.tries.wait(error, longest=_SOURCE_GRACE)
@@ -839,9 +852,10 @@ class Blobs:
         error.add_context(Side.TARGET, "push blob", job.target.name_of(job.blob.digest))
         if isinstance(error, WrongBytes) and not job.reading.is_fresh:
             job.reading.start_again()  # a cache may have been wrong
-            if upload.session and (upload.has_begun or upload.offset):
+            if upload.is_broken:
+                _give_up(upload)
+            elif upload.session and upload.offset:
                 await upload.cancel_upload()  # the session holds some of the wrong bytes
-            upload.broken_session = ""
             return
         if error.away is None:
             # The mount may have caused it, unless the registry was away for a moment.
@@ -853,14 +867,15 @@ class Blobs:
                 0 if is_refused else min(job.blob.size, self._refused_size(job.target) or math.inf)
             )
             self._knowledge.record_fallback_size(host.key, int(size))
-            upload.broken_session = ""
+            _give_up(upload)
             return
         await job.tries.wait(error)
 
     def _needs_chunks(self, job: _Job, error: SyncError) -> bool:
         """Report whether a PUT was refused in a way that chunks may help against."""
         upload = job.upload
-        is_put = upload.has_begun and not upload.in_chunks and job.target.dialect.takes_chunks
+        has_begun = job.last_body is not None and job.last_body.has_begun and not upload.offset
+        is_put = has_begun and not upload.in_chunks and job.target.dialect.takes_chunks
         if not is_put or is_session_gone(error):
             return False
         if isinstance(error, RegistryError):
@@ -891,6 +906,12 @@ class Blobs:
             await gather(partial(put_child, child) for child in level)
         full_name = image.source.full_name(image.source_reference)
         await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
+
+
+def _give_up(upload: BlobUpload) -> None:
+    """Let the next attempt begin a new session."""
+    upload.session = ""
+    upload.is_broken = False
 
 
 def _turn_of(given: dict[Need, Any], needs: tuple[Need, ...]) -> Turn | None:

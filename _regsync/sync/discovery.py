@@ -19,7 +19,7 @@ import anyio.abc
 from _regsync import tags as tags_module
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
-from _regsync.layout.layouts import Layouts
+from _regsync.layouts import Layouts
 from _regsync.oci import (
     MAX_INDEX_DEPTH,
     TRIM_RULE,
@@ -29,10 +29,9 @@ from _regsync.oci import (
     is_referrer_tag,
     trim_index,
 )
-from _regsync.registry.host import Host
-from _regsync.registry.remote import RemoteRepository
-from _regsync.registry.repository import Repository
-from _regsync.registry.transport import Transport
+from _regsync.registry.endpoints import RemoteRepository
+from _regsync.registry.repository import Host, Repository
+from _regsync.registry.runs import Transport
 from _regsync.state import (
     FirstSeen,
     Knowledge,
@@ -241,9 +240,7 @@ class Discovery:
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
         """Create a repository of a registry, and plan its authentication, without making a request."""
         host = self._transport.client(registry, name)
-        repository = RemoteRepository(
-            self._transport, host, name, side, reads_only=self._reads_only
-        )
+        repository = RemoteRepository(host, name, side, reads_only=self._reads_only)
         # With a challenge saved by an earlier run the first request can carry a token, which saves
         # a 401 round trip (docs/design.md section 6, rule 1). `restore` does not replace a
         # challenge of this run.

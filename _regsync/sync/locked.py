@@ -15,10 +15,10 @@ from functools import partial
 
 from _regsync.config import MappingRule
 from _regsync.errors import ContentError, RegistryError
-from _regsync.layout.layouts import Layouts
+from _regsync.layouts import Layouts
 from _regsync.oci import Descriptor, Manifest, digest_only_descriptor, is_digest, referrer_entry
 from _regsync.registry.repository import Repository
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import ArtifactCheck, Knowledge, Snapshot
 from _regsync.sync.artifact_checks import SearchDepth, hash_of_list, is_due_without_state
 from _regsync.sync.discovery import Discovery, SourceImage, TagLookup, TargetTag

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from _regsync.config import ArtifactRule, MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import FirstSeen
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic

@@ -22,10 +22,10 @@ import anyio.abc
 
 from _regsync.config import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
-from _regsync.layout.layouts import Layouts
+from _regsync.layouts import Layouts
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import COPIED, NO_CHECK, Knowledge, Snapshot, StateFile, key_of
 from _regsync.sync.artifact_checks import SearchDepth, flags_after
 from _regsync.sync.blobs import Blobs, Staging
@@ -361,7 +361,7 @@ class Run:
                 host.key,
                 to_write=self._dry_run.bytes_to_write[host.key],
                 left_out=sum(host.left_out_sizes.values()),
-                free=host.layout.free_bytes(),
+                free=host.free_bytes(),
             )
             for host in self._layouts.layouts_among(targets)
         ]
@@ -803,7 +803,7 @@ class Run:
     def _end_copy(self, copy: ImageCopy) -> None:
         """Report how a copy ended. A copy into a layout is reported after the layout was saved."""
         has_put = copy.is_copied or bool(copy.artifacts_copied)
-        may_be_lost = copy.error is None and has_put and copy.target.has_unsaved()
+        may_be_lost = copy.error is None and has_put and copy.target.is_local
         if may_be_lost and self._unsaved_copies is not None:
             self._unsaved_copies.start_soon(self._end_when_saved, copy)
         else:

@@ -24,7 +24,7 @@ import anyio
 from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository, is_immutable, may_lack_part
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey, Snapshot, key_of
 from _regsync.sync.blobs import SMALL_BLOB, Blobs
 from _regsync.sync.discovery import Discovery
@@ -469,10 +469,12 @@ class Scheduler:
         """
         target = image.target
         strays = dict[str, Repository]()
-        for blob in blobs:
-            error = image.source.known_read_error(blob)
-            if error is None:
-                continue
+        for blob in blobs if image.source.is_local else ():
+            try:
+                async with await image.source.open_blob(blob):
+                    continue
+            except SyncError as unreadable:
+                error = unreadable
             if await target.has_blob(blob, with_retries=True):
                 strays[blob.digest] = target
                 continue
@@ -585,8 +587,6 @@ class Scheduler:
         """Ask the target for the parts of an image that no answer of this run has shown there, or
         for all of them if there are none."""
         tree, target = job.image.tree, job.image.target
-        if target.is_local:
-            return await target.missing_parts_of(tree.root, tree.children)
         manifests = (tree.root, *tree.children)
         blobs = {blob.digest: blob for each in manifests for blob in each.blobs}
         parts = [

@@ -4,7 +4,7 @@ Owns: heads, framing, keep-alive, when a connection ends.
 May not know: sockets, TLS, what a registry is.
 Invariants: one exchange at a time per connection. A body of known length is received into the
 buffer of `Exchange.room`, and sent from the stored pieces, without another buffer. h11 parses heads
-and chunked bodies only, because its buffer costs two copies (docs/bodies.md). Each exchange has a
+and chunked bodies only, because its buffer costs two copies (docs/design.md, "Body path"). Each exchange has a
 parser of its own.
 """
 

@@ -11,7 +11,7 @@ from _regsync.auth.cloud import CloudEnvironment, Login
 from _regsync.auth.credentials import Credential
 from _regsync.config import Registry
 from _regsync.errors import ConfigError, SyncError
-from _regsync.registry import transport
+from _regsync.registry import runs
 
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
 
@@ -59,5 +59,5 @@ class Cloud:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr(transport, "_cloud", lambda name: made)  # in whole runs
+    monkeypatch.setattr(runs, "_cloud", lambda name: made)  # in whole runs
     return made

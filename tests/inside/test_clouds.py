@@ -15,17 +15,15 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.addresses import Origin
 from _regsync.auth.cloud import CloudEnvironment, CloudLogin, CloudModule, Clouds, Login
 from _regsync.auth.credentials import Credential
-from _regsync.auth.tokens import Authenticator
 from _regsync.config import Registry
 from _regsync.edge import using
 from _regsync.errors import AuthError, ConfigError, ConnectFailed, ContentError, SyncError, TimedOut
 from _regsync.providers import kind_of
-from _regsync.registry import transport as registry_transport
-from _regsync.registry.host import Machine
-from _regsync.registry.transport import Transport
+from _regsync.registry import runs
+from _regsync.registry.client import Machine
+from _regsync.registry.runs import Transport
 from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.app import App
@@ -46,7 +44,7 @@ HOUR = 3600.0
 
 def module_of(name: str) -> CloudModule:
     """Find a cloud's module as the transport does, or the test's own (`cloud`)."""
-    return registry_transport._cloud(name)
+    return runs._cloud(name)
 
 
 def registry(host: str = ECR, **fields: Any) -> Registry:
@@ -162,9 +160,9 @@ async def test_without_a_home_nothing_is_read_below_the_current_directory(host: 
         raise ConnectFailed("nobody is there")
 
     names = list[str]()
-    made = Clouds(
-        machine()._replace(home=None, read=read, fetch=fetch), registry_transport._cloud
-    ).find(registry(host), "app", read)
+    made = Clouds(machine()._replace(home=None, read=read, fetch=fetch), runs._cloud).find(
+        registry(host), "app", read
+    )
     assert isinstance(made, CloudLogin)
     assert await made.credential() is None
     assert [name for name in names if not name.startswith("/")] == []
@@ -524,9 +522,8 @@ async def test_a_login_that_is_refused_during_a_dial_is_not_sent(cloud: Cloud, l
         assert len(cloud.asked) == (0 if login == "configured" else 2)
 
 
-@pytest.mark.parametrize("login", ["cloud", "configured"])
 async def test_a_login_that_is_refused_by_a_token_service_is_not_sent_there_again(
-    cloud: Cloud, login: str
+    cloud: Cloud,
 ) -> None:
     """Three more tokens are asked for at once, and one exchange hears the 401 while others dial."""
     names = [f"team/app{number}" for number in range(30)]
@@ -535,12 +532,11 @@ async def test_a_login_that_is_refused_by_a_token_service_is_not_sent_there_agai
         app = Turning(tokens, 2, lambda: tokens.users.update(AWS="p2"))
         source = serve(world, app, ECR, *names)
         with slow_dials(world, ECR):
-            fields = CONFIGURED if login == "configured" else {}
-            ran = await sync(world, ECR, *names, **fields)
+            ran = await sync(world, ECR, *names, **CONFIGURED)
         refused = [each.kind for each in source.journal.matching(status=401)]
         assert refused.count("token") == 1
-        assert ran.status == (4 if login == "configured" else 0)
-        assert len(cloud.asked) == (0 if login == "configured" else 2)
+        assert ran.status == 4
+        assert len(cloud.asked) == 0
 
 
 async def test_a_password_that_is_refused_twice_stops_the_registry(cloud: Cloud) -> None:
@@ -557,28 +553,6 @@ async def test_a_password_that_is_refused_twice_stops_the_registry(cloud: Cloud)
         assert len(cloud.asked) == 2
         assert {each["error"]["code"] for each in ran.images} == {"AUTH_ERROR"}
         assert "(a cloud of the tests)" in ran.err
-
-
-async def test_a_refused_password_that_a_cloud_gives_again_serves_nobody(cloud: Cloud) -> None:
-    """Whoever asks next hears it, where the task that heard the 401 was cancelled."""
-    cloud.given = [Login(cloud.credential(1), math.inf), Login(cloud.credential(1), math.inf)]
-    login = Authenticator(
-        origin=Origin("https", ECR, 443),
-        credential=chain(),
-        fetch=machine().fetch,
-        now=anyio.current_time,
-        wall=anyio.current_time,
-    )
-    await login.on_unauthorized(["Basic"], None, "app", "pull")
-    used = await login.authorization("app", "pull")
-    login.record_success(used, "app", "GET")
-    cloud.takes = 10.0
-    with anyio.move_on_after(1):
-        await login.on_unauthorized(["Basic"], used, "app", "pull")
-    with pytest.raises(AuthError, match="a cloud of the tests") as caught:
-        await login.authorization("app", "pull")
-    assert caught.value.fatal
-    assert len(cloud.asked) == 3
 
 
 async def test_a_login_that_was_never_good_is_not_asked_for_again(cloud: Cloud) -> None:

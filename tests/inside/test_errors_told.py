@@ -123,7 +123,7 @@ def test_a_defect_shows_no_traceback_unless_it_is_asked_for(scene, monkeypatch):
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of our own")
 
-    monkeypatch.setattr("_regsync.registry.transport.Transport.refusal", broken)
+    monkeypatch.setattr("_regsync.registry.client.RegistryClient.refusal", broken)
     for more, shown in (((), False), (("-v",), False), (("-vv",), True)):
         ran = scene.copy(*more, source=scene.serve().address)
         assert ran.status == 2

@@ -12,7 +12,6 @@ import json
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.lowlevel
@@ -24,10 +23,9 @@ from _regsync.addresses import Origin
 from _regsync.config import Registry
 from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireError
 from _regsync.oci import Descriptor, Manifest, check_digest, digest_of, is_tag, parse_manifest
-from _regsync.registry.host import Machine
-from _regsync.registry.redirects import resolve_location
-from _regsync.registry.remote import RemoteRepository, _tags_of
-from _regsync.registry.transport import Transport
+from _regsync.registry.client import Machine, resolve_location
+from _regsync.registry.endpoints import RemoteRepository, _tags_of
+from _regsync.registry.runs import Transport
 from _regsync.registry.upload import Upload
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 from tests.inside.wires import Blob, Item, Told, Wire
@@ -180,7 +178,7 @@ class World:
         )
         registry = Registry("r", scheme, "registry.test", port, kind, **who)  # type: ignore[arg-type]
         self.host = self.transport.client(registry)
-        self.repository = RemoteRepository(self.transport, self.host, "app", Side.TARGET)
+        self.repository = RemoteRepository(self.host, "app", Side.TARGET)
 
     async def dial(self, origin: Origin, is_foreign: bool) -> Wire:
         await anyio.lowlevel.checkpoint()
@@ -200,7 +198,7 @@ class World:
 
 
 async def upload(world: World, way: str) -> object:
-    sent = Upload(world.repository, world.transport, BLOB)
+    sent = Upload(world.repository, BLOB)
     if not await sent.start("lib" if way == "mount" else None):
         if way == "cancel":
             await sent.cancel_upload()
@@ -218,7 +216,7 @@ async def in_chunks(sent: Upload) -> None:
         try:
             await sent.send(Blob(b"bl"[sent.offset :] or b"ob"), is_last=False)
         except WireError:
-            if not sent.broken_session:
+            if not sent.is_broken:
                 raise
             await sent.resume()
         if not (sent.session and sent.offset <= BLOB.size):
@@ -331,7 +329,7 @@ def test_a_location_that_is_a_url_keeps_its_bytes(scheme, host, port, path, quer
 )
 def test_any_error_document_is_one_line_without_secrets(body, status, headers):
     world = World("https", "unknown", True, [])
-    error = world.host.error_of(Told(status, headers, body), 0.0)
+    error = world.host._error_of(Told(status, headers, body))
     assert len(str(error)) < 600
     assert "\n" not in str(error)
     assert SECRET not in str(error)
@@ -353,53 +351,3 @@ def test_any_listing_gives_tags_or_a_content_error(body, digests):
         return
     assert all(map(is_tag, found))
     assert all(digest is None or check_digest(digest) for digest in found.values())
-
-
-# RFC 8288 section 3, as strictly as it is written.
-TOKENS = st.text("abrelnxt-", min_size=1, max_size=6)
-QUOTED = st.text("abnext ;,<>=", max_size=8).map(lambda text: f'"{text}"')
-PARAMETERS = st.lists(
-    st.tuples(TOKENS.filter(lambda name: name != "rel"), TOKENS | QUOTED), max_size=2
-)
-RELATIONS = st.one_of(
-    st.none(),
-    TOKENS,
-    st.just("next"),
-    st.just('"next"'),
-    st.just('"prev next"'),
-    st.just('"first"'),
-)
-
-
-@fuzz(200)
-@given(
-    st.lists(st.tuples(PATH, PARAMETERS, RELATIONS, PARAMETERS), max_size=3),
-    st.sampled_from(["", " ", "\t "]),
-)
-def test_the_first_link_to_the_next_page_is_followed(links, blank):
-    def spelled(path: str, before: Any, relation: str | None, after: Any) -> str:
-        given = [*before, *([("rel", relation)] if relation else []), *after]
-        return f"</v2/app/x{path}>" + "".join(
-            f"{blank};{blank}{name}{blank}={blank}{value}" for name, value in given
-        )
-
-    following = [
-        path for path, _, relation, _ in links if "next" in (relation or "").strip('"').split(" ")
-    ]
-    world = World("https", "unknown", False, [])
-    value = f"{blank},{blank}".join(spelled(*link) for link in links)
-    try:
-        found = world.repository._next_page(
-            world.repository.build_call("tag_list", "GET", "tags/list"),
-            Told(200, [("link", value)], b""),
-        )
-    except ProtocolBroken:
-        assert following
-        assert ".." in following[0] or "/./" in f"{following[0]}/"
-        return
-    assert (found is None) is not following
-    if following:
-        assert (
-            found
-            == urlsplit(f"https://registry.test{found}")._replace(scheme="", netloc="").geturl()
-        )

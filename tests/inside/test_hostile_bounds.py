@@ -19,8 +19,8 @@ import pytest
 from _regsync.addresses import Origin
 from _regsync.errors import ProtocolBroken, Side
 from _regsync.net import dial
-from _regsync.registry import host, remote
-from _regsync.registry.transport import Call
+from _regsync.registry import client, endpoints
+from _regsync.registry.client import Call
 from _regsync.sync import discovery, referrers
 from _regsync.sync import image as sync_image
 from _regsync.sync.once import gather
@@ -57,7 +57,7 @@ def test_an_image_of_too_many_blobs_is_refused(source, target, monkeypatch):
 
 @pytest.mark.rule("R14")
 def test_a_listing_of_too_many_tags_is_refused(source, target, monkeypatch):
-    monkeypatch.setattr(remote, "_MOST_TAGS", 26)
+    monkeypatch.setattr(endpoints, "_MOST_TAGS", 26)
 
     def pages(request: Request) -> Answer | None:
         if request.kind != "tag_list":
@@ -76,7 +76,7 @@ def test_a_listing_of_too_many_tags_is_refused(source, target, monkeypatch):
 
 @pytest.mark.rule("R14")
 def test_a_listing_of_too_many_pages_is_refused(source, target, monkeypatch):
-    monkeypatch.setattr(remote, "_MOST_PAGES", 3)
+    monkeypatch.setattr(endpoints, "_MOST_PAGES", 3)
 
     def pages(request: Request) -> Answer | None:
         if request.kind != "tag_list":
@@ -103,8 +103,9 @@ async def test_the_long_names_of_pages_are_not_kept(what, monkeypatch):
         target = f"/v2/app/tags/list?page={asked}&x={'y' * 60_000}"
         return Told(200, [("link", f"<{target}>; rel=next")] if asked < 500 else [], body)
 
-    monkeypatch.setattr(through, "request", page)
-    listed = remote.RemoteRepository(through, through.client(plain_registry()), "app", Side.SOURCE)
+    host = through.client(plain_registry())
+    monkeypatch.setattr(host, "request", page)
+    listed = endpoints.RemoteRepository(host, "app", Side.SOURCE)
     tracemalloc.start()
     try:
         await (
@@ -136,8 +137,9 @@ async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(monkey
         link = [("link", f"</v2/app/referrers/x?page={asked}>; rel=next")]
         return Told(200, link, json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
 
-    monkeypatch.setattr(through, "request", page)
-    listed = remote.RemoteRepository(through, through.client(plain_registry()), "app", Side.SOURCE)
+    host = through.client(plain_registry())
+    monkeypatch.setattr(host, "request", page)
+    listed = endpoints.RemoteRepository(host, "app", Side.SOURCE)
     with pytest.raises(ProtocolBroken, match="or more than that many KiB"):
         await listed.list_referrers(f"sha256:{'a' * 64}")
     assert asked == 10
@@ -202,7 +204,7 @@ def test_artifacts_that_all_name_each_other_are_not_all_asked_for(source, target
 
 def test_a_link_is_read_in_one_pass():
     # Each `<` is looked at once: a target holds none, so 64 KiB of them are no work.
-    assert re.findall(remote._LINK, '<<</v2/x>; rel="next"') == [("/v2/x", '; rel="next"')]
+    assert re.findall(endpoints._LINK, '<<</v2/x>; rel="next"') == [("/v2/x", '; rel="next"')]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,7 @@ def test_a_link_is_read_in_one_pass():
 )
 def test_a_relation_is_read_in_linear_time(text):
     # A square of these is hours, and would be the run's own time-out.
-    assert re.match(remote._NEXT, text) is None
+    assert re.match(endpoints._NEXT, text) is None
 
 
 @pytest.mark.parametrize(
@@ -227,15 +229,16 @@ def test_a_relation_is_read_in_linear_time(text):
     ],
 )
 def test_a_relation_is_a_word_of_the_parameter_rel(parameters, is_next):
-    assert bool(re.match(remote._NEXT, parameters)) is is_next
+    assert bool(re.match(endpoints._NEXT, parameters)) is is_next
 
 
 def test_urls_in_an_error_are_found_in_linear_time():
-    assert re.sub(host._QUERY, "?...", "://" * 1_000_000) == "://" * 1_000_000
-    assert re.sub(host._QUERY, "?...", "?" * 1_000_000) == "?..."
+    assert re.sub(client._QUERY, "?...", "://" * 1_000_000) == "://" * 1_000_000
+    assert re.sub(client._QUERY, "?...", "?" * 1_000_000) == "?..."
     said = "at https://a.test/x?sig=1&r=https://b.test/?2 and v2/?_state=d, who? e.test/?f"
     assert (
-        re.sub(host._QUERY, "?...", said) == "at https://a.test/x?... and v2/?... who? e.test/?..."
+        re.sub(client._QUERY, "?...", said)
+        == "at https://a.test/x?... and v2/?... who? e.test/?..."
     )
 
 
@@ -291,6 +294,6 @@ async def test_a_thank_you_for_half_a_manifest_is_none():
     again = Wire(answers=((answer(b"", status=201),),))
     through = transport_of({Origin("http", "registry.test", 80): [wire, again]})
     call = Call("manifest_put", "PUT", "/v2/app/manifests/v1", "app", body=bytes(5000))
-    told = await through.request(through.client(plain_registry()), call, ok=(201,))
+    told = await through.client(plain_registry()).request(call, ok=(201,))
     assert told.status == 201
     assert only(again.requests).body == bytes(5000)

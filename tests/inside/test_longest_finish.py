@@ -11,7 +11,7 @@ import pytest
 
 from _regsync.app import environment
 from _regsync.net.wire import Timeouts
-from _regsync.registry.host import Machine
+from _regsync.registry.client import Machine
 from conformance.content.images import Seed
 from tests.ends import held
 

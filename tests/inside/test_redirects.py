@@ -6,7 +6,7 @@ import pytest
 
 from _regsync.addresses import Origin
 from _regsync.errors import ProtocolBroken
-from _regsync.registry.transport import Call
+from _regsync.registry.client import Call
 from tests.inside.wires import End, Wire, answer, plain_registry, transport_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -30,9 +30,9 @@ async def test_registrys_connection_serves_others_while_storage_sends_the_blob()
     storage = Wire(answers=((answer(b"blob"),),))
     transport = transport_of({REGISTRY: [first], STORAGE: [storage]})
     host = transport.client(plain_registry())
-    async with await transport.exchange(host, GET, (200,)) as response:
+    async with await host.exchange(GET, (200,)) as response:
         assert transport.limits[host.key].used == 1
-        async with await transport.exchange(host, GET, (200,)) as other:
+        async with await host.exchange(GET, (200,)) as other:
             assert await other.read(10) == b"other"
         assert await response.read(10) == b"blob"
     assert (where(first), where(storage)) == ((REGISTRY, False), (STORAGE, True))
@@ -53,9 +53,7 @@ async def test_body_of_a_redirect_says_nothing(rest):
     assert isinstance(head, bytes)
     wire = Wire(answers=((MOVED + head, *others),))
     transport = transport_of({REGISTRY: [wire], STORAGE: [Wire(answers=((answer(b"blob"),),))]})
-    async with await transport.exchange(
-        transport.client(plain_registry()), GET, (200,)
-    ) as response:
+    async with await transport.client(plain_registry()).exchange(GET, (200,)) as response:
         assert await response.read(10) == b"blob"
     assert wire.is_closed
 
@@ -66,7 +64,7 @@ async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open():
     wire = Wire(answers=((here,),) * 20)
     transport = transport_of({REGISTRY: [wire]})
     with pytest.raises(ProtocolBroken, match="10 redirects"):
-        async with await transport.exchange(transport.client(plain_registry()), GET, (200,)):
+        async with await transport.client(plain_registry()).exchange(GET, (200,)):
             pass
     assert (len(wire.requests), where(wire)) == (11, (REGISTRY, False))
 
@@ -96,7 +94,7 @@ async def test_each_hop_is_judged_by_the_one_before_it(host, end, words):
         {Origin("http", host, 80): [first], Origin("https", "storage.test", 443): [storage]}
     )
     with pytest.raises(ProtocolBroken, match=words):
-        async with await transport.exchange(transport.client(plain_registry(host)), GET, (200,)):
+        async with await transport.client(plain_registry(host)).exchange(GET, (200,)):
             pass
     assert (len(first.requests), len(storage.requests)) == (1, 1)
 

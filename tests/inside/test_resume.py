@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from _regsync.app import environment
 from _regsync.net.wire import PIECE
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from conformance.content.images import Image, Seed
 from conformance.journal import Entry
 from conformance.server.memory import Place

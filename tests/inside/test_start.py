@@ -37,8 +37,7 @@ NEEDLESS_OURS = {
     *("app.access", "app.auditing", "app.locking", "app.version", "app.watch", "app.health"),
     *("app.report_file", "app.report_forms", "app.report_page"),
     *("auth.aws", "auth.azure", "auth.google"),
-    *("layout.assumed", "layout.directory", "layout.index", "layout.disk", "layout.repository"),
-    "layout.saved_index",
+    "layout",
     *("sync.audit", "sync.dry_run", "sync.findings", "sync.retry"),
     *("sync.locked", "sync.lockfile", "sync.locking"),
 }
@@ -142,7 +141,7 @@ def test_without_a_configuration_no_yaml_is_loaded(pyz, tmp_path, serve):
 
 @pytest.mark.parametrize("cloud", ["aws", "azure", "google"])
 def test_a_registry_of_a_cloud_loads_what_that_cloud_needs(cloud):
-    code = "import sys; from _regsync.registry import transport; transport._cloud(sys.argv[1]); "
+    code = "import sys; from _regsync.registry import runs; runs._cloud(sys.argv[1]); "
     code += "print(*(name for name in sys.modules if name.startswith('_regsync.auth.')))"
     done = subprocess.run(
         [sys.executable, "-c", code, cloud], cwd=ROOT, capture_output=True, text=True, check=True

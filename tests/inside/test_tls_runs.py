@@ -13,11 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
-from _regsync.addresses import Origin
-from _regsync.config import Registry
-from _regsync.errors import ConfigError, ConnectFailed
-from _regsync.registry import host
-from _regsync.registry.host import Dialer, Machine
+from _regsync.registry import runs
 from conformance.content.images import Seed
 from conformance.server.sockets import Server
 from tests.ends import ROOT, Ran, Start, run_regsync
@@ -129,33 +125,7 @@ def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it_at_a_te
 
 
 def test_plain_http_looks_for_no_directory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "find_certs_d", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(runs, "find_certs_d", lambda *_: pytest.fail("looked"))
     plain = scene.serve()
     scene.image.load_into(plain.app, "app", tag="v1")  # type: ignore[arg-type]
     assert scene.copy(plain).status == 0
-
-
-@pytest.mark.anyio
-async def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: Scene) -> None:
-    server = scene.registry()
-    port = int(server.address.rpartition(":")[2])
-    registry = Registry("r", "https", HOME, port, "unknown")
-    origin = Origin("https", HOME, port, registry)
-    directory = scene.certs_d(server, ca=scene.ca)
-    home, log = str(scene.home), lambda *_, **__: None
-    dialer = Dialer(Machine({}, home, lambda path: None, lambda: 0.5, lambda: 0.0, log))
-
-    async def dial() -> None:
-        (await dialer.dial(origin, registry, is_foreign=False)).close()
-
-    dialer.prepare(registry)
-    trustme.CA().cert_pem.write_to_path(str(directory / "ca.crt"))
-    (directory / "client.key").write_text("alone")
-    await dial()  # in one cycle it is what it was
-    with pytest.raises(ConfigError, match=r"client\.key has no client\.cert beside it"):
-        dialer.renew([registry])
-    await dial()
-    (directory / "client.key").unlink()
-    dialer.renew([registry])
-    with pytest.raises(ConnectFailed, match=r"ca\.crt|authority"):
-        await dial()

@@ -9,7 +9,7 @@ from functools import partial
 import anyio
 
 from _regsync.config import Registry
-from _regsync.registry.transport import Transport
+from _regsync.registry.runs import Transport
 from conformance.registry.tokens import TokenService
 from tests.ends import tags
 from tests.watching import Scene, lines

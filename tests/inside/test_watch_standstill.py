@@ -8,7 +8,7 @@ import anyio
 
 from _regsync.app import environment
 from _regsync.net.wire import Timeouts
-from _regsync.registry.host import Machine
+from _regsync.registry.client import Machine
 from conformance.server.memory import Link
 from tests.ends import tags
 from tests.inside.telling import tellers

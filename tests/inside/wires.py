@@ -9,8 +9,8 @@ import anyio.lowlevel
 from _regsync.addresses import Origin
 from _regsync.config import Registry
 from _regsync.net.wire import Headers, Response
-from _regsync.registry.host import Machine
-from _regsync.registry.transport import Transport
+from _regsync.registry.client import Machine
+from _regsync.registry.runs import Transport
 from tests.unit.wires import NEVER, Blob, End, Item, Wire, answer
 
 __all__ = [

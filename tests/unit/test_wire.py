@@ -4,6 +4,7 @@ script, on a clock that jumps.
 
 from __future__ import annotations
 
+import gzip
 import re
 import time
 from contextlib import suppress
@@ -342,9 +343,31 @@ async def test_a_coding_that_was_not_asked_for_is_refused(
     if is_read:
         assert (await alone(data, request=request_)).status == status
     else:
-        with pytest.raises(ProtocolBroken, match="Content-Encoding 'gzip'"):
+        with pytest.raises(ContentError, match="Content-Encoding 'gzip'"):
             await alone(data, request=request_)
     assert (await alone(answer(b"abc", "Content-Encoding: Identity"))).body == b"abc"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "X-GZip", "identity, gzip"])
+@pytest.mark.parametrize("is_coded", [True, False])
+async def test_json_is_read_in_gzip_or_with_its_label_alone(coding: str, is_coded: bool) -> None:
+    text = b'{"tags": ["v1"]}'
+    body = gzip.compress(text) if is_coded else text
+    assert (await alone(answer(body, f"Content-Encoding: {coding}"))).body == text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (gzip.compress(b"{}")[:-1], "Content-Encoding 'gzip'"),
+        (b"[]", "Content-Encoding 'gzip'"),
+        (gzip.compress(bytes(9_000_000)), "longer than"),
+    ],
+    ids=["cut", "not coded", "bomb"],
+)
+async def test_what_gunzip_does_not_take_is_refused(body: bytes, words: str) -> None:
+    with pytest.raises(ContentError, match=words):
+        await alone(answer(body, "Content-Encoding: gzip"))
 
 
 # Answers that hide another one, or cost more than they should.

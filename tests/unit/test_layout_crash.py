@@ -26,7 +26,7 @@ import io, os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from _regsync.app import cli
 from _regsync.app import commands, running
-from _regsync.layout import directory, layouts, repository
+from _regsync import layout
 from _regsync.sync import run
 
 config = sys.argv[1]
@@ -53,7 +53,7 @@ class DyingFile(io.FileIO):
 
 for name in ("replace", "fsync", "mkdir", "unlink"):
     dying(name)
-directory.FileIO = DyingFile
+layout.FileIO = DyingFile
 for line in sys.stdin:
     at = int(line)
     reading, writing = os.pipe()

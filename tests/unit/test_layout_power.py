@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from _regsync.layout.directory import Layout
+from _regsync.layout import Index
 from conformance.client.attachments import SBOM
 from conformance.content.images import Seed
 from tests.ends import document, run_regsync
-from tests.layouts import blob_path, check_layout, files_of, make_layout, names_of
+from tests.layouts import NAME, blob_path, check_layout, files_of, make_layout, names_of
 from tests.power_cuts import After, Moment, Recording, after_a_cut, recording, write_out
 from tests.thinning import thorough
 
@@ -76,8 +76,8 @@ class Scene:
             if not is_readable(new_index):
                 return
             new_index.rename(self.disk / "index.json")
-        index = Layout(str(self.disk), lambda *_: None).index()
-        assert all(entry.name.partition("@")[0] in {*self.tops, ""} for entry in index)
+        index = Index((self.disk / "index.json").read_bytes())
+        assert all(entry.label(NAME) in {*self.tops, ""} for entry in index.entries.values())
         names = names_of(self.disk)
         assert all(names[name] in self.tops[name] for name in names)
         check_layout(self.disk)
@@ -124,7 +124,7 @@ def test_names_that_an_earlier_run_has_not_synced_are_synced_before_the_index_is
 
     with recording(scene.usb) as record:
         with monkeypatch.context() as patch:
-            patch.setattr("_regsync.layout.directory.sync_folder", fail)
+            patch.setattr("_regsync.layout.sync_folder", fail)
             assert scene.sync().status != 0
         assert files_of(scene.disk) - {"index.json", "oci-layout"}, "nothing was renamed"
         assert scene.sync().status == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from _regsync.layout.directory import Layout
+from _regsync.layout import Layout
 from conformance.client.attachments import SBOM
 from conformance.content.images import Seed
 from tests.ends import Ran, document, run_regsync
@@ -116,14 +116,14 @@ def test_a_disk_that_fails_loses_no_image_that_was_reported(tmp_path, monkeypatc
         scene.images["app:v1"] = scene.seed.image()
         scene.images["app:v3"] = scene.seed.image(sizes=(2_000_000,))
         scene.write()
-        write_group = Layout._write_group
+        write_names = Layout._write_names
 
         def fails_meanwhile(layout: Layout, *given: Any) -> None:
             disk.shut_down()
-            write_group(layout, *given)
+            write_names(layout, *given)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Layout, "_write_group", fails_meanwhile)
+            patch.setattr(Layout, "_write_names", fails_meanwhile)
             ran = scene.sync()
         assert ran.statuses() == ["failed", "skipped", "failed"], ran.err
         error = next(each["error"] for each in ran.images if each["error"])

@@ -1,8 +1,4 @@
-"""Where a registry may lead us, and what those who are there are shown: addresses and names, client
-certificates, logins, an upload that goes on elsewhere.
-
-Who is asked at all is in test_hostile_peers.py.
-"""
+"""Where a Location may lead, and what it means."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import pytest
 
 from _regsync.addresses import Origin
 from _regsync.errors import ProtocolBroken
-from _regsync.registry.redirects import check_foreign, resolve_location
+from _regsync.registry.client import check_foreign, resolve_location
 
 PUBLIC, PRIVATE = Origin("https", "registry.example", 443), Origin("http", "127.0.0.1", 5000)
 

@@ -1,6 +1,5 @@
-"""The client side of the distribution specification: one method for each endpoint.
+"""The endpoints of one repository at a registry, one method for each; `upload` has those of an upload.
 
-Owns: paths, headers, statuses, the parsing of answers. `upload` has the endpoints of an upload.
 May not know: which images are copied where, and why.
 Invariants: a returned manifest has the requested digest (I3); a next page on another origin is
 refused (I6); a listing that links back to one of its own pages is an error (I12); an error names
@@ -10,7 +9,6 @@ Follows: OCI distribution-spec 1.1, docs/protocol-facts.md section 1 (its number
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -22,9 +20,10 @@ from _regsync.errors import (
     RegistryError,
     Side,
     SyncError,
+    TimedOut,
     WrongBytes,
 )
-from _regsync.net.wire import Header, Response
+from _regsync.net.wire import Gunzip, Header, Response
 from _regsync.oci import (
     ACCEPT_MANIFESTS,
     Descriptor,
@@ -33,14 +32,14 @@ from _regsync.oci import (
     image_name,
     is_digest,
     is_tag,
+    load_json,
     parse_manifest,
 )
 from _regsync.providers import DIALECTS, api_repository
-from _regsync.registry.host import RegistryClient
+from _regsync.registry.client import Call, Exchange, RegistryClient, resolve_location
 from _regsync.registry.limits import LARGE_BODY, Need, Turn
-from _regsync.registry.redirects import resolve_location
-from _regsync.registry.transport import Call, Transport
-from _regsync.registry.upload import Upload
+from _regsync.registry.repository import BlobBody
+from _regsync.registry.upload import Upload, check_stored_digest
 from _regsync.state import RepositoryKey
 from _regsync.text import clean_beginning, printable
 
@@ -80,56 +79,42 @@ _LINK = r'<([^<>]*)>((?:[^,"]|"[^"]*")*)'
 # matched by one part of the pattern only, for the same reason.
 _NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
 
+# Matches a parameter `rel` that says anything.
+_RELATION = r'(?i);\s*rel\s*=\s*(?:"[^"]*[^"\s]|[^\s";,\'])'
+
+# Matches what can be a page in a Link without brackets.
+_PAGE_OF_A_LIST = r"[^\s<>;,\"']*\?[^\s<>;,\"']+"
+
 # Matches the rest of a path below the repository's own, without a `..` segment, which would lead
 # out of the repository.
 _BELOW = r"/(?![^?]*(?i:\.|%2e){2})"
 
 
 class _Pages:
-    """The pages read of one listing, numbered from 1. No page may occur twice (I12).
-
-    The keys are hashes, because the path in a Link may have 64 KiB.
-    """
+    """The pages of one listing. None is asked for twice, and one without news is the last (I12)."""
 
     def __init__(self, kind: str) -> None:
         """`kind` names the listed objects in an error message, such as "tags"."""
         self._kind = kind
-        self._number_by_path = dict[int, int]()
-        self._number_by_names = dict[int, int]()  # the first page with these names
+        # The numbers of pages, from 1, by the hashes of their paths, which may have 64 KiB.
+        self._numbers = dict[int, int]()
 
     def __len__(self) -> int:
-        return len(self._number_by_path)
+        return len(self._numbers)
 
     def add(self, path: str) -> None:
-        """Record that a page is requested."""
-        self._number_by_path[hash(path)] = len(self) + 1
+        """Record that a page is asked for. Raises ListingBroken if it was before."""
+        if hash(path) in self._numbers:
+            raise self._endless(f"page {self._numbers[hash(path)]}")
+        self._numbers[hash(path)] = len(self) + 1
 
-    def record_names(self, names: Collection[str], next_path: str | None, *, has_new: bool) -> None:
-        """Record the names on the page that was added last. Raises ListingBroken if the page
-        repeats an earlier page or leads back to one.
+    def check_news(self, names: Collection[str], next_path: str | None, *, has_new: bool) -> None:
+        """Raise ListingBroken if the last page leads on, and only repeats names."""
+        if names and not has_new and next_path is not None:
+            raise self._endless(f"page {len(self)} or an earlier one")
 
-        `next_path` is the path of its next page, or None. `has_new` reports whether a name was not
-        on any earlier page.
-        """
+    def _endless(self, goal: str) -> ListingBroken:
         number = len(self)
-        if next_path is not None and hash(next_path) in self._number_by_path:
-            raise self._endless(number, f"page {self._number_by_path[hash(next_path)]}")
-
-        first_number = self._number_by_names.setdefault(hash(tuple(names)), number)
-        if has_new or not names:
-            return
-        # The page only repeats names, so the page before it leads back.
-        is_copy = first_number < number
-        if is_copy:
-            raise self._endless(number - 1, f"page {first_number}")
-        # The last page may repeat names, because some registries begin each page with the last name
-        # of the previous page.
-        is_last = next_path is None
-        if not is_last:
-            raise self._endless(number - 1, "what earlier pages name")
-
-    def _endless(self, number: int, goal: str) -> ListingBroken:
-        """Return the error for a listing whose page `number` leads back to `goal`."""
         text = f"the list of {self._kind} does not end: page {number} leads back to {goal}"
         return ListingBroken(text)
 
@@ -140,15 +125,8 @@ class RemoteRepository:
     is_local = False
 
     def __init__(
-        self,
-        transport: Transport,
-        host: RegistryClient,
-        name: str,
-        side: Side,
-        *,
-        reads_only: bool = False,
+        self, host: RegistryClient, name: str, side: Side, *, reads_only: bool = False
     ) -> None:
-        self._transport = transport
         self.host = host
         self.name = name
         self.side = side
@@ -224,8 +202,8 @@ class RemoteRepository:
 
     def reading_needs(self, size: int) -> tuple[Need, ...]:
         """Return what reading a blob of this size needs: a lane first."""
-        needs = self._transport.needs_of(self.host, self.build_call("blob_get", "GET", ""))
-        return (*needs, self.host.limits.reading) if size >= LARGE_BODY else needs
+        lane = self.host.lane_of(self.build_call("blob_get", "GET", ""))
+        return (lane, self.host.limits.reading) if size >= LARGE_BODY else (lane,)
 
     def writing_needs(self, size: int, *, in_chunks: bool = False) -> tuple[Need, ...]:
         """Return what sending a blob of this size needs: a lane first, unless it goes in chunks, of
@@ -234,8 +212,7 @@ class RemoteRepository:
         stream = (self.host.limits.writing,) if size >= LARGE_BODY else ()
         if in_chunks:
             return stream
-        call = self.build_call("upload_body", "PUT", "")
-        return (*self._transport.needs_of(self.host, call), *stream)
+        return (self.host.lane_of(self.build_call("upload_body", "PUT", "")), *stream)
 
     # Tags.
 
@@ -261,12 +238,11 @@ class RemoteRepository:
         """Return what `list_tags` returns, from pages of at most `page_size` tags."""
         tags: dict[str, str | None] = {}
         pages = _Pages("tags")
-        was_linked = False  # whether a Link of the previous page led to this page
         call = self.build_call("tag_list", "GET", f"tags/list?n={page_size}")
         while len(pages) < _MOST_PAGES:
             pages.add(call.path)
             ok = (200, 404) if len(pages) == 1 else (200,)
-            answer = await self._transport.request(self.host, call, ok=ok, limit=_TAGS_LIMIT)
+            answer = await self.host.request(call, ok=ok, limit=_TAGS_LIMIT)
             if answer.status == 404:
                 return None  # the repository does not exist
             page = _tags_of(answer.body, self.dialect.listing_has_digests)
@@ -276,15 +252,10 @@ class RemoteRepository:
                 raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
 
             next_path = self._next_page(call, answer)
-            # Without a Link a page may repeat the previous one, because some registries ignore
-            # `last`. It adds no tags then, which ends the listing.
-            if was_linked or next_path is not None:
-                pages.record_names(page, next_path, has_new=bool(new_tags))
-            was_linked = next_path is not None
-
+            pages.check_news(page, next_path, has_new=bool(new_tags))
             if next_path is None and new_tags and len(page) == page_size:
                 # Some registries return a full page without a Link although there are more (section
-                # 1.11).
+                # 1.11). Others ignore `last`, and return the same page: it has no new tags.
                 next_path = f"{self._base}/tags/list?n={page_size}&last={new_tags[-1]}"
             if next_path is None:
                 return tags
@@ -295,19 +266,30 @@ class RemoteRepository:
         """Return the path of the next page by the Link of `answer`, the answer to `call`. Returns
         None if there is no such Link.
 
-        Raises ProtocolBroken if the next page is outside of this repository (R6).
+        A Link without brackets or without `rel` is followed if it can only name another page of this
+        list. Raises ListingBroken if a Link cannot be read, or if there are several next pages, and
+        ProtocolBroken if the next page is outside of this repository (R6).
         """
-        links = ", ".join(answer.headers.all("link"))
-        for target, parameters in re.findall(_LINK, links):
-            if re.match(_NEXT, parameters):
-                origin, path = resolve_location(self.host.origin, call.path, target)
-                is_own = re.match(re.escape(self._base) + _BELOW, path) is not None
-                if origin != self.host.origin or not is_own:
-                    raise ProtocolBroken(
-                        "the next page of the listing is not in this repository at this host"
-                    )
-                return path
-        return None
+        text = ", ".join(answer.headers.all("link"))
+        links = re.findall(_LINK, text)
+        targets = {target for target, parameters in links if re.match(_NEXT, parameters)}
+        is_malformed = bool(re.sub(_LINK, "", text).strip(", \t")) or not all(
+            re.search(_RELATION, parameters) for _, parameters in links
+        )
+        if is_malformed and not targets:
+            targets = {*re.findall(_PAGE_OF_A_LIST, text)}
+        if len(targets) != 1:
+            if not targets and not is_malformed:
+                return None
+            raise ListingBroken(f"the Link to the next page is not clear: {printable(text, 100)}")
+        origin, path = resolve_location(self.host.origin, call.path, targets.pop())
+        is_own = re.match(re.escape(self._base) + _BELOW, path) is not None
+        is_of_this_list = path.partition("?")[0] == call.shown_path
+        if origin != self.host.origin or not is_own or (is_malformed and not is_of_this_list):
+            raise ProtocolBroken(
+                "the next page of the listing is not in this repository at this host"
+            )
+        return path
 
     # Manifests.
 
@@ -320,10 +302,10 @@ class RemoteRepository:
         path = f"manifests/{reference}"
         call = self.build_call("manifest_head", "HEAD", path, _ACCEPT)
         with self.adding_context("look up", self.name_of(reference)):
-            answer = await self._transport.request(self.host, call, ok=(200, 404))
+            answer = await self.host.request(call, ok=(200, 404))
             if answer.status == 404:
                 return None
-            digest = answer.headers.get("docker-content-digest")
+            digest = _digest_in(answer)
             return check_digest(digest) if digest else ""
 
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
@@ -342,21 +324,18 @@ class RemoteRepository:
             accept = ("Accept", f"{ACCEPT_MANIFESTS}, {expected.media_type}")
         call = self.build_call("manifest_get", "GET", f"manifests/{reference}", accept)
         with self.adding_context("fetch manifest", self.name_of(reference)):
-            try:
-                return await self._get_manifest(call, reference, expected)
-            except WrongBytes:
-                return await self._get_manifest(call._replace(is_fresh=True), reference, expected)
-
-    async def _get_manifest(
-        self, call: Call, reference: str, expected: Descriptor | None
-    ) -> Manifest:
-        """Fetch a manifest once, and verify it. Raises WrongBytes if its bytes do not match."""
-        answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
-        digest = reference if is_digest(reference) else answer.headers.get("docker-content-digest")
-        content_type = answer.headers.get("content-type")
-        return parse_manifest(
-            answer.body, content_type=content_type, digest=digest, expected=expected
-        )
+            while True:
+                answer = await self.host.request(call, ok=(200,), limit=_MANIFEST_LIMIT)
+                digest = reference if is_digest(reference) else _digest_in(answer)
+                content_type = answer.headers.get("content-type")
+                try:
+                    return parse_manifest(
+                        answer.body, content_type=content_type, digest=digest, expected=expected
+                    )
+                except WrongBytes:
+                    if call.is_fresh:
+                        raise
+                call = call._replace(is_fresh=True)
 
     async def put_child(self, manifest: Manifest) -> None:
         """Push a manifest by digest that an index names."""
@@ -375,44 +354,24 @@ class RemoteRepository:
             f"manifests/{reference}",
             ("Content-Type", manifest.media_type),
             body=manifest.body,
-            seconds=self._transport.machine.timeouts.manifest_put,
+            seconds=self.host.timeouts.head,
         )
         with self.adding_context("push manifest", self.name_of(reference)):
-            answer = await self._transport.request(self.host, call, ok=(201, 200))
-            self.check_stored_digest(answer, manifest.digest)
+            try:
+                answer = await self.host.request(call, ok=(201, 200))
+            except TimedOut:
+                # Only if it answers others the registry gets more time for this.
+                if await self.head_manifest(reference) == manifest.digest:
+                    return
+                call = call._replace(seconds=self.host.timeouts.manifest_put)
+                answer = await self.host.request(call, ok=(201, 200))
+            check_stored_digest(answer, manifest.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
                 return
             # A 200 without a digest may come from a server that is not a registry. Accept it if the
             # manifest exists, even if its digest is not reported ("").
             if await self.head_manifest(reference) not in (manifest.digest, ""):
                 raise ProtocolBroken("the registry answered 200, but does not hold the manifest")
-
-    def check_stored_digest(self, answer: Response, digest: str) -> None:
-        """Raise ContentError if an answer to a push names another digest than the pushed one."""
-        stored = answer.headers.get("docker-content-digest")
-        if not stored or stored == digest:
-            return
-        # Digests of different algorithms cannot be compared (section 1.4).
-        if stored.partition(":")[0] == digest.partition(":")[0]:
-            raise ContentError(
-                f"the registry says that it stored {printable(stored, 100)} instead of {digest}"
-            )
-
-    async def missing_parts_of(
-        self, root: Manifest, children: tuple[Manifest, ...]
-    ) -> frozenset[str]:
-        """Look up each blob and child manifest of an image. Returns the digests of the missing
-        ones.
-        """
-        missing: list[str] = []
-        blobs = {blob.digest: blob for manifest in (root, *children) for blob in manifest.blobs}
-        for digest, blob in blobs.items():
-            if not await self.has_blob(blob, with_retries=True):
-                missing.append(digest)
-        for child in children:
-            if await self.head_manifest(child.digest) is None:
-                missing.append(child.digest)
-        return frozenset(missing)
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the descriptors of all pages of the referrers API (section 1.10).
@@ -430,12 +389,14 @@ class RemoteRepository:
                 pages.add(call.path)
                 answer = await self._get_referrers_page(call, len(pages))
                 body_bytes += len(answer.body)
+                if answer.headers.get("oci-filters-applied"):  # no request asks for a filter
+                    raise ListingBroken("the registry has left entries out of the list")
                 page = _referrers_of(answer, is_first=len(pages) == 1)
                 has_new = not page.keys() <= referrers.keys()
                 referrers.update(page)
 
                 next_path = self._next_page(call, answer)
-                pages.record_names(page, next_path, has_new=has_new)
+                pages.check_news(page, next_path, has_new=has_new)
                 if next_path is None:
                     return tuple(referrers.values())
                 most = max(len(pages), len(referrers), body_bytes / 1024)
@@ -448,7 +409,7 @@ class RemoteRepository:
     async def _get_referrers_page(self, call: Call, number: int) -> Response:
         """Request page `number` of a list of referrers, counted from 1."""
         try:
-            return await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
+            return await self.host.request(call, ok=(200,), limit=_MANIFEST_LIMIT)
         except RegistryError as error:
             is_about_login = error.status in (401, 403)
             if number == 1 or error.retryable or is_about_login:
@@ -457,10 +418,6 @@ class RemoteRepository:
             # later page for the absence of the API.
             text = f"page {number} of the list of referrers: {error.message}"
             raise ListingBroken(text) from error
-
-    def has_unsaved(self) -> bool:
-        """Return False: a registry has saved a manifest or blob when it answers."""
-        return False
 
     async def wait_until_saved(self) -> None:
         """Return at once: there is nothing to wait for."""
@@ -481,11 +438,9 @@ class RemoteRepository:
         with self.adding_context("look up blob", self.name_of(blob.digest)):
             try:
                 if with_retries:
-                    answer = await self._transport.request(self.host, call, ok=(200, 404))
+                    answer = await self.host.request(call, ok=(200, 404))
                 else:
-                    async with await self._transport.exchange(
-                        self.host, call, (200, 404)
-                    ) as answer:
+                    async with await self.host.exchange(call, (200, 404)) as answer:
                         pass  # a HEAD has no body to read
             except RegistryError as error:
                 if error.status not in (401, 403):
@@ -494,17 +449,13 @@ class RemoteRepository:
         size = answer.headers.get("content-length")
         return answer.status == 200 and size in (None, str(blob.size))
 
-    def known_read_error(self, blob: Descriptor) -> SyncError | None:
-        """Return None: only a request can find out."""
-        return None
-
     def far_repository(self, digest: str) -> str | None:
         """Return None: a registry omits no blobs."""
         return None
 
     def begin_upload(self, blob: Descriptor) -> Upload:
         """Return the upload of a blob. No request is sent yet."""
-        return Upload(self, self._transport, blob)
+        return Upload(self, blob)
 
     async def blob_size(self, digest: str) -> int | None:
         """Return the size of a blob in bytes, or None if the registry does not report it.
@@ -513,35 +464,73 @@ class RemoteRepository:
         """
         call = self.build_call("blob_head", "HEAD", f"blobs/{digest}")
         with self.adding_context("look up blob", self.name_of(digest)):
-            answer = await self._transport.request(self.host, call, ok=(200,))
+            answer = await self.host.request(call, ok=(200,))
         size = answer.headers.get("content-length")
         return int(size) if size is not None else None
 
     async def open_blob(
         self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False, turn: Turn | None = None
-    ) -> AbstractAsyncContextManager[Response]:
+    ) -> AbstractAsyncContextManager[BlobBody]:
         """Request a blob from byte `start` on. Returns a context that yields the response, whose
         body the caller reads in the context.
 
-        If `is_fresh`, the request uses a new connection. `turn` was taken for it already. The caller
-        verifies the digest (I3).
+        If `is_fresh`, the request uses a new connection, because the bytes were wrong before: a blob
+        that is called coded is decoded then, or if it has another length than the blob. `turn` was
+        taken for it already. The caller verifies the digest (I3).
 
         Raises ProtocolBroken if the answer does not begin at `start` (docs/protocol-facts.md
         section 1.13), and WrongBytes if the size differs from the descriptor's.
         """
-        call = self.build_call("blob_get", "GET", f"blobs/{blob.digest}")._replace(
-            is_fresh=is_fresh
-        )
+        call = self.build_call("blob_get", "GET", f"blobs/{blob.digest}")
+        call = call._replace(is_fresh=is_fresh)
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
         with self.adding_context("fetch blob", self.name_of(blob.digest)):
-            exchange = await self._transport.exchange(self.host, call, (200, 206), turn=turn)
+            exchange = await self.host.exchange(call, (200, 206), turn=turn)
             try:
-                _check_range(exchange.response, blob, start)
+                response = exchange.response
+                has_other_length = response.length not in (None, blob.size - start)
+                if response.coding and not start and (is_fresh or has_other_length):
+                    return _Unpacked(exchange, blob.size)
+                _check_range(response, blob, start)
             except SyncError:
                 await exchange.__aexit__()
                 raise
         return exchange
+
+
+class _Unpacked:
+    """A blob that came in a coding although nobody asked for one."""
+
+    def __init__(self, exchange: Exchange, size: int) -> None:
+        self._exchange = exchange
+        self._left = size  # bytes
+        self._decoder = Gunzip(exchange.response.coding)
+        self._buffer = memoryview(bytearray(64 * 1024))
+
+    async def __aenter__(self) -> _Unpacked:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exchange.__aexit__()
+
+    async def read_into(self, buffer: memoryview) -> int:
+        """Read decoded bytes into `buffer`. Returns how many were read, or 0 at the end.
+
+        Raises ContentError if they cannot be decoded, or if the coded content has no end.
+        """
+        piece = await self._next(len(buffer))
+        buffer[: len(piece)] = piece
+        self._left -= len(piece)
+        if self._left == 0 and await self._next(1):
+            raise WrongBytes("the decoded blob is longer than its descriptor says")
+        return len(piece)
+
+    async def _next(self, most: int) -> bytes:
+        while not (piece := self._decoder.next(most)) and not self._decoder.is_complete:
+            count = await self._exchange.response.read_into(self._buffer)
+            self._decoder.add(bytes(self._buffer[:count]))
+        return piece
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:
@@ -561,6 +550,12 @@ def _check_range(response: Response, blob: Descriptor, start: int) -> None:
         raise ProtocolBroken("the registry did not resume the blob where it broke off")
 
 
+def _digest_in(answer: Response) -> str | None:
+    """Return the digest that an answer reports. Two different ones are none."""
+    digests = {*answer.headers.all("docker-content-digest")}
+    return digests.pop() if len(digests) == 1 else None
+
+
 def _referrers_of(answer: Response, *, is_first: bool) -> dict[str, Descriptor]:
     """Parse one page of a list of referrers. Returns the descriptors by digest.
 
@@ -569,8 +564,9 @@ def _referrers_of(answer: Response, *, is_first: bool) -> dict[str, Descriptor]:
     answer unknown paths with status 200 and another document.
     """
     content_type = answer.headers.get("content-type") or ""
+    is_of_manifests = content_type.startswith("application/")  # else a proxy may have named it
     try:
-        page = parse_manifest(answer.body, content_type=content_type)
+        page = parse_manifest(answer.body, content_type=content_type if is_of_manifests else None)
         if not page.is_index:
             raise ContentError("not an index")
     except ContentError as error:
@@ -589,12 +585,11 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     """
     if body.count(b"[") + body.count(b"{") > _MOST_BRACKETS:
         raise ContentError("the tag listing is not a list of names")
-    try:
-        document = json.loads(body)
-        tags = document["tags"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        beginning = clean_beginning(body, 60)
-        raise ContentError(f"the tag listing is not valid: {beginning}") from error
+    context = f"the tag listing is not valid: {clean_beginning(body, 60)}"
+    document = load_json(body, context, most_values=_TAGS_LIMIT)
+    if "tags" not in document:
+        raise ContentError(context)
+    tags = document["tags"]
     if tags is None:
         tags = []
     if not isinstance(tags, list):

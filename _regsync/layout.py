@@ -1,0 +1,1185 @@
+"""A directory of images in OCI's image-layout form, as the source or target of a copy.
+
+`Index` says which names and artifacts `index.json` has, `Layout` reads and writes the directory, and
+`LayoutRepository` has the interface `registry.repository.Repository`. What is written goes to a file
+beside its place, `NAME.partial`. `Layout.save` syncs these files and renames them, then replaces
+`index.json`. The bytes of a blob that was not finished are its beginning in the next run.
+
+May not know: requests, which images are copied when.
+Invariants: a directory is read as if a stranger had written it: only regular files inside of it, of
+the size that their descriptor says, and no links. A file has its name only if it is complete and
+synced, and `index.json` names only what is there, at whatever moment a run is killed or the power is
+cut (I1, I2, I11). A manifest that is returned has the requested digest (I3). Equal content gives
+equal bytes; what another tool wrote into an entry stays.
+Follows: OCI image-spec 1.1 image-layout.md, docs/design.md section 13.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
+from io import BufferedWriter, FileIO
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+
+from _regsync import edge
+from _regsync.config import Registry
+from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
+from _regsync.errors import ConfigError, ContentError, RegistryError, Side, SyncError, WrongBytes
+from _regsync.files import (
+    PARTIAL_SUFFIX,
+    WRITE_FLAGS,
+    is_link_free,
+    lock,
+    open_safely,
+    remove_if_possible,
+    sync_folder,
+)
+from _regsync.net.wire import Pieces
+from _regsync.oci import (
+    LAYOUT_SCHEME,
+    Descriptor,
+    Manifest,
+    begins_with_host,
+    check_digest,
+    image_name,
+    is_digest,
+    is_repository,
+    is_tag,
+    load_json,
+    parse_manifest,
+    parse_reference,
+    read_descriptor,
+    referrers_tag,
+    split_digest,
+    split_full_name,
+)
+from _regsync.providers import Dialect
+from _regsync.registry.limits import HostLimits, Need, Patience, Turn
+from _regsync.state import RepositoryKey
+from _regsync.text import printable, reason_of, size_text
+
+if TYPE_CHECKING:
+    from _regsync.registry.repository import BlobBody
+    from _regsync.registry.runs import Transport
+
+# Bytes of the largest files that are read: `index.json` or a receipt, a manifest, and `oci-layout`.
+_LARGEST_INDEX = 64 * 1024 * 1024
+_LARGEST_MANIFEST = 4 * 1024 * 1024
+_LARGEST_VERSION = 64 * 1024
+
+_MOST_VALUES = 1_000_000  # JSON values of an index; enough for 100,000 entries of this program
+_PIECE = 512 * 1024  # bytes of a file that are hashed at once
+_CONCURRENCY = 64  # permits of a layout; the large streams in each direction follow from it
+_MANY_FILES = 32  # from so many files on, `os.sync` first makes syncing them one by one faster
+_MOST_NAMED = 10  # entries that one warning names
+
+_VERSION = b'{"imageLayoutVersion":"1.0.0"}\n'
+_INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+
+# Annotations of an entry of `index.json`.
+_NAME = "org.opencontainers.image.ref.name"  # `REPO:TAG`; other tools use other forms
+_FULL_NAME = "io.containerd.image.name"  # the image's reference at its source, with the host
+_SUBJECT = "dev.regsync.subject"  # the digest that an artifact refers to
+_REPOSITORY = "dev.regsync.repository"  # the repository of an image without a tag
+_OWN_KEYS = (_NAME, _FULL_NAME, _SUBJECT, _REPOSITORY)
+
+# An annotation of the index: a line `DIGEST REPO` for each blob that was left out.
+_LEFT_OUT = "dev.regsync.left-out"
+
+# Files are for other users too, whatever the umask is.
+_FOLDER_MODE = 0o755
+_FILE_MODE = 0o644
+
+# Hints for errors of the system.
+_REMEDIES = {
+    errno.EACCES: "let this user write there, or name another directory",
+    errno.EFBIG: "FAT32 holds no file above 4 GiB: format the device with exFAT, ext4 or NTFS",
+    errno.EIO: "check the device, and whether it is still there; then run again",
+    errno.ENOSPC: "free space on the device, or copy to a larger one",
+    errno.EROFS: "mount the device for writing, or copy to another one",
+}
+_COPY_AGAIN = "copy the layout again, or name another directory"
+
+# The properties of a layout, in the form of the dialect of a registry.
+_DIALECT = Dialect(
+    None, "docs/design.md section 13", limits=(), probe=None, listing_has_digests=True
+)
+
+
+class LayoutError(SyncError):
+    """A layout cannot be read or written."""
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        return "SOURCE_ERROR" if self.side is Side.SOURCE else "TARGET_ERROR"
+
+
+# The names in `index.json`.
+
+
+class Entry(NamedTuple):
+    """One entry of `index.json`."""
+
+    descriptor: Descriptor
+    document: Mapping[str, Any]  # the JSON object, with the fields of other tools
+
+    @property
+    def text(self) -> str:
+        """The entry as JSON. All but ASCII is escaped, because a lone surrogate has no encoding."""
+        return json.dumps(self.document, separators=(",", ":"))
+
+    def label(self, key: str) -> str:
+        return self.descriptor.annotations.get(key, "")
+
+    @property
+    def own_name(self) -> tuple[str, str] | None:
+        """The repository and the tag, if the name has the form `REPO:TAG`."""
+        repository, _, tag = self.label(_NAME).rpartition(":")
+        return (repository, tag) if is_repository(repository) and is_tag(tag) else None
+
+    @property
+    def has_own_label(self) -> bool:
+        """Whether the entry has a name of any tool, or names its subject."""
+        return not self.descriptor.annotations.keys().isdisjoint(_OWN_KEYS)
+
+    @property
+    def referrer(self) -> Descriptor:
+        """The artifact as a list of referrers has it."""
+        return self.descriptor._replace(annotations=_without_own(self.descriptor.annotations))
+
+
+def image_entry(manifest: Manifest, repository: str, tag: str, full_name: str) -> Entry:
+    """Return the entry of an image with a tag. `full_name` is its reference at its source, or ""."""
+    names = {_NAME: f"{repository}:{tag}", _FULL_NAME: full_name}
+    return _make_entry(manifest, {key: name for key, name in names.items() if name})
+
+
+def unnamed_entry(manifest: Manifest, repository: str) -> Entry:
+    """Return the entry of an artifact, or of an image without a tag."""
+    if manifest.subject is None:
+        return _make_entry(manifest, {_REPOSITORY: repository})
+    annotations = {**_without_own(manifest.annotations), _SUBJECT: manifest.subject.digest}
+    return _make_entry(manifest, annotations, manifest.artifact_type)
+
+
+def _make_entry(
+    manifest: Manifest, annotations: Mapping[str, str], artifact_type: str | None = None
+) -> Entry:
+    document: dict[str, Any] = {
+        "mediaType": manifest.media_type,
+        "digest": manifest.digest,
+        "size": manifest.size,
+    }
+    if artifact_type:
+        document["artifactType"] = artifact_type
+    document["annotations"] = dict(sorted(annotations.items()))
+    return Entry(read_descriptor(document, "manifests"), document)
+
+
+def _without_own(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return the annotations that have no meaning in a layout."""
+    return {key: value for key, value in annotations.items() if key not in _OWN_KEYS}
+
+
+class Index:
+    """The entries of a layout, by all that they are looked up by.
+
+    Tools write the names of images in three forms: `REPO:TAG` (own), `HOST/REPO:TAG` (full) and `TAG`
+    (bare). An own name outweighs a full one. Bare names count only where no entry has a longer name:
+    such a layout is one repository, of whatever name is asked for.
+    """
+
+    def __init__(self, body: bytes | None = None) -> None:
+        """Read the bytes of an `index.json`. None: a new layout. Raises ContentError."""
+        # By the own name, or by the entry's text if it has none.
+        self.entries = dict[str, Entry]()
+        self.by_digest = dict[str, Entry]()
+        # By repository and tag. Bare names are those of the repository "".
+        self._tags = defaultdict[str, dict[str, Entry]](dict)
+        # Artifacts, by the digest of their subject and their own. Those of other tools are here if
+        # `knows_all_subjects`: their entries do not name the subject, but their manifests do.
+        self.artifacts = defaultdict[str, dict[str, Entry]](dict)
+        self.knows_all_subjects = False
+
+        document = {"manifests": []} if body is None else _parse_index(body)
+        annotations = document.get("annotations")
+        self._annotations = annotations if isinstance(annotations, dict) else {}
+        # The blobs that are not here because the far side has them: a repository there by digest.
+        self.left_out = read_lines(str(self._annotations.pop(_LEFT_OUT, "")))
+        for number, each in enumerate(document["manifests"]):
+            entry = Entry(read_descriptor(each, f"index.json: manifests[{number}]"), each)
+            self.add(entry)
+            self._add_names_of_others(entry)
+
+    def tags(self, repository: str) -> Mapping[str, Entry]:
+        """Return the entries of a repository by their tag."""
+        has_long_names = any(name for name in self._tags)
+        return self._tags.get(repository if has_long_names else "", {})
+
+    def add(self, entry: Entry) -> None:
+        """Add an entry, in place of the one with the same own name."""
+        own = entry.own_name
+        self.entries[entry.label(_NAME) if own else entry.text] = entry
+        self.by_digest[entry.descriptor.digest] = entry
+        if own:
+            repository, tag = own
+            self._tags[repository][tag] = entry
+        if entry.label(_SUBJECT):
+            self.artifacts[entry.label(_SUBJECT)][entry.descriptor.digest] = entry
+
+    def _add_names_of_others(self, entry: Entry) -> None:
+        """Find an entry by a full or bare name too, unless an own name is in the way."""
+        name = entry.label(_NAME)
+        own = entry.own_name
+        if own and not begins_with_host(own[0]):  # `ghcr.io/app:v1` may be of either form
+            return
+        full_name = name if ":" in name else entry.label(_FULL_NAME)
+        if not full_name:
+            if is_tag(name):
+                self._tags[""][name] = entry
+            return
+        with suppress(ConfigError):
+            reference = parse_reference(full_name)
+            host = reference.registry.rpartition("://")[2]
+            for repository in (reference.repository, f"{host}/{reference.repository}"):
+                if not reference.tag or not is_repository(repository):
+                    continue
+                found = self._tags[repository].get(reference.tag)
+                if found is None or found.own_name != (repository, reference.tag):
+                    self._tags[repository][reference.tag] = entry
+
+    def dump(self) -> bytes:
+        """Return the bytes of `index.json`: one entry a line, sorted. Raises ContentError if there
+        are too many.
+        """
+        entries = self.entries.values()
+        lines = sorted(
+            (entry.label(_NAME), entry.descriptor.digest, entry.text) for entry in entries
+        )
+        annotations = dict(self._annotations)
+        if self.left_out:
+            lines_left_out = [f"{digest} {name}" for digest, name in sorted(self.left_out.items())]
+            annotations[_LEFT_OUT] = "\n".join(lines_left_out)
+        text = ",\n".join(line for _, _, line in lines)
+        members = ['"schemaVersion":2', f'"mediaType":"{_INDEX_TYPE}"', f'"manifests":[\n{text}\n]']
+        if annotations:
+            text = json.dumps(dict(sorted(annotations.items())), separators=(",", ":"))
+            members.append(f'\n"annotations":{text}')
+        body = f"{{{','.join(members)}}}\n".encode()
+        if len(body) > _LARGEST_INDEX:
+            raise ContentError(f"index.json would have more than {_LARGEST_INDEX} bytes")
+        return body
+
+
+def _parse_index(body: bytes) -> dict[str, Any]:
+    document = load_json(body, "index.json of the layout", most_values=_MOST_VALUES)
+    if not isinstance(document.get("manifests"), list):
+        raise ContentError("index.json has no list of manifests")
+    return document
+
+
+# Lines about blobs at the far side, to which a layout is carried.
+
+
+def read_receipts(paths: Iterable[str]) -> dict[str, str]:
+    """Read which blobs the far side holds. Returns a repository there for each digest; the first
+    receipt counts.
+
+    A line is `DIGEST HOST/REPO`, as an audit writes it, or `DIGEST REPO`. The host is left out: the
+    registry may have another name at the far side. Raises ConfigError if a receipt cannot be read,
+    because a blob that is left out by mistake is missed only there.
+    """
+    repositories = dict[str, str]()
+    for path in paths:
+        if os.path.isdir(path):
+            raise ConfigError(
+                f"assume: {printable(path)} is a directory, not a receipt",
+                hint="make a receipt of it where it is a target: `regsync audit --receipt FILE`; name FILE here",
+            )
+        try:
+            body = _read_file(path, _LARGEST_INDEX)
+            if body is None:
+                raise LayoutError("does not exist")
+            receipt = read_lines(body.decode("utf-8", "replace"), without_host)
+        except SyncError as error:
+            raise ConfigError(f"assume: {printable(path)}: {error.message}") from error
+        repositories = {**receipt, **repositories}
+    return repositories
+
+
+def without_host(name: str) -> str:
+    """Return the repository in `HOST/REPO`, `oci-layout:PATH//REPO` or `REPO`."""
+    has_host = name.startswith(f"{LAYOUT_SCHEME}:") or begins_with_host(name)
+    return split_full_name(name)[1] if has_host else name
+
+
+def read_lines(text: str, repository_of: Callable[[str], str] = str) -> dict[str, str]:
+    """Parse lines `DIGEST REPO`. Returns the repository of each digest; the first line counts.
+
+    `repository_of` makes a repository of the second field. Empty lines and comments (`#`) are
+    skipped. Raises ContentError, which names the line, if a line is invalid.
+    """
+    repositories = dict[str, str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        digest, _, name = line.strip().partition(" ")
+        if not digest or line.startswith("#"):
+            continue
+        try:
+            check_digest(digest)
+        except ContentError as error:
+            raise ContentError(f"line {number}: {error.message}") from error
+        repository = repository_of(name)
+        if not is_repository(repository):
+            raise ContentError(f"line {number}: expected DIGEST REPO")
+        repositories.setdefault(digest, repository)
+    return repositories
+
+
+# Files.
+
+
+@contextmanager
+def _disk_errors(path: str) -> Iterator[None]:
+    """Convert OSErrors to LayoutErrors with a hint. `path` is named if an error has no path."""
+    try:
+        yield
+    except OSError as error:
+        name = printable(str(error.filename or path))
+        hint = _REMEDIES.get(error.errno or 0)
+        raise LayoutError(f"{name}: {reason_of(error)}", hint=hint) from error
+
+
+def _open_regular(path: str) -> FileIO | None:
+    """Open a file to read it. None: it does not exist. Raises OSError and LayoutError: for a link, a
+    pipe, a device or a folder too.
+    """
+    try:
+        file = FileIO(path, opener=open_safely)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise LayoutError(f"{printable(path)} is not a regular file")
+    return file
+
+
+def _read_file(path: str, largest: int) -> bytes | None:
+    """Return the bytes of a file. None: it does not exist. Raises ContentError if it has more than
+    `largest` bytes.
+    """
+    with _disk_errors(path):
+        file = _open_regular(path)
+        if file is None:
+            return None
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if size > largest:
+                raise ContentError(f"{printable(path)} has {size} bytes, more than {largest}")
+            return file.readall()
+
+
+def _open_beginning(path: str, largest: int) -> FileIO | None:
+    """Open what an earlier run has written of a file of `largest` bytes, to write on at its end.
+    None: there is nothing that could be its beginning, or that may be written to.
+    """
+    try:
+        file = FileIO(path, "r+", opener=open_safely)
+    except OSError:
+        return None
+    status = os.fstat(file.fileno())
+    # A second name of the file may be outside of the layout.
+    is_ours = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    if is_ours and 0 < status.st_size <= largest:
+        file.seek(0, os.SEEK_END)
+        return file
+    file.close()
+    return None
+
+
+def _create_file(path: str) -> FileIO:
+    """Create a file that all users may read. What was at the path is removed."""
+    remove_if_possible(path)
+    # O_EXCL, because another process may put a link there at this moment.
+    descriptor = os.open(path, WRITE_FLAGS | os.O_EXCL, _FILE_MODE)
+    if hasattr(os, "fchmod"):
+        with suppress(OSError):  # FAT has no modes
+            os.fchmod(descriptor, _FILE_MODE)
+    return FileIO(descriptor, "w")
+
+
+def _write_file(path: str, body: bytes) -> None:
+    """Create a file with these bytes, which a power cut may take."""
+    with BufferedWriter(_create_file(path)) as file:
+        file.write(body)
+
+
+def _sync_file(path: str) -> None:
+    with FileIO(path, "r+", opener=open_safely) as file:  # Windows syncs what it may write to
+        os.fsync(file.fileno())
+
+
+def _put_in_place(path: str) -> None:
+    """Sync `path.partial`, and rename it to `path`."""
+    _sync_file(path + PARTIAL_SUFFIX)
+    os.replace(path + PARTIAL_SUFFIX, path)
+    sync_folder(os.path.dirname(path))
+
+
+def _make_folder(path: str) -> None:
+    """Create a folder that all users may read, unless it exists. Its parent has to be there: if it is
+    not, a disk is probably not mounted.
+    """
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return
+    with suppress(OSError):  # FAT has no modes
+        os.chmod(path, _FOLDER_MODE)
+    sync_folder(os.path.dirname(path))
+
+
+# The directory.
+
+
+class Layout:
+    """One directory. It is the host of its repositories, which share one store of blobs."""
+
+    can_resume = True
+
+    def __init__(self, registry: Registry, transport: Transport, *, must_be_whole: bool) -> None:
+        """Prepare to use a directory. Nothing is read or written yet.
+
+        If `must_be_whole`, a target holds an image only if it holds all parts of it.
+        """
+        self.registry = registry
+        self.key = registry.authority
+        self.path = registry.host
+        self.must_be_whole = must_be_whole
+        self.count_sent = transport.count_sent
+        self._log = transport.machine.log
+        reach = (self.key, Patience(), transport.machine.chance, self._log)
+        self.limits = HostLimits(transport.gate, _CONCURRENCY, (), *reach)
+        self.limits.is_away = False
+
+        # What the far side is assumed to have, so that it is left out: a repository there by digest.
+        self.assumed = dict[str, str]()
+        self.left_out_sizes = dict[str, int]()  # bytes of what this run has left out, by digest
+        self.uploads = set[_Upload]()  # under way; they are promised the bytes that they lack
+
+        self._index: Index | None = None  # None until `index.json` is read
+        self._index_bytes: bytes | None = None  # of the file, as it was last read or written
+        # Whether `index.json` is missing, and `index.json.partial` was read: its rename was lost.
+        self.is_rename_lost = False
+
+        self._is_writing = False
+        self._lock: int | None = None  # a descriptor of the directory
+
+        self._unnamed = set[str]()  # blobs and manifests that are complete and have no name yet
+        self._is_index_changed = False
+        # How much was added, and how much of that is saved. `_progress` is set, and replaced, when
+        # more is saved, or when `_error` ends all writing.
+        self._additions = 0
+        self._saved = 0
+        self._progress = anyio.Event()
+        self._saving = anyio.Lock()
+        self._error: SyncError | None = None
+
+    def disk_errors(self) -> AbstractContextManager[None]:
+        """Return a context that converts OSErrors to LayoutErrors with a hint."""
+        return _disk_errors(self.path)
+
+    # Reading.
+
+    def index(self, *, may_be_new: bool = False) -> Index:
+        """Return the entries of `index.json`, with those that were added since it was read.
+
+        If it `may_be_new`, a directory without a layout is an empty one. Raises LayoutError or
+        ContentError if the layout cannot be read.
+        """
+        if self._index is None:
+            self._index_bytes = self._read_index(may_be_new=may_be_new)
+            try:
+                self._index = Index(self._index_bytes)
+            except ContentError as error:
+                error.hint = _COPY_AGAIN
+                raise
+        return self._index
+
+    def _read_index(self, *, may_be_new: bool) -> bytes | None:
+        """Return the bytes of `index.json`, or None for a new layout."""
+        version = _read_file(self._place("oci-layout"), _LARGEST_VERSION)
+        if version is not None:
+            number = load_json(version, "oci-layout").get("imageLayoutVersion")
+            if not isinstance(number, str) or number.partition(".")[0] != "1":
+                text = f"the image layout has version {printable(str(number), 40)}"
+                raise ContentError(f"{text}, which is not supported")
+        body = _read_file(self._place("index.json"), _LARGEST_INDEX)
+        if body is None and version is not None:
+            body = self._read_new_index()
+        if body is None and may_be_new:
+            return None
+        if version is None:
+            raise LayoutError(
+                f"{printable(self.path)} is not an image layout: it has no file oci-layout",
+                hint="check the path, and whether the disk is mounted",
+            )
+        if body is None:
+            text = f"{printable(self.path)} is an incomplete image layout: it has no index.json"
+            raise LayoutError(text, hint=_COPY_AGAIN)
+        return body
+
+    def _read_new_index(self) -> bytes | None:
+        """Return the bytes of an index that was written and not renamed, or whose new name a power
+        cut has taken with the old one. None: there is none, or it is not complete.
+        """
+        body = _read_file(self._place("index.json") + PARTIAL_SUFFIX, _LARGEST_INDEX)
+        try:
+            Index(body or b"")
+        except ContentError:
+            return None
+        if not self.is_rename_lost:
+            text = f"index.json is missing, index.json{PARTIAL_SUFFIX} is used instead"
+            self._log("warning", "layout_index", f"{printable(self.path)}: {text}")
+        self.is_rename_lost = True
+        return body
+
+    def _place(self, *names: str) -> str:
+        return os.path.join(self.path, *names)
+
+    def _path_of(self, digest: str) -> str:
+        """Return the path of a blob or manifest. Raises LayoutError if a link leads there."""
+        algorithm, encoded = split_digest(digest)
+        folder = self._place("blobs", algorithm)
+        if not is_link_free(folder):
+            raise LayoutError(f"{printable(folder)} is not a directory")
+        return os.path.join(folder, encoded)
+
+    def open(self, digest: str) -> tuple[FileIO, int] | None:
+        """Open a blob or manifest, and return the file and its bytes. None: it is not there."""
+        path = self._path_of(digest)
+        with self.disk_errors():
+            is_named = digest not in self._unnamed
+            file = None if is_named else _open_regular(path + PARTIAL_SUFFIX)
+            file = file or _open_regular(path)  # it may have got its name at this moment
+            return (file, os.fstat(file.fileno()).st_size) if file else None
+
+    def size_of(self, digest: str) -> int | None:
+        """Return how many bytes a blob or manifest has here. None: it is not there."""
+        opened = self.open(digest)
+        if opened is None:
+            return None
+        file, size = opened
+        file.close()
+        return size
+
+    def holds(self, part: Descriptor) -> bool:
+        return self.size_of(part.digest) == part.size
+
+    def read_manifest(self, digest: str, expected: Descriptor | None) -> Manifest:
+        """Read and verify a manifest. Raises RegistryError with status 404 if it is not there."""
+        opened = self.open(digest)
+        if opened is None:
+            raise RegistryError("no such tag or manifest", status=404)
+        file, size = opened
+        with self.disk_errors(), file:
+            if size > _LARGEST_MANIFEST:
+                raise ContentError(f"{digest} has {size} bytes, more than {_LARGEST_MANIFEST}")
+            body = file.readall()
+        return parse_manifest(body, content_type=None, digest=digest, expected=expected)
+
+    def read_subjects(self) -> None:
+        """Read what the artifacts of other tools refer to, once.
+
+        One warning names those that cannot be read. They may refer to any image, so that an error
+        would fail all images.
+        """
+        index = self.index()
+        if index.knows_all_subjects:
+            return
+        index.knows_all_subjects = True
+        unreadable = list[str]()
+        unnamed = [entry for entry in index.entries.values() if not entry.has_own_label]
+        # By digest, because a stranger may have written many entries for one manifest.
+        for digest, entry in {entry.descriptor.digest: entry for entry in unnamed}.items():
+            try:
+                manifest = self.read_manifest(digest, entry.descriptor)
+            except SyncError as error:
+                unreadable.append(f"{digest} ({error.message})")
+                continue
+            if manifest.subject is not None:
+                index.artifacts[manifest.subject.digest][digest] = entry
+        if unreadable:
+            text = f"{printable(self.path)}: {len(unreadable)} entries without a name cannot be read, and"
+            text += f" are not copied if they are artifacts: {', '.join(unreadable[:_MOST_NAMED])}"
+            self._log("warning", "layout_entries", text)
+
+    # Writing.
+
+    def begin_writing(self) -> None:
+        """Lock the directory and make it a layout, once.
+
+        Raises LayoutError if that fails, or if another process writes, and the error of a `save`
+        that has failed.
+        """
+        if self._error is not None:
+            raise self._error.copy_without_context()
+        if self._is_writing:
+            return
+        with self.disk_errors():
+            _make_folder(self.path)
+            self._lock_directory()
+            _make_folder(self._place("blobs"))
+            _make_folder(self._place("blobs", "sha256"))
+            # Another process may have written until now. Earlier look-ups are then out of date: at
+            # worst an image is copied again.
+            if self._index and self._read_index(may_be_new=True) != self._index_bytes:
+                self._index = None
+            self.index(may_be_new=True)
+            if not os.path.lexists(self._place("oci-layout")):
+                _write_file(self._place("oci-layout") + PARTIAL_SUFFIX, _VERSION)
+                _put_in_place(self._place("oci-layout"))
+            if self.is_rename_lost:
+                _put_in_place(self._place("index.json"))
+                self.is_rename_lost = False
+        self._is_writing = True
+
+    def _lock_directory(self) -> None:
+        """Lock the directory itself, because a file for it would stay on the disk."""
+        if self._lock is not None:
+            return
+        try:
+            self._lock = os.open(self.path, os.O_RDONLY)  # not on Windows
+            lock(self._lock)
+        except BlockingIOError as error:
+            self._unlock()
+            raise LayoutError(
+                f"another process is writing {printable(self.path)}",
+                hint="wait until it has ended, or copy to another directory",
+            ) from error
+        except OSError:
+            text = "its file system has no locks: let only one process write to it"
+            self._log("info", "layout_lock", f"{printable(self.path)}: {text}")
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def path_to_write(self, digest: str) -> str:
+        """Return the path to which a blob or manifest is written, in a folder that exists."""
+        path = self._path_of(digest)
+        _make_folder(os.path.dirname(path))
+        return path + PARTIAL_SUFFIX
+
+    def free_bytes(self) -> int:
+        """Return the free bytes on the disk, or 0 if it is not there."""
+        # The directory may be new.
+        directory = self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
+        try:
+            return shutil.disk_usage(directory).free
+        except OSError:
+            return 0
+
+    def check_room(self, needed: int) -> None:
+        """Raise LayoutError unless `needed` bytes are free, beside those promised to uploads and a
+        second index, which is written while the present one is there.
+        """
+        free = self.free_bytes()
+        promised = sum(upload.blob.size - upload.offset for upload in self.uploads)
+        room = max(free - promised - len(self._index_bytes or b""), 0)
+        if needed <= room:
+            return
+        text = f"{printable(self.path)} has room for {size_text(room)}, the blob needs {size_text(needed)}"
+        if promised:
+            text += f" ({size_text(free)} are free, {size_text(promised)} are for blobs under way)"
+        raise LayoutError(text, hint=_REMEDIES[errno.ENOSPC])
+
+    def add_part(self, digest: str) -> None:
+        """Take over a complete blob or manifest, which the next `save` gives its name."""
+        self._unnamed.add(digest)
+        self._additions += 1
+        if self.index().left_out.pop(digest, None):  # by an earlier run
+            self._is_index_changed = True
+
+    def put(self, manifest: Manifest, entry: Entry | None, left_out: Mapping[str, str]) -> None:
+        """Write a manifest, with its entry unless it is the child of an index, and with the lines
+        of its blobs that are left out.
+        """
+        self.begin_writing()
+        if self.size_of(manifest.digest) != manifest.size:
+            with self.disk_errors():
+                _write_file(self.path_to_write(manifest.digest), manifest.body)
+            self.add_part(manifest.digest)
+        index = self.index()
+        if entry is not None:
+            index.add(entry)
+        index.left_out.update(left_out)
+        self._is_index_changed |= entry is not None or bool(left_out)
+        self._additions += 1
+
+    async def wait_until_saved(self) -> None:
+        """Wait until all that was added so far is safe from a power cut. Raises the error of a
+        `save` that has failed.
+        """
+        wanted = self._additions
+        while self._saved < wanted and self._error is None:
+            await self._progress.wait()
+        if self._error is not None:
+            raise self._error.copy_without_context()
+
+    async def save(self) -> None:
+        """Give all that was added its names, then replace `index.json`.
+
+        Errors are raised by `wait_until_saved` and by all further writing: nothing more gets a name.
+        """
+        async with self._saving:
+            if self._additions == self._saved or self._error is not None:
+                return
+            additions = self._additions
+            digests = [*self._unnamed]
+            try:
+                body = self.index().dump() if self._is_index_changed else self._index_bytes
+                self._is_index_changed = False
+                with anyio.CancelScope(shield=True):  # a signal does not end it half-way
+                    await edge.current().in_thread(self._write_names, digests, body)
+                self._unnamed.difference_update(digests)
+                self._saved = additions
+            except SyncError as error:
+                error.drop_frames()
+                hint = "run again when the cause is removed; the layout's tags are unchanged"
+                error.hint = error.hint or hint
+                self._error = error
+            finally:
+                self._progress.set()
+                self._progress = anyio.Event()
+
+    def _write_names(self, digests: list[str], body: bytes | None) -> None:
+        """Give parts their names, then write `index.json`. Runs in a worker thread.
+
+        A file is synced before it gets its name, and has it before the index names it.
+        """
+        with self.disk_errors():
+            paths = [self._path_of(digest) for digest in digests]
+            if len(paths) > _MANY_FILES and hasattr(os, "sync"):
+                os.sync()
+            for path in paths:
+                _sync_file(path + PARTIAL_SUFFIX)
+            for path in paths:
+                os.replace(path + PARTIAL_SUFFIX, path)
+            # All of them: an earlier run may have been killed before it synced what it had renamed.
+            for algorithm in DIGEST_HEX_LENGTHS:
+                sync_folder(self._place("blobs", algorithm))
+            if body is not None and body != self._index_bytes:
+                path = self._place("index.json")
+                _write_file(path + PARTIAL_SUFFIX, body)
+                _put_in_place(path)
+                self._index_bytes = body
+
+    def close(self, *, remove_partials: bool) -> None:
+        """Unlock the directory. `remove_partials`: nobody will go on with blobs that have begun."""
+        for algorithm, length in DIGEST_HEX_LENGTHS.items():
+            folder = self._place("blobs", algorithm)
+            is_swept = self._is_writing and remove_partials and is_link_free(folder)
+            for name in os.listdir(folder) if is_swept and os.path.isdir(folder) else ():
+                if len(name.partition(".")[0]) == length and name.endswith(PARTIAL_SUFFIX):
+                    remove_if_possible(os.path.join(folder, name))
+        self._unlock()
+        self._is_writing = False
+
+
+# A repository.
+
+
+class LayoutRepository:
+    """One repository of a layout, as the source or target of a copy. See `Repository`."""
+
+    dialect = _DIALECT
+    probe_from = None
+    is_local = True
+
+    def __init__(self, layout: Layout, name: str, side: Side) -> None:
+        self.host = layout
+        self.name = name
+        self.api_name = name
+        self.side = side
+        self.key = RepositoryKey(layout.key, name)
+        self.store_key = RepositoryKey(layout.key, "")  # all repositories share it
+
+    def __str__(self) -> str:
+        return f"{self.host.key}//{self.name}"
+
+    def name_of(self, reference: str) -> str:
+        """Return the name of a tag or digest in error messages."""
+        return image_name(str(self), reference)
+
+    def full_name(self, reference: str) -> str:
+        """Return the reference at the registry from which an image came, with the host. If that is
+        not known, `REPO:TAG` or `REPO@DIGEST`.
+        """
+        entry = self._find(reference)
+        known = entry.label(_FULL_NAME) if entry else ""
+        return known or image_name(self.name, reference)
+
+    @contextmanager
+    def adding_context(self, operation: str, reference: str) -> Iterator[None]:
+        """Add side, operation and reference to each SyncError that is raised in the block."""
+        try:
+            yield
+        except SyncError as error:
+            is_not_found = isinstance(error, RegistryError) and error.status == 404
+            if is_not_found and error.hint is None:
+                error.hint = f"check the name: `regsync tags {self}` lists what is there"
+            error.add_context(self.side, operation, reference)
+            raise
+
+    def reading_needs(self, size: int) -> tuple[Need, ...]:
+        return (self.host.limits.reading,)
+
+    def writing_needs(self, size: int, *, in_chunks: bool = False) -> tuple[Need, ...]:
+        return (self.host.limits.writing,)
+
+    def _index(self) -> Index:
+        return self.host.index(may_be_new=self.side is Side.TARGET)
+
+    # Tags and manifests.
+
+    async def list_tags(self) -> dict[str, str | None] | None:
+        """Return each tag whose manifest is there, with its digest. None: there is no such tag."""
+        with self.adding_context("list tags of", str(self)):
+            tags = self._index().tags(self.name)
+            present = {tag: entry for tag, entry in tags.items() if self._is_present(entry)}
+            return {tag: entry.descriptor.digest for tag, entry in present.items()} or None
+
+    def _find(self, reference: str) -> Entry | None:
+        """Return the entry of a tag or digest."""
+        index = self._index()
+        if is_digest(reference):
+            return index.by_digest.get(reference)
+        return index.tags(self.name).get(reference)
+
+    def _is_present(self, entry: Entry) -> bool:
+        """Report whether the layout holds the manifest of an entry; at a target that must be whole,
+        also whether it holds all other parts.
+        """
+        if not self.host.holds(entry.descriptor):
+            return False
+        if self.side is Side.SOURCE:
+            return True
+        # Other programs find nothing without `index.json`. To write the entry again brings it back.
+        if self.host.is_rename_lost:
+            return False
+        return not self.host.must_be_whole or self._is_whole(entry.descriptor)
+
+    def _is_whole(self, top: Descriptor) -> bool:
+        """Report whether the layout holds all parts of an image, but for blobs that `assume` names
+        now: the far side may have removed what was left out earlier.
+        """
+        manifests = {top.digest: top}
+        waiting = [top]
+        while waiting:
+            descriptor = waiting.pop()
+            if not self.host.holds(descriptor):
+                return False
+            manifest = self.host.read_manifest(descriptor.digest, descriptor)
+            needed = [blob for blob in manifest.blobs if not self._may_leave_out(blob)]
+            if not all(self.host.holds(blob) for blob in needed):
+                return False
+            new = {each.digest: each for each in manifest.children if each.digest not in manifests}
+            manifests.update(new)
+            waiting += new.values()
+        return True
+
+    async def head_manifest(self, reference: str) -> str | None:
+        """Return the digest of a manifest. None: it is not there.
+
+        At a source, what an index names is there too. At a target it is not, because a run may have
+        been killed before it wrote the index.
+        """
+        with self.adding_context("look up", self.name_of(reference)):
+            entry = self._find(reference)
+            if entry is not None and self._is_present(entry):
+                return entry.descriptor.digest
+            if self.side is Side.TARGET or not is_digest(reference):
+                return None
+            return None if self.host.size_of(check_digest(reference)) is None else reference
+
+    async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
+        """Return the manifest of a tag or digest, verified.
+
+        Raises RegistryError with status 404 if it is not there, WrongBytes if its digest is wrong,
+        and ContentError if it is invalid.
+        """
+        with self.adding_context("fetch manifest", self.name_of(reference)):
+            entry = self._find(reference)
+            if entry is not None:
+                expected = expected or entry.descriptor
+                return self.host.read_manifest(entry.descriptor.digest, expected)
+            if not is_digest(reference):
+                raise RegistryError("no such tag or manifest", status=404)
+            return self.host.read_manifest(reference, expected)  # the child of an index
+
+    async def put_child(self, manifest: Manifest) -> None:
+        """Write a manifest without an entry. An index that names it follows."""
+        self._put(manifest.digest, manifest, None)
+
+    async def put_manifest(
+        self, reference: str, manifest: Manifest, *, full_name: str = ""
+    ) -> None:
+        """Write a manifest under a tag or digest. `full_name` is its reference at its source."""
+        if is_digest(reference):
+            entry = unnamed_entry(manifest, self.name)
+        else:
+            entry = image_entry(manifest, self.name, reference, full_name)
+        self._put(reference, manifest, entry)
+
+    def _put(self, reference: str, manifest: Manifest, entry: Entry | None) -> None:
+        """Write a manifest. Raises RegistryError if a part is missing that is not left out (I1)."""
+        with self.adding_context("write manifest", self.name_of(reference)):
+            absent = [part for part in manifest.dependencies if not self.host.holds(part)]
+            missing = [
+                part
+                for part in absent
+                if part in manifest.children or not self._may_leave_out(part)
+            ]
+            if missing:
+                # A registry answers so too. The copy then writes the parts again.
+                text = f"{missing[0].digest}, which it names, is not there"
+                raise RegistryError(text, status=404, codes=("MANIFEST_BLOB_UNKNOWN",))
+            left_out = {part.digest: self.host.assumed[part.digest] for part in absent}
+            self.host.put(manifest, entry, left_out)
+
+    async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
+        """Return what refers to a digest, in all repositories of the layout."""
+        with self.adding_context("list referrers of", self.name_of(digest)):
+            index = self._index()
+            self.host.read_subjects()
+            artifacts = index.artifacts.get(digest, {})
+            referrers = {each: entry.referrer for each, entry in artifacts.items()}
+            # Other tools may have written a list under the fallback tag.
+            listed = index.tags(self.name).get(referrers_tag(digest))
+            if listed is not None:
+                tag_list = self.host.read_manifest(listed.descriptor.digest, listed.descriptor)
+                referrers = {**{child.digest: child for child in tag_list.children}, **referrers}
+            return tuple(referrers.values())
+
+    async def wait_until_saved(self) -> None:
+        """Wait until all that was written is safe from a power cut. Raises LayoutError."""
+        with self.adding_context("write", str(self)):
+            await self.host.wait_until_saved()
+
+    # Blobs.
+
+    async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
+        """Report whether a blob need not be written: it is there, or is left out."""
+        with self.adding_context("look up blob", self.name_of(blob.digest)):
+            if self.host.holds(blob):
+                return True
+            if self._may_leave_out(blob):
+                self.host.left_out_sizes[blob.digest] = blob.size
+                return True
+            return False
+
+    def _may_leave_out(self, blob: Descriptor) -> bool:
+        """Report whether a target need not have a blob, because `assume` names it. Configs, which
+        are JSON as few layers are, are always written.
+        """
+        if self.side is Side.SOURCE or blob.media_type.endswith("json"):
+            return False
+        return blob.digest in self.host.assumed
+
+    def far_repository(self, digest: str) -> str | None:
+        """Return a repository at the far side for a blob that was left out here. None: it was not."""
+        return self._index().left_out.get(digest)
+
+    async def blob_size(self, digest: str) -> int | None:
+        """Return the size of a blob. Raises RegistryError with status 404 if it is not there."""
+        with self.adding_context("look up blob", self.name_of(digest)):
+            size = self.host.size_of(digest)
+            if size is None:
+                raise RegistryError("no such blob", status=404)
+            return size
+
+    async def open_blob(
+        self, blob: Descriptor, start: int = 0, *, is_fresh: bool = False, turn: Turn | None = None
+    ) -> AbstractAsyncContextManager[BlobBody]:
+        """Open a blob at byte `start`. Returns a context that yields its bytes.
+
+        Raises LayoutError if it is not there, and WrongBytes if it has another size.
+        """
+        with self.adding_context("read blob", self.name_of(blob.digest)):
+            opened = self.host.open(blob.digest)
+            if opened is None:
+                raise self._absent(blob.digest)
+            file, size = opened
+            if size != blob.size:
+                file.close()
+                raise WrongBytes(f"the blob has {size} bytes, its descriptor says {blob.size}")
+        file.seek(start)
+        return _reading(self.host, file)
+
+    def _absent(self, digest: str) -> LayoutError:
+        if self.far_repository(digest) is not None:
+            return LayoutError(
+                "it was left out of the layout, and the target does not hold it",
+                hint="run `sync --recheck` where the layout was made, without `assume` or with a newer receipt",
+            )
+        text = "neither the layout nor the target holds it"
+        return LayoutError(text, hint="make the layout again, because a part of it is lost")
+
+    def begin_upload(self, blob: Descriptor) -> _Upload:
+        """Return an upload of a blob. No file is created yet."""
+        return _Upload(self, blob)
+
+
+class _Body:
+    """The bytes of a blob that is read."""
+
+    def __init__(self, layout: Layout, file: FileIO) -> None:
+        self._layout = layout
+        self._file = file
+
+    async def read_into(self, buffer: memoryview) -> int:
+        """Read bytes into `buffer`. Returns how many, or 0 at the end of the blob."""
+        with self._layout.disk_errors():
+            count: int = await edge.current().in_thread(self._file.readinto, buffer)
+            return count
+
+
+@asynccontextmanager
+async def _reading(layout: Layout, file: FileIO) -> AsyncIterator[_Body]:
+    with file:
+        yield _Body(layout, file)
+
+
+class _Upload:
+    """A blob on its way into a layout: see `BlobUpload`.
+
+    The session is the partial file, and its bytes are what the session has received. So it never
+    breaks: whatever fails, writing goes on at `offset`, in this run or in the next one.
+    """
+
+    is_broken = False
+    in_chunks = False
+    mount_status = 0
+
+    def __init__(self, repository: LayoutRepository, blob: Descriptor) -> None:
+        self.blob = blob
+        self.session = ""  # the path of the file while it is open
+        self.offset = 0  # bytes in the file
+        self.verifies = False  # whether the first bytes are of an earlier attempt
+        self._repository = repository
+        self._layout = repository.host
+        self._file: FileIO | None = None
+
+    def _adding_context(self) -> AbstractContextManager[None]:
+        name = self._repository.name_of(self.blob.digest)
+        return self._repository.adding_context("write blob", name)
+
+    async def start(self, mount_from: str | None = None) -> bool:
+        """Open the file. Returns True if an earlier run has written all of the blob."""
+        layout, size = self._layout, self.blob.size
+        with self._adding_context():
+            layout.begin_writing()
+            with layout.disk_errors():
+                self.session = layout.path_to_write(self.blob.digest)
+                self._file = _open_beginning(self.session, size) or _create_file(self.session)
+                self.offset = self._file.tell()
+            self.verifies = self.offset > 0
+            try:
+                layout.check_room(size - self.offset)
+            except LayoutError:
+                await self.cancel_upload()
+                raise
+            layout.uploads.add(self)
+            if self.offset == size:
+                await self._finish()
+            return self.offset == size
+
+    async def try_mount(self, digest: str, mount_from: str) -> bool:
+        """Open the file: all repositories share their blobs, so there is nothing to mount."""
+        return await self.start()
+
+    async def send(self, pieces: Pieces, *, is_last: bool = True, turn: Turn | None = None) -> bool:
+        """Write the rest of the blob, and add the blob to the layout. Returns True.
+
+        `pieces` must verify the bytes, unless the upload `verifies` them. After an error of `pieces`
+        the file stays. After WrongBytes, or an error of the disk, it is removed.
+        """
+        try:
+            while piece := await pieces.next():
+                await self._write(piece)
+        except WrongBytes:
+            self._discard()
+            raise
+        with self._adding_context():
+            await self._finish()
+        return True
+
+    async def _write(self, piece: memoryview) -> None:
+        assert self._file is not None
+        self._layout.count_sent(len(piece))
+        try:
+            with self._adding_context(), self._layout.disk_errors():
+                while piece:
+                    count = await edge.current().in_thread(self._file.write, piece)
+                    piece = piece[count:]
+                    self.offset += count
+        except LayoutError:
+            self._discard()
+            raise
+
+    async def _finish(self) -> None:
+        """Close the file, and hand the blob over."""
+        path = self.session
+        if self.verifies and not await self._is_right(path):
+            self._discard()
+            raise WrongBytes("what an earlier run has left of the blob is not its beginning")
+        self._close()
+        self._layout.add_part(self.blob.digest)
+
+    async def _is_right(self, path: str) -> bool:
+        algorithm, expected = split_digest(self.blob.digest)
+        running_hash = new_hash(algorithm)
+        buffer = memoryview(bytearray(_PIECE))
+        with self._layout.disk_errors(), FileIO(path, opener=open_safely) as file:
+            while count := await edge.current().in_thread(file.readinto, buffer):
+                running_hash.update(buffer[:count])
+        return running_hash.hexdigest() == expected
+
+    async def resume(self) -> None:
+        """Do nothing: a session does not break."""
+
+    async def cancel_upload(self) -> None:
+        """Close the file. Its bytes are the beginning for whoever goes on; there is no file of none."""
+        if self.offset:
+            self._close()
+        else:
+            self._discard()
+
+    def _close(self) -> None:
+        """Close the file, which has no claim to room any more."""
+        self.session = ""
+        self._layout.uploads.discard(self)
+        if self._file is not None:
+            with self._layout.disk_errors():
+                self._file.close()
+            self._file = None
+
+    def _discard(self) -> None:
+        path = self.session
+        self._close()
+        remove_if_possible(path)

@@ -1,0 +1,696 @@
+"""One registry under one credential, and the way of one request to it: from its lane to its answer.
+
+`exchange` tells that way: login, lane, connection, redirects, and what the answer says of the
+registry. It sends a request again only with another login; `request` repeats short requests
+(`limits.Retry`).
+
+May not know: which images are copied where, and why.
+Invariants: no credential leaves the registry's origin, and a location is not less safe than the
+origin that names it (I6, R3, R4); a body is sent once (I7); the answer ends before its permit is
+given back, so that the next request can reuse the connection; no error contains a secret or a
+terminal's control characters (R10, R18).
+Follows: docs/design.md section 9, docs/protocol-facts.md sections 1.7, 1.13, 8.1 and 9.2.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import NamedTuple, Protocol
+from urllib.parse import unquote
+
+import anyio
+
+from _regsync import __version__
+from _regsync.addresses import DEFAULT_PORTS, Origin, is_private
+from _regsync.auth.challenge import parse_error_body
+from _regsync.auth.cloud import Answer, CloudLogin
+from _regsync.auth.credentials import Credential
+from _regsync.auth.tokens import NEEDED, Authenticator, Scopes, says_login_ended
+from _regsync.config import Registry
+from _regsync.errors import (
+    AuthError,
+    ConnectFailed,
+    Disconnected,
+    LoginExpired,
+    ProtocolBroken,
+    RegistryError,
+    SyncError,
+    TimedOut,
+    WireError,
+)
+from _regsync.net.trust import CLIENT_CERT_HINT
+from _regsync.net.wire import Header, Pieces, Pool, Request, Response, Timeouts, parse_retry_after
+from _regsync.providers import DIALECTS, api_host
+from _regsync.registry.limits import (
+    LONGEST_WAIT,
+    Gate,
+    HostLimits,
+    Lane,
+    Reach,
+    Retry,
+    Turn,
+    is_gateway_failure,
+    quota_wait,
+)
+from _regsync.text import duration_text, keep_passing_secret, one_line, printable
+
+# How many redirects of one request are followed (R4).
+_MOST_REDIRECTS = 10
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+# How many bytes of an error's body are read (R14). Manifests and listings have limits of their own.
+ERROR_BODY = 64 * 1024
+
+# Seconds of refusals alone after which the requests of a lane fail.
+_THROTTLED_FOR = 600.0
+
+# The actions that find out what to copy. A long wait for one of them stops these requests alone, so
+# that images that are being copied are finished.
+_DISCOVERY = ("tag_list", "manifest_head", "manifest_get")
+
+USER_AGENT: Header = ("User-Agent", f"regsync/{__version__}")
+_EVERY_REQUEST: tuple[Header, ...] = (USER_AGENT, ("Accept-Encoding", "identity"))
+
+# The number of characters of a registry's explanation that are searched for URLs.
+_MOST_EXPLAINED = 4000
+
+# Matches the query of a URL, which may contain a signature, in linear time.
+_QUERY = r"\?\S+"
+
+# Matches each value in a URL's query, because any value may be the URL's signature. Values shorter
+# than 8 characters would mask unrelated text. Values longer than 2048 exceed the length of a
+# printed line.
+_QUERY_VALUES = "=([^&]{8,2048})"
+
+_LINE_BREAKS = re.compile("[\t\r\n]")
+
+# An http or https URL without its fragment.
+_ABSOLUTE_URL = re.compile(r"(?P<origin>https?://[^/?#]*)(?P<target>[^#]*)", re.IGNORECASE)
+
+
+class Machine(NamedTuple):
+    """The parts of the machine that a run uses. Tests replace them."""
+
+    environ: Mapping[str, str]
+    home: str | None  # the user's home directory
+    read: Callable[[str], bytes | None]  # read a file by its path; None if there is no such file
+    chance: Callable[[], float]  # a random number from 0 to 1
+    wall: Callable[[], float]  # seconds since 1970
+    log: Callable[..., None]
+    timeouts: Timeouts = Timeouts()
+    open_files: int = 65536  # how many files the process may open, which bounds the permits
+    traces: bool = True  # whether `log` shows the level "trace", which has one line per request
+
+    def __repr__(self) -> str:
+        return "<Machine>"  # it holds secrets
+
+
+class Run(Protocol):
+    """What the clients of a run share. `runs` has it."""
+
+    machine: Machine
+    gate: Gate
+    pool: Pool
+    requests: defaultdict[str, Counter[str]]
+    throttled: Counter[str]
+    throttled_lanes: dict[str, Lane]
+    last_progress: float
+
+    def count(self, origin: Origin, action: str) -> None: ...
+
+    def count_sent(self, count: int) -> None: ...
+
+    def reach_of(self, origin: Origin) -> Reach: ...
+
+    @property
+    def fetch(self) -> Callable[..., Awaitable[Answer]]: ...
+
+
+class Call(NamedTuple):
+    """One request to an endpoint of a registry, without login and origin."""
+
+    action: str  # what the request counts as, a key of the table in docs/design.md section 9
+    method: str
+    path: str
+    repository: str
+    rights: str = "pull"  # which rights to `repository` its token needs
+    headers: tuple[Header, ...] = ()
+    body: bytes = b""
+
+    # Other repositories that the token must cover too: name and rights.
+    other_rights: tuple[tuple[str, str], ...] = ()
+
+    # The origin of an upload's Location. None: the request goes to the registry itself.
+    origin: Origin | None = None
+
+    # Whether the request must use a new connection, because a reused one has delivered wrong bytes.
+    is_fresh: bool = False
+
+    # How long the response may take after the request was sent. `request` does not repeat a request
+    # that had this time. None: the default.
+    seconds: float | None = None
+
+    @property
+    def scopes(self) -> Scopes:
+        """What its token has to cover."""
+        return frozenset(((self.repository, self.rights), *self.other_rights))
+
+    @property
+    def shown_path(self) -> str:
+        """The path without its query, which may contain signatures."""
+        return self.path.partition("?")[0]
+
+    def request(self, authorization: str | None) -> Request:
+        """Return the request as it is sent. It asks for content without a coding (R15)."""
+        headers = (*_EVERY_REQUEST, *self.headers)
+        if authorization is not None:
+            headers = (*headers, ("Authorization", authorization))
+        return Request(self.method, self.path, headers, self.body)
+
+
+class Body(Pieces):
+    """The body of an upload on its way. It counts its bytes, and frees the place in the window when
+    the registry takes more of it than its first piece.
+    """
+
+    def __init__(self, pieces: Pieces, count: Callable[[int], None]) -> None:
+        self.length = pieces.length
+        self.turn: Turn | None = None
+        self._pieces = pieces
+        self._count = count
+        self._first: memoryview | None = None
+        self._is_second = True
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything may have been sent."""
+        return self._first is not None
+
+    async def begin(self) -> memoryview:
+        """Return the first piece. A body of which nothing was sent may begin again."""
+        if self._first is None:
+            self._first = await self._take()
+        return self._first
+
+    async def next(self) -> memoryview:
+        """Return the next piece after the first one (see `Pieces`)."""
+        if not self._is_second and self.turn is not None:
+            self.turn.record_under_way(anyio.current_time())
+        self._is_second = False
+        return await self._take()
+
+    async def _take(self) -> memoryview:
+        piece = await self._pieces.next()
+        self._count(len(piece))
+        return piece
+
+
+class Exchange:
+    """One request on its way, and its answer: `async with` yields the response, whose body may be
+    unread, and ends both.
+    """
+
+    response: Response  # when it has come
+
+    def __init__(
+        self, call: Call, origin: Origin, turn: Turn, authorization: str | None, body: Body | None
+    ) -> None:
+        self.call = call
+        self.origin = origin  # where it goes
+        self.turn = turn
+        self.authorization = authorization  # the header with its login
+        self.body = body
+        self.is_home = True  # whether it has gone to the registry alone
+        self.is_followed = False  # whether it was redirected
+
+    def follow(self, origin: Origin, path: str) -> None:
+        """Go where a redirect leads."""
+        # After a redirect to another origin no credential is sent, not even to the registry (I6).
+        if origin != self.origin:
+            self.is_home = False
+            self.authorization = None
+        self.origin = origin
+        self.call = self.call._replace(path=path, origin=origin)
+        self.turn.began = anyio.current_time()
+        self.is_followed = True
+
+    async def __aenter__(self) -> Response:
+        return self.response
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.response.close()
+        finally:
+            self.turn.leave()
+
+
+def origin_of(registry: Registry) -> Origin:
+    return Origin(registry.scheme, api_host(registry.host), registry.port, registry)
+
+
+class RegistryClient:
+    """A registry under one credential. All aliases of one HOST:PORT with that credential share it."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        credential: Credential | CloudLogin | None,
+        run: Run,
+        limits: HostLimits,
+    ) -> None:
+        self.registry = registry
+        self.key = registry.authority
+        self.origin = origin_of(registry)
+        self.limits = limits  # of HOST:PORT, whatever the credential
+        self.timeouts = run.machine.timeouts
+        self._run = run
+        self._per_project = DIALECTS[registry.kind].per_project
+        self.authenticator = Authenticator(
+            origin=self.origin,
+            credential=credential,
+            fetch=partial(run.fetch, self),
+            now=anyio.current_time,
+            wall=run.machine.wall,
+        )
+
+        # Whether this run uses the client. A client that a run did not use is dropped.
+        self.is_used = True
+
+        # Whether broken uploads are resumed (rule 16). Set to False when the registry refuses that.
+        self.can_resume = True
+
+        # The error with which all further requests with this credential fail in this run.
+        self._stop_error: SyncError | None = None
+
+        # The hint if the registry is configured with http, but may serve only https.
+        self._https_hint: str | None = None
+        if registry.scheme == "http":
+            secure = self.origin._replace(scheme="https")
+            self._https_hint = f"write {secure} if it serves HTTPS"
+
+    def body(self, pieces: Pieces) -> Body:
+        """Return the body of an upload."""
+        return Body(pieces, self._run.count_sent)
+
+    def begin_run(self) -> None:
+        """Prepare for another run, which tries the credential again."""
+        self.is_used = False
+        self.authenticator.begin()
+        self._stop_error = None
+
+    def stop(self, error: SyncError) -> None:
+        """Make all further requests with this credential fail with an error in this run."""
+        self._stop_error = error.copy_without_context()
+        self.limits.wake()
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop_error is not None:
+            raise self._stop_error.copy_without_context()
+        self.limits.raise_if_stopped(0.0)
+
+    # The way of a request.
+
+    async def request(
+        self, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY
+    ) -> Response:
+        """Send a short request, with the retries of docs/design.md section 9. Returns the response
+        with its body, which may have at most `limit` bytes. Raises SyncError for a status not in
+        `ok`.
+        """
+        retry = Retry(self._run.machine.chance)
+        while True:
+            try:
+                async with await self.exchange(call, ok) as response:
+                    await response.read(limit)
+                    return response
+            except SyncError as error:
+                failure = error
+            if isinstance(failure, TimedOut) and call.seconds is not None:
+                failure.make_final()
+            text = f"{call.method} {self.key}{call.shown_path}: {failure}"
+            self._run.machine.log("debug", "retry", text)
+            await retry.pause(failure, self.limits)
+
+    def lane_of(self, call: Call) -> Lane:
+        """Return the lane that a request enters. A PUT with a body ends its upload too."""
+        area = call.repository.partition("/")[0] if self._per_project else ""
+        is_whole_body = call.action == "upload_body" and call.method == "PUT"
+        return self.limits.lane("upload_finish" if is_whole_body else call.action, area)
+
+    async def exchange(
+        self, call: Call, ok: Collection[int], *, body: Body | None = None, turn: Turn | None = None
+    ) -> Exchange:
+        """Send a request, and return its answer with the body unread. The caller ends the exchange.
+        Raises SyncError for a status not in `ok`.
+
+        The request is repeated only with a new login, or after a redirect. A request with a `body`
+        is sent once (I7), so the caller has to handle a refused login, and a success that arrives
+        before the last byte was sent. `turn` was taken for it already.
+        """
+        refusals: list[bool] = []
+        while True:
+            authorization = await self._log_in(call, can_repeat=body is None)
+            if turn is None:
+                (turn,) = await self._run.gate.enter(self.lane_of(call))
+            exchange = Exchange(call, call.origin or self.origin, turn, authorization, body)
+            exchange.is_home = exchange.origin == self.origin
+            turn = None  # it ends with the exchange
+            try:
+                self._check_login(call, authorization)
+                await self._follow(exchange)
+            except LoginExpired:  # it was refused to another request, and nothing was sent
+                exchange.turn.leave()
+                continue
+            except BaseException:
+                exchange.turn.leave()
+                raise
+            if exchange.response.status in ok:
+                return exchange
+            async with exchange as response:
+                await response.read(ERROR_BODY)
+                is_denied = response.status == 403 or says_login_ended(response)
+                if not is_denied or not exchange.is_home or body is not None:
+                    raise self.refusal(exchange)
+                self.refresh_login(exchange, refusals)
+
+    async def _follow(self, exchange: Exchange) -> None:
+        """Send a request, and follow its redirects (R4)."""
+        for _ in range(_MOST_REDIRECTS + 1):
+            response = exchange.response = await self._send(exchange)
+            is_redirect = exchange.call.method in ("GET", "HEAD") and response.status in _REDIRECTS
+            try:
+                self._record(exchange)
+                if not is_redirect:
+                    return
+            except SyncError:
+                await response.close()
+                raise
+            await response.close()  # other requests may use the connection from now on
+            location = response.headers.get("location")
+            if not location:
+                raise ProtocolBroken(f"status {response.status} without a Location")
+            origin, path = resolve_location(exchange.origin, exchange.call.path, location)
+            check_foreign(exchange.origin, origin)  # each is as safe as the one before it
+            mask_signature(path)
+            exchange.follow(origin, path)
+        raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
+
+    async def _send(self, exchange: Exchange) -> Response:
+        """Send a request once, and return its answer."""
+        call, origin, body = exchange.call, exchange.origin, exchange.body
+        first: memoryview | None = None
+        if body is not None:
+            body.turn = exchange.turn
+            first = await body.begin()
+        if exchange.is_followed:  # the origin need not be a registry
+            self._run.count(origin, call.action)
+        else:
+            self._run.requests[self.key][call.action] += 1
+        try:
+            with self._reach_of(origin).limiting():
+                response = await self._run.pool.exchange(
+                    origin,
+                    call.request(exchange.authorization),
+                    first=first,
+                    pieces=body,
+                    seconds=call.seconds,
+                    is_fresh=call.is_fresh,
+                    is_foreign=origin != self.origin,
+                    check_may_send=partial(self._check_login, call, exchange.authorization),
+                )
+        except WireError as error:
+            if error.side is None:  # otherwise the source of the body has failed, not this host
+                self._explain(error, origin)
+                self._record_failure(exchange, error)
+            raise
+        if self._run.machine.traces:
+            trace = f"{call.method} {origin}{call.shown_path} -> {response.status}"
+            self._run.machine.log("trace", "request", trace)
+        return response
+
+    def _reach_of(self, origin: Origin) -> Reach:
+        return self.limits if origin == self.origin else self._run.reach_of(origin)
+
+    # Logins.
+
+    async def _log_in(self, call: Call, *, can_repeat: bool) -> str | None:
+        """Return the Authorization header for a call, after a request for a token if it needs one.
+        Returns None if the call goes to another origin than the registry's (I6), or needs no login.
+        """
+        self._raise_if_stopped()
+        if call.origin not in (None, self.origin):
+            return None
+        login, scopes = self.authenticator, call.scopes
+        with self._stopping():
+            while True:
+                header = login.header(scopes, anyio.current_time(), for_body=not can_repeat)
+                if header is not NEEDED:
+                    return header
+                await login.obtain(scopes, for_body=not can_repeat)
+
+    def _check_login(self, call: Call, authorization: str | None) -> None:
+        """Raise the error of a client that was stopped meanwhile. Raises LoginExpired if the login
+        was refused to another request, or if the registry has asked another one for a login.
+        """
+        self._raise_if_stopped()
+        if call.origin not in (None, self.origin):
+            return  # no login goes there
+        if self.authenticator.header(call.scopes, anyio.current_time()) != authorization:
+            raise LoginExpired("another request has shown that this one needs another login")
+
+    def refresh_login(self, refused: Exchange, refusals: list[bool]) -> None:
+        """Handle an answer that refuses a login, whose body was read. Returns if its request may be
+        repeated with a new login. Otherwise raises the refusal as an error.
+
+        `refusals` are the earlier ones of the request (see `Authenticator.refused`).
+        """
+        call = refused.call
+        with self._stopping():
+            may_repeat = self.authenticator.refused(
+                refused.response, refused.authorization, call.scopes, call.method, refusals
+            )
+        if not may_repeat:
+            raise self.refusal(refused)
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Stop the client by an AuthError after which another attempt could lock the account."""
+        try:
+            yield
+        except AuthError as error:
+            if error.fatal:
+                self.stop(error)
+            raise
+
+    # What answers say.
+
+    def _record(self, exchange: Exchange) -> None:
+        """Record what the head of an answer says of its host. Raises an error if it is no answer to
+        the request.
+        """
+        response, status = exchange.response, exchange.response.status
+        login = exchange.authorization
+        # With 429 or 5xx the server may not have checked the login.
+        if login is not None and status < 500 and status not in (401, 403, 429):
+            self.authenticator.record_success(login, exchange.call.scopes, exchange.call.method)
+        # Until a registry has answered a request with its login, one request goes at a time.
+        is_first_refusal = exchange.is_home and status == 401 and not self.limits.has_answered
+        is_of_gateway = is_gateway_failure(status, response.headers.get("retry-after"))
+        if not is_of_gateway and not is_first_refusal:
+            self._reach_of(exchange.origin).record_answer(response.came_at)
+        if exchange.is_home and not exchange.is_followed:
+            self._record_pace(exchange)
+        if exchange.body is not None:
+            return  # `upload` judges its answer
+        if status == 401 and not exchange.is_home:
+            who = exchange.origin.authority
+            raise ProtocolBroken(f"{who}, to which the registry redirects, asks for a login")
+        if response.is_early and status in (200, 201):
+            raise Disconnected("the registry answered before the request was sent")
+
+    def _record_pace(self, exchange: Exchange) -> None:
+        """Apply an answer of the registry itself to its lane."""
+        response, turn, lane = exchange.response, exchange.turn, exchange.turn.lane
+        now, status = response.came_at, response.status
+        wall = self._run.machine.wall()
+        self._run.last_progress = now
+        retry_after = 0.0
+        if status >= 500 or status in (408, 429):
+            retry_after = parse_retry_after(response.headers.get("retry-after"), wall) or 0.0
+        turn.record_answer(status, now, retry_after)
+        if status != 429:
+            return
+        self._run.throttled_lanes[self.key] = lane
+        used_up_for = quota_wait(response.headers.get, wall)
+        if used_up_for:
+            lane.paused_until = max(lane.paused_until, now + min(used_up_for, LONGEST_WAIT))
+        if used_up_for > LONGEST_WAIT:
+            error = RegistryError("the quota is used up", status=429)
+            self._stop_requests(exchange, error, used_up_for)
+        elif now - lane.refused_since > _THROTTLED_FOR:
+            error = RegistryError("status 429 to every request for 10 minutes", status=429)
+            self._stop_requests(exchange, error, LONGEST_WAIT)
+
+    def _stop_requests(self, exchange: Exchange, error: RegistryError, seconds: float) -> None:
+        """Stop requests to the registry for `seconds`, because it asks for a longer wait than a run
+        makes: those of the lane if they find out what to copy, otherwise all. Makes `error` final,
+        and adds the time to its message.
+        """
+        end = time.gmtime(self._run.machine.wall() + seconds)
+        moment = time.strftime("%Y-%m-%d %H:%M UTC", end)
+        wait = duration_text(seconds)
+        error.message += f" (asks to wait {wait}, until {moment}: longer than a run waits)"
+        error.make_final()
+        stopped = exchange.turn.lane if exchange.call.action in _DISCOVERY else self.limits
+        stopped.stop(error, anyio.current_time() + seconds)
+
+    def _record_failure(self, exchange: Exchange, error: SyncError) -> None:
+        """Record that a host has not answered, or that a proxy in front of it has."""
+        now = anyio.current_time()
+        turn, reach = exchange.turn, self._reach_of(exchange.origin)
+        is_probe = turn.is_probe and reach is self.limits
+        if isinstance(error, ProtocolBroken):
+            reach.record_answer(now)
+        elif exchange.body is None or is_probe or isinstance(error, ConnectFailed):
+            reach.record_failure(error, turn.began, now, is_probe=is_probe)
+        elif reach.is_out:  # otherwise it says nothing: a registry may refuse a body so
+            error.away = reach
+
+    def _explain(self, error: WireError, origin: Origin) -> None:
+        """Say of a failed request what its message does not."""
+        if origin != self.origin:
+            error.message += f" (a Location of {self.key} leads there)"
+        # A host that disconnects or breaks the protocol may serve only https.
+        is_breach = not isinstance(error, ConnectFailed | TimedOut)
+        if is_breach and not self.limits.has_answered:
+            error.hint = self._https_hint or error.hint
+
+    def refusal(self, exchange: Exchange) -> RegistryError:
+        """Return the error for an answer whose body has been read, and record what it says of its
+        host: that a proxy could not reach it, or that it asks for a long wait.
+        """
+        error = self._error_of(exchange.response)
+        if error.status == 429:
+            self._run.throttled[self.key] += 1
+            error.is_paced_by_window = exchange.origin == self.origin
+        if is_gateway_failure(error.status, error.retry_after):
+            self._record_failure(exchange, error)
+        elif error.retryable and (error.retry_after or 0.0) > LONGEST_WAIT:
+            self._stop_requests(exchange, error, error.retry_after or 0.0)
+        return error
+
+    def _error_of(self, response: Response) -> RegistryError:
+        """Convert an answer into an error with the cleaned text of the registry (R18)."""
+        status = response.status
+        codes, text = parse_error_body(response.body)
+        # Some servers repeat the request in the error, so the queries of URLs are removed (R10).
+        text = one_line(re.sub(_QUERY, "?...", printable(text, _MOST_EXPLAINED)))
+        digests = re.findall("sha(?:256|512):[0-9a-f]{64,128}", response.body.decode("latin-1"))
+        wall = self._run.machine.wall()
+        error = RegistryError(
+            f"status {status}: {text}" if text else f"status {status}",
+            status=status,
+            codes=codes,
+            digests=frozenset(digests),
+            retry_after=parse_retry_after(response.headers.get("retry-after"), wall),
+        )
+        error.hint = self._hint(status, response.body)
+        return error
+
+    def _hint(self, status: int, body: bytes) -> str | None:
+        """Return a hint for a refusal, or None if no hint is known for its status and body."""
+        login = self.authenticator
+        if status == 429 and login.is_anonymous:
+            return f"{login.login_hint}, for a higher limit"
+        if status in (401, 403):
+            return login.denied_hint
+        if status != 400:
+            return None
+        # nginx writes this if it requires a client certificate.
+        if b"SSL certificate" in body:
+            return CLIENT_CERT_HINT
+        # Go and nginx write this if a request with http arrives at a port for https. The answer to
+        # a HEAD has no text.
+        return self._https_hint if not body or b"HTTPS" in body else None
+
+
+# Locations: of a redirect, of a listing's next page, of an upload session.
+
+
+def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
+    """Resolve the `Location` of the answer to a request for `path` at `base`. It may be an absolute
+    URL or a relative reference.
+
+    Returns the origin, and the path with the query, whose text is not changed: it may be signed.
+    Raises ProtocolBroken if the location is not a valid http or https URL without a login.
+    """
+    # The URL of a login service may come from a variable that ends in a line break. urlsplit()
+    # drops the same characters.
+    location = _LINE_BREAKS.sub("", location).lstrip(" ")
+    url = _ABSOLUTE_URL.match(location) or _ABSOLUTE_URL.match(_join(f"{base}{path}", location))
+    if url is None:
+        raise ProtocolBroken("the Location of the answer is not an http or https URL")
+    target = url["target"].removesuffix("?")  # an empty query; an upload appends its own
+    if not target.startswith("/"):
+        target = "/" + target
+    if re.search("[^!-~]", url[0]):
+        raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
+    scheme, host, port = _split_origin(url["origin"])
+
+    # A registry behind a TLS proxy may name its own host with http. Stay with https (I6).
+    is_downgraded = base.scheme == "https" and scheme == "http"
+    is_same_host = host == base.host and port in (None, base.port)
+    if is_downgraded and is_same_host:
+        return base, target
+    return Origin(scheme, host, port or DEFAULT_PORTS[scheme], base.via), target
+
+
+def _join(base: str, location: str) -> str:
+    # `location` is a relative reference. urljoin() must not see an absolute URL, because it would
+    # drop an empty parameter, which a signature may cover.
+    from urllib.parse import urljoin
+
+    try:
+        return urljoin(base, location)
+    except ValueError as error:
+        raise ProtocolBroken("the Location of the answer is not a URL") from error
+
+
+# Cached, because a registry names the same few origins for each upload.
+@lru_cache(maxsize=64)
+def _split_origin(origin: str) -> tuple[str, str, int | None]:
+    """Split `scheme://host:port`. The port is None if it is not given.
+
+    Raises ProtocolBroken if the host is missing, or if there is a login.
+    """
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(origin)
+        port = parts.port
+        host = (parts.hostname or "").lower()
+    except ValueError as error:
+        raise ProtocolBroken("the Location of the answer is not a URL") from error
+    if not host or parts.username is not None:
+        raise ProtocolBroken("the Location of the answer is not an http or https URL")
+    return parts.scheme, host, port
+
+
+def mask_signature(path: str) -> None:
+    """Mask the values in the query of a URL that a registry has named, because one may sign it."""
+    values = re.findall(_QUERY_VALUES, path)
+    keep_passing_secret(*values, *map(unquote, values))
+
+
+def check_foreign(base: Origin, origin: Origin) -> None:
+    """Raise ProtocolBroken if an origin is less safe than the `base` that names it (R3, R4)."""
+    where = printable(origin.host, 100)
+    if base.scheme == "https" and origin.scheme != "https":
+        raise ProtocolBroken(f"the registry redirects from https to http ({where}): not followed")
+    if is_private(origin.host) and not is_private(base.host):
+        raise ProtocolBroken(f"the registry redirects to a private address ({where}): not followed")

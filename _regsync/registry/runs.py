@@ -1,0 +1,413 @@
+"""The registries of a run: their clients, their limits, what is counted, how they are reached.
+
+A `Transport` serves all registries of a run, or of all runs of a watch. Only requests of the same
+client share its tokens and show its client certificate.
+
+May not know: when a request is sent and what it is for.
+Invariants: a client certificate is shown to its own registry only (I6); metadata services are never
+reached by proxy (R20); a request for a login holds no permit (I8) and follows no redirect (R2).
+Follows: docs/design.md sections 6 and 9, docs/protocol-facts.md sections 8.2 and 9.2.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
+from functools import cache, partial
+from typing import Any
+
+import anyio
+
+from _regsync import edge
+from _regsync.addresses import Origin
+from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, CloudModule, Clouds
+from _regsync.auth.credentials import Credential, Pair
+from _regsync.config import Registry
+from _regsync.errors import AuthError, ConnectFailed, RegistryError, TimedOut, WireError
+from _regsync.net.dial import open_stream
+from _regsync.net.proxies import IN_CONFIGURATION, Proxy, proxy_for
+from _regsync.net.trust import find_certs_d, make_context
+from _regsync.net.wire import Pool, Request
+from _regsync.providers import DIALECTS, api_host
+from _regsync.registry.client import (
+    USER_AGENT,
+    Machine,
+    RegistryClient,
+    origin_of,
+    resolve_location,
+)
+from _regsync.registry.limits import (
+    DEFAULT_CONCURRENCY,
+    Gate,
+    HostLimits,
+    Lane,
+    Patience,
+    Reach,
+    is_gateway_failure,
+)
+
+_LARGEST_TOKEN_ANSWER = 1024 * 1024  # bytes
+
+# What the requests of one client have in common: host:port, login, why there is none, trust, proxy.
+_ClientKey = tuple[str | Credential | CloudLogin | None, ...]
+
+# How many files the process needs besides those of its connections.
+_OWN_FILES = 24
+
+
+class Dialer:
+    """Connects to origins as the configuration of a registry prescribes. What it has read of files
+    it keeps.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.read = cache(machine.read)
+        self._contexts = cache(partial(make_context, environ=machine.environ))
+        self._certs_d = cache(find_certs_d)
+
+    def prepare(self, registry: Registry) -> None:
+        """Read the files that the configuration of a registry names. Raises ConfigError if a file,
+        or the URL of the proxy, cannot be used.
+        """
+        if registry.is_layout:
+            return
+        if registry.scheme == "https":
+            self._context(registry)
+        host = api_host(registry.host)
+        proxy_for(registry.scheme, host, registry.port, self._machine.environ, registry.proxy)
+
+    async def dial(
+        self, origin: Origin, registry_there: Registry | None, *, is_foreign: bool
+    ) -> edge.Stream:
+        """Connect to an origin. Raises ConnectFailed if that fails.
+
+        `registry_there` is the registry of this run at that origin, if there is one. `is_foreign`
+        means that another registry has named the origin: no client certificate is shown then, not
+        even to `registry_there`.
+        """
+        # The registry whose proxy and authorities are used. `via` is the registry that led to the
+        # origin.
+        registry = registry_there if is_foreign and registry_there else origin.via
+        # NO_PROXY does not exempt a registry from the proxy of its own configuration.
+        proxy = proxy_for(
+            origin.scheme,
+            origin.host,
+            origin.port,
+            self._machine.environ,
+            registry.proxy if registry else None,
+            heeds_exemptions=registry_there is None,
+        )
+        is_metadata_service = origin.scheme == "http" and not registry_there and not is_foreign
+        if is_metadata_service:
+            proxy = None  # whatever its name is (R20)
+        via_proxy = f" through {proxy}" if proxy else ""
+        self._machine.log("debug", "connect", f"connecting to {origin}{via_proxy}")
+
+        context = None
+        if origin.scheme == "https":
+            context = self._context(registry, has_certificate=not is_foreign)
+        try:
+            return await open_stream(
+                origin, context=context, timeouts=self._machine.timeouts, proxy=proxy
+            )
+        except ConnectFailed as error:
+            if proxy:
+                _name_proxy(error, proxy)
+            raise
+
+    def _context(
+        self, registry: Registry | None, *, has_certificate: bool = True
+    ) -> ssl.SSLContext:
+        """Return the TLS context for a registry's configuration, with or without its client
+        certificate. If `registry` is None, the context trusts the system's authorities only.
+        """
+        if registry is None:
+            return self._contexts()
+        # Certificates of authorities (.crt), client certificates (.cert) and their keys (.key).
+        files = self._certs_d(self._machine.home, registry.authority, registry.port)
+        if not has_certificate:
+            authorities = tuple(file for file in files if file.endswith(".crt"))
+            return self._contexts(registry.ca_file, certs_d=authorities)
+        return self._contexts(registry.ca_file, registry.client_cert, registry.client_key, files)
+
+
+def _name_proxy(error: ConnectFailed, proxy: Proxy) -> None:
+    """Add to an error the proxy that was used, and a hint that names its setting."""
+    if str(proxy) not in error.message:
+        error.message = f"through the proxy {proxy}: {error.message}"
+    if error.hint is None or "HTTPS_PROXY" in error.hint:
+        error.hint = f"check the proxy, which {proxy.setting} names"
+        if proxy.setting != IN_CONFIGURATION:
+            error.hint += "; list hosts to reach without it in NO_PROXY"
+
+
+def _cloud(name: str) -> CloudModule:
+    """Import the login of a cloud, which most runs do not need."""
+    if name == "aws":
+        from _regsync.auth import aws
+
+        return aws
+    if name == "azure":
+        from _regsync.auth import azure
+
+        return azure
+    from _regsync.auth import google
+
+    return google
+
+
+class Transport:
+    """The way to all registries, for a run or for all runs of a watch."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.gate = Gate()
+        self.dialer = Dialer(machine)
+        self.pool = Pool(self._dial, machine.timeouts)
+
+        # By host:port, for the report and the progress display: requests by action, responses with
+        # status 429, and the lane of the last request that got one.
+        self.requests: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.throttled: Counter[str] = Counter()
+        self.throttled_lanes: dict[str, Lane] = {}
+
+        # When the last response arrived or the last bytes moved, in the event loop's time.
+        self.last_progress = -math.inf
+        # Bytes of blobs in this run that were read from sources and that were sent to targets.
+        self.blob_bytes = 0
+        self.bytes_sent = 0
+
+        # The limits of each registry, by host:port; and the reachability of other hosts (token
+        # services, storage), by `Origin.address`.
+        self.limits: dict[str, HostLimits] = {}
+        self._others: dict[tuple[str, str, int], Reach] = {}
+
+        # The clients of this run, and the first client of each address (scheme, host and port).
+        self._clients: dict[_ClientKey, RegistryClient] = {}
+        self._first_client_at: dict[tuple[str, str, int], RegistryClient] = {}
+
+        # Files with logins are read each time, because other programs rewrite them.
+        fetch = partial(self.fetch, None)
+        identity = CloudEnvironment(
+            machine.environ, machine.home, machine.read, machine.wall, fetch
+        )
+        self._clouds = Clouds(identity, _cloud)
+
+    # The life of a run.
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def read_again(self, registries: Collection[Registry]) -> None:
+        """Read the files that a configuration names again. Raises ConfigError if one cannot be
+        used; then what was read before stays in use.
+        """
+        dialer = Dialer(self.machine)
+        for registry in registries:
+            dialer.prepare(registry)
+        self.dialer = dialer
+
+    def begin_run(self, registries: Collection[Registry]) -> None:
+        """Begin another run with new counts. `registries` are those of its configuration.
+
+        A client is kept, with its tokens, if its registry's configuration is unchanged and the last
+        run has used it.
+        """
+        self.blob_bytes = self.bytes_sent = 0
+        self.requests.clear()
+        self.throttled.clear()
+        self._clouds.reload()  # identities of clouds are searched for again
+
+        earlier_clients = self._clients
+        self._clients = {}
+        self._first_client_at = {}
+        for key, client in earlier_clients.items():
+            if client.registry not in registries:  # its configuration was changed or removed
+                # Registries at the same address lose their idle connections too, and make new ones.
+                self.limits.pop(client.key, None)
+                self.pool.close(origin=client.origin)
+            elif client.is_used:  # an unused one is not looked up again: its login has changed
+                client.begin_run()
+                self._add_client(key, client)
+        now = anyio.current_time()
+        for reach in self.reaches:
+            reach.begin_run(now)
+
+    # What is counted.
+
+    def count(self, origin: Origin, action: str) -> None:
+        """Count a request, if its origin belongs to a registry of this run."""
+        client = self._first_client_at.get(origin.address)
+        if client is not None:
+            self.requests[client.key][action] += 1
+
+    def count_read(self, count: int) -> None:
+        """Count bytes of a blob that came from a source."""
+        self.last_progress = anyio.current_time()
+        self.blob_bytes += count
+
+    def count_sent(self, count: int) -> None:
+        """Count bytes of a blob that went to a target."""
+        self.last_progress = anyio.current_time()
+        self.bytes_sent += count
+
+    # The registries.
+
+    def client(self, registry: Registry, repository: str | None = None) -> RegistryClient:
+        """Return the client of a registry that logs in with the credential of a repository. Creates
+        the client on first use.
+
+        If that credential cannot be obtained, all requests of the returned client fail with the
+        reason. Repositories with another credential are still copied.
+        """
+        credential: Credential | CloudLogin | None = None
+        failure: AuthError | None = None
+        try:
+            credential = self._clouds.find(registry, repository, self.dialer.read)
+        except AuthError as error:
+            failure = error
+
+        reason = failure.message if failure is not None else ""
+        trust = (registry.ca_file, registry.client_cert, registry.client_key, registry.proxy)
+        key = (registry.authority, credential, reason, *trust)
+        limits = self._limits_of(registry)
+        client = self._clients.get(key)
+        if client is None:
+            client = RegistryClient(registry, credential, self, limits)
+            self._add_client(key, client)
+        client.is_used = True  # `begin_run` keeps it for the next run
+        if failure is not None:
+            client.stop(failure)
+        return client
+
+    def _add_client(self, key: _ClientKey, client: RegistryClient) -> None:
+        self._clients[key] = client
+        self._first_client_at.setdefault(client.origin.address, client)
+
+    def _limits_of(self, registry: Registry) -> HostLimits:
+        """Return the limits of a registry's host:port. If several registries of the configuration
+        have the same host:port, the smallest `max_concurrent` applies.
+        """
+        # One registry may use a quarter of the open files. A run may use several registries.
+        most_connections = max(2, (self.machine.open_files - _OWN_FILES) // 4)
+        cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most_connections)
+        limits = self.limits.get(registry.authority)
+        if limits is None:
+            groups = DIALECTS[registry.kind].limits
+            reach = self._reach(registry.authority, origin_of(registry))
+            limits = HostLimits(self.gate, cap, groups, *reach)
+            self.limits[registry.authority] = limits
+        elif registry.max_concurrent:  # the default does not reduce what another alias has set
+            limits.cap = min(limits.cap, cap)
+        return limits
+
+    def _reach(self, name: str, origin: Origin) -> tuple[Any, ...]:
+        """Return what the `Reach` of a host is made with."""
+        timeouts = self.machine.timeouts
+        patience = Patience(timeouts.outage, timeouts.first_answer)
+        # A host that is away has closed its idle connections, or will not read them.
+        close_idle = partial(self.pool.close, origin)
+        return name, patience, self.machine.chance, self.machine.log, close_idle
+
+    def reach_of(self, origin: Origin) -> Reach:
+        """Return the reachability of the host at an origin: a registry, or another one."""
+        client = self._first_client_at.get(origin.address)
+        if client is not None:
+            return client.limits
+        reach = self._others.get(origin.address)
+        if reach is None:
+            reach = self._others[origin.address] = Reach(*self._reach(origin.authority, origin))
+        return reach
+
+    @property
+    def reaches(self) -> list[Reach]:
+        """All hosts that this run has to do with."""
+        return [*self.limits.values(), *self._others.values()]
+
+    async def _dial(self, origin: Origin, is_foreign: bool) -> edge.Stream:
+        client = self._first_client_at.get(origin.address)
+        registry = client.registry if client else None
+        return await self.dialer.dial(origin, registry, is_foreign=is_foreign)
+
+    # Logins.
+
+    async def fetch(
+        self,
+        client: RegistryClient | None,
+        method: str,
+        url: str,
+        headers: list[Pair],
+        body: bytes,
+        seconds: float | None = None,
+        check_may_send: Callable[[], None] | None = None,
+    ) -> Answer:
+        """Send a request to a login service.
+
+        `client` is that of the registry which names the service, None for a cloud's own service,
+        whose modules retry by themselves. The response has to arrive within `seconds`.
+        `check_may_send` is passed to Pool.exchange. Raises WireError if no response arrives.
+        """
+        # `url` is absolute. It is resolved only to check it and to split it.
+        origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
+        # The connection uses the proxy and the authorities of this registry.
+        known = client or self._first_client_at.get(origin.address)
+        if known is not None:
+            origin = origin._replace(via=known.registry)
+        self.count(origin, "token")
+        request = Request(
+            method, target, (USER_AGENT, ("Accept", "application/json"), *headers), body
+        )
+        is_foreign = client is not None and origin != client.origin
+        ask = partial(self._ask, origin, request, seconds, check_may_send, is_foreign)
+        if client is None:
+            return await ask()
+
+        # A token service may be away like the registry itself.
+        reach = self.reach_of(origin)
+        began = anyio.current_time()
+        reach.raise_if_stopped(began)
+        failure: RegistryError | WireError
+        try:
+            with reach.limiting():
+                answer = await ask()
+            if not is_gateway_failure(answer.status, answer.headers.get("retry-after")):
+                reach.record_answer(anyio.current_time())
+                return answer
+            failure = RegistryError(f"status {answer.status}", status=answer.status)
+        except WireError as error:
+            failure = error
+        failure.is_of_login = True
+        reach.record_failure(failure, began, anyio.current_time())
+        is_answer_lasting = isinstance(failure, RegistryError) and reach.stop_error is None
+        if is_answer_lasting and failure.away is None:
+            return answer
+        raise failure
+
+    async def _ask(
+        self,
+        origin: Origin,
+        request: Request,
+        seconds: float | None,
+        check_may_send: Callable[[], None] | None,
+        is_foreign: bool,
+    ) -> Answer:
+        """Send the request of `fetch` once. Raises TimedOut after `seconds`; if that is None, only
+        the time-outs of the connection apply.
+        """
+        if check_may_send is not None:
+            check_may_send()
+        with anyio.move_on_after(seconds):
+            async with await self.pool.exchange(
+                origin, request, check_may_send=check_may_send, is_foreign=is_foreign
+            ) as response:
+                # The path is not logged, because some metadata services return credentials to
+                # anybody who knows it.
+                trace = f"{request.method} {origin} -> {response.status}"
+                self.machine.log("trace", "request", trace)
+                content = await response.read(_LARGEST_TOKEN_ANSWER)
+                return Answer(response.status, dict(response.headers), content)
+        assert seconds is not None  # only a time-out leaves the block without a return
+        raise TimedOut(f"{origin} did not answer within {seconds:g} s")
