@@ -1,8 +1,5 @@
 """The exceptions that are reported to the user, with their codes, exit statuses and hints.
 
-Owns: the exception tree, the codes and exit statuses of docs/design.md section 2, `Side`, the
-remedies for error statuses of registries.
-May not know: any other module but `text`, so that all modules can import this module.
 Invariants: a message never contains a credential, a signed URL or a whole body. Text from a
 registry has been made printable by `text.printable`.
 Follows: docs/protocol-facts.md section 9.2, R10 and R18.
@@ -99,6 +96,10 @@ class SyncError(RegsyncError):
     away: Any = None
     # Whether the request was one for a token, which enters no lane that would make it wait.
     is_of_login = False
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        return "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
 
     def add_context(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Set side, operation and reference unless they are set already. Return the same error.
@@ -239,9 +240,7 @@ class RegistryError(SyncError):
 
     @property
     def code(self) -> str:  # type: ignore[override]
-        if self.status in (401, 403):
-            return "AUTH_ERROR"
-        return "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
+        return AuthError.code if self.status in (401, 403) else super().code
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
@@ -257,10 +256,6 @@ class RegistryError(SyncError):
 class ListingBroken(SyncError):
     """A listing of several pages cannot be read completely. The same request would fail again."""
 
-    @property
-    def code(self) -> str:  # type: ignore[override]
-        return "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
-
 
 def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
     """Return advice for the user on an error status, or None if there is no advice.
@@ -271,15 +266,24 @@ def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
         return "run again later, or log in with an account that has a higher limit"
     if status >= 500:
         return "see the registry's logs or status page; the next run copies only what is missing"
-    if status == 404:
-        without_digest, _, digest = reference.partition("@")
-        host, _, path = without_digest.partition("/")
-        repository, _, tag = path.partition(":")
-        if side is Side.TARGET:
-            return _remedy_for_missing_repository(host, repository)
-        return _remedy_for_missing_image(host, repository, tag, digest)
+
+    name, _, digest = reference.partition("@")
+    host, _, path = name.partition("/")
+    repository, _, tag = path.partition(":")
     if side is Side.SOURCE:
-        return None
+        # A digest comes from a manifest, so that the user cannot have mistyped it.
+        if status != 404 or digest:
+            return None
+        if tag:
+            return f"check the name: `regsync tags {host}/{repository}` lists what is there"
+        return "check the name of the repository"
+
+    if status == 404:
+        remedy = "create the repository, or the project that it belongs to, at the target first"
+        if ecr := re.match(_ECR_HOST, host):
+            command = f"aws ecr create-repository --repository-name {repository}"
+            remedy += f": {command} --registry-id {ecr['account']} --region {ecr['region']}"
+        return remedy
     if status == 405:
         return "name a registry that accepts pushes: this one may be read-only, or a cache"
     if status == 413:
@@ -288,23 +292,6 @@ def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
             " (nginx: client_max_body_size)"
         )
     return None
-
-
-def _remedy_for_missing_image(host: str, repository: str, tag: str, digest: str) -> str | None:
-    if digest:
-        return None  # the digest comes from a manifest, so that the user cannot have mistyped it
-    if tag:
-        return f"check the name: `regsync tags {host}/{repository}` lists what is there"
-    return "check the name of the repository"
-
-
-def _remedy_for_missing_repository(host: str, repository: str) -> str:
-    remedy = "create the repository, or the project that it belongs to, at the target first"
-    ecr = re.match(_ECR_HOST, host)
-    if ecr is None:
-        return remedy
-    command = f"aws ecr create-repository --repository-name {repository}"
-    return f"{remedy}: {command} --registry-id {ecr['account']} --region {ecr['region']}"
 
 
 class MappingConflict(SyncError):

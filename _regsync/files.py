@@ -74,13 +74,7 @@ def sync_folder(path: str) -> None:
 
 
 class _NullFile(io.RawIOBase):
-    """A file that is empty and discards writes, like /dev/null. Not every system has /dev/null."""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        return 0
+    """A file that discards writes, like /dev/null. Not every system has /dev/null."""
 
     def writable(self) -> bool:
         return True
@@ -91,7 +85,7 @@ class _NullFile(io.RawIOBase):
 
 def empty_input() -> TextIO:
     """Return a text stream that is at its end."""
-    return io.TextIOWrapper(io.BufferedReader(_NullFile()))
+    return io.TextIOWrapper(io.BytesIO())
 
 
 def null_output() -> TextIO:

@@ -192,20 +192,13 @@ class ArtifactCheck(NamedTuple):
 NO_CHECK = ArtifactCheck(last=0, first=0, flags=0, listing_hash=bytes(8))
 
 
-class ProbeAnswers(NamedTuple):
-    """Whether a registry answers a probing POST correctly (rule 11). None means unknown.
+# Facts of hosts, and of areas of a host's repositories.
 
-    A probing POST finds out whether the repository has a blob. If it has not, the POST opens an
-    upload.
-    """
-
-    is_202_if_absent: bool | None = None
-    is_201_if_present: bool | None = None
-
-    @property
-    def are_useful(self) -> bool:
-        """Report whether no answer is known to be wrong."""
-        return self.is_202_if_absent is not False and self.is_201_if_present is not False
+MOUNTS = "mounts"  # whether the host has mounted a blob
+# Whether a probing POST, which asks for a blob and begins an upload if it is absent, is answered so
+# (docs/design.md section 6, rule 11).
+ABSENT_IS_202 = "absent_is_202"
+PRESENT_IS_201 = "present_is_201"
 
 
 # The file.
@@ -259,13 +252,9 @@ _FACT = b"fact "  # value: what was learnt about a host
 _SEEN = b"seen "  # value: times that may be the first at which a digest was seen
 _SWEPT = b"swept"  # its time: when old entries were last removed
 
-# Places in the header of a SQLite file
-# (https://www.sqlite.org/fileformat2.html#the_database_header).
-_MAGIC = b"SQLite format 3\0"
-_HEADER_BYTES = 100
-_WRITE_AND_READ_VERSION = slice(18, 20)
-_USER_VERSION = slice(60, 64)
-_APPLICATION = slice(68, 72)
+# What SQLite puts beside a file has these endings.
+_SUFFIXES = ("", "-journal", "-wal", "-shm")
+_EARLIER = "it is of an earlier version"
 
 
 class StateUnusable(Exception):
@@ -355,60 +344,90 @@ class StateFile:
 
         Raises StateUnusable if the file is another program's, OSError and sqlite3.Error.
         """
-        is_older = False
         try:
-            header = _read_header(self._path, may_create=self.is_writer)
-            if not header and not self.is_writer:
-                return  # there is no state yet
-            is_older = _version_of(header) < _VERSION
-            if is_older:
-                raise sqlite3.DatabaseError("it is of an earlier version")
             self._open_database()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if not self.is_writer or not _is_damage(error):
                 raise
             text = f"the state in {self._shown_directory} begins anew: {reason_of(error)}"
-            self._log("info" if is_older else "warning", "state", text)
+            self._log("info" if str(error) == _EARLIER else "warning", "state", text)
             self._remove_file()
-            _read_header(self._path, may_create=True)
             self._open_database()
 
     def _open_database(self) -> None:
-        """Open an existing file without checking all of it, which would read all of it.
+        """Open the file without checking all of it, which would read all of it. A writer creates it.
 
-        Damage is found when a damaged page is read. Raises sqlite3.Error.
+        SQLite follows links and waits for pipes. So this raises sqlite3.DatabaseError if something
+        else than a regular file with one name is where SQLite has its files, or if the file is
+        damaged or old; StateUnusable if it must not be replaced. Other damage is found when a
+        damaged page is read.
         """
+        for suffix in _SUFFIXES:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(self._path + suffix)
+                if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                    raise sqlite3.DatabaseError(f"state.db{suffix} is not a file of its own")
+        flags = os.O_RDWR | os.O_CREAT if self.is_writer else os.O_RDONLY
+        try:
+            os.close(os.open(self._path, flags | SAFE_FLAGS, 0o600))
+        except FileNotFoundError:
+            return  # there is no state yet
+
         path = os.path.join(os.getcwd(), self._path).replace(os.sep, "/").lstrip("/")
         uri = f"file:///{quote(os.fsencode(path))}?mode={'rw' if self.is_writer else 'ro'}"
         patience = _WRITER_PATIENCE if self.is_writer else _READER_PATIENCE
-        connection = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
-        self._connection = connection
-        connection.text_factory = _decode
+        self._connection = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
+        self._connection.text_factory = _decode
         # Another user may have made the file: no code in its schema is trusted, and each page is
         # checked when it is read.
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
-            connection.execute(f"PRAGMA {pragma}").fetchall()
+            self._connection.execute(f"PRAGMA {pragma}").fetchall()
+        self._begin(self._connection)
+
+    def _begin(self, database: sqlite3.Connection) -> None:
+        """Check that a database is ours, and begin to use it. A writer fills one that is empty.
+
+        Raises sqlite3.DatabaseError if it is damaged or old, StateUnusable if it must not be
+        replaced.
+        """
+        names = ("application_id", "user_version", "journal_mode")
+        program, version, mode = (
+            database.execute(f"PRAGMA {name}").fetchone()[0] for name in names
+        )
+        query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
+        tables = tuple(sql for (sql,) in database.execute(query).fetchall())
+        is_new = not (program or version or tables)
+        if not is_new:
+            if program != _APPLICATION_ID:
+                raise StateUnusable("state.db is another program's")
+            if version > _VERSION:
+                raise StateUnusable("it was written by a newer version of regsync")
+            if version < _VERSION:
+                raise sqlite3.DatabaseError(_EARLIER)
+            # A write-ahead log does not work on network disks.
+            if tables != _SCHEMA or mode == "wal":
+                raise sqlite3.DatabaseError("its tables are not those of this version")
+            places = database.execute("SELECT host, name, id FROM place").fetchall()
+            self._places = {RepositoryKey(host, name): place for host, name, place in places}
+            self._last_place = self._last_old_place = max(self._places.values(), default=0)
+
+        if is_new and not self.is_writer:
+            self._close_file()  # there is no state yet
+            return
         if self.is_writer:
             # A commit does not wait for the disk. If a power cut damages the file, that costs
             # requests only (I5).
-            connection.execute("PRAGMA synchronous = OFF")
+            database.execute("PRAGMA synchronous = OFF")
             # All statements until the next commit share one transaction. Without one, each query
             # would lock and unlock the file.
-            connection.execute("BEGIN")
-        query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
-        tables = tuple(sql for (sql,) in connection.execute(query).fetchall())
-        if not tables and self.is_writer:
+            database.execute("BEGIN")
+        if is_new:
             for statement in _SCHEMA:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {_VERSION}")
-            connection.execute("COMMIT")
-            connection.execute("BEGIN")
-        elif tables != _SCHEMA:
-            raise sqlite3.DatabaseError("its tables are not those of this version")
-        places = connection.execute("SELECT host, name, id FROM place").fetchall()
-        self._places = {RepositoryKey(host, name): place for host, name, place in places}
-        self._last_place = self._last_old_place = max(self._places.values(), default=0)
+                database.execute(statement)
+            database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version = {_VERSION}")
+            database.execute("COMMIT")
+            database.execute("BEGIN")
 
     def close(self) -> None:
         """Commit what is new, close the file and release the lock."""
@@ -421,6 +440,7 @@ class StateFile:
             self._connection.close()
             self._connection = None
         self._places = {}
+        self._last_place = self._last_old_place = 0
         self._rows.clear()
         if self._lock is not None:
             os.close(self._lock)
@@ -431,7 +451,7 @@ class StateFile:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        for suffix in ("", "-journal", "-wal", "-shm"):
+        for suffix in _SUFFIXES:
             remove_if_possible(self._path + suffix)
 
     # Reading and writing.
@@ -613,8 +633,8 @@ def _end(kind: bytes) -> bytes:
     return kind[:-1] + b"!"
 
 
-def _fact_note(host: str, name: str, segment: str) -> bytes:
-    return _FACT + f"{host} {name} {segment}".encode()
+def _fact_note(place: str, name: str) -> bytes:
+    return _FACT + f"{place} {name}".encode()
 
 
 def _seen_note(key: SeenKey) -> bytes:
@@ -631,47 +651,6 @@ def _is_damage(error: Exception) -> bool:
     SQLite reports these as errors of other classes.
     """
     return isinstance(error, UnicodeDecodeError) or type(error) is sqlite3.DatabaseError
-
-
-def _read_header(path: str, *, may_create: bool) -> bytes:
-    """Return the header of a database, or b"" if the file is empty or absent.
-
-    SQLite follows links and waits for pipes. So this raises sqlite3.DatabaseError if something else
-    than a regular file with one name is at the path, or where SQLite puts its journal.
-    """
-    for name in (path, f"{path}-journal"):
-        with contextlib.suppress(FileNotFoundError):
-            status = os.lstat(name)
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-                raise sqlite3.DatabaseError(f"{os.path.basename(name)} is not a file of its own")
-    try:
-        flags = os.O_RDWR | os.O_CREAT if may_create else os.O_RDONLY
-        descriptor = os.open(path, flags | SAFE_FLAGS, 0o600)
-    except FileNotFoundError:
-        return b""
-    try:
-        return os.read(descriptor, _HEADER_BYTES)
-    finally:
-        os.close(descriptor)
-
-
-def _version_of(header: bytes) -> int:
-    """Return the version of a state file, which is this one if the file is empty.
-
-    Raises sqlite3.DatabaseError if it is damaged, StateUnusable if it must not be replaced.
-    """
-    if not header:
-        return _VERSION
-    # A write-ahead log would be another file to guard. This program never uses one.
-    is_intact = header.startswith(_MAGIC) and header[_WRITE_AND_READ_VERSION] == b"\1\1"
-    if len(header) < _HEADER_BYTES or not is_intact:
-        raise sqlite3.DatabaseError("it is not a database")
-    if int.from_bytes(header[_APPLICATION], "big") != _APPLICATION_ID:
-        raise StateUnusable("state.db is another program's")
-    version = int.from_bytes(header[_USER_VERSION], "big")
-    if version > _VERSION:
-        raise StateUnusable("it was written by a newer version of regsync")
-    return version
 
 
 # Belief.
@@ -732,7 +711,7 @@ class Knowledge:
         self._holders = defaultdict[str, dict[bytes, tuple[str, ...]]](dict)
         # By key of a manifest, the repositories where this run has found it below a tag.
         self._tagged_in = dict[bytes, tuple[RepositoryKey, ...]]()
-        self._facts = dict[tuple[str, str, str], object]()  # by host, name and segment
+        self._facts = dict[tuple[str, str], object]()  # by place and name
         # By host, refused mounts of blobs that only earlier runs have seen.
         self._doubtful_refusals = Counter[str]()
         # What earlier runs have left does not change within a run, but by `forget`.
@@ -825,19 +804,21 @@ class Knowledge:
 
     # Answers about blobs and manifests.
 
-    def confirm_blob(self, where: RepositoryKey, digest: str) -> None:
-        """Record that a registry has confirmed a blob in a repository."""
-        repository, key = self._of(where), key_of(digest)
-        repository.gone.discard(key)
-        if key not in repository.confirmed:
-            repository.confirmed.add(key)
-            repository.file.put(where, [(key, b"", int(self._now()), None)])
+    def confirm_blob(self, where: RepositoryKey, digest: str, *, by_probe: bool = False) -> None:
+        """Record that a registry has confirmed a blob in a repository.
 
-    def record_probed_blob(self, where: RepositoryKey, digest: str) -> None:
-        """Record that a repository has answered 201 to a probing POST for a blob (rule 11)."""
+        With `by_probe` it has answered 201 to a probing POST (rule 11): no answer was about the
+        blob alone.
+        """
         repository, key = self._of(where), key_of(digest)
-        repository.roots.add(key)
-        repository.probed.add(key)
+        if by_probe:
+            repository.roots.add(key)
+            repository.probed.add(key)
+        elif key in repository.confirmed:
+            return
+        else:
+            repository.gone.discard(key)
+            repository.confirmed.add(key)
         repository.file.put(where, [(key, b"", int(self._now()), None)])
 
     def confirm_manifest(
@@ -979,21 +960,13 @@ class Knowledge:
                 yield name
 
     def supports_mounts(self, host: str) -> bool | None:
-        """Report whether a host mounts blobs.
-
-        Returns None until the first mount has been answered.
-        """
-        supports = self._fact(host, "mounts")
-        return supports if isinstance(supports, bool) else None
+        """Report whether a host mounts blobs. Returns None if no mount was answered."""
+        return self.fact(host, MOUNTS)
 
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
         """Report whether a mount from the repository `source` may succeed."""
         is_refused = source in self._of(where).refused_sources
         return not is_refused and self.supports_mounts(where.host) is not False
-
-    def record_mount(self, host: str) -> None:
-        """Record that a host has mounted a blob."""
-        self._learn(host, "mounts", True)
 
     def record_refused_mount(
         self, where: RepositoryKey, source: str, *, is_source_confirmed: bool
@@ -1010,7 +983,7 @@ class Knowledge:
             self._doubtful_refusals[where.host] >= _MOST_DOUBTFUL_REFUSALS
         )
         if is_conclusive and self.supports_mounts(where.host) is None:
-            self._learn(where.host, "mounts", False)
+            self.learn(where.host, MOUNTS, False)
 
     def needs_head(self, where: RepositoryKey, digest: str) -> bool:
         """Report whether a HEAD must check for a blob before a probing POST starts its upload.
@@ -1020,38 +993,11 @@ class Knowledge:
         upload needs the POST anyway.
         """
         repository = self._of(where)
-        answers = self.probe_answers(where)
-        if answers.is_202_if_absent is False:
+        if self.fact(where.area, ABSENT_IS_202) is False:
             return True  # a 201 would not show that the blob is present
         if key_of(digest) in repository.probed and key_of(digest) in repository.gone:
             return True  # a 201 was wrong
-        return repository.is_populated is True and not answers.is_201_if_present
-
-    def probe_answers(self, where: RepositoryKey) -> ProbeAnswers:
-        """Return whether a repository's registry answers probing POSTs correctly."""
-        match self._fact(where.host, "probe_answers", where.first_segment):
-            case [bool() | None as if_absent, bool() | None as if_present]:
-                return ProbeAnswers(if_absent, if_present)
-        return ProbeAnswers()
-
-    def record_probe_answer(
-        self,
-        where: RepositoryKey,
-        *,
-        is_202_if_absent: bool | None = None,
-        is_201_if_present: bool | None = None,
-    ) -> None:
-        """Record whether a probing POST was answered correctly (see `ProbeAnswers`).
-
-        An argument of None leaves the recorded value as it is.
-        """
-        old = self.probe_answers(where)
-        if is_202_if_absent is None:
-            is_202_if_absent = old.is_202_if_absent
-        if is_201_if_present is None:
-            is_201_if_present = old.is_201_if_present
-        answers = [is_202_if_absent, is_201_if_present]
-        self._learn(where.host, "probe_answers", answers, where.first_segment)
+        return repository.is_populated is True and not self.fact(where.area, PRESENT_IS_201)
 
     def choose_present_blob(self, where: RepositoryKey) -> str | None:
         """Return the digest of a blob that an answer of this run has shown to be in a repository.
@@ -1075,55 +1021,42 @@ class Knowledge:
 
     # Facts of hosts.
 
-    def _fact(self, host: str, name: str, segment: str = "") -> object:
-        """Return what runs of the last day have learnt about a host, or None.
+    def fact(self, place: str, name: str) -> bool | None:
+        """Return a yes or no that runs of the last day have learnt about a place, or None.
 
-        `segment` is a first path segment of repositories, or empty for the whole host. The file may
-        be damaged, so the value may have any form.
+        `place` is a host, or the area of a repository.
         """
-        place = (host, name, segment)
-        if place not in self._facts:
-            self._facts[place] = None
-            value, at = self._file_of(host).note(_fact_note(*place)) or (b"", 0)
+        value = self.host_note(place, name)
+        return value if isinstance(value, bool) else None
+
+    def host_note(self, place: str, name: str) -> object:
+        """Return what runs of the last day have learnt about a place, or None.
+
+        The file may be damaged, so the value may have any form.
+        """
+        fact = (place, name)
+        if fact not in self._facts:
+            self._facts[fact] = None
+            value, at = self._file_of(place).note(_fact_note(*fact)) or (b"", 0)
             if value and self._is_young(at, _FACT_SECONDS):
                 with contextlib.suppress(ValueError, RecursionError):
-                    self._facts[place] = json.loads(value)
-        return self._facts[place]
+                    self._facts[fact] = json.loads(value)
+        return self._facts[fact]
 
-    def _learn(self, host: str, name: str, value: object, segment: str = "") -> None:
-        place = (host, name, segment)
-        if self._fact(*place) != value:
-            self._facts[place] = value
+    def learn(self, place: str, name: str, value: object) -> None:
+        """Record what was learnt about a host, or about the area of a repository."""
+        if self.host_note(place, name) != value:
+            self._facts[place, name] = value
             text = json.dumps(value).encode()
-            self._file_of(host).put_note(_fact_note(*place), text, int(self._now()))
-
-    def login(self, host: str) -> object:
-        """Return the saved challenge of a host, in the form of `Authenticator.login_facts`."""
-        return self._fact(host, "login")
-
-    def record_login(self, host: str, login: object) -> None:
-        """Record the challenge of a host, in the form of `Authenticator.login_facts`."""
-        self._learn(host, "login", login)
-
-    def fallback_size(self, host: str) -> int | None:
-        """Return the size in bytes from which on blobs are sent in the kind's fallback style
-        (docs/protocol-facts.md section 7.9). None means that no blob is.
-        """
-        size = self._fact(host, "smallest_patch")
-        return size if isinstance(size, int) and not isinstance(size, bool) else None
-
-    def record_fallback_size(self, host: str, size: int | None) -> None:
-        """Record the size in bytes from which on blobs are sent in the kind's fallback style."""
-        self._learn(host, "smallest_patch", size)
+            self._file_of(place).put_note(_fact_note(place, name), text, int(self._now()))
 
     def has_referrers_api(self, where: RepositoryKey) -> bool | None:
         """Report whether a repository's registry has the referrers API. Returns None if unknown."""
-        has_api = self._fact(where.host, "has_referrers_api", where.first_segment)
-        return has_api if isinstance(has_api, bool) else None
+        return self.fact(where.area, "has_referrers_api")
 
     def record_referrers_api(self, where: RepositoryKey, has_api: bool) -> None:
         """Record whether a repository's registry has the referrers API."""
-        self._learn(where.host, "has_referrers_api", has_api, where.first_segment)
+        self.learn(where.area, "has_referrers_api", has_api)
 
     # Tags, and artifacts of images.
 
@@ -1241,7 +1174,17 @@ class FirstSeen:
         """
         now = int(self._now())
         key = SeenKey(where, digest)
-        first_seen = min(self._record(key, now), self._locked_times.get(key, now))
+        times, last_seen = self._times(key)
+        is_news = not times or now - last_seen >= _DAY
+        # If another digest was seen later than now, this one may be as new as that time.
+        times = times or [max(now, self._file.latest(_SEEN))]
+        past = [time for time in times if time <= now]
+        # A clock may be wrong, and nobody knows which. So a time later than now is kept, and counts
+        # when the clock has come so far.
+        if is_news or not past:
+            value = json.dumps(times if past else [*times, now]).encode()
+            self._file.put_note(_seen_note(key), value, max(now, last_seen))
+        first_seen = min(max(past, default=now), self._locked_times.get(key, now))
         held_until = first_seen + int(min_age)
         return held_until if held_until > now else None
 
@@ -1250,23 +1193,6 @@ class FirstSeen:
         now = int(self._now())
         times, _ = self._times(key)
         return max((time for time in times if time <= now), default=None)
-
-    def _record(self, key: SeenKey, now: int) -> int:
-        """Record that a digest is seen now. Return when it was first seen, at the latest `now`.
-
-        A clock may be wrong, and nobody knows which. So a time later than now is kept, and counts
-        when the clock has come so far.
-        """
-        times, last_seen = self._times(key)
-        is_news = not times or now - last_seen >= _DAY
-        if not times:
-            # If another digest was seen later than now, this one may be as new as that time.
-            times = [max(now, self._file.latest(_SEEN))]
-        past = [time for time in times if time <= now]
-        if is_news or not past:
-            value = json.dumps(times if past else [*times, now]).encode()
-            self._file.put_note(_seen_note(key), value, max(now, last_seen))
-        return max(past, default=now)
 
     def _times(self, key: SeenKey) -> tuple[list[int], int]:
         """Return the times that may be the first, and when the digest was last seen.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
@@ -410,15 +409,6 @@ def select_literals(rule: TagRule) -> Selection | None:
         return None
     literals = [tag for tag in map(literal_tag, rule.glob) if tag is not None]
     return select(literals, rule) if len(literals) == len(rule.glob) else None
-
-
-def selectable(tags: Iterable[str], rule: TagRule) -> tuple[str, ...]:
-    """Return the tags that a rule could select from a listing that also has unknown tags.
-
-    The effect of `latest` is ignored, and `min_tags` is assumed to restore every tag that it can.
-    """
-    most = sys.maxsize if rule.min_tags else None
-    return select(tags, rule._replace(latest=None, min_tags=most)).kept
 
 
 class _CompiledRule:

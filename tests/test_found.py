@@ -89,10 +89,6 @@ def made(seed: Seed, what: str) -> Image:
 WHAT = ["an image", "an index"]
 
 
-@fails(
-    "the image itself is taken for its list: an image fails with `does not hold a list of referrers`, "
-    "an index's platform manifests are written into the list"
-)
 @CLUMSY
 @pytest.mark.parametrize("what", WHAT)
 async def test_a_target_that_takes_a_fallback_tag_for_a_digest_gets_a_true_list(
@@ -110,10 +106,6 @@ async def test_a_target_that_takes_a_fallback_tag_for_a_digest_gets_a_true_list(
     mirror.target.journal.matching(WRITES).none()
 
 
-@fails(
-    "the image itself is taken for its list, and the error is not about what this registry cannot do; "
-    "an index's platform manifests are put under the tag five times"
-)
 @CLUMSY
 @pytest.mark.parametrize("what", WHAT)
 async def test_a_target_that_never_shows_a_fallback_tag_is_said_to_keep_no_list(
@@ -135,9 +127,6 @@ async def test_a_target_that_never_shows_a_fallback_tag_is_said_to_keep_no_list(
     assert listed(mirror.target.app, image) <= {signature.top}
 
 
-@fails(
-    "the platform manifests of an index count as its artifacts, and are listed as such at the target"
-)
 @CLUMSY
 @pytest.mark.parametrize("place", ["fallback tag", "api"])
 @pytest.mark.parametrize("what", ["the subject", "another image"])
@@ -166,9 +155,6 @@ async def test_an_index_of_platforms_at_a_source_is_no_list_of_artifacts(
     assert not mirror.holds(other)
 
 
-@fails(
-    "the entries of the other image's index are taken for referrers: the signature joins them, with status 0"
-)
 @CLUMSY
 async def test_a_list_is_not_mixed_with_another_image_under_its_tag(world, tmp_path):
     """The tag stays that image's, and the run fails; or it names a list of artifacts alone."""
@@ -204,7 +190,6 @@ async def test_a_header_is_read_or_fails_the_run(world, tmp_path, scene, case):
 # 3. A negative answer to a HEAD is final (crazy-max/diun#1614).
 
 
-@fails("the second run asks by HEAD, and what it answers is final")
 @CLUMSY
 @pytest.mark.parametrize("status", [404, 405, 403, 400])
 async def test_a_tag_that_only_a_get_finds_is_found_in_every_run(world, tmp_path, status):
@@ -230,7 +215,6 @@ async def test_a_tag_that_is_gone_is_asked_for_twice_at_most(mirror):
     mirror.source.journal.matching("HEAD GET", "manifest").at_most(2)
 
 
-@fails("a HEAD that answers 404 is `no such tag`, status 2")
 @CLUMSY
 async def test_a_lock_finds_a_tag_that_only_a_get_finds(mirror):
     mirror.push("v1")
@@ -242,9 +226,7 @@ async def test_a_lock_finds_a_tag_that_only_a_get_finds(mirror):
 
 
 @CLUMSY
-@pytest.mark.parametrize(
-    "kind", ["manifest", failing("a blob whose HEAD answers 404 is a finding", "blob")]
-)
+@pytest.mark.parametrize("kind", ["manifest", "blob"])
 async def test_an_audit_misses_only_what_a_get_does_not_find(mirror, kind):
     mirror.push("v1")
     assert (await mirror.sync(V1)).statuses() == ["synced"]
@@ -261,14 +243,7 @@ async def rehearse(mirror: Mirror) -> tuple[Ran, Ran]:
 
 
 @CLUMSY
-@pytest.mark.parametrize(
-    "refused",
-    [
-        failing("the image is `skipped`, although the run goes on to put the list", "list"),
-        "signature",
-        "tag",
-    ],
-)
+@pytest.mark.parametrize("refused", ["list", "signature", "tag"])
 @pytest.mark.parametrize("heals", [True, False])
 async def test_a_dry_run_after_a_refusal_shows_what_is_left_to_do(world, tmp_path, refused, heals):
     mirror = Mirror(world, tmp_path, **WITHOUT_API)
@@ -327,9 +302,6 @@ def outcomes(ran: Ran) -> dict[str, Any]:
     }
 
 
-@fails(
-    "where only the list of referrers is missing, the dry run says `skipped` and the run `synced`"
-)
 @pytest.mark.slow
 @CLUMSY
 async def test_a_dry_run_after_an_interruption_shows_what_the_run_then_does(
@@ -356,7 +328,6 @@ async def test_a_dry_run_after_an_interruption_shows_what_the_run_then_does(
     assert differing == {}
 
 
-@fails("the dry run ends with 1 and `would_sync`, the run with 2 and `failed`")
 async def test_a_dry_run_knows_of_a_full_disk_what_its_run_does(world, tmp_path, monkeypatch):
     def free(path: Any, measure: Any = os.statvfs) -> os.statvfs_result:
         fields = list(measure(path))
@@ -385,9 +356,6 @@ LOOKUPS = {
 }
 
 
-@fails(
-    "AUTH_ERROR with a hint to log in: nothing says that a signature may hide there, or how to go on"
-)
 @pytest.mark.parametrize("lookup", LOOKUPS)
 @pytest.mark.parametrize("command", ["sync", "copy"])
 async def test_a_look_up_that_is_refused_says_what_it_was_for(world, tmp_path, lookup, command):
@@ -579,7 +547,6 @@ async def test_a_docker_file_is_read_as_people_write_it(world, tmp_path, key, en
     assert held(mirror.target, "app", image)
 
 
-@fails("it is called a manifest of the source that is unknown, as any other")
 async def test_a_missing_attestation_is_called_one_with_its_image(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     index = mirror.push("v1", mirror.seed.index(platforms=["linux/amd64"], attestations=True))

@@ -13,8 +13,10 @@ import html5lib
 import pytest
 from markdown_it import MarkdownIt
 
+from conformance.content.images import Seed
 from conformance.server.sockets import Server
-from tests.ends import Ran, run_regsync
+from tests.ends import Ran, run_regsync, tags
+from tests.ends import document as configuration
 from tests.published import mixed_run
 
 # Markup, in each of the forms, and things that Markdown turns into links and mentions.
@@ -107,6 +109,22 @@ def test_a_real_report_is_shown_in_each_form(
     for each in failures:
         assert each["error"]["code"] in told.out
     assert told.out.endswith("\n")
+
+
+@pytest.mark.new
+def test_a_summary_is_the_markdown_of_the_run(
+    source: Server, target: Server, tmp_path: Path
+) -> None:
+    Seed(1).image().load_into(source.app, "app", tag="v1")
+    config, summary = tmp_path / "mirror.yaml", tmp_path / "summary.md"
+    ends = {"source": source, "target": target}
+    config.write_text(configuration(ends, {"from": "app", "tags": tags("v1")}))
+    summary.write_text("of an earlier run")
+    ran = run_regsync("sync", "--json", "-c", str(config), "--summary", str(summary))
+    assert ran.status == 0
+    assert summary.read_text() == shown(ran.report, "markdown")
+    nowhere = run_regsync("sync", "-c", str(config), "--summary", str(tmp_path / "none" / "x"))
+    assert (nowhere.status, "its directory does not exist" in nowhere.err) == (3, True)
 
 
 def test_what_is_held_back_is_counted_with_the_next_moment() -> None:

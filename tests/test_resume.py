@@ -315,6 +315,21 @@ async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(world
     assert [each.request_bytes for each in sends(target, digest)] == [MIB, SIZE]
 
 
+async def test_a_session_with_more_than_was_sent_is_of_no_use(world):
+    """In chunks too: what it holds is not known, so a new session gets the blob."""
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, 20 * MIB)
+    faults = target.app.faults
+    faults.on("PUT", "upload", where=lambda asked: asked.length() == 20 * MIB).status(413)
+    faults.on("PATCH", "upload").first().drop(after=2 * MIB, of="request")
+    faults.on("GET", "upload").lie(headers={"Range": f"0-{18 * MIB - 1}"})
+    arrived(image, target, await world.copy(source, target))
+    asked = target.journal.matching("GET", "upload")
+    assert len(asked) == 1
+    again = [each for each in target.journal.matching("PATCH", "upload") if not each.faults]
+    assert [each.request_bytes for each in again] == [16 * MIB, 4 * MIB]
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(world, side):
     """It answered before: repetitions of one request do not make it unreachable for the run."""

@@ -14,11 +14,11 @@ from tests.ends import ROOT
 # What only other commands need, or those who use a registry of a cloud, a lock or an image layout.
 NEEDLESS_OURS = {
     *("app.access", "app.auditing", "app.locking", "app.version", "app.watch", "app.health"),
-    *("app.report_file", "app.report_forms", "app.report_page"),
+    "app.pages",
     *("auth.aws", "auth.azure", "auth.google"),
     "layout",
-    *("sync.audit", "sync.dry_run", "sync.findings", "sync.retry"),
-    *("sync.locked", "sync.lockfile", "sync.locking"),
+    *("audit", "sync.dry_run", "sync.retry"),
+    *("locking", "pins"),
 }
 
 

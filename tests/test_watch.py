@@ -187,7 +187,7 @@ async def test_an_outcome_that_comes_back_or_changes_is_said_again(stage):
     def fail(status: int) -> Step:
         def again() -> None:
             faults.clear()
-            faults.on("HEAD", "manifest").status(status)
+            faults.on("HEAD GET", "manifest").status(status)
 
         return again
 

@@ -114,7 +114,7 @@ def probe(path: str) -> tuple[int, dict[str, Any]]:
     """Ask the watch under way, which answers on a socket and in a thread of its own; return the
     status and the document.
 
-    That thread has the real clock. Whether a watch stands still is asked by tests/inside/telling.py.
+    That thread has the real clock. Whether a watch stands still is asked by tests/unit/test_watch_rules.py.
     """
     assert isinstance(sys.stderr, io.StringIO)
     ports = re.findall(r"health probes at 127\.0\.0\.1 port (\d+)", sys.stderr.getvalue())

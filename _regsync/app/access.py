@@ -1,7 +1,5 @@
 """Run `regsync auth check`: try which rights the credentials have in each repository.
 
-Owns: the requests that try each right, and the output of the command.
-May not know: how a credential is obtained.
 Invariants: no manifest is read or written and no repository is created. An upload is started, and
 cancelled at once, only in a repository that exists. A right that was not tried is not reported.
 Follows: docs/design.md section 2 ("auth check").
@@ -10,26 +8,25 @@ Follows: docs/design.md section 2 ("auth check").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from _regsync.app.console import Console
 from _regsync.app.environment import connected
 from _regsync.config import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
+from _regsync.net.proxies import proxy_for
 from _regsync.oci import Descriptor
+from _regsync.providers import api_host
 from _regsync.registry.client import RegistryClient
 from _regsync.registry.endpoints import RemoteRepository
+from _regsync.registry.runs import Transport
 from _regsync.registry.upload import Upload
 from _regsync.state import Knowledge
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.once import Once, gather
 from _regsync.sync.report import error_json
 from _regsync.text import time_text
-
-_T = TypeVar("_T")
 
 LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1` and list all tags
 LATEST_TIME = 1e11  # seconds since 1970; a credential that expires later is not shown as expiring
@@ -47,14 +44,17 @@ async def check_access(config: Config, console: Console) -> int:
         for registry, _ in sides:
             transport.dialer.prepare(registry)
         discovery = Discovery(transport, Knowledge())
+        # All are opened before the first request, so that one token is for several of them.
         repositories = [
             discovery.open_remote(registry, name, side) for (registry, name), side in sides.items()
         ]
-        access_check = AccessCheck()
+        # Whether each registry ever asks for a login.
+        logins = defaultdict[RegistryClient, Once[bool]](Once)
 
         async def check_one(repository: RemoteRepository) -> Access:
-            access = await access_check.try_repository(repository)
-            print_access(access, console)  # at once, because the other checks may take long
+            access = Access(repository, proxy_of(repository.host.registry, transport))
+            await try_repository(access, logins[repository.host])
+            show(access, console)  # at once, because the other checks may take long
             return access
 
         accesses = await gather([partial(check_one, repository) for repository in repositories])
@@ -72,13 +72,19 @@ def repositories_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
     """
     sides = dict[tuple[Registry, str], Side]()
     for mapping in config.mappings:
-        if not mapping.source.is_layout:
-            # Do not replace TARGET, which an earlier mapping may have set.
-            sides.setdefault((mapping.source, mapping.source_repository), Side.SOURCE)
+        # Do not replace TARGET, which an earlier mapping may have set.
+        sides.setdefault((mapping.source, mapping.source_repository), Side.SOURCE)
         for target in mapping.targets:
-            if not target.is_layout:
-                sides[target, mapping.target_repository] = Side.TARGET
-    return sides
+            sides[target, mapping.target_repository] = Side.TARGET
+    return {key: side for key, side in sides.items() if not key[0].is_layout}
+
+
+def proxy_of(registry: Registry, transport: Transport) -> str | None:
+    """Return the proxy through which a registry is reached, or None if it is reached directly."""
+    environ = transport.machine.environ
+    host = api_host(registry.host)
+    proxy = proxy_for(registry.scheme, host, registry.port, environ, registry.proxy)
+    return str(proxy) if proxy else None
 
 
 @dataclass
@@ -86,6 +92,7 @@ class Access:
     """The rights that the credential has in one repository, as far as they were tried."""
 
     repository: RemoteRepository
+    proxy: str | None
     rights: list[str] = field(default_factory=list)  # "pull" and "push", as far as they worked
     is_absent: bool = False  # whether the target does not exist, but a push would create it
     error: SyncError | None = None
@@ -96,17 +103,11 @@ class Access:
         """Where the accepted credential was found. None if the registry accepted no credential."""
         login = self.repository.host.authenticator
         is_accepted = login.was_accepted and not login.is_anonymous and self.asks_for_login
-        if not is_accepted:
-            return None
-        return login.credential.found_at
+        return login.credential.found_at if is_accepted else None
 
     @property
     def expires(self) -> str | None:
-        """When a cloud login expires, in UTC.
-
-        None if the credential is no cloud login, or if it expires at an unknown time, or later than
-        LATEST_TIME.
-        """
+        """When a cloud login expires, in UTC. None if that is unknown, or later than LATEST_TIME."""
         cloud_login = self.repository.host.authenticator.cloud_login
         if cloud_login is None or not 0 <= cloud_login.expires < LATEST_TIME:
             return None
@@ -116,8 +117,6 @@ class Access:
         """Return the entry in `access` of the JSON document."""
         registry = self.repository.host.registry
         upload = "absent" if self.is_absent else None  # None: no upload was tried
-        if "push" in self.rights:
-            upload = "opened"
         return {
             "registry": registry.alias,
             "repository": str(self.repository),
@@ -125,166 +124,138 @@ class Access:
             "method": registry.auth_type or "detected",
             "source": self.credential_found_at,
             "expires": self.expires,
-            "upload": upload,
+            "upload": "opened" if "push" in self.rights else upload,
             "error": error_json(self.error),
         }
 
+    def line(self) -> str:
+        """Format the rights, the credential, its expiry, the proxy, and why no push was tried."""
+        login = self.repository.host.authenticator
+        remarks = [self.credential_found_at or "anonymous"]
+        if self.credential_found_at is None and not login.is_anonymous:
+            remarks.append(f"no login needed, found: {login.credential.found_at}")
+        if self.expires is not None:
+            remarks.append(f"until {self.expires}")
+        if self.proxy is not None:
+            remarks.append(f"via {self.proxy}")
+        if self.is_absent:
+            remarks.append("the repository does not exist yet, so no push was tried")
+        return f"ok  {self.repository}  {','.join(self.rights) or '-'}  ({', '.join(remarks)})"
 
-def print_access(access: Access, console: Console) -> None:
+
+def show(access: Access, console: Console) -> None:
     """Print a line about a repository, or log its error.
 
     With `--json` only errors are logged, because the document lists all repositories.
     """
     error = access.error
+    if access.proxy is None:
+        console.log("info", "direct", f"{access.repository}: direct, through no proxy")
     if error is not None:
         message = f"{error.code}: {error}"
         console.log("error", "check_failed", message, code=error.code, hint=error.hint)
-        return
-    if console.writes_json:
-        return
-    rights = ",".join(access.rights) or "-"
-    console.print_line(f"ok  {access.repository}  {rights}  ({', '.join(list_remarks(access))})")
+    elif not console.writes_json:
+        console.print_line(access.line())
 
 
-def list_remarks(access: Access) -> list[str]:
-    """Return the remarks of a line: the credential, its expiry, why no push was tried."""
-    login = access.repository.host.authenticator
-    if access.credential_found_at is not None:
-        remarks = [access.credential_found_at]
-    elif login.is_anonymous:
-        remarks = ["anonymous"]
-    else:
-        remarks = ["anonymous", f"no login needed, found: {login.credential.found_at}"]
-    if access.expires is not None:
-        remarks.append(f"until {access.expires}")
-    if access.is_absent:
-        remarks.append("the repository does not exist yet, so no push was tried")
-    return remarks
+async def try_repository(access: Access, login: Once[bool]) -> None:
+    """Try the rights that a run needs in a repository: pull at a source, push at a target.
 
-
-class AccessCheck:
-    """Tries the rights in repositories, and the credential of each registry."""
-
-    def __init__(self) -> None:
-        # Whether each registry ever asks for a login.
-        self._credential_checks = defaultdict[RegistryClient, Once[bool]](Once)
-
-    async def try_repository(self, repository: RemoteRepository) -> Access:
-        """Try the rights that a run needs in a repository: pull at a source, push at a target.
-
-        If a right is missing, the returned `error` says so.
-        """
-        access = Access(repository)
-        try:
-            with repository.adding_context("check", str(repository)):
-                await self._try_rights_and_credential(access)
-        except SyncError as error:
-            access.error = error
-            is_missing = isinstance(error, RegistryError) and error.status == 404
-            is_in_ecr = repository.host.registry.kind == "ecr"
-            if is_missing and is_in_ecr and repository.side is Side.TARGET:
-                # The usual hint ends with a command, so this advice is put in front of it.
-                template = "add a repository creation template for CREATE_ON_PUSH"
-                error.hint = f"{template}, or {error.hint}"
-        return access
-
-    async def _try_rights_and_credential(self, access: Access) -> None:
-        """Store in `access` what works. Raises SyncError if a needed right is missing."""
-        try:
-            await self._try_rights(access)
-        except RegistryError as error:
-            # The registry may have answered 404 without asking for a login. Then a refused
-            # credential is reported instead of the 404.
-            if error.status == 404:
-                await self._check_credential(access.repository)
-            raise
-        access.asks_for_login = await self._check_credential(access.repository)
-
-    async def _try_rights(self, access: Access) -> None:
-        """List tags and, at a target that exists, start an upload. Store in `access` what works.
-
-        Raises SyncError if a source refuses the listing, if a target refuses the upload, or if a
-        target does not exist and a push would not create it.
-        """
-        repository = access.repository
-        try:
-            await self._list_one_tag(repository)
-            access.rights.append("pull")
-        except RegistryError as error:
-            # A push needs no list of tags.
-            may_take_pushes = repository.side is Side.TARGET and error.status in (401, 403, 404)
-            if not may_take_pushes:
+    Stores in `access` what works, and an error if a right is missing. `login` is whether the
+    registry ever asks for one.
+    """
+    repository = access.repository
+    try:
+        with repository.adding_context("check", str(repository)):
+            try:
+                await _try_rights(access)
+            except RegistryError as error:
+                # The registry may have answered 404 without asking for a login. Then a refused
+                # credential is reported instead of the 404.
+                if error.status == 404:
+                    await _ask_once(login, repository)
                 raise
-            if error.status == 404:
-                # In ECR only a creation template lets a push create a repository. Most other
-                # registries create repositories when they are pushed to.
-                if repository.host.registry.kind in ("ecr", "ecr_public"):
-                    raise
-                access.is_absent = True
-                return
+            access.asks_for_login = await _ask_once(login, repository)
+    except SyncError as error:
+        access.error = error
+        is_missing = isinstance(error, RegistryError) and error.status == 404
+        is_in_ecr = repository.host.registry.kind == "ecr"
+        if is_missing and is_in_ecr and repository.side is Side.TARGET:
+            # The usual hint ends with a command, so this advice is put in front of it.
+            template = "add a repository creation template for CREATE_ON_PUSH"
+            error.hint = f"{template}, or {error.hint}"
 
-        if repository.side is Side.TARGET:
-            await self._start_and_cancel_upload(repository)
-            access.rights.append("push")
 
-    async def _list_one_tag(self, repository: RemoteRepository) -> None:
+async def _try_rights(access: Access) -> None:
+    """List a page of one tag and, at a target that exists, start an upload and cancel it.
+
+    Raises SyncError if a source refuses the listing, if a target refuses the upload, or if a target
+    does not exist and a push would not create it.
+    """
+    repository = access.repository
+    try:
         call = repository.build_call("tag_list", "GET", "tags/list?n=1")
         await repository.host.request(call, ok=(200,), limit=LARGEST_TAG_PAGE)
+        access.rights.append("pull")
+    except RegistryError as error:
+        # A push needs no list of tags.
+        if repository.side is Side.SOURCE or error.status not in (401, 403, 404):
+            raise
+        if error.status == 404:
+            # In ECR only a creation template lets a push create a repository. Most other
+            # registries create repositories when they are pushed to.
+            if repository.host.registry.kind in ("ecr", "ecr_public"):
+                raise
+            access.is_absent = True
+            return
 
-    async def _start_and_cancel_upload(self, repository: RemoteRepository) -> None:
+    if repository.side is Side.TARGET:
         # The digest is only sent at the end of an upload, and this upload is cancelled before.
         upload = Upload(repository, Descriptor("", "", 0))
         await upload.start()
         await upload.cancel_upload()
-
-    async def _check_credential(self, repository: RemoteRepository) -> bool:
-        """Check the credential of a registry. Returns whether the registry ever asks for a login.
-
-        The check is made once per registry. If the registry refuses the credential, RegistryError
-        is raised for each of its repositories.
-        """
-        check = self._credential_checks[repository.host]
-        return await ask_once(check, partial(self._asks_for_login, repository))
-
-    async def _asks_for_login(self, repository: RemoteRepository) -> bool:
-        """Request `/v2/` with the credential. Returns whether the registry ever asks for a login.
-
-        A registry that asks for logins in any repository asks for one here. Returns False too if
-        this cannot be found out. Raises RegistryError if the credential is refused.
-        """
-        host = repository.host
-        login = host.authenticator
-        has_asked_before = login.was_accepted  # so far it was sent only if the registry asked
-        if has_asked_before:
-            return True
-        # A cloud login is anonymous until its first request.
-        if login.is_anonymous and login.cloud_login is None:
-            return False
-        # `build_call` would put the repository into the path.
-        ping = repository.build_call("tag_list", "GET", "")._replace(path="/v2/")
-        try:
-            answer = await host.request(ping, ok=(200,))
-        except RegistryError as error:
-            if error.status in (401, 403):
-                raise
-            return False  # the registry does not serve `/v2/`
-        if login.was_accepted:  # the transport has sent the credential in response to a 401
-            return True
-
-        # The registry has answered without asking for a login, so offer the credential in a second
-        # request. If the first answer had challenges, as zot's has, a second 200 means that the
-        # credential is valid. Without challenges the registry may have ignored it.
-        challenges = answer.headers.all("www-authenticate")
-        if not await login.log_in_unasked(challenges):
-            return False
-        await host.request(ping, ok=(200,))
-        return bool(challenges)
+        access.rights.append("push")
 
 
-async def ask_once(once: Once[_T], ask: Callable[[], Awaitable[_T]]) -> _T:
-    """Return the answer of a request that is made once for all repositories of a registry."""
+async def _ask_once(login: Once[bool], repository: RemoteRepository) -> bool:
+    """Return what `_asks_for_login` returns for the first repository of a registry."""
     try:
-        return await once.get(ask)
+        return await login.get(partial(_asks_for_login, repository))
     except SyncError as error:
         # Each repository adds its own name to a copy of the shared error.
         raise error.copy_without_context() from None
+
+
+async def _asks_for_login(repository: RemoteRepository) -> bool:
+    """Request `/v2/` with the credential. Returns whether the registry ever asks for a login.
+
+    A registry that asks for logins in any repository asks for one here. Returns False too if this
+    cannot be found out. Raises RegistryError if the credential is refused.
+    """
+    host = repository.host
+    login = host.authenticator
+    has_asked_before = login.was_accepted  # so far it was sent only if the registry asked
+    if has_asked_before:
+        return True
+    # A cloud login is anonymous until its first request.
+    if login.is_anonymous and login.cloud_login is None:
+        return False
+    # `build_call` would put the repository into the path.
+    ping = repository.build_call("tag_list", "GET", "")._replace(path="/v2/")
+    try:
+        answer = await host.request(ping, ok=(200,))
+    except RegistryError as error:
+        if error.status in (401, 403):
+            raise
+        return False  # the registry does not serve `/v2/`
+    if login.was_accepted:  # the transport has sent the credential in response to a 401
+        return True
+
+    # The registry has answered without asking for a login, so offer the credential in a second
+    # request. If the first answer had challenges, as zot's has, a second 200 means that the
+    # credential is valid. Without challenges the registry may have ignored it.
+    challenges = answer.headers.all("www-authenticate")
+    if not await login.log_in_unasked(challenges):
+        return False
+    await host.request(ping, ok=(200,))
+    return bool(challenges)

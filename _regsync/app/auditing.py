@@ -15,13 +15,13 @@ import anyio
 
 from _regsync.app.console import Console
 from _regsync.app.environment import carry_out, connected, print_report, utc_now
+from _regsync.audit import Audit, AuditReport
 from _regsync.config import Config
 from _regsync.errors import RegsyncError, Side, SyncError
 from _regsync.files import replacing
+from _regsync.inspection import Finding
+from _regsync.pins import Lock
 from _regsync.state import StateFile, first_seen_for
-from _regsync.sync.audit import Audit
-from _regsync.sync.findings import AuditReport, Finding
-from _regsync.sync.lockfile import Lock
 from _regsync.sync.report import Outcome
 from _regsync.text import printable, reason_of
 
@@ -50,7 +50,6 @@ async def audit(
         elif not console.writes_json:
             console.print_line(result.line())
 
-    report = AuditReport()
     async with connected(console) as transport:
         locked_times = lock.first_seen_times() if lock is not None else None
         wall = transport.machine.wall
@@ -60,7 +59,6 @@ async def audit(
             transport,
             config,
             show,
-            report,
             state,
             reads_blobs=reads_blobs,
             first_seen=first_seen,
@@ -68,6 +66,7 @@ async def audit(
         )
         signals = await carry_out(work.run, console, work)
     elapsed = anyio.current_time() - start
+    report = work.report
 
     if report.interrupted:
         console.log("warning", "interrupted", report.undone_text())

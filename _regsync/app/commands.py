@@ -1,7 +1,5 @@
 """Run each command: read the files that its arguments name, and start the work.
 
-Owns: which configuration, mappings and tag rules the arguments select.
-May not know: how arguments are parsed, how registries are queried, how images are copied.
 Invariants: a command imports the modules that it needs when it runs, so that `version` and `--help`
 start fast.
 Follows: docs/design.md section 2.
@@ -24,11 +22,10 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from _regsync.app.console import Console
-    from _regsync.app.report_file import ReportedRun
-    from _regsync.app.running import RunKind
-    from _regsync.config import ArtifactRule, Config, ConfigFile, MappingRule, Registry
-    from _regsync.oci import Platform, Reference
-    from _regsync.sync.lockfile import Lock
+    from _regsync.app.pages import Json
+    from _regsync.config import Config, ConfigFile
+    from _regsync.oci import Reference
+    from _regsync.pins import Lock
     from _regsync.sync.retry import Retry
     from _regsync.tags import TagRule
 
@@ -37,11 +34,11 @@ if TYPE_CHECKING:
 Outcome: TypeAlias = "int | Callable[[], Awaitable[int]]"
 
 LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
-DEFAULT_INTERVAL = "5m"  # between two cycles of `watch`
-DEFAULT_HEALTH_ADDRESS = "127.0.0.1"
-DEFAULT_HEALTH_PORT = 8080
 
 MOST_NAMED = 10  # images that one warning names
+
+
+# Files.
 
 
 def read_bytes(name: str, limit: int) -> bytes:
@@ -77,9 +74,9 @@ def read_config_file(name: str) -> ConfigFile:
     )
 
 
-def read_report_file(path: str) -> ReportedRun:
+def read_report_file(path: str) -> Json:
     """Read the JSON report of a run, from standard input if `path` is `-`."""
-    from _regsync.app.report_file import LARGEST_REPORT, read_report
+    from _regsync.app.pages import LARGEST_REPORT, read_report
 
     return read_report(read_bytes(path, LARGEST_REPORT), input_name(path))
 
@@ -87,17 +84,6 @@ def read_report_file(path: str) -> ReportedRun:
 def input_name(path: str) -> str:
     """Return how messages name a file, or standard input if `path` is `-`."""
     return "standard input" if path == "-" else printable(path)
-
-
-def read_optional_config(name: str | None) -> Config:
-    """Read a configuration without showing its warnings. Without a name, return an empty one."""
-    if name is None:
-        from _regsync.config import Config
-
-        return Config({}, ())
-    from _regsync.config import load
-
-    return load(read_config_file(name))
 
 
 def read_config(name: str, console: Console) -> Config:
@@ -108,6 +94,13 @@ def read_config(name: str, console: Console) -> Config:
     for warning in config.warnings:
         console.log("warning", "config", warning)
     return config
+
+
+def read_optional_config(name: str | None) -> Config:
+    """Read a configuration without showing its warnings. Without a name, return an empty one."""
+    from _regsync.config import Config, load
+
+    return Config({}, ()) if name is None else load(read_config_file(name))
 
 
 def lock_path(arguments: Namespace) -> str:
@@ -135,13 +128,19 @@ def read_lock(arguments: Namespace, config: Config) -> Lock | None:
     from _regsync.app.locking import open_lock
 
     file = open_lock(lock_path(arguments))
-    if file.stamp is None:
+    if file.content is None:
         raise ConfigError(
             f"the lock file {printable(file.path)} does not exist",
             hint="run `regsync lock` to write it",
         )
     file.lock.check(config.mappings)
     return file.lock
+
+
+def check_can_be_written(path: str | None) -> None:
+    """Raise ConfigError if the directory does not exist in which a command is to write a file."""
+    if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
+        raise ConfigError(f"{printable(path)} cannot be written: its directory does not exist")
 
 
 def read_reference(text: str) -> Reference:
@@ -186,63 +185,40 @@ def select_shard(shard: str | None, config: Config, log: Callable[..., None]) ->
     return part
 
 
+# Commands.
+
+
 def run_copy(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.running import SingleImage, run
-    from _regsync.config import ArtifactRule
+    from _regsync.config import ArtifactRule, MappingRule, registry_for
+    from _regsync.tags import TagRule
 
     config = read_optional_config(arguments.config)
     source = read_reference(arguments.src)
     target = read_reference(arguments.dst)
     check_has_repository(source)
-    if not target.repository:
-        # DST is an image layout without a repository. The image keeps the source's repository.
-        target = target._replace(repository=source.repository)
     source_reference = source.digest or source.tag
     if source_reference is None:
         source_reference = "latest"
         console.log("info", "default_tag", f"{source}: no tag given, using latest")
-    target_reference = target.digest or target.tag or source_reference
-
-    platforms = tuple(arguments.platform)
     # An index that is trimmed to some platforms has another digest than the source's.
-    has_same_digest = target.digest == source.digest and not platforms
+    has_same_digest = target.digest == source.digest and not arguments.platform
     if target.digest is not None and not has_same_digest:
         raise ConfigError(
             "DST: a digest is allowed only where SRC has the same digest and --platform is not used",
             hint="give DST a tag, or leave the digest out",
         )
 
-    artifacts = ArtifactRule(enabled=not arguments.no_artifacts)
-    mapping = mapping_between(source, target, config, platforms, artifacts)
-    image = SingleImage(mapping, source_reference, target_reference)
-    config = config._replace(mappings=(mapping,))
-    # With `recheck` the image's artifacts are looked up whatever the saved state says about them.
-    return partial(run, config, console, kind="copy", image=image, recheck=True)
-
-
-def mapping_between(
-    source: Reference,
-    target: Reference,
-    config: Config,
-    platforms: tuple[Platform, ...],
-    artifacts: ArtifactRule,
-) -> MappingRule:
-    """Return a mapping from the source repository to the target repository.
-
-    Raises ConfigError if both are in one registry and its `max_concurrent` is 1.
-    """
-    from _regsync.config import MappingRule, registry_for
-    from _regsync.tags import TagRule
-
     mapping = MappingRule(
         index=0,
         source=registry_for(source.registry, config),
         source_repository=source.repository,
         targets=(registry_for(target.registry, config),),
-        target_repository=target.repository,
+        # An image layout may be named without a repository: the image keeps the source's.
+        target_repository=target.repository or source.repository,
         tags=TagRule(),
-        platforms=platforms or None,
-        artifacts=artifacts,
+        platforms=tuple(arguments.platform) or None,
+        artifacts=ArtifactRule(enabled=not arguments.no_artifacts),
     )
     is_within_registry = mapping.source.address == mapping.targets[0].address
     if is_within_registry and mapping.source.max_concurrent == 1:
@@ -252,7 +228,11 @@ def mapping_between(
             " and writes at the same time",
             hint="set max_concurrent to 2 or more",
         )
-    return mapping
+    target_reference = target.digest or target.tag or source_reference
+    image = SingleImage(mapping, source_reference, target_reference)
+    config = config._replace(mappings=(mapping,))
+    # With `recheck` the image's artifacts are looked up whatever the saved state says about them.
+    return partial(run, config, console, kind="copy", image=image, recheck=True)
 
 
 def run_sync(arguments: Namespace, console: Console) -> Outcome:
@@ -267,9 +247,16 @@ def run_sync(arguments: Namespace, console: Console) -> Outcome:
         # Narrow the mappings last, because sharding and the check of the lock need all their
         # images.
         config = retry.narrow(config)
-    kind: RunKind = "plan" if arguments.dry_run else "sync"
+    check_can_be_written(arguments.summary)
     return partial(
-        run, config, console, kind=kind, recheck=arguments.recheck, lock=lock, retry=retry
+        run,
+        config,
+        console,
+        kind="plan" if arguments.dry_run else "sync",
+        recheck=arguments.recheck,
+        lock=lock,
+        retry=retry,
+        summary_path=arguments.summary,
     )
 
 
@@ -290,7 +277,11 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
             hint="name a file for one of the two",
         )
     report = read_report_file(path)
-    images = [(image.source, image.target) for image in report.with_status("failed", "undone")]
+    images = [
+        (image["source"], image["target"])
+        for image in report["images"]
+        if image["status"] in ("failed", "undone")
+    ]
     name = input_name(path)
     if not images:
         text = f"{name}: nothing to retry: no image failed or was left undone"
@@ -324,13 +315,16 @@ def run_lock(arguments: Namespace, console: Console) -> Outcome:
 def run_audit(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app.auditing import audit
 
-    receipt = arguments.receipt
-    if receipt is not None and not os.path.isdir(os.path.dirname(receipt) or "."):
-        raise ConfigError(f"{printable(receipt)} cannot be written: its directory does not exist")
+    check_can_be_written(arguments.receipt)
     config = select_shard(arguments.shard, read_config(arguments.config, console), console.log)
     lock = read_lock(arguments, config)
     return partial(
-        audit, config, console, reads_blobs=arguments.read, receipt_path=receipt, lock=lock
+        audit,
+        config,
+        console,
+        reads_blobs=arguments.read,
+        receipt_path=arguments.receipt,
+        lock=lock,
     )
 
 
@@ -348,23 +342,19 @@ def run_watch(arguments: Namespace, console: Console) -> Outcome:
     if arguments.config == "-":
         raise ConfigError("watch needs a file, not -, because it reads the configuration again")
     try:
-        interval = parse_duration(arguments.interval or DEFAULT_INTERVAL)
+        interval = parse_duration(arguments.interval)
     except ValueError as error:
         raise ConfigError(f"--interval: {error}") from error
     if interval == 0:
         raise ConfigError("--interval must be above 0", hint="write a duration such as 15m")
-    address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
-    port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
 
-    def parse_config(file: ConfigFile, log: Callable[..., None]) -> Config:
-        return select_shard(arguments.shard, load(file), log)
+    def read_inputs(log: Callable[..., None]) -> watch.Inputs:
+        config = select_shard(arguments.shard, load(read_config_file(arguments.config)), log)
+        return watch.Inputs(config, read_lock(arguments, config))
 
-    files = watch.InputFiles(
-        read_config=partial(read_config_file, arguments.config),
-        parse_config=parse_config,
-        read_lock=partial(read_lock, arguments),
+    return partial(
+        watch.run, console, read_inputs, interval, arguments.health_bind, arguments.health_port
     )
-    return partial(watch.run, console, files, interval, address, port)
 
 
 def run_tags(arguments: Namespace, console: Console) -> Outcome:
@@ -383,9 +373,15 @@ def run_tags(arguments: Namespace, console: Console) -> Outcome:
 
     registry = registry_for(reference.registry, config)
     rules = [rule_from_options(arguments)]
-    has_no_options = rules == [TagRule()]
-    if has_no_options:
-        mappings = mappings_from(registry, reference.repository, config)
+    if rules == [TagRule()]:
+        # Without options, the rules of the mappings that copy from the repository. Keys are
+        # compared, because a repository may have several names: two aliases may have one address.
+        key = registry.repository_key(reference.repository)
+        mappings = [
+            mapping
+            for mapping in config.mappings
+            if mapping.source.repository_key(mapping.source_repository) == key
+        ]
         for mapping in mappings:
             console.log("info", "rule", f"the rule is that of mappings[{mapping.index}]")
         # Several mappings may have the same rule.
@@ -400,12 +396,12 @@ def rule_from_options(arguments: Namespace) -> TagRule:
     """
     from _regsync.tags import TagRule, select
 
-    fields: dict[str, Any] = {}
-    for name in TagRule._fields:
-        # `arguments` has no attribute for a field without an option, such as `immutable_tags`.
-        value = getattr(arguments, name, None)
-        fields[name] = tuple(value) if isinstance(value, list) else value
-    rule = TagRule(**fields)
+    # There is no option for some fields, such as `immutable_tags`.
+    values = {name: getattr(arguments, name, None) for name in TagRule._fields}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    rule = TagRule(**given)
     try:
         select((), rule)  # `select` checks the rule, even without tags
     except ValueError as error:
@@ -413,41 +409,38 @@ def rule_from_options(arguments: Namespace) -> TagRule:
     return rule
 
 
-def mappings_from(registry: Registry, repository: str, config: Config) -> list[MappingRule]:
-    """Return the mappings that copy from a repository."""
-    # Compare keys, because a repository may have several names: two aliases may have one address.
-    source_key = registry.repository_key(repository)
-    return [
-        mapping
-        for mapping in config.mappings
-        if mapping.source.repository_key(mapping.source_repository) == source_key
-    ]
-
-
 def run_validate(arguments: Namespace, console: Console) -> int:
-    read_config(arguments.file, console)
+    read_config(only_name(arguments), console)
     return 0
 
 
 def run_expand(arguments: Namespace, console: Console) -> int:
     from _regsync.config import expand
 
-    file = read_config_file(arguments.file)
+    file = read_config_file(only_name(arguments))
     write_text(expand(file, show_secrets=arguments.show_secrets))
     return 0
 
 
+def only_name(arguments: Namespace) -> str:
+    """Return the name of the configuration, which is an argument or the value of an option."""
+    names = [name for name in (arguments.file, arguments.config) if name is not None]
+    if len(names) != 1:
+        hint = f"see `regsync {arguments.command} --help`"
+        raise ConfigError("one configuration is needed: FILE or -c/--config FILE", hint=hint)
+    return str(names[0])
+
+
 def run_report(arguments: Namespace, console: Console) -> int:
-    run = read_report_file(arguments.file)
-    if arguments.to == "html":
-        from _regsync.app.report_page import as_page
+    from _regsync.app import pages
 
-        write_text(as_page(run))
-    else:
-        from _regsync.app.report_forms import as_junit, as_markdown, as_text
-
-        formats = {"text": as_text, "markdown": as_markdown, "junit": as_junit}
-        write_text(formats[arguments.to](run))
+    forms = {
+        "text": pages.as_text,
+        "markdown": pages.as_markdown,
+        "junit": pages.as_junit,
+        "html": pages.as_page,
+    }
+    write_text(forms[arguments.to](read_report_file(arguments.file)))
     return 0
 
 

@@ -1,7 +1,5 @@
-"""Connect a command to its process: environment, files, clock, random numbers, signals.
+"""Connect a command to its process: login files, limits, signals, the event loop.
 
-Owns: all access to the state of the process.
-May not know: arguments, configurations, what a command does.
 Follows: docs/specification.md section 1.6, docs/design.md sections 2 and 9.
 """
 
@@ -26,7 +24,7 @@ from _regsync.registry.runs import Transport
 from _regsync.text import printable, reason_of, time_text
 
 if TYPE_CHECKING:
-    from _regsync.sync.findings import AuditReport
+    from _regsync.audit import AuditReport
     from _regsync.sync.report import Report
 
 LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes read of a login file; login files are far smaller
@@ -37,29 +35,26 @@ MOST_OPEN_FILES = 65536  # unless the system allows fewer (docs/design.md sectio
 _OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
 
-def connect(console: Console, log: Callable[..., None] | None = None) -> Transport:
-    """Create the transport for this process. Messages go to `log`, by default the console's."""
-    world = edge.current()
-    return Transport(
-        Machine(
-            environ=world.environ,
-            home=edge.home(),
-            read=read_login_file,
-            chance=world.chance,
-            wall=world.wall,
-            log=log or console.log,
-            traces=console.shows("trace"),
-            open_files=raise_file_limit(),
-        )
-    )
-
-
 @asynccontextmanager
 async def connected(
     console: Console, log: Callable[..., None] | None = None
 ) -> AsyncIterator[Transport]:
-    """Yield the transport of `connect` while its time-outs are watched, and close it in the end."""
-    transport = connect(console, log)
+    """Yield the transport of this process while its time-outs are watched, and close it in the end.
+
+    Messages go to `log`, by default the console's.
+    """
+    world = edge.current()
+    machine = Machine(
+        environ=world.environ,
+        home=edge.home(),
+        read=read_login_file,
+        chance=world.chance,
+        wall=world.wall,
+        log=log or console.log,
+        traces=console.shows("trace"),
+        open_files=raise_file_limit(),
+    )
+    transport = Transport(machine)
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(transport.pool.watch)
@@ -113,6 +108,19 @@ def utc_now() -> str:
     return time_text(edge.current().wall())
 
 
+def report_document(
+    report: Report | AuditReport, started_at: str, elapsed: float, transport: Transport
+) -> dict[str, object]:
+    """Return the document of `--json`, with a random run id. `elapsed` is in seconds."""
+    run_id = os.urandom(8).hex()
+    document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
+    # The entries of images may come from an iterator.
+    return {
+        key: list(value) if isinstance(value, Iterator) else value
+        for key, value in document.items()
+    }
+
+
 def print_report(
     report: Report | AuditReport,
     started_at: str,
@@ -120,10 +128,8 @@ def print_report(
     transport: Transport,
     console: Console,
 ) -> None:
-    """Print the report of `--json`, with a random run id. `elapsed` is in seconds."""
-    run_id = os.urandom(8).hex()
-    document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
-    console.print_document(document)
+    """Print the report of `--json`. `elapsed` is in seconds."""
+    console.print_document(report_document(report, started_at, elapsed, transport))
 
 
 @contextmanager

@@ -1,7 +1,5 @@
-"""Measure the progress of a run at intervals, and pass it to the console.
+"""The line of progress: images, bytes, rate, time left, and the hosts that are waited for.
 
-Owns: the intervals, the transfer rate, the time left, and the descriptions of slow registries.
-May not know: how a line is shown.
 Follows: docs/design.md section 10.
 """
 
@@ -12,10 +10,10 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
-from _regsync.app.console import Console, Progress
+from _regsync.app.console import Console
 from _regsync.registry.runs import Transport
 from _regsync.sync.image import Traffic
-from _regsync.text import duration_text
+from _regsync.text import duration_text, size_text
 
 # All times are in seconds.
 
@@ -52,120 +50,106 @@ class Work(Protocol):
         """When unfinished copies will be cancelled after a signal. None before a signal."""
 
 
+class Progress(NamedTuple):
+    """The progress of a run at one moment. The field names are those of the heartbeat's JSON."""
+
+    done: int  # images with a result
+    known: int  # images found so far, including `done`
+    bytes: int  # bytes moved
+    expected: int  # bytes to move for the known images, including `bytes`
+    rate: float  # bytes per second
+    elapsed: float  # seconds
+    remaining: float | None = None  # seconds; None if unknown
+    stopping: float | None = None  # seconds until unfinished copies are cancelled after a signal
+    registries: tuple[str, ...] = ()  # a text for each registry that is away, throttled or slow
+
+    def __str__(self) -> str:
+        text = f"{self.done} of {self.known} images"
+        if self.expected or self.bytes:
+            # A blob that is sent again adds bytes that were not expected.
+            total = max(self.bytes, self.expected)
+            text += (
+                f", {size_text(self.bytes)} of {size_text(total)}, {size_text(int(self.rate))}/s"
+            )
+        if self.remaining is not None:
+            text += f", {duration_text(self.remaining)} left"
+        if self.stopping is not None:
+            text = f"stopping in {duration_text(self.stopping)} at most; {text}"
+        return "; ".join((text, *self.registries))
+
+
 async def show_progress(console: Console, work: Work) -> None:
     """Update the line on the terminal, or write a log line every 30 seconds, until cancelled."""
     start = anyio.current_time()
-    pace = Pace(start)
-    silences = Silences()
+    # (time, bytes moved, bytes expected) of the last RATE_SECONDS and of one moment before.
+    samples = deque([(start, 0, 0)])
+    silences = Silences(work.transport)
     interval = TERMINAL_SECONDS if console.has_progress_line else HEARTBEAT_SECONDS
     try:
         while True:
             await anyio.sleep(interval)
             now = anyio.current_time()
-            # Both compare the counters of `work` with those of earlier rounds.
-            pace.record(now, work.bytes_moved, work.traffic.expected_bytes)
-            silences.record(now, work)
+            moved, expected = work.bytes_moved, work.traffic.expected_bytes
+            samples.append((now, moved, expected))
+            while samples[1][0] <= now - RATE_SECONDS:
+                samples.popleft()
+            since, moved_before, expected_before = samples[0]
+            rate = (moved - moved_before) / max(now - since, 1e-3)
+            # While tags are compared, each image to copy adds to the expected bytes.
+            is_known = expected <= expected_before and expected > moved and rate > 0
+
             deadline = work.drain_deadline
-            console.update_progress(
-                Progress(
-                    done=work.images_done,
-                    known=work.images_known,
-                    bytes=work.bytes_moved,
-                    expected=work.traffic.expected_bytes,
-                    rate=pace.rate,
-                    elapsed=now - start,
-                    remaining=pace.remaining,
-                    stopping=None if deadline is None else max(0.0, deadline - now),
-                    registries=describe_registries(work, silences, now),
-                )
+            progress = Progress(
+                done=work.images_done,
+                known=work.images_known,
+                bytes=moved,
+                expected=expected,
+                rate=rate,
+                elapsed=now - start,
+                remaining=(expected - moved) / rate if is_known else None,
+                stopping=None if deadline is None else max(0.0, deadline - now),
+                registries=describe_registries(work.transport, silences, now),
             )
+            console.show_progress(str(progress), progress._asdict())
     finally:
         console.clear_progress()
-
-
-class _Sample(NamedTuple):
-    time: float
-    moved: int  # bytes moved from the start until `time`
-    expected: int  # bytes to move in total, as far as known at `time`
-
-
-class Pace:
-    """The average rate of the last seconds, and how long the rest takes at this rate."""
-
-    def __init__(self, start: float) -> None:
-        # The samples of the last RATE_SECONDS and one older sample, oldest first.
-        self._samples = deque([_Sample(start, 0, 0)])
-
-    def record(self, now: float, moved: int, expected: int) -> None:
-        """Add the bytes moved so far and the bytes to move in total."""
-        self._samples.append(_Sample(now, moved, expected))
-        while self._samples[1].time <= now - RATE_SECONDS:
-            self._samples.popleft()
-
-    @property
-    def rate(self) -> float:
-        """The rate in bytes per second."""
-        first = self._samples[0]
-        last = self._samples[-1]
-        seconds = max(last.time - first.time, 1e-3)  # not 0
-        return (last.moved - first.moved) / seconds
-
-    @property
-    def remaining(self) -> float | None:
-        """The remaining seconds. None if they are unknown or no bytes are moving."""
-        first = self._samples[0]
-        last = self._samples[-1]
-        # While tags are compared, each image to copy adds to the expected bytes.
-        is_growing = last.expected > first.expected
-        remaining_bytes = last.expected - last.moved
-        if is_growing or remaining_bytes <= 0 or self.rate == 0:
-            return None
-        return remaining_bytes / self.rate
 
 
 class Silences:
     """How long each registry has left requests unanswered."""
 
-    def __init__(self) -> None:
-        self._request_counts = dict[str, int]()  # requests so far, by host
-        # When each host last was sent a request, had no open request, or may have moved bytes.
-        self._active_at = dict[str, float]()
-        self._byte_count = 0  # bytes of blobs received and sent so far, at all hosts
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        # By host: a sign of life, which differs as long as the host answers, and since when it is
+        # the same.
+        self._signs = dict[str, tuple[object, float]]()
 
-    def record(self, now: float, work: Work) -> None:
-        """Compare the counters of all hosts with those of the last call."""
-        transport = work.transport
-        byte_count = transport.blob_bytes + transport.bytes_sent
+    def at(self, now: float) -> dict[str, float]:
+        """Return the seconds of silence of each host that has been silent for SILENCE_SECONDS."""
+        transport = self._transport
         # Bytes are not counted by host. While bytes are moving, no host is reported as slow.
-        has_moved_bytes = byte_count != self._byte_count
+        byte_count = transport.blob_bytes + transport.bytes_sent
         for host, limits in transport.limits.items():
             request_count = transport.requests[host].total() if host in transport.requests else 0
-            has_new_requests = request_count != self._request_counts.get(host)
             is_idle = limits.used == 0
-            if has_moved_bytes or has_new_requests or is_idle:
-                self._active_at[host] = now
-            self._request_counts[host] = request_count
-        self._byte_count = byte_count
-
-    def by_host(self, now: float) -> dict[str, float]:
-        """Return the seconds of silence of each host that has been silent for SILENCE_SECONDS."""
-        silences = {host: now - active_at for host, active_at in self._active_at.items()}
+            sign = (request_count, byte_count, now if is_idle else None)
+            if host not in self._signs or self._signs[host][0] != sign:
+                self._signs[host] = (sign, now)
+        silences = {host: now - since for host, (_, since) in self._signs.items()}
         return {host: seconds for host, seconds in silences.items() if seconds >= SILENCE_SECONDS}
 
 
-def describe_registries(work: Work, silences: Silences, now: float) -> tuple[str, ...]:
-    """Return a text for each registry that is away, throttled or slow."""
-    # By host. A host that is away, throttled and slow is described by the first of these only.
-    away = [reach for reach in work.transport.reaches if reach.is_out]
-    away.sort(key=lambda reach: reach.since)
-    texts = {
-        each.name: f"{each.describe_wait()}, {duration_text(now - each.since)}" for each in away
-    }
-    for host, lane in work.transport.throttled_lanes.items():
+def describe_registries(transport: Transport, silences: Silences, now: float) -> tuple[str, ...]:
+    """Return a text for each registry that is away, throttled or slow, in this order."""
+    texts = dict[str, str]()  # by host; each has the first text that applies
+    for reach in sorted(transport.reaches, key=lambda reach: reach.since):
+        if reach.is_out:
+            texts[reach.name] = f"{reach.describe_wait()}, {duration_text(now - reach.since)}"
+    for host, lane in transport.throttled_lanes.items():
         if lane.paused_until > now:
             pause = duration_text(lane.paused_until - now)
             text = f"{host} is throttled (429), window {lane.width:.0f}, next try in {pause}"
             texts.setdefault(host, text)
-    for host, seconds in silences.by_host(now).items():
+    for host, seconds in silences.at(now).items():
         texts.setdefault(host, f"{host} has not answered for {duration_text(seconds)}")
     return tuple(texts.values())

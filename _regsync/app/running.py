@@ -1,32 +1,32 @@
 """Run the mappings of a configuration, copy one image, or list the tags of a repository.
 
-Owns: how a run, the signals and the console work together.
-May not know: arguments, configuration files, how an image is copied.
 Invariants: connections are closed however a command ends.
 Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5 and 10.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.environment import carry_out, connected, print_report, utc_now
+from _regsync.app.environment import carry_out, connected, print_report, report_document, utc_now
 from _regsync.config import Config, MappingRule, Registry
-from _regsync.errors import Side
+from _regsync.errors import RegsyncError, Side
 from _regsync.state import Knowledge, StateFile, first_seen_for
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report
 from _regsync.sync.run import Run
-from _regsync.tags import Reason, TagRule, literal_tag
+from _regsync.tags import TagRule, literal_tag
+from _regsync.text import json_text, printable, reason_of
 
 if TYPE_CHECKING:
-    from _regsync.sync.lockfile import Lock
+    from _regsync.pins import Lock
     from _regsync.sync.retry import Retry
 
 # sync: all mappings; copy: one image; plan: what a sync would do.
@@ -50,12 +50,14 @@ async def run(
     recheck: bool = False,
     lock: Lock | None = None,
     retry: Retry | None = None,
+    summary_path: str | None = None,
 ) -> int:
     """Carry out one run and show its results. Returns the exit status.
 
     `image` is the image of a copy, and None for the other kinds, which run all mappings. With
     `recheck`, artifacts are looked up whatever the saved state says about them. With a lock, its
     tags and digests stand in for those of the sources. With `retry`, only its images are copied.
+    Markdown is written to `summary_path`.
 
     If a signal has interrupted the run, the exit status is 128 and the signal's number.
     """
@@ -88,8 +90,6 @@ async def run(
             lock=lock,
             retry=retry,
         )
-        if kind == "sync":
-            console.omit_shared_hosts(_host_pairs(config))
         if image is None:
             act = partial(work.sync, stop)
         else:
@@ -105,19 +105,25 @@ async def run(
         print_report(report, started_at, elapsed, transport, console)
     elif kind == "plan":
         console.print_lines(report.plan())
+    if summary_path is not None:
+        write_summary(report_document(report, started_at, elapsed, transport), summary_path)
 
     if report.interrupted:
         return 128 + signals[0]
     return report.exit_status()
 
 
-def _host_pairs(config: Config) -> set[tuple[str, str]]:
-    """Return the source host and target host of each direction in which the mappings copy."""
-    return {
-        (mapping.source.authority, target.authority)
-        for mapping in config.mappings
-        for target in mapping.targets
-    }
+def write_summary(document: dict[str, object], path: str) -> None:
+    """Write the report of a run in Markdown. Raises RegsyncError if it cannot be written."""
+    from _regsync.app.pages import as_markdown, check_report
+
+    # The report as a reader of its JSON has it, with all secrets masked.
+    text = as_markdown(check_report(json.loads(json_text(document)), "the report"))
+    try:
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise RegsyncError(f"{printable(path)} cannot be written: {reason_of(error)}") from error
 
 
 async def list_tags(
@@ -138,60 +144,31 @@ async def list_tags(
     kept = dict.fromkeys(tag for selection in selections for tag in selection.kept)
     # The tags that no rule keeps, with the reasons of the first rule.
     dropped = {tag: why for tag, why in selections[0].dropped.items() if tag not in kept}
-    missing = _missing_tags(rules, existing_tags={*kept, *dropped})
+    # The tags that a rule names without wildcards but that do not exist, each once. The name of a
+    # pattern with wildcards is None.
+    names = dict.fromkeys(literal_tag(pattern) for rule in rules for pattern in rule.glob)
+    missing = [name for name in names if name and name not in kept | dropped]
 
-    _log_selection(str(source), len(kept), dropped, missing, console)
+    for tag, reason in dropped.items():
+        console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
+    for tag in missing:
+        console.log("warning", "tag_missing", f"{source}: tag {tag!r} does not exist", tag=tag)
+    text = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
+    if dropped:
+        counts = Counter(dropped.values()).most_common()
+        text += f" (dropped: {', '.join(f'{count} {reason}' for reason, count in counts)})"
+    if kept:
+        console.log("info", "selected", text)
+    else:
+        console.log("warning", "nothing_selected", text)
     for selection in selections:
         shortfall = selection.shortfall(str(source))
         if shortfall is not None:
             console.log("warning", "min_tags", shortfall)
 
     if console.writes_json:
-        console.print_document(
-            {
-                "schema": 1,
-                "repository": str(source),
-                "tags": list(kept),
-                "dropped": dropped,
-                "missing": missing,
-            }
-        )
+        tags = {"tags": list(kept), "dropped": dropped, "missing": missing}
+        console.print_document({"schema": 1, "repository": str(source), **tags})
     else:
         console.print_lines(kept)
     return 0
-
-
-def _missing_tags(rules: Sequence[TagRule], existing_tags: Collection[str]) -> list[str]:
-    """Return the tags that a rule names without wildcards but that do not exist, each once."""
-    patterns = [pattern for rule in rules for pattern in rule.glob]
-    # Each name once. The name of a pattern with wildcards is None.
-    names = dict.fromkeys(literal_tag(pattern) for pattern in patterns)
-    return [name for name in names if name is not None and name not in existing_tags]
-
-
-def _log_selection(
-    repository: str,
-    kept_count: int,
-    dropped: Mapping[str, Reason],
-    missing: Sequence[str],
-    console: Console,
-) -> None:
-    """Log each dropped and each missing tag, then the number of selected tags."""
-    for tag, reason in dropped.items():
-        console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
-    for tag in missing:
-        console.log("warning", "tag_missing", f"{repository}: tag {tag!r} does not exist", tag=tag)
-    message = f"{repository}: {_count_text(kept_count, dropped)}"
-    if kept_count:
-        console.log("info", "selected", message)
-    else:
-        console.log("warning", "nothing_selected", message)
-
-
-def _count_text(kept_count: int, dropped: Mapping[str, Reason]) -> str:
-    """Format the counts: `12 of 20 tags are selected (dropped: 5 glob, 3 exclude)`."""
-    text = f"{kept_count} of {kept_count + len(dropped)} tags are selected"
-    if not dropped:
-        return text
-    counts = Counter(dropped.values()).most_common()
-    return f"{text} (dropped: {', '.join(f'{count} {reason}' for reason, count in counts)})"

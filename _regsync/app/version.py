@@ -1,6 +1,5 @@
 """Show the version of this program, of its interpreter and of OpenSSL, and the state of the FIPS gate.
 
-Owns: the output of `version`, and the inventory (SBOM) of the built file.
 Follows: docs/design.md sections 1 and 10.
 """
 

@@ -205,8 +205,8 @@ class Upload:
     async def resume(self) -> None:
         """Ask how many bytes a broken session has received (section 1.9).
 
-        If it has received any, or takes chunks, it goes on at `offset`. Otherwise it is given up, and
-        `start` has to open a new one. A registry that refuses to say is not asked again in this run
+        If it has received any, or takes chunks, it goes on at `offset`. Otherwise, or if it says that
+        it has more than was sent, it is given up, and `start` has to open a new one. A registry that refuses to say is not asked again in this run
         (docs/design.md section 6, rule 16). Raises SyncError if the failure is temporary.
         """
         call = self.repository.build_call("upload_start", "GET", "")._replace(path=self.session)
@@ -214,7 +214,7 @@ class Upload:
             async with await self._host.exchange(call, (204,)) as response:
                 received = self._received_bytes(response)
                 self.session = ""
-                if received or self.in_chunks:
+                if received <= self._end and (received or self.in_chunks):
                     self._open(call, response, received)
         except RegistryError as error:
             if error.retryable and not error.is_session_gone:
@@ -227,14 +227,14 @@ class Upload:
     def _received_bytes(self, response: Response) -> int:
         """Return how many bytes a session has received, by the Range header of its answer.
 
-        If the Range is missing or cannot be right, these are the chunks that were acknowledged, or
-        no byte if the body is not sent in chunks.
+        If the Range is missing or malformed, these are the chunks that were acknowledged, or no byte
+        if the body is not sent in chunks.
         """
         acknowledged = self.offset if self.in_chunks else 0
         match = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
         # `0-0` is ambiguous: distribution reports it for no byte and for one byte.
         received = int(match[1]) + 1 if match and match[1] != "0" else 0
-        return max(acknowledged, received) if received <= self._end else acknowledged
+        return max(acknowledged, received)
 
     async def cancel_upload(self) -> None:
         """Delete a session that gets no body (section 1.9). Errors are ignored."""

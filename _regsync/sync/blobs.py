@@ -52,7 +52,7 @@ from _regsync.providers import CHUNK
 from _regsync.registry.limits import LARGE_BODY, Need, Retry, Turn, is_outage
 from _regsync.registry.repository import BlobBody, BlobUpload, Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import Knowledge, RepositoryKey
+from _regsync.state import ABSENT_IS_202, MOUNTS, PRESENT_IS_201, Knowledge, RepositoryKey
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.once import gather
 from _regsync.text import reason_of
@@ -660,7 +660,8 @@ class Blobs:
 
     def _refused_size(self, target: Repository) -> int | None:
         """Return the size from which on a registry refuses to take a blob in one request."""
-        return self._knowledge.fallback_size(target.host.key)
+        size = self._knowledge.host_note(target.host.key, "smallest_patch")
+        return size if isinstance(size, int) else None
 
     # Before the body.
 
@@ -700,9 +701,9 @@ class Blobs:
         """
         upload, target = job.upload, job.target
         where, known = target.store_key, self._knowledge
-        answers = known.probe_answers(where)
-        is_absent = is_absence_new or answers.is_201_if_present  # if it is answered by 202
-        probe_from = target.probe_from if answers.are_useful else None
+        answers = [known.fact(where.area, name) for name in (ABSENT_IS_202, PRESENT_IS_201)]
+        is_absent = is_absence_new or known.fact(where.area, PRESENT_IS_201)  # if answered by 202
+        probe_from = None if False in answers else target.probe_from
         try:
             is_present = await upload.start(probe_from)
         except RegistryError as error:
@@ -712,16 +713,16 @@ class Blobs:
         self._answered[where].set()
         if not is_present or target.is_local:
             if upload.mount_status in _MOUNTS_REFUSED:
-                known.record_probe_answer(where, is_201_if_present=False)
+                known.learn(where.area, PRESENT_IS_201, False)
             elif is_absent and upload.mount_status == 202:
-                known.record_probe_answer(where, is_202_if_absent=True)
+                known.learn(where.area, ABSENT_IS_202, True)
             return BlobResult.PRESENT if is_present else None
         async with self._testing[where.area]:
-            is_trusted = known.probe_answers(where).is_202_if_absent and not job.is_known_absent
+            is_trusted = known.fact(where.area, ABSENT_IS_202) and not job.is_known_absent
             if is_trusted:
                 return BlobResult.BELIEVED
             is_right = await target.has_blob(job.blob)  # it may give a 201 to any digest
-            known.record_probe_answer(where, is_202_if_absent=is_right)
+            known.learn(where.area, ABSENT_IS_202, is_right)
         if not is_right:
             await upload.start()
         return BlobResult.PRESENT if is_right else None
@@ -730,7 +731,7 @@ class Blobs:
         """Mount the blob, or use the session that a refused mount opens."""
         where, known = job.target.store_key, self._knowledge
         if await job.upload.start(holder):
-            known.record_mount(where.host)
+            known.learn(where.host, MOUNTS, True)
             return BlobResult.MOUNTED
         source = RepositoryKey(where.host, holder)
         is_of_this_run = known.is_confirmed(source, job.blob.digest)
@@ -751,11 +752,11 @@ class Blobs:
         """
         where, known = job.target.store_key, self._knowledge
         probe_from = job.target.probe_from
-        if probe_from is None or known.probe_answers(where).is_202_if_absent is False:
+        if probe_from is None or known.fact(where.area, ABSENT_IS_202) is False:
             return False
         async with self._testing[where.area]:
             present = job.present or known.choose_present_blob(where)
-            is_known = known.probe_answers(where).is_201_if_present is not None
+            is_known = known.fact(where.area, PRESENT_IS_201) is not None
             if present is not None and not is_known:
                 try:
                     is_201 = await job.upload.try_mount(present, probe_from)
@@ -763,7 +764,7 @@ class Blobs:
                     if error.retryable:
                         raise
                     is_201 = False
-                known.record_probe_answer(where, is_201_if_present=is_201)
+                known.learn(where.area, PRESENT_IS_201, is_201)
         return not known.needs_head(where, job.blob.digest)
 
     # The body.
@@ -866,7 +867,7 @@ class Blobs:
             size = (
                 0 if is_refused else min(job.blob.size, self._refused_size(job.target) or math.inf)
             )
-            self._knowledge.record_fallback_size(host.key, int(size))
+            self._knowledge.learn(host.key, "smallest_patch", int(size))
             _give_up(upload)
             return
         await job.tries.wait(error)

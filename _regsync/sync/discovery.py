@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import anyio
 import anyio.abc
@@ -46,6 +47,9 @@ from _regsync.sync.once import Once, gather
 from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
 
+if TYPE_CHECKING:
+    from _regsync.pins import Lock, PinnedSource
+
 # Bytes of manifests in the cache (docs/design.md section 6, rule 13).
 _MANIFEST_BUDGET = 32 * 1024 * 1024
 # Bytes that a manifest counts for at least, because the parsed manifest needs memory too.
@@ -56,6 +60,9 @@ _MOST_LISTED_TAGS = 10
 
 # Some registries answer 401 or 403 for a repository that does not exist (docs/design.md section 9).
 _HIDING_STATUSES = (401, 403)
+
+# Some registries answer a HEAD so, and find the same manifest by GET (crazy-max/diun#1614).
+_REFUSALS_OF_HEAD = (400, 403, 405)
 
 # Manifests of one image, on all levels.
 _MOST_MANIFESTS = 10_000
@@ -69,30 +76,25 @@ class SourceImage(NamedTuple):
     digest: str
     # The digest that the image will have at targets. None if the index must first be filtered.
     digest_at_target: str | None
-    # The manifest of `digest`. None if it is not in the cache.
-    manifest: Manifest | None
 
 
+@dataclass(eq=False, slots=True)  # a run has one for each tag and target, so its size matters
 class TargetTag:
     """A tag or digest at one target, with the result of looking it up there."""
 
-    # A run has a TargetTag for each tag and target, so its size matters.
-    __slots__ = ("digest", "error", "reference", "snapshot_entry", "snapshot_key", "target")
-
-    def __init__(self, target: Repository, reference: str, snapshot_key: bytes) -> None:
-        self.target = target
-        # The tag or digest at the target.
-        self.reference = reference
-        # The key of `snapshot_entry` in the state (`Discovery.snapshot_key`). Empty if the state
-        # keeps no snapshot of this tag or digest.
-        self.snapshot_key = snapshot_key
-        # The digests at source and target after an earlier run copied the tag. None if unknown.
-        self.snapshot_entry: SnapshotEntry | None = None
-        # The digest at the target. None if the tag is absent, or if `error` is set, or before the
-        # target has answered.
-        self.digest: str | None = None
-        # Why the target could not be asked. The image fails with this error at this target.
-        self.error: SyncError | None = None
+    target: Repository
+    # The tag or digest at the target.
+    reference: str
+    # The key of `snapshot_entry` in the state (`Discovery.snapshot_key`). Empty if the state keeps
+    # no snapshot of this tag or digest.
+    snapshot_key: bytes
+    # The digests at source and target after an earlier run copied the tag. None if unknown.
+    snapshot_entry: SnapshotEntry | None = None
+    # The digest at the target. None if the tag is absent, or if `error` is set, or before the target
+    # has answered.
+    digest: str | None = None
+    # Why the target could not be asked. The image fails with this error at this target.
+    error: SyncError | None = None
 
     def needs_copy(self, source_image: SourceImage) -> bool:
         """Report whether the image must be copied to the target, judged by digests alone.
@@ -191,21 +193,26 @@ class Discovery:
         *,
         layouts: Layouts | None = None,
         reads_only: bool = False,
+        lock: Lock | None = None,
     ) -> None:
         """Create a Discovery without making a request.
 
-        If `reads_only` is set, tokens are requested without the right to push.
+        If `reads_only` is set, tokens are requested without the right to push. With a lock the
+        sources of mappings are pinned: the lock has their tags and artifacts (`PinnedSource`).
         """
         self._transport = transport
         self._knowledge = knowledge
         self._layouts = layouts or Layouts(transport)
-        self._reads_only = reads_only
+        self.reads_only = reads_only
+        self._lock = lock
 
         # `log_once(level, event, text)` logs each text once in a run.
         self.log_once = cache(transport.machine.log)
 
         # By registry, repository name, and whether the repository is a source.
         self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
+        # With a lock, by the index of a mapping.
+        self._pinned_sources: dict[int, Repository] = {}
 
         # By repository, the digest of each tag: None for a digest that the listing does not have,
         # and None in place of the listing if the repository does not exist.
@@ -217,10 +224,10 @@ class Discovery:
         # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
         # because they may have access to different repositories.
         self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
-        # By target and cosign tag, the request for the digest at the target, which is None if the
-        # tag is absent. Several source images may have the same cosign tag, while any other target
-        # tag has one source (`mappings.assign_tags`).
-        self._cosign_tag_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
+        # By target and the cosign tag or digest of an artifact, the request for the digest at the
+        # target, which is None if it is absent. Several images may have the same artifact, while any
+        # other target tag has one source (`mappings.assign_tags`).
+        self._artifact_requests: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
         # By source repository and list of platforms, the tags whose indexes lack these platforms.
         self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
@@ -234,17 +241,33 @@ class Discovery:
         return self._repositories[key]
 
     def source_of(self, mapping: MappingRule) -> Repository:
-        """Return the repository that a mapping copies from."""
-        return self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+        """Return the repository that a mapping copies from. With a lock it is pinned."""
+        source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+        if self._lock is None:
+            return source
+        if mapping.index not in self._pinned_sources:
+            from _regsync.pins import PinnedSource, source_key  # most runs have no lock
+
+            pinned = PinnedSource(source, self._lock.images_of(source_key(mapping)))
+            self._pinned_sources[mapping.index] = cast(Repository, pinned)
+        return self._pinned_sources[mapping.index]
+
+    def pinned(self, source: Repository) -> PinnedSource | None:
+        """Return the source if it is pinned, and None otherwise."""
+        if self._lock is None:
+            return None
+        from _regsync.pins import PinnedSource
+
+        return source if isinstance(source, PinnedSource) else None
 
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
         """Create a repository of a registry, and plan its authentication, without making a request."""
         host = self._transport.client(registry, name)
-        repository = RemoteRepository(host, name, side, reads_only=self._reads_only)
+        repository = RemoteRepository(host, name, side, reads_only=self.reads_only)
         # With a challenge saved by an earlier run the first request can carry a token, which saves
         # a 401 round trip (docs/design.md section 6, rule 1). `restore` does not replace a
         # challenge of this run.
-        host.authenticator.restore(self._knowledge.login(host.key))
+        host.authenticator.restore(self._knowledge.host_note(host.key, "login"))
         host.authenticator.plan_scope(repository.api_name, repository.rights)
         return repository
 
@@ -256,7 +279,7 @@ class Discovery:
         ]
         for host in dict.fromkeys(repository.host for repository in remotes):
             if any(host.authenticator.login_facts):
-                self._knowledge.record_login(host.key, host.authenticator.login_facts)
+                self._knowledge.learn(host.key, "login", host.authenticator.login_facts)
 
     # Listings.
 
@@ -274,6 +297,9 @@ class Discovery:
 
         Returns None if the repository was not listed, and an empty listing if it does not exist.
         """
+        pinned = self.pinned(repository)
+        if pinned is not None:
+            return pinned.tags
         listing = self._listings.get(repository.key)
         if listing is None or not listing.answer:
             return None
@@ -292,6 +318,9 @@ class Discovery:
 
         The source is not listed if the mapping names its tags without a pattern.
         """
+        pinned = self.pinned(self.source_of(mapping))
+        if pinned is not None:
+            return pinned.select(mapping.tags)
         selection = tags_module.select_literals(mapping.tags)
         if selection is None:
             selection = await self.select(mapping.tags, self.source_of(mapping))
@@ -304,19 +333,18 @@ class Discovery:
         does not exist. Returns None if the registry answers 401 or 403, because the repository may
         exist or not.
         """
-        listing = self._target_listings.setdefault(target.key, Once())
-        return await listing.get(partial(self._list_target, target))
 
-    async def _list_target(self, target: Repository) -> Mapping[str, str | None] | None:
-        try:
-            listing = await self.list_tags(target)
-        except RegistryError as error:
-            if error.status in _HIDING_STATUSES:
+        async def list_target() -> Mapping[str, str | None] | None:
+            try:
+                listing = await self.list_tags(target)
+            except RegistryError as error:
+                if error.status not in _HIDING_STATUSES:
+                    raise
                 return None
-            raise
+            self._knowledge.record_populated(target.key, bool(listing))
+            return listing or {}
 
-        self._knowledge.record_populated(target.key, bool(listing))
-        return listing or {}
+        return await self._target_listings.setdefault(target.key, Once()).get(list_target)
 
     # Tags.
 
@@ -368,8 +396,12 @@ class Discovery:
             tag.snapshot_entry = entries.get(tag.snapshot_key)
 
     def is_probably_absent(self, tag: TargetTag) -> bool:
-        """Report whether a target probably lacks a tag, because no earlier run copied the tag."""
-        return not tag.was_copied
+        """Report whether a target probably lacks a tag, because no earlier run copied the tag.
+
+        With a lock the answer is False: a job without a state runs the same lock many times, and
+        its targets usually have all the tags.
+        """
+        return self._lock is None and not tag.was_copied
 
     async def look_up(
         self,
@@ -395,34 +427,39 @@ class Discovery:
         # An image that is held back needs no manifest in this run.
         may_be_held = first_seen is not None and mapping.min_age > 0
         by_head = may_be_held or self._should_head_first(mapping, tags)
-        source_image = await self._resolve_at_both_ends(
+        image = await self._resolve_at_both_ends(
             mapping, reference, tags, known_to_lack, by_head=by_head
         )
 
         while True:  # again if the tag was moved after it had been resolved
-            lacking_tags = tuple(tag for tag in tags if tag.needs_copy(source_image))
+            lacking = tuple(tag for tag in tags if tag.needs_copy(image))
             held_until = None
             if first_seen is not None:
-                held_until = first_seen.record_sighting(
-                    source.key, source_image.digest, mapping.min_age
-                )
-            is_to_be_copied = bool(lacking_tags) and held_until is None
-            if not is_to_be_copied:
-                return _lookup_without_tree(
-                    source, reference, source_image, tags, lacking_tags, held_until
+                held_until = first_seen.record_sighting(source.key, image.digest, mapping.min_age)
+            if not lacking or held_until is not None:
+                others = tuple(tag for tag in tags if tag not in lacking)
+                # All targets that are up to date have the same digest. With a platform filter it
+                # is not known from the source, because the index was not fetched and trimmed.
+                up_to_date = next((tag.digest for tag in others if tag.digest), image.digest)
+                return TagLookup(
+                    source,
+                    reference,
+                    tree=None,
+                    digest=up_to_date,
+                    source_digest=image.digest,
+                    targets=others,
+                    needed_no_manifest=self.cached_manifest(source, image.digest) is None,
+                    held_tags=lacking,
+                    held_until=held_until,
                 )
 
-            top = source_image.manifest
-            if top is None:
-                top = await self.fetch_top_manifest(
-                    source, reference, source_image.digest, expected
-                )
-            if top.digest == source_image.digest:
+            top = await self.fetch_top_manifest(source, reference, image.digest, expected)
+            if top.digest == image.digest:
                 return await self._fetch_missing_manifests(
                     mapping, source, reference, top, tuple(tags)
                 )
             # The new image has an age of its own.
-            source_image = _source_image(mapping, top.digest, top)
+            image = SourceImage(top.digest, None if mapping.platforms else top.digest)
 
     async def _resolve_at_both_ends(
         self,
@@ -439,25 +476,23 @@ class Discovery:
         asked, because it lacks its tag. If the source fails, raises SyncError after the targets
         have answered.
         """
-        source_image: SourceImage | None = None
-        failure: SyncError | None = None
+        found: SourceImage | SyncError
         async with anyio.create_task_group() as look_ups:
             for tag in tags:
                 if tag.target not in known_to_lack:
                     look_ups.start_soon(self._look_up_at_target, tag)
             try:
-                source_image = await self.resolve_at_source(mapping, reference, by_head=by_head)
+                found = await self.resolve_at_source(mapping, reference, by_head=by_head)
             except SyncError as error:  # raised when the targets have answered
-                failure = error
-        if source_image is None:
-            assert failure is not None
-            raise failure
+                found = error
+        if isinstance(found, SyncError):
+            raise found
         source = self.source_of(mapping)
         for tag in tags:
-            manifest = self._manifests.find(source.store_key, tag.digest or "")
+            manifest = self.cached_manifest(source, tag.digest or "")
             if manifest is not None:
                 self._learn_manifest(tag.target, manifest)
-        return source_image
+        return found
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
         """Report whether to send a HEAD to the source instead of a GET.
@@ -487,27 +522,32 @@ class Discovery:
     ) -> SourceImage:
         """Resolve a tag or digest at a mapping's source. Raises SyncError if that fails."""
         source = self.source_of(mapping)
-        digest = await self.resolve_digest(source, reference, by_head=by_head)
-        # The result refers to the manifest, because the cache may drop it before the caller needs
-        # it.
-        return _source_image(mapping, digest, self._manifests.find(source.store_key, digest))
+        pinned = self.pinned(source)
+        if pinned is not None:
+            return SourceImage(*pinned.resolve(reference))
+        digest = await self.resolve_digest(
+            source, reference, by_head=by_head, refusals=_REFUSALS_OF_HEAD
+        )
+        return SourceImage(digest, None if mapping.platforms else digest)
 
-    async def resolve_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
+    async def resolve_digest(
+        self, source: Repository, reference: str, *, by_head: bool, refusals: Collection[int] = ()
+    ) -> str:
         """Return the digest that a tag or digest has at its source.
 
         A digest is returned unchanged. If this run has listed the source and the listing has the
         tag's digest, that digest is returned. For any other tag one request is sent in a run, and
         all callers share its answer (docs/design.md section 6, rules 4 and 5): a HEAD if the first
-        caller has set `by_head`, otherwise a GET, which adds the manifest to the cache.
+        caller has set `by_head`, otherwise a GET, which adds the manifest to the cache. A HEAD that
+        finds nothing, or is answered with one of the statuses `refusals`, is followed by a GET.
 
         Raises SyncError if the request fails or if the source does not have the tag.
         """
         if is_digest(reference):
             return reference
-        shared_request = self._shared_digest_request(source, reference)
-        ask = self._resolve_by_head if by_head else self._resolve_by_get
-        # `get` calls `ask` only if the shared request has no answer and is not under way.
-        return await shared_request.get(partial(ask, source, reference))
+        request = self._shared_digest_request(source, reference)
+        ask = partial(self._ask_source, source, reference, by_head=by_head, refusals=refusals)
+        return await request.get(ask)
 
     def _shared_digest_request(self, source: Repository, tag: str) -> Once[str]:
         """Return the request for a tag's digest that all callers share.
@@ -520,16 +560,48 @@ class Discovery:
             self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
         return self._digest_requests[key]
 
-    async def _resolve_by_head(self, source: Repository, tag: str) -> str:
-        digest = await source.head_manifest(tag)
+    async def _ask_source(
+        self, source: Repository, tag: str, *, by_head: bool, refusals: Collection[int]
+    ) -> str:
+        digest: str | None = ""
+        if by_head:
+            # Nothing fails for want of a cosign tag; and `head_first` takes a HEAD at its word.
+            is_final = is_referrer_tag(tag) or source.host.registry.head_first
+            if is_final:
+                digest = await source.head_manifest(tag)
+            else:
+                digest = await self.find_digest(source, tag, refusals)
         if digest is None:
             error = RegistryError("no such tag or manifest", status=404)
             raise error.add_context(Side.SOURCE, "look up", source.name_of(tag))
         # The digest is empty if the registry sends none in the answer to a HEAD.
-        return digest or await self._resolve_by_get(source, tag)
+        return digest or (await self.fetch_manifest_of_tag(source, tag)).digest
 
-    async def _resolve_by_get(self, source: Repository, tag: str) -> str:
-        return (await self.fetch_manifest_of_tag(source, tag)).digest
+    async def find_digest(
+        self, where: Repository, tag: str, refusals: Collection[int] = ()
+    ) -> str | None:
+        """Return the digest that a tag has in a repository. Returns None if it has none.
+
+        Asks by HEAD, and by GET before it believes a negative answer, which is a 404 or one of the
+        statuses `refusals`. For a tag whose absence is a failure. Raises SyncError.
+        """
+        refusal: RegistryError | None = None
+        try:
+            digest = await where.head_manifest(tag)
+        except RegistryError as error:
+            if error.status not in refusals:
+                raise
+            digest, refusal = None, error
+        if digest is not None:
+            return digest
+        try:
+            return (await self.fetch_manifest_of_tag(where, tag)).digest
+        except RegistryError as error:
+            if refusal is not None and error.status == refusal.status:
+                raise refusal from None
+            if error.status != 404:
+                raise
+            return None
 
     async def fetch_top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
@@ -562,28 +634,25 @@ class Discovery:
         reference = tag.reference
         ask = partial(self._resolve_at_target, target, reference)
         try:
-            if is_referrer_tag(reference):  # look-ups of several images may need this tag
-                request = self._cosign_tag_requests.setdefault((target.key, reference), Once())
+            # Look-ups of several images may need an artifact: a cosign tag or a digest.
+            if is_referrer_tag(reference) or is_digest(reference):
+                request = self._artifact_requests.setdefault((target.key, reference), Once())
                 tag.digest = await request.get(ask)
             else:
                 tag.digest = await ask()
         except SyncError as error:
             tag.error = error
 
+        known, where = self._knowledge, target.store_key
+        if tag.error is not None:
+            return
         if tag.digest is not None:
-            self._knowledge.confirm_tagged_manifest(target.store_key, tag.digest)
-        elif tag.error is None:
-            self._learn_absence(tag)
-
-    def _learn_absence(self, tag: TargetTag) -> None:
-        """Correct what the state says about the repository of a tag that is absent."""
-        where = tag.target.store_key
-        reference = tag.reference
-        if tag.was_copied:
+            known.confirm_tagged_manifest(where, tag.digest)
+        elif tag.was_copied:
             # The state may be wrong about everything in this repository.
-            self._knowledge.record_contradiction(where)
-        elif is_digest(reference) and self._knowledge.is_manifest_believed(where, reference):
-            self._knowledge.forget(where, reference)
+            known.record_contradiction(where)
+        elif is_digest(reference) and known.is_manifest_believed(where, reference):
+            known.forget(where, reference)
 
     async def _resolve_at_target(self, target: Repository, reference: str) -> str | None:
         """Resolve a reference at a target, from the target's listing or by a HEAD.
@@ -628,56 +697,36 @@ class Discovery:
         Also records the content of the image as present at each target that has it.
         """
         root, filtered_indexes = await self._filter_platforms(mapping, source, reference, top)
-        lacking_repositories = [
+        pinned = self.pinned(source)
+        if pinned is not None:
+            pinned.check_pushed(reference, root.digest)
+        lacking = [
             tag.target.store_key for tag in tags if tag.digest != root.digest and tag.error is None
         ]
-        tree = await self._fetch_tree_to_copy(
-            source, top, root, filtered_indexes, lacking_repositories
-        )
-
-        manifests = (tree.root, *tree.children) if tree is not None else (root,)
-        for tag in tags:
-            for manifest in manifests:
-                self._learn_manifest(tag.target, manifest)
-
-        return TagLookup(
-            source, reference, tree=tree, digest=root.digest, source_digest=top.digest, targets=tags
-        )
-
-    async def _fetch_tree_to_copy(
-        self,
-        source: Repository,
-        top: Manifest,
-        root: Manifest,
-        filtered_indexes: Iterable[Manifest],
-        lacking_repositories: Sequence[RepositoryKey],
-    ) -> Tree | None:
-        """Fetch the manifests of an image that some of `lacking_repositories` do not have.
-
-        `lacking_repositories` are the target repositories that do not have the image under its
-        reference. Returns None if there are none. Returns a tree of `root` alone if all of them
-        have the root, so that only its tag is missing.
-        """
-        if not lacking_repositories:
-            return None
 
         def is_left_out(manifest: Descriptor | Manifest) -> bool:
             return all(
-                self._knowledge.is_manifest_believed(where, manifest.digest)
-                for where in lacking_repositories
+                self._knowledge.is_manifest_believed(where, manifest.digest) for where in lacking
             )
 
-        if is_left_out(root):
-            return Tree(root, (), top.digest)
-        return await self._fetch_tree(source, top.digest, root, filtered_indexes, is_left_out)
+        tree: Tree | None = None
+        if lacking and is_left_out(root):
+            tree = Tree(root, (), top.digest)  # only the tag is missing
+        elif lacking:
+            tree = await self._fetch_tree(source, top.digest, root, filtered_indexes, is_left_out)
 
-    # Learning from the answers of targets (docs/design.md section 6, rule 4).
+        for manifest in tree.manifests if tree is not None else (root,):
+            for tag in tags:
+                self._learn_manifest(tag.target, manifest)
+        return TagLookup(
+            source, reference, tree=tree, digest=root.digest, source_digest=top.digest, targets=tags
+        )
 
     def _learn_manifest(self, target: Repository, manifest: Manifest) -> None:
         """Record the blobs and children of a manifest as present at a target's host.
 
         A registry accepts a manifest only if they are present, so they are in each repository of
-        the host that has the manifest.
+        the host that has the manifest (docs/design.md section 6, rule 4).
         """
         blobs = (blob.digest for blob in manifest.blobs)
         children = (child.digest for child in manifest.children)
@@ -723,28 +772,21 @@ class Discovery:
         Attestations are left out. Trimmed indexes are left out because the source does not have
         them.
         """
-        tree = lookup.tree or await self._indexes_of(mapping, lookup)
+        source, tree = lookup.source, lookup.tree
+        if tree is None:
+            top = await self.fetch_manifest(source, lookup.source_digest)
+            root, indexes = await self._filter_platforms(mapping, source, lookup.reference, top)
+            # The indexes are enough: platform manifests are not fetched.
+            tree = await self._fetch_tree(
+                source, top.digest, root, indexes, is_left_out=lambda entry: not entry.is_index
+            )
         trimmed_digests = {child.digest for child in tree.children if child.is_trimmed}
         return [
             entry.digest
-            for manifest in (tree.root, *tree.children)
+            for manifest in tree.manifests
             for entry in manifest.children
             if not entry.attested_digest and entry.digest not in trimmed_digests
         ]
-
-    async def _indexes_of(self, mapping: MappingRule, lookup: TagLookup) -> Tree:
-        """Return the filtered tree of an image with its indexes only, without platform manifests."""
-        source = lookup.source
-        top = await self.fetch_manifest(source, lookup.source_digest)
-        root, filtered_indexes = await self._filter_platforms(
-            mapping, source, lookup.reference, top
-        )
-        nested_digests = {entry.digest for entry in root.children if entry.is_index}
-
-        def is_left_out(entry: Descriptor) -> bool:
-            return entry.digest not in nested_digests
-
-        return await self._fetch_tree(source, top.digest, root, filtered_indexes, is_left_out)
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source only. `digest` is the digest to which the tag was
@@ -845,12 +887,23 @@ class Discovery:
                     break
 
                 parents = await gather(
-                    partial(self.fetch_manifest, source, entry.digest, entry)
-                    for entry in entries_to_fetch
+                    partial(self._fetch_child, source, entry) for entry in entries_to_fetch
                 )
                 for entry, manifest in zip(entries_to_fetch, parents, strict=True):
                     manifests[entry.digest] = manifest
             return build_tree(root, manifests, top_digest)
+
+    async def _fetch_child(self, source: Repository, entry: Descriptor) -> Manifest:
+        """Fetch a manifest that an index names. Of a missing attestation the error says so."""
+        try:
+            return await self.fetch_manifest(source, entry.digest, entry)
+        except RegistryError as error:
+            if error.status != 404 or entry.attested_digest is None:
+                raise
+            text = f"the attestation {entry.digest} of the image {entry.attested_digest} is missing"
+            missing = RegistryError(f"{text}: {error.message}", status=404, codes=error.codes)
+            name = source.name_of(entry.digest)
+            raise missing.add_context(source.side, "fetch manifest", name) from error
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
@@ -870,38 +923,3 @@ def _no_platform_matches(wanted: Iterable[object], available: Iterable[object]) 
     error = RegistryError(text, status=404)
     error.hint = "choose one of these platforms, or ask the publisher for another"
     return error
-
-
-def _source_image(mapping: MappingRule, digest: str, manifest: Manifest | None) -> SourceImage:
-    digest_at_target = None if mapping.platforms else digest
-    return SourceImage(digest=digest, digest_at_target=digest_at_target, manifest=manifest)
-
-
-def _lookup_without_tree(
-    source: Repository,
-    reference: str,
-    source_image: SourceImage,
-    tags: Iterable[TargetTag],
-    held_tags: tuple[TargetTag, ...],
-    held_until: int | None,
-) -> TagLookup:
-    """Return the look-up of an image that is not copied now.
-
-    The targets in `held_tags` do not get the image yet. All other targets are up to date, or
-    failed.
-    """
-    other_tags = tuple(tag for tag in tags if tag not in held_tags)
-    # All targets that are up to date have the same digest. With a platform filter it is not known
-    # from the source, because the index was not fetched and trimmed.
-    digests_at_targets = [tag.digest for tag in other_tags if tag.digest is not None]
-    return TagLookup(
-        source,
-        reference,
-        tree=None,
-        digest=digests_at_targets[0] if digests_at_targets else source_image.digest,
-        source_digest=source_image.digest,
-        targets=other_tags,
-        needed_no_manifest=source_image.manifest is None,
-        held_tags=held_tags,
-        held_until=held_until,
-    )

@@ -8,12 +8,14 @@ Follows: docs/design.md sections 6 and 10 ("Dry run").
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from _regsync.errors import Side, SyncError
 from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository
-from _regsync.state import Knowledge
+from _regsync.state import MOUNTS, Knowledge
 from _regsync.sync.image import BlobResult, Image
+from _regsync.text import size_text
 
 
 class DryRun:
@@ -23,6 +25,8 @@ class DryRun:
         self._knowledge = knowledge
         # By host, the bytes of all blobs and manifests that a run would send to it.
         self.bytes_to_write = Counter[str]()
+        # By host, the free bytes on the disk of each image layout that is a target.
+        self.free_bytes: Mapping[str, int] = {}
 
     async def copy(
         self,
@@ -40,7 +44,7 @@ class DryRun:
         """
         if mount_from or self._knowledge.mount_source(target.store_key, blob.digest):
             # The host is assumed to accept the mount.
-            self._knowledge.record_mount(target.host.key)
+            self._knowledge.learn(target.host.key, MOUNTS, True)
             return BlobResult.MOUNTED
         is_empty = self._knowledge.is_empty(target.store_key)
         if not is_empty and await target.has_blob(blob, with_retries=True):
@@ -51,9 +55,20 @@ class DryRun:
     async def put_manifests(
         self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
     ) -> None:
-        """Count the manifests that a run would put, and call `on_put` with each child."""
+        """Count the manifests that a run would put, and call `on_put` with each child.
+
+        Raises SyncError if the image alone is too large for the disk of its target.
+        """
+        host = image.target.host.key
         children = [child for child in image.tree.children if child.digest in own_manifests]
         size = sum(manifest.size for manifest in (*children, image.tree.root))
-        self.bytes_to_write[image.target.host.key] += size
+        self.bytes_to_write[host] += size
+
+        needed = sum(blob.size for blob in image.copy.blobs_uploaded)
+        free = self.free_bytes.get(host, needed)
+        if needed > free:
+            text = f"{host} has room for {size_text(free)}, the image needs {size_text(needed)}"
+            error = SyncError(text, hint="free space on the device, or copy to a larger one")
+            raise error.add_context(Side.TARGET, "write", image.target.name_of(image.reference))
         for child in children:
             on_put(child)

@@ -63,22 +63,16 @@ class Traffic:
 
         Corrects `expected_bytes` if the blob was sent although it was not expected, or the reverse.
         """
-        was_expected = (where.host, blob.digest) in self._awaited
+        is_expected = (where.host, blob.digest) in self._awaited
+        is_sent = result is BlobResult.UPLOADED
         self._awaited.discard((where.host, blob.digest))
-        was_sent = result is BlobResult.UPLOADED
-        if was_sent and not was_expected:
-            self.expected_bytes += blob.size
-        elif was_expected and not was_sent:
-            self.expected_bytes -= blob.size
+        self.expected_bytes += blob.size * (is_sent - is_expected)
 
         # The bytes saved are counted once for each repository.
-        if blob.digest in self._arrived[where]:
-            return
-        self._arrived[where].add(blob.digest)
-        if result is BlobResult.MOUNTED:
-            self.mounted_bytes += blob.size
-        elif not was_sent:
-            self.present_bytes += blob.size
+        if blob.digest not in self._arrived[where]:
+            self._arrived[where].add(blob.digest)
+            self.mounted_bytes += blob.size * (result is BlobResult.MOUNTED)
+            self.present_bytes += blob.size * (result in (BlobResult.PRESENT, BlobResult.BELIEVED))
 
 
 # The most blobs that one image may name. Real images name hundreds of blobs. A hostile index could
@@ -109,18 +103,14 @@ class Tree(NamedTuple):
     source_digest: str
 
     @property
-    def size(self) -> int:
-        """The bytes of all manifests."""
-        return sum(manifest.size for manifest in (self.root, *self.children))
+    def manifests(self) -> tuple[Manifest, ...]:
+        """All manifests that were fetched: the root, and then those below it."""
+        return self.root, *self.children
 
     @property
-    def required_digests(self) -> frozenset[str]:
-        """The digests of all blobs and children, which the target must have before the root."""
-        return frozenset(
-            descriptor.digest
-            for manifest in (self.root, *self.children)
-            for descriptor in manifest.dependencies
-        )
+    def size(self) -> int:
+        """The bytes of all manifests."""
+        return sum(manifest.size for manifest in self.manifests)
 
     @property
     def is_image(self) -> bool:
@@ -128,14 +118,12 @@ class Tree(NamedTuple):
 
         Registries refuse such a manifest if one of its blobs is absent (docs/design.md section 7).
         """
-        for manifest in (self.root, *self.children):
-            if manifest.config is not None:
-                is_checked = manifest.config.media_type in IMAGE_CONFIGS
-            else:
-                is_checked = not manifest.layers  # an index names manifests only
-            if not is_checked:
-                return False
-        return True
+        return all(
+            manifest.config.media_type in IMAGE_CONFIGS
+            if manifest.config is not None
+            else not manifest.layers  # an index names manifests only
+            for manifest in self.manifests
+        )
 
     def levels(self, digests: frozenset[str]) -> list[list[Manifest]]:
         """Group the children with these digests into levels: children before their parents (I2)."""
@@ -173,38 +161,29 @@ class Tree(NamedTuple):
         if is_committed(self.root.digest):
             return MissingParts((), ())
 
-        missing_manifests = self._missing_manifests(is_committed)
+        fetched = {child.digest: child for child in self.children}
+        missing = {self.root.digest: self.root}
         blobs = dict[str, Descriptor]()
-        for manifest in missing_manifests.values():
+        to_visit = [self.root]
+        for manifest in to_visit:  # the list grows by the missing children of each manifest
             for blob in manifest.blobs:
                 first = blobs.setdefault(blob.digest, blob)
                 if first.size != blob.size:
                     raise ContentError(
                         f"{blob.digest} has two sizes in the image: {first.size} and {blob.size} bytes"
                     )
-        if len(blobs) > _MAX_BLOBS:
-            raise ContentError(f"the image names more than {_MAX_BLOBS} blobs")
-
-        children = tuple(child for child in self.children if child.digest in missing_manifests)
-        return MissingParts(tuple(blobs.values()), children)
-
-    def _missing_manifests(self, is_committed: Callable[[str], bool]) -> dict[str, Manifest]:
-        """Return the root and all manifests below it that the target lacks, by digest.
-
-        Manifests below a committed manifest are not visited, because the target has all of them.
-        """
-        fetched = {child.digest: child for child in self.children}
-        missing = {self.root.digest: self.root}
-        to_visit = [self.root]
-        for manifest in to_visit:  # the list grows by the children of each manifest
             for entry in manifest.children:
                 if entry.digest in missing or is_committed(entry.digest):
-                    continue
+                    continue  # the target has all that is below a committed manifest
                 if entry.digest not in fetched:
                     raise ChildNotFetched(f"the index names {entry.digest}, which is not at hand")
                 missing[entry.digest] = fetched[entry.digest]
                 to_visit.append(fetched[entry.digest])
-        return missing
+        if len(blobs) > _MAX_BLOBS:
+            raise ContentError(f"the image names more than {_MAX_BLOBS} blobs")
+
+        children = tuple(child for child in self.children if child.digest in missing)
+        return MissingParts(tuple(blobs.values()), children)
 
 
 def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:

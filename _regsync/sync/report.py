@@ -68,14 +68,11 @@ class Outcome(NamedTuple):
         """
         if self.error is not None:
             return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
-
-        source = self.source
-        target = self.target
-        if not with_hosts:
-            _, source = split_full_name(source)
-            _, target = split_full_name(target)
-        cost = f"{size_text(self.bytes)}, {duration_text(self.duration)}"
-        return f"synced {source} -> {target} ({cost})"
+        names = (self.source, self.target)
+        source, target = names if with_hosts else (split_full_name(name)[1] for name in names)
+        return (
+            f"synced {source} -> {target} ({size_text(self.bytes)}, {duration_text(self.duration)})"
+        )
 
     def plan_lines(self) -> list[str]:
         """Format the lines of a dry run about the image and its artifacts.
@@ -266,12 +263,6 @@ class Report:
         """Return when each held image is no longer held, in seconds since 1970."""
         return [outcome.until for outcome in self.outcomes if outcome.until is not None]
 
-    def _held_lines(self) -> list[str]:
-        hold_ends = self._hold_ends()
-        if not hold_ends:
-            return []
-        return [f"Held: {len(hold_ends)} (next {time_text(min(hold_ends))})"]
-
     def totals(self) -> dict[str, Any]:
         """Return the field `totals` of the report.
 
@@ -330,16 +321,21 @@ class Report:
         `elapsed` is the duration of the run in seconds.
         """
         totals = self.totals()
-        images = totals["images"]
         layers = totals["layers"]
         return [
-            f"Images: {images['synced']} synced, {images['skipped']} skipped, {images['failed']} failed",
-            *self._held_lines(),
+            *self._image_lines("synced", "synced"),
             f"Layers: {layers['transferred']} transferred ({layers['unique']} unique references), "
             f"{layers['mounted']} mounted",
             f"Data: {size_text(totals['bytes'])} transferred",
             f"Time: {duration_text(elapsed)} elapsed",
         ]
+
+    def _image_lines(self, status: str, words: str) -> list[str]:
+        """Return the lines that count images: of one status, skipped, failed and held."""
+        counts = Counter(outcome.status for outcome in self.outcomes)
+        line = f"Images: {counts[status]} {words}, {counts['skipped']} skipped, {counts['failed']} failed"
+        ends = self._hold_ends()
+        return [line, *([f"Held: {len(ends)} (next {time_text(min(ends))})"] if ends else [])]
 
     def plan(self) -> list[str]:
         """Return the lines of a dry run: the selection of each mapping, each image, the totals."""
@@ -352,17 +348,14 @@ class Report:
             lines += outcome.plan_lines()
 
         totals = self.totals()
-        images = totals["images"]
         layers = totals["layers"]
         # All blobs of the images that would be synced, each once for each target repository.
         total_bytes = totals["bytes"] + sum(totals["saved"].values())
-        data = f"{size_text(totals['bytes'])} of {size_text(total_bytes)} to transfer"
         return [
             *lines,
-            f"Images: {images['would_sync']} would be synced, {images['skipped']} skipped, {images['failed']} failed",
-            *self._held_lines(),
+            *self._image_lines("would_sync", "would be synced"),
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
-            f"Data: {data}",
+            f"Data: {size_text(totals['bytes'])} of {size_text(total_bytes)} to transfer",
             *(space.line() for space in self.layout_spaces),
         ]
 
@@ -377,8 +370,7 @@ class Report:
         """Return the JSON report, schema 1 of docs/design.md section 10.
 
         `elapsed` is in seconds. `requests` has the number of requests by host and action,
-        `throttled` the number of throttled requests by host. The field `images` of the report is an
-        iterator, because a list of entries would take three times the memory of the outcomes.
+        `throttled` the number of throttled requests by host.
         """
         return {
             "schema": 1,
@@ -387,7 +379,7 @@ class Report:
             "duration_s": round(elapsed, 3),
             "interrupted": self.interrupted,
             "dry_run": self.is_dry_run,
-            "images": (outcome.as_json() for outcome in self.outcomes),
+            "images": [outcome.as_json() for outcome in self.outcomes],
             **({"undone": [image.as_json() for image in self.undone]} if self.undone else {}),
             "mappings": [selection.as_json() for _, selection in sorted(self.selections.items())],
             "totals": {

@@ -14,35 +14,35 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 import anyio.abc
 
 from _regsync.config import Config, MappingRule
-from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
+from _regsync.errors import MappingConflict, Side, SyncError
 from _regsync.layouts import Layouts
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import COPIED, NO_CHECK, Knowledge, Snapshot, StateFile, key_of
-from _regsync.sync.artifact_checks import SearchDepth, flags_after
+from _regsync.sync.artifacts import Artifact, FoundArtifacts, Referrers, no_artifact_error
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
+from _regsync.sync.looks import SearchDepth, flags_after
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
-from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, no_artifact_error
 from _regsync.sync.report import LayoutSpace, MappingSelection, Outcome, Report, Undone
 from _regsync.sync.work import Scheduler
 from _regsync.tags import compile_glob
 from _regsync.text import time_text
 
 if TYPE_CHECKING:
+    from _regsync.layout import Layout
+    from _regsync.pins import Lock
     from _regsync.state import FirstSeen
     from _regsync.sync.dry_run import DryRun
-    from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
 
 # Seconds for which copies under way may continue after a signal (docs/specification.md section
@@ -62,18 +62,11 @@ _WORKERS_PER_SOURCE = 16
 _Lookup = Callable[[], Awaitable[None]]
 
 
-class _TagToLookUp(NamedTuple):
-    """A selected tag, and the same tag at each of its targets."""
+class _Selected(NamedTuple):
+    """A selected tag, and the tag or digest at each of its targets."""
 
     wanted: WantedTag
-    target_tags: Sequence[TargetTag]
-
-
-class _SelectedImage(NamedTuple):
-    """A selected tag, and its tag or digest at the targets."""
-
-    wanted: WantedTag
-    target_reference: str
+    tags: list[TargetTag]
 
 
 class Run:
@@ -108,7 +101,7 @@ class Run:
 
         With `recheck` the run searches for the artifacts of all images, whatever the state says.
         `first_seen` has the times that `min_age` counts from. Without it no image is held back.
-        With `lock` the tags and digests of sources are taken from the lock (sync/locked.py).
+        With `lock` the tags and digests of sources are taken from the lock (`PinnedSource`).
         With `retry` only the images of the retry are copied, and `config` is the result of
         `Retry.narrow`.
         """
@@ -131,17 +124,10 @@ class Run:
         self._knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
 
         self._layouts = Layouts(transport, recheck=recheck)
-        make_discovery: Callable[..., Discovery] = Discovery
-        make_referrers: Callable[..., Referrers] = Referrers
-        if lock is not None:
-            from _regsync.sync.locked import LockedDiscovery, LockedReferrers
-
-            make_discovery = partial(LockedDiscovery, lock)
-            make_referrers = LockedReferrers
-        self._discovery = make_discovery(
-            transport, self._knowledge, layouts=self._layouts, reads_only=is_dry_run
+        self._discovery = Discovery(
+            transport, self._knowledge, layouts=self._layouts, reads_only=is_dry_run, lock=lock
         )
-        self._referrers = make_referrers(
+        self._referrers = Referrers(
             self._discovery,
             self._knowledge,
             machine.wall,
@@ -167,34 +153,22 @@ class Run:
             start=self._start_task,
             queue_lookup=self._queue_lookup,
             on_end=self._end_copy,
-            lists=None if is_dry_run else self._referrers.lists,
+            lists=self._referrers.lists,
         )
 
-        # The source repositories for which some mapping has `min_age`. All mappings from these
-        # repositories record when a digest is first seen, because several tags may name one digest.
-        self._aged_repositories = {
-            mapping.source.repository_key(mapping.source_repository)
-            for mapping in config.mappings
-            if mapping.min_age
-        }
-        # By mapping index, until when tags are held back at all their targets, in seconds since
-        # 1970.
-        self._held_until = defaultdict[int, list[int]](list)
-
-        # By source (host:port), the look-ups that have not started.
+        # By source (host:port), the look-ups that have not started, and how many workers run them.
         self._lookups = defaultdict[str, deque[_Lookup]](deque)
-        # By source (host:port), the cancel scope of each worker that runs look-ups.
-        self._workers = defaultdict[str, set[anyio.CancelScope]](set)
+        self._workers = Counter[str]()
+        self._worker_scopes = set[anyio.CancelScope]()
         # By index, the mappings whose tags have not been selected yet.
         self._unlisted = dict[int, MappingRule]()
-        # The tags that have been selected.
-        self._selected = list[_SelectedImage]()
+        self._selected = list[_Selected]()
         # When the run began, on the clock of the event loop.
         self._run_began = 0.0
-        # The look-ups and copies. None before and after them.
-        self._tasks: anyio.abc.TaskGroup | None = None
+        # The look-ups and copies.
+        self._tasks: anyio.abc.TaskGroup
         # The copies into layouts that wait until a power cut can no longer lose them.
-        self._unsaved_copies: anyio.abc.TaskGroup | None = None
+        self._unsaved_copies: anyio.abc.TaskGroup
 
     # The run as a whole.
 
@@ -204,9 +178,10 @@ class Run:
         # Mappings with a common target repository are listed together, so that the earlier mapping
         # wins a conflict (I10).
         groups = group_mappings(self._config.mappings, lambda mapping: mapping.target_keys)
-        for group in groups:
-            self._queue_lookup(group[0].source.authority, partial(self._list_mappings, group))
-        await self._run_lookups_and_copies(stop)
+        listings = [
+            (group[0].source.authority, partial(self._list_mappings, group)) for group in groups
+        ]
+        await self._run_lookups_and_copies(listings, stop)
 
     async def copy(
         self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event
@@ -216,15 +191,15 @@ class Run:
         `reference` and `target_reference` are the tag or digest at the source and at the targets.
         """
         wanted = WantedTag(mapping, reference, mapping.targets)
-        self._selected.append(_SelectedImage(wanted, target_reference))
-        self.scheduler.images_known += len(wanted.targets)
-        tags = self._new_target_tags(wanted, target_reference)
-        self._discovery.load_snapshots(tags)
-        self._queue_lookup(mapping.source.authority, partial(self._look_up, wanted, tags))
-        await self._run_lookups_and_copies(stop)
+        selected = _Selected(wanted, self._new_target_tags(wanted, target_reference))
+        self._select([selected])
+        lookup = partial(self._look_up, selected)
+        await self._run_lookups_and_copies([(mapping.source.authority, lookup)], stop)
 
-    async def _run_lookups_and_copies(self, stop: anyio.Event) -> None:
-        """Run the queued look-ups and everything that they start, then save the state.
+    async def _run_lookups_and_copies(
+        self, first: Sequence[tuple[str, _Lookup]], stop: anyio.Event
+    ) -> None:
+        """Run look-ups, each at a source, and everything that they start, then save the state.
 
         The report is complete afterwards.
         """
@@ -233,6 +208,9 @@ class Run:
             # An unusable file must raise its error before the first request.
             self._transport.dialer.prepare(registry)
             self._layouts.prepare(registry)
+        if self._dry_run is not None:
+            layouts = self._target_layouts()
+            self._dry_run.free_bytes = {host.key: host.free_bytes() for host in layouts}
 
         # The look-ups and copies. A drain cancels them when its time is over.
         work = anyio.CancelScope()
@@ -242,43 +220,46 @@ class Run:
                 watchers.start_soon(self._drain_when, stop, work)
                 watchers.start_soon(self._state.commit_regularly)
                 watchers.start_soon(self._layouts.commit_regularly)
-                await self._run_until_saved(work)
+                # A copy into a layout ends when the layout has been saved: perhaps after `work`.
+                async with anyio.create_task_group() as self._unsaved_copies:
+                    with work:
+                        async with anyio.create_task_group() as self._tasks:
+                            for source, lookup in first:
+                                self._queue_lookup(source, lookup)
+                    await self._layouts.commit()
                 watchers.cancel_scope.cancel()
         finally:
             # The state is saved even after an error, and if a second signal cancels the run.
-            self._tasks = None
             self._complete_report()
-            self._discovery.warn_of_missing_platforms()
-            await self._save()
+            self._save()
 
         if self.scheduler.is_draining:
             self._report.interrupted = work.cancelled_caught or bool(self._report.undone)
         else:
             self._report.interrupted = False
-            self._fail_lost_images()
-            self._report.undone = []
             self._warn_of_held_mappings()
-
-    async def _run_until_saved(self, work: anyio.CancelScope) -> None:
-        """Run the look-ups and copies in `work`, and wait until all layouts are saved.
-
-        A copy into a layout ends when the layout has been saved, so some copies end after `work`.
-        """
-        async with anyio.create_task_group() as self._unsaved_copies:
-            with work:
-                async with anyio.create_task_group() as self._tasks:
-                    for source, lookups in self._lookups.items():
-                        for _ in lookups:
-                            self._start_worker(source)
-            await self._layouts.commit()
 
     def _complete_report(self) -> None:
         """Set the fields of the report that cover the whole run."""
-        self._report.mappings_undone = len(self._unlisted)
-        self._report.undone = self._find_undone()
-        traffic = self.scheduler.traffic
-        self._report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
-        self._report.layout_spaces = self._find_layout_spaces()
+        report, traffic = self._report, self.scheduler.traffic
+        report.mappings_undone = len(self._unlisted)
+        report.undone = self._find_undone() if self.scheduler.is_draining else []
+        report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
+        if self._dry_run is not None:
+            report.layout_spaces = [
+                LayoutSpace(
+                    host.key,
+                    to_write=self._dry_run.bytes_to_write[host.key],
+                    left_out=sum(host.left_out_sizes.values()),
+                    free=self._dry_run.free_bytes[host.key],
+                )
+                for host in self._target_layouts()
+            ]
+        self._discovery.warn_of_missing_platforms()
+
+    def _target_layouts(self) -> list[Layout]:
+        targets = [target for mapping in self._config.mappings for target in mapping.targets]
+        return self._layouts.layouts_among(targets)
 
     async def _drain_when(self, stop: anyio.Event, work: anyio.CancelScope) -> None:
         """When `stop` is set, start nothing new, and cancel the work after DRAIN_SECONDS or when it
@@ -290,13 +271,10 @@ class Run:
         text = f"stopping: copies under way have {DRAIN_SECONDS:.0f} s to end; a second signal stops at once"
         self._log("warning", "stopping", text)
         self.scheduler.drain()
-        for scope in chain.from_iterable(self._workers.values()):
+        for scope in self._worker_scopes:
             scope.cancel()  # images that are looked up from now on would not be copied
 
-        deadline = anyio.current_time() + DRAIN_SECONDS
-        self.scheduler.drain_deadline = deadline
-        work.deadline = deadline
-
+        self.scheduler.drain_deadline = work.deadline = anyio.current_time() + DRAIN_SECONDS
         # How many requests had been sent at the last check, if none was under way then.
         sent_before: int | None = None
         while True:
@@ -317,7 +295,7 @@ class Run:
         limits = self._transport.limits.values()
         return any(each.used > each.is_out * each.is_probed for each in limits)
 
-    async def _save(self) -> None:
+    def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""
         has_failed = self._report.exit_status() != 0
         # Staged files that this run did not write may belong to another process, unless this run
@@ -330,88 +308,48 @@ class Run:
 
     def _find_undone(self) -> list[Undone]:
         """Return the images without an outcome. A mapping that was not listed is named `REPO:*`."""
-        if not self._unlisted and self.scheduler.images_done == self.scheduler.images_known:
-            return []
-
-        selected_images = list(self._selected)
+        undone = list[Undone]()
+        selected = list(self._selected)
         for mapping in self._unlisted.values():
             tags = [ALL_TAGS] if self._retry is None else self._retry.tags_of(mapping)
-            all_wanted = self._filter_by_retry(
-                [WantedTag(mapping, tag, mapping.targets) for tag in tags]
-            )
-            selected_images += [_SelectedImage(wanted, wanted.tag) for wanted in all_wanted]
-
-        ended_names = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
-        undone = list[Undone]()
-        for wanted, target_reference in selected_images:
-            source_name = self._discovery.source_of(wanted.mapping).name_of(wanted.tag)
-            for target in self._targets(wanted):
-                name = Undone(source_name, target.name_of(target_reference))
-                if name not in ended_names:
-                    undone.append(name)
+            all_wanted = [WantedTag(mapping, tag, mapping.targets) for tag in tags]
+            selected += map(self._new_selected, self._filter_by_retry(all_wanted))
+        ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
+        for each in selected:
+            undone += [Undone(*names) for names in self._names(each) if names not in ended]
         return undone
 
-    def _find_layout_spaces(self) -> list[LayoutSpace]:
-        """Return the space that a run would need in each image layout. Only a dry run reports it."""
-        if self._dry_run is None:
-            return []
-        targets = [target for mapping in self._config.mappings for target in mapping.targets]
-        return [
-            LayoutSpace(
-                host.key,
-                to_write=self._dry_run.bytes_to_write[host.key],
-                left_out=sum(host.left_out_sizes.values()),
-                free=host.free_bytes(),
-            )
-            for host in self._layouts.layouts_among(targets)
-        ]
-
-    def _fail_lost_images(self) -> None:
-        """Report the images that still wait for other images as failed.
-
-        There are none, because an image waits only for older images (docs/design.md section 6,
-        rule 9). If that rule is ever broken, these images must not be missing in the report.
-        """
-        for image in self.scheduler.images:
-            text = "the run ended while this image waited for another one"
-            image.copy.error = RegsyncError(text)
-            self._end_copy(image.copy)
+    def _names(self, selected: _Selected) -> list[tuple[str, str]]:
+        """Return the full references of a selected tag: at the source, and at each target."""
+        wanted, tags = selected
+        source_name = self._discovery.source_of(wanted.mapping).name_of(wanted.tag)
+        return [(source_name, tag.target.name_of(tag.reference)) for tag in tags]
 
     # Look-ups and tasks.
 
     def _start_task(
         self, task: Callable[..., Coroutine[object, object, None]], *arguments: object
     ) -> None:
-        assert self._tasks is not None
         self._tasks.start_soon(task, *arguments)
 
     def _queue_lookup(self, source: str, lookup: _Lookup) -> None:
-        """Queue a look-up for the workers of a source (host:port).
-
-        No worker starts before the run.
-        """
+        """Queue a look-up for the workers of a source (host:port)."""
         self._lookups[source].append(lookup)
-        if self._tasks is not None:
-            self._start_worker(source)
+        if self._workers[source] < _WORKERS_PER_SOURCE:
+            self._workers[source] += 1
+            self._start_task(self._run_lookups, source)
 
-    def _start_worker(self, source: str) -> None:
-        """Start another worker for a source, unless the source has _WORKERS_PER_SOURCE of them."""
-        workers = self._workers[source]
-        if len(workers) < _WORKERS_PER_SOURCE:
-            # Register the worker before its task runs, so that it counts and a drain can cancel it.
-            scope = anyio.CancelScope()
-            workers.add(scope)
-            self._start_task(self._run_lookups, source, scope)
-
-    async def _run_lookups(self, source: str, scope: anyio.CancelScope) -> None:
+    async def _run_lookups(self, source: str) -> None:
         """Run queued look-ups of a source until the queue is empty or a drain begins."""
         queue = self._lookups[source]
-        with scope:
+        with anyio.CancelScope() as scope:
+            self._worker_scopes.add(scope)
             while queue and not self.scheduler.is_draining:
                 lookup = queue.popleft()
                 await lookup()
                 await self.scheduler.wait_for_room()
-        self._workers[source].remove(scope)
+        self._worker_scopes.remove(scope)
+        self._workers[source] -= 1
 
     # Selecting tags.
 
@@ -419,7 +357,6 @@ class Run:
         """Select the tags of mappings with a common target repository, and queue their look-ups."""
         selections = await gather(partial(self._select_tags, mapping) for mapping in group)
         assigned, conflicts = assign_tags(zip(group, selections, strict=True))
-        all_wanted = self._filter_by_retry(assigned)
 
         for conflict in conflicts:
             owner = conflict.owner.index
@@ -427,18 +364,20 @@ class Run:
             hint = "give one of the two mappings another `to`, or narrow its tags"
             self._report_failure(conflict.wanted, MappingConflict(text, hint=hint))
 
+        all_selected = [self._new_selected(wanted) for wanted in self._filter_by_retry(assigned)]
+        self._select(all_selected)
         for mapping in group:
             del self._unlisted[mapping.index]
-        self._selected += [_SelectedImage(wanted, wanted.tag) for wanted in all_wanted]
-        self.scheduler.images_known += sum(len(wanted.targets) for wanted in all_wanted)
+        await self._list_targets(all_selected)
+        for selected in all_selected:
+            source = selected.wanted.mapping.source.authority
+            self._queue_lookup(source, partial(self._look_up, selected))
 
-        tags = [
-            _TagToLookUp(wanted, self._new_target_tags(wanted, wanted.tag)) for wanted in all_wanted
-        ]
-        await self._list_targets(tags)
-        for wanted, target_tags in tags:
-            source = wanted.mapping.source.authority
-            self._queue_lookup(source, partial(self._look_up, wanted, target_tags))
+    def _select(self, all_selected: Sequence[_Selected]) -> None:
+        """Count selected tags, and load what the state says about them."""
+        self._selected += all_selected
+        self.scheduler.images_known += sum(len(tags) for _, tags in all_selected)
+        self._discovery.load_snapshots([tag for _, tags in all_selected for tag in tags])
 
     async def _select_tags(self, mapping: MappingRule) -> tuple[str, ...]:
         """Return the tags that a mapping selects.
@@ -471,20 +410,19 @@ class Run:
         """Return the tags that are copied: all of `tags`, or the tags of the retry."""
         return tags if self._retry is None else self._retry.filter_tags(tags)
 
-    async def _list_targets(self, tags: Sequence[_TagToLookUp]) -> None:
-        """Load the snapshots of tags, and list each target repository if that may save requests.
+    async def _list_targets(self, all_selected: Sequence[_Selected]) -> None:
+        """List each target repository of tags if that may save requests.
 
         A listing saves the request for an immutable tag that is there, and for a tag that is absent
         (docs/design.md section 6, rule 6).
         """
-        self._discovery.load_snapshots([tag for each in tags for tag in each.target_tags])
         # By target, how many requests its listing may save.
         saved_requests = Counter[Repository]()
-        for wanted, target_tags in tags:
+        for wanted, tags in all_selected:
             is_immutable = self._is_immutable(wanted.mapping, wanted.tag)
             saved_requests.update(
                 tag.target
-                for tag in target_tags
+                for tag in tags
                 if is_immutable or self._discovery.is_probably_absent(tag)
             )
 
@@ -497,137 +435,108 @@ class Run:
                 partial(self._discovery.list_target_tags, target) for target in worth_listing
             )
 
-    def _targets(self, wanted: WantedTag) -> list[Repository]:
-        """Return the target repositories of a tag."""
-        name = wanted.mapping.target_repository
-        return [
-            self._discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets
-        ]
+    def _new_selected(self, wanted: WantedTag) -> _Selected:
+        return _Selected(wanted, self._new_target_tags(wanted, wanted.tag))
 
     def _new_target_tags(self, wanted: WantedTag, target_reference: str) -> list[TargetTag]:
         """Create a TargetTag for each target of a tag."""
+        name = wanted.mapping.target_repository
+        targets = [
+            self._discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets
+        ]
         return self._discovery.new_target_tags(
-            self._targets(wanted), wanted.mapping, wanted.tag, target_reference
+            targets, wanted.mapping, wanted.tag, target_reference
         )
 
     # Looking up one image.
 
-    async def _look_up(self, wanted: WantedTag, tags: Sequence[TargetTag]) -> None:
+    async def _look_up(self, selected: _Selected) -> None:
         """Look up a tag at its source and its targets, and start the copies that are needed."""
-        lookup_began = anyio.current_time()
+        began = anyio.current_time()
+        wanted = selected.wanted
         mapping = wanted.mapping
-        tags_to_look_up = self._skip_immutable_tags(wanted, tags)
-        if not tags_to_look_up:
+        skipped = [tag for tag in selected.tags if self._is_skipped_unasked(wanted, tag)]
+        immutable = partial(Outcome, status="skipped", reason="immutable_tag")
+        self._report_tags(wanted, skipped, immutable, began)
+        tags = [tag for tag in selected.tags if tag not in skipped]
+        if not tags:
             return
-
-        repository_key = mapping.source.repository_key(mapping.source_repository)
-        first_seen = self._first_seen if repository_key in self._aged_repositories else None
         try:
             lookup = await self._discovery.look_up(
-                mapping, wanted.tag, tags_to_look_up, first_seen=first_seen
+                mapping, wanted.tag, tags, first_seen=self._first_seen
             )
         except SyncError as error:
-            source_name = self._discovery.source_of(mapping).name_of(wanted.tag)
-            started = lookup_began - self._run_began
-            for tag in tags_to_look_up:
-                target_name = tag.target.name_of(tag.reference)
-                outcome = Outcome(source_name, target_name, "failed", error=error, started=started)
-                self._report_outcome(outcome)
+            self._report_tags(wanted, tags, partial(Outcome, status="failed", error=error), began)
             return
 
-        self._report_held_tags(wanted, lookup, lookup_began)
-        if lookup.targets:
-            copies = _copies_of(lookup, lookup_began)
-            artifacts = await self._find_artifacts(mapping, lookup, copies)
-            self._start_copies(mapping, lookup, copies, artifacts)
-
-    def _skip_immutable_tags(self, wanted: WantedTag, tags: Sequence[TargetTag]) -> list[TargetTag]:
-        """Report the tags that are skipped without a request, and return all other tags."""
-        mapping = wanted.mapping
-        source = self._discovery.source_of(mapping)
-        tags_to_look_up = list[TargetTag]()
-        for tag in tags:
-            is_skipped = self._is_immutable_at_target(mapping, tag)
-            entry = tag.snapshot_entry
-            # Without a snapshot the tag's digest is not known, and so neither are its artifacts.
-            if is_skipped and mapping.artifacts.enabled and entry is not None:
-                # Recorded again, because the snapshot would expire while the tag is skipped, or
-                # while its look-ups fail in run after run.
-                self._knowledge.record_snapshot(tag.snapshot_key, entry.snapshot, entry)
-                is_skipped = not self._referrers.may_have_new_artifacts(
-                    mapping, source, tag, entry.snapshot
-                )
-            if not is_skipped:
-                tags_to_look_up.append(tag)
-                continue
-            outcome = Outcome(
-                source.name_of(wanted.tag),
-                tag.target.name_of(tag.reference),
-                "skipped",
-                reason="immutable_tag",
-                started=anyio.current_time() - self._run_began,
-            )
-            self._report_outcome(outcome)
-        return tags_to_look_up
-
-    def _report_held_tags(self, wanted: WantedTag, lookup: TagLookup, lookup_began: float) -> None:
-        """Report an image as skipped at the targets that do not get it yet because of `min_age`.
-
-        `lookup_began` is on the clock of the event loop.
-        """
-        until = lookup.held_until
-        if until is None or not lookup.held_tags:
-            return
-        source_name = lookup.source.name_of(lookup.reference)
-        text = f"{source_name}: held back by min_age until {time_text(until)}"
-        self._log("info", "held", text)
-        for tag in lookup.held_tags:
-            outcome = Outcome(
-                source_name,
-                tag.target.name_of(tag.reference),
-                "skipped",
-                digest=tag.digest,
+        if lookup.held_tags and lookup.held_until is not None:
+            source_name = lookup.source.name_of(lookup.reference)
+            text = f"{source_name}: held back by min_age until {time_text(lookup.held_until)}"
+            self._log("info", "held", text)
+            held = partial(
+                Outcome,
+                status="skipped",
                 source_digest=lookup.source_digest,
                 reason="min_age",
-                until=until,
-                started=lookup_began - self._run_began,
-                duration=anyio.current_time() - lookup_began,
+                until=lookup.held_until,
             )
-            self._report_outcome(outcome)
-        if len(lookup.held_tags) == len(wanted.targets):
-            self._held_until[wanted.mapping.index].append(until)
-
-    def _warn_of_held_mappings(self) -> None:
-        """Log a warning for each mapping whose tags are all held back."""
-        tag_counts = Counter(selected.wanted.mapping.index for selected in self._selected)
-        for mapping in self._config.mappings:
-            moments = self._held_until[mapping.index]
-            if moments and len(moments) == tag_counts[mapping.index]:
-                source = self._discovery.source_of(mapping)
-                text = (
-                    f"{source} -> {mapping.target_repository}:"
-                    " min_age holds back everything that the mapping selects"
-                    f" (tags: {len(moments)}), until {time_text(min(moments))} at the earliest"
-                )
-                self._log("warning", "all_held", text)
+            for tag in lookup.held_tags:
+                self._report_tags(wanted, [tag], partial(held, digest=tag.digest), began)
+        if lookup.targets:
+            copies = _copies_of(lookup, began)
+            artifacts = await self._find_artifacts(mapping, lookup, copies)
+            self._start_copies(mapping, lookup, copies, artifacts)
 
     def _is_immutable(self, mapping: MappingRule, tag: str) -> bool:
         """Report whether a tag matches `immutable_tags`."""
         pattern = mapping.tags.immutable_tags
         return pattern is not None and self._compiled_glob(pattern)(tag)
 
-    def _is_immutable_at_target(self, mapping: MappingRule, tag: TargetTag) -> bool:
-        """Report whether a tag is immutable, and in the listing of the target.
+    def _is_skipped_unasked(self, wanted: WantedTag, tag: TargetTag) -> bool:
+        """Report whether a tag is skipped without a request: it is immutable, in the listing of the
+        target, and has no new artifacts.
 
-        Such a tag is skipped without a request, unless it may have new artifacts. This is skip tier
-        1 in docs/specification.md section 3. Returns False if --recheck asks for its artifacts.
+        This is skip tier 1 in docs/specification.md section 3.
         """
-        if not self._is_immutable(mapping, tag.reference):
+        mapping = wanted.mapping
+        has_artifacts = mapping.artifacts.enabled
+        is_asked = self._recheck and has_artifacts
+        if is_asked or not self._is_immutable(mapping, tag.reference):
             return False
-        if self._recheck and mapping.artifacts.enabled:
+        if tag.reference not in (self._discovery.known_listing(tag.target) or ()):
             return False
-        listing = self._discovery.known_listing(tag.target)
-        return listing is not None and tag.reference in listing
+        entry = tag.snapshot_entry
+        # Without a snapshot the tag's digest is not known, and so neither are its artifacts.
+        if not has_artifacts or entry is None:
+            return True
+        # Recorded again, because the snapshot would expire while the tag is skipped, or while its
+        # look-ups fail in run after run.
+        self._knowledge.record_snapshot(tag.snapshot_key, entry.snapshot, entry)
+        source = self._discovery.source_of(mapping)
+        return not self._referrers.may_have_new_artifacts(mapping, source, tag, entry.snapshot)
+
+    def _warn_of_held_mappings(self) -> None:
+        """Log a warning for each mapping whose tags are all held back at all targets."""
+        held = {
+            (outcome.source, outcome.target): outcome.until
+            for outcome in self._report.outcomes
+            if outcome.until is not None
+        }
+        selected_of = defaultdict[int, list[_Selected]](list)
+        for each in self._selected if held else ():
+            selected_of[each.wanted.mapping.index].append(each)
+        for all_selected in selected_of.values():
+            names = [name for each in all_selected for name in self._names(each)]
+            if all(name in held for name in names):
+                mapping = all_selected[0].wanted.mapping
+                source = self._discovery.source_of(mapping)
+                text = (
+                    f"{source} -> {mapping.target_repository}:"
+                    " min_age holds back everything that the mapping selects"
+                    f" (tags: {len(all_selected)}), until"
+                    f" {time_text(min(held[name] for name in names))} at the earliest"
+                )
+                self._log("warning", "all_held", text)
 
     async def _find_artifacts(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
@@ -747,7 +656,7 @@ class Run:
             return
         source = lookup.source
         is_host_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
-        for manifest in (tree.root, *tree.children):
+        for manifest in tree.manifests:
             self.scheduler.manifests_by_blob.update(blob.digest for blob in manifest.blobs)
             if is_host_shared and not manifest.is_trimmed:
                 self.scheduler.commit(source.store_key, manifest)
@@ -803,8 +712,7 @@ class Run:
     def _end_copy(self, copy: ImageCopy) -> None:
         """Report how a copy ended. A copy into a layout is reported after the layout was saved."""
         has_put = copy.is_copied or bool(copy.artifacts_copied)
-        may_be_lost = copy.error is None and has_put and copy.target.is_local
-        if may_be_lost and self._unsaved_copies is not None:
+        if copy.error is None and has_put and copy.target.is_local:
             self._unsaved_copies.start_soon(self._end_when_saved, copy)
         else:
             self._report_copy(copy)
@@ -834,18 +742,27 @@ class Run:
         self._report_outcome(outcome)
 
     def _report_failure(self, wanted: WantedTag, error: SyncError) -> None:
-        """Report a tag that was not looked up as failed at each of its targets.
+        """Report a tag that was not selected as failed at each of its targets.
 
         With a retry only the targets of the retry are reported.
         """
-        source_name = self._discovery.source_of(wanted.mapping).name_of(wanted.tag)
-        for reported in self._filter_by_retry([wanted]):
-            for target in self._targets(reported):
-                self.scheduler.images_known += 1  # the tag was not counted as a selected tag
-                target_name = target.name_of(reported.tag)
-                started = anyio.current_time() - self._run_began
-                outcome = Outcome(source_name, target_name, "failed", error=error, started=started)
-                self._report_outcome(outcome)
+        for each in self._filter_by_retry([wanted]):
+            _, tags = self._new_selected(each)
+            self.scheduler.images_known += len(tags)
+            failed = partial(Outcome, status="failed", error=error)
+            self._report_tags(each, tags, failed, anyio.current_time())
+
+    def _report_tags(
+        self, wanted: WantedTag, tags: list[TargetTag], make: Callable[..., Outcome], began: float
+    ) -> None:
+        """Report how a tag ended at targets to which nothing is copied.
+
+        `make` is Outcome with all that is the same at them. `began` is on the clock of the event
+        loop.
+        """
+        times = {"started": began - self._run_began, "duration": anyio.current_time() - began}
+        for source, target in self._names(_Selected(wanted, tags)):
+            self._report_outcome(make(source=source, target=target, **times))
 
     def _report_outcome(self, outcome: Outcome) -> None:
         """Add an outcome to the report, count it, and emit it."""

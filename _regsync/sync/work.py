@@ -26,11 +26,11 @@ from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository, is_immutable, may_lack_part
 from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge, RepositoryKey, Snapshot, key_of
+from _regsync.sync.artifacts import ReferrerLists
 from _regsync.sync.blobs import SMALL_BLOB, Blobs
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import BlobResult, ChildNotFetched, Image, ImageCopy, Traffic
 from _regsync.sync.once import gather
-from _regsync.sync.referrer_lists import ReferrerLists
 
 if TYPE_CHECKING:
     from _regsync.sync.dry_run import DryRun
@@ -189,7 +189,7 @@ class Scheduler:
         slots: int,
         start: Callable[..., None],
         queue_lookup: Callable[[str, Callable[[], Awaitable[None]]], None],
-        lists: ReferrerLists | None,
+        lists: ReferrerLists,
         on_end: Callable[[ImageCopy], None],
         transport: Transport,
     ) -> None:
@@ -430,10 +430,8 @@ class Scheduler:
                     other.wake()
         image.copy.record_blob(blob, result)
         self.traffic.record(job.where, blob, result)
-        if result is BlobResult.BELIEVED:
-            self._known.record_probed_blob(job.where, blob.digest)
-        else:
-            self._known.confirm_blob(job.where, blob.digest)
+        is_probed = result is BlobResult.BELIEVED
+        self._known.confirm_blob(job.where, blob.digest, by_probe=is_probed)
         self._end_claim(claim, brought_by=job)
 
     async def _copy_blob(self, job: Job, blob: Descriptor) -> BlobResult:
@@ -609,7 +607,7 @@ class Scheduler:
 
         On ECR it is no failure if it names another one (docs/design.md section 9).
         """
-        digest = await image.target.head_manifest(image.reference)
+        digest = await self._discovery.find_digest(image.target, image.reference)
         is_same = digest == image.tree.root.digest
         if is_same and refusal.retries > 0:
             return True  # put by the first attempt, whose answer was lost
@@ -657,20 +655,23 @@ class Scheduler:
         copy.listing = {
             subject: there
             for subject, entries in copy.listing.items()
-            if (there := [each for each in entries if self._is_there(copy, each.digest)])
+            if (there := [each for each in entries if self._is_to_be_listed(copy, each.digest)])
         }
-        if self._lists is not None and copy.listing:
-            self._start_task(self._list_artifacts, copy, self._lists)
+        if copy.listing:
+            self._start_task(self._list_artifacts, copy)
         else:
             self._on_end(copy)
 
-    def _is_there(self, copy: ImageCopy, digest: str) -> bool:
-        return (copy.target.key, digest) in self._artifacts_at_target
+    def _is_to_be_listed(self, copy: ImageCopy, digest: str) -> bool:
+        """Report whether an artifact is at the target. A dry run asks for no list because of what it
+        would only copy."""
+        is_copied = self._artifacts_at_target.get((copy.target.key, digest))
+        return is_copied is False or (is_copied is True and not self._discovery.reads_only)
 
-    async def _list_artifacts(self, copy: ImageCopy, lists: ReferrerLists) -> None:
+    async def _list_artifacts(self, copy: ImageCopy) -> None:
         try:
             for subject, entries in copy.listing.items():
-                added = await lists.ensure_listed(copy.source, copy.target, subject, entries)
+                added = await self._lists.ensure_listed(copy.source, copy.target, subject, entries)
                 relisted = {
                     digest
                     for digest in added
@@ -678,6 +679,7 @@ class Scheduler:
                 }
                 copy.artifacts_skipped -= len(relisted)
                 copy.artifacts_copied |= relisted
+                copy.planned += [f"list {digest} as of {subject}" for digest in sorted(relisted)]
         except SyncError as error:
             copy.error = copy.error or error
         self._on_end(copy)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from _regsync.app import cli
-from _regsync.app.console import Progress
+from _regsync.app.progress import Progress
 from _regsync.config import TAGS
 from _regsync.oci import parse_reference
 from _regsync.sync.report import schema
@@ -157,7 +157,7 @@ def test_the_line_of_progress_is_the_programs():
         rate=4_900_000,
         elapsed=17.0,
         remaining=14.6,
-        # As tests/inside/test_output.py has it.
+        # As tests/unit/test_console.py has it.
         registries=("docker.io is throttled (429), window 2, next try in 4.2s",),
     )
     assert shown.splitlines() == [str(now)]

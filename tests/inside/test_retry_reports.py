@@ -28,7 +28,7 @@ def refused(directory: Path, report: bytes) -> str:
 def test_a_report_that_is_too_large_or_not_there_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("_regsync.app.report_file.LARGEST_REPORT", 1000)
+    monkeypatch.setattr("_regsync.app.pages.LARGEST_REPORT", 1000)
     assert "1000 bytes" in refused(tmp_path, b" " * 1001)
     config = tmp_path / "mirror.yaml"
     ran = run_regsync("sync", "-c", str(config), "--retry-from", str(tmp_path / "none.json"))

@@ -15,16 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from _regsync.app.console import Progress
-from _regsync.app.progress import show_progress
 from tests.ends import ROOT, document
-from tests.inside.works import throttle, work
-
-# How long a run goes on with what it has begun, after a signal.
-DRAIN_SECONDS = 25.0
 
 SIGNALS = pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
@@ -36,35 +29,6 @@ def written(path: Path, *mappings: Any, **top: Any) -> str:
     file = path / "mirror.yaml"
     file.write_text(document(registries, *mappings, **top))
     return str(file)
-
-
-# At once.
-
-
-@pytest.mark.virtual_time
-async def test_the_line_of_progress_says_that_a_run_stops():
-    shown: list[Progress] = []
-
-    class Terminal:
-        has_progress_line = True
-
-        def update_progress(self, now: Progress) -> None:
-            shown.append(now)
-
-        def clear_progress(self) -> None:
-            pass
-
-    progress = work()
-    throttle(progress, "registry.test", 100)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(show_progress, Terminal(), progress)
-        await anyio.sleep(1.1)
-        progress.drain_deadline = anyio.current_time() + DRAIN_SECONDS
-        await anyio.sleep(5)
-        tasks.cancel_scope.cancel()
-    assert "throttled" in shown[0].registries[0]
-    assert shown[0].stopping is None
-    assert str(shown[-1]).startswith("stopping in 20s at most; 1 of 4 images")
 
 
 # Processes.

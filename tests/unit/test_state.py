@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from _regsync.state import (
+    ABSENT_IS_202,
     COMPLETE,
     COPIED,
     MOST_HOLDERS,
+    MOUNTS,
     NO_CHECK,
+    PRESENT_IS_201,
     FirstSeen,
     Knowledge,
-    ProbeAnswers,
     RepositoryKey,
     SeenKey,
     Snapshot,
@@ -216,7 +218,7 @@ def test_an_answer_about_a_digest_outweighs_what_names_it(known):
 
 
 def test_a_blob_that_a_probe_has_found_is_believed_until_it_is_forgotten(known):
-    known.record_probed_blob(A, BLOB)
+    known.confirm_blob(A, BLOB, by_probe=True)
     assert known.is_blob_believed(A, BLOB)
     assert not known.is_confirmed(A, BLOB)
     assert known.mount_source(B, BLOB) is None
@@ -247,7 +249,7 @@ def test_a_refused_mount_of_what_only_old_entries_knew_says_little_of_the_host(
         known.record_refused_mount(A, f"x{number}", is_source_confirmed=is_confirmed)
     assert known.supports_mounts(HOST) is False
     assert known.supports_mounts("else") is None
-    known.record_mount(HOST)
+    known.learn(HOST, MOUNTS, True)
     assert not known.may_mount(A, "x0")
     assert known.may_mount(B, "x0")
 
@@ -268,35 +270,32 @@ def test_a_blob_to_ask_for_is_found_below_a_tag(state):
 def test_a_fact_of_a_host_lasts_a_day(state):
     login = [["bearer", "https://realm.test", "", "", ""], False]
     with state.known() as known:
-        known.record_login(HOST, login)
+        known.learn(HOST, "login", login)
         known.record_referrers_api(B, False)
-        known.record_fallback_size(HOST, 5)
-        known.record_probe_answer(B, is_202_if_absent=True)
-        known.record_probe_answer(B, is_201_if_present=False)
+        known.learn(B.area, ABSENT_IS_202, True)
+        known.learn(B.area, PRESENT_IS_201, False)
     with state.known(NOW + DAY) as known:
-        assert (known.login(HOST), known.fallback_size(HOST)) == (login, 5)
+        assert known.host_note(HOST, "login") == login
         assert known.has_referrers_api(RepositoryKey(HOST, "b/two")) is False
         assert known.has_referrers_api(A) is None
-        assert known.probe_answers(B) == (True, False)
-        assert not known.probe_answers(B).are_useful
+        assert known.fact(B.area, ABSENT_IS_202) is True
+        assert known.fact(B.area, PRESENT_IS_201) is False
     with state.known(NOW + DAY + 1) as known:
-        assert (known.login(HOST), known.fallback_size(HOST)) == (None, None)
-        assert known.probe_answers(B) == ProbeAnswers()
+        assert known.host_note(HOST, "login") is None
+        assert known.fact(B.area, ABSENT_IS_202) is None
 
 
 @pytest.mark.parametrize("value", [b"", b"7", b"[" * 9999, b"\xff", b'"x"', b"[1, 2]", b"[[]]", 7])
 def test_notes_of_another_form_are_passed_over(state, value):
     with state.known() as known:
-        known.record_mount(HOST)
-        known.record_fallback_size(HOST, 7)
-        known.record_probe_answer(A, is_202_if_absent=True)
+        known.learn(HOST, MOUNTS, True)
+        known.learn(A.area, ABSENT_IS_202, True)
         known.record_referrers_api(A, True)
         known.record_artifact_check(b"name", COMPLETE, bytes(8))
     state.change("UPDATE note SET value = ?", value)
     with state.known() as known:
         assert known.supports_mounts(HOST) is None
-        assert known.fallback_size(HOST) in (None, 7)
-        assert known.probe_answers(A) == ProbeAnswers()
+        assert known.fact(A.area, ABSENT_IS_202) is None
         assert known.has_referrers_api(A) is None
         assert known.artifact_check(b"name") == NO_CHECK
         assert FirstSeen(known._file, lambda: NOW).record_sighting(A, TOP, 9) == NOW + 9
@@ -424,7 +423,7 @@ def test_a_second_process_reads_and_saves_nothing(state):
         with state.known() as second:
             assert second.is_blob_believed(A, BLOB)
             second.confirm_blob(A, OTHER)
-            second.record_mount(HOST)
+            second.learn(HOST, MOUNTS, True)
             second.forget(A, BLOB)
             assert not second.is_blob_believed(A, BLOB)
             assert second.supports_mounts(HOST)
@@ -438,8 +437,12 @@ def test_a_second_process_reads_and_saves_nothing(state):
 def test_a_dry_run_leaves_no_trace(state):
     with state.known(may_write=False) as known:
         known.confirm_blob(A, BLOB)
-        known.record_mount(HOST)
+        known.learn(HOST, MOUNTS, True)
     assert [*state.directory.iterdir()] == []
+    state.path.touch()
+    with state.known(may_write=False) as known:
+        assert not known.is_blob_believed(A, BLOB)
+    assert (state.path.read_bytes(), state.said) == (b"", [])
 
 
 def test_notes_that_could_not_be_written_are_kept_until_they_can(state, monkeypatch):
@@ -450,7 +453,7 @@ def test_notes_that_could_not_be_written_are_kept_until_they_can(state, monkeypa
         file.load()
         known = Knowledge(file, now=lambda: NOW, ttl=DAY)
         assert known.supports_mounts(HOST) is (None if cycle == 0 else True)
-        known.record_mount(HOST)
+        known.learn(HOST, MOUNTS, True)
         if cycle == 1:
             full.has_room = True
         file.close()

@@ -1,9 +1,8 @@
-"""Decide when to search again for the artifacts of an image that a target already holds.
+"""When the artifacts of an image that a target holds are searched for again: a look.
 
-Owns: the schedule of docs/design.md section 8, "Late signatures", and the flags that a copy records
-for the next search.
-May not know: how artifacts are searched for or copied, clocks, files.
-Invariants: if a target is not known to hold all artifacts, they are always searched for.
+Invariants: pure functions of records and time. If a target is not known to hold all artifacts, they
+are searched for in every run.
+Follows: docs/design.md section 8, "Late signatures".
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from _regsync.state import COMPLETE, COPIED, ArtifactCheck, hashed_key
 from _regsync.sync.image import ImageCopy
 
-# Seconds after an image was copied at which searches are due. They are early because pipelines push
-# an image and sign it soon after.
-FIRST_SEARCHES = (5 * 60, 15 * 60, 30 * 60)
+# Seconds after an image was copied at which looks are due. They are early because pipelines push an
+# image and sign it soon after.
+FIRST_LOOKS = (5 * 60, 15 * 60, 30 * 60)
 
-# The pause between two later searches, as a share of the time since the first search.
+# The pause between two later looks, as a share of the time since the first, and its bounds in
+# seconds.
 PAUSE_SHARE = 1 / 4
-# Bounds of that pause, in seconds.
 SHORTEST_PAUSE = 3600
 LONGEST_PAUSE = 7 * 86400
 
@@ -43,7 +42,7 @@ def decide_depth(checks: Sequence[ArtifactCheck], listed_tag_bits: int, now: flo
 
     `checks` has the record of the last search for each target. `listed_tag_bits` is the result of
     `Referrers.listed_tag_bits`. `now` is in seconds since 1970. The depth is the largest that any
-    target needs (`depth_without_schedule`), and at least TOP when a search is due.
+    target needs (`depth_without_schedule`), and at least TOP when a look is due.
     """
     depth = max(depth_without_schedule(check, listed_tag_bits) for check in checks)
     if depth is SearchDepth.NONE and is_due(checks, now):
@@ -52,40 +51,32 @@ def decide_depth(checks: Sequence[ArtifactCheck], listed_tag_bits: int, now: flo
 
 
 def depth_without_schedule(check: ArtifactCheck, listed_tag_bits: int) -> SearchDepth:
-    """Decide how deep to search for artifacts that one target may lack, if no search is due by the
-    schedule.
+    """Decide how deep to search for artifacts that one target may lack, if no look is due.
 
     Returns DEEP if the last search did not find or copy all artifacts. Returns TOP if the source
-    lists tags with artifacts that it did not list at the last search, and otherwise NONE. Both
-    arguments have a bit for each such tag.
+    lists tags with artifacts that it did not list at the last search, and otherwise NONE.
     """
     if not check.is_complete:
         return SearchDepth.DEEP
-    new_tag_bits = listed_tag_bits & ~check.listed_tag_bits
-    return SearchDepth.TOP if new_tag_bits else SearchDepth.NONE
+    has_new_tags = bool(listed_tag_bits & ~check.listed_tag_bits)
+    return SearchDepth.TOP if has_new_tags else SearchDepth.NONE
 
 
 def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
-    """Report whether it is time to search again for at least one target.
+    """Report whether it is time to look again, at all targets at once.
 
     `checks` has the record of the last search for each target. `now` is in seconds since 1970.
     """
-    # The target whose last search is the oldest decides.
-    last_search = min(check.last for check in checks)
+    # The target that was looked at the longest ago decides. An image counts from its last copy, or
+    # if no run has copied it, from when it was last found at a target.
+    last = min(check.last for check in checks)
+    copied_at = [check.first for check in checks if check.was_copied]
+    first = max(copied_at or [check.first for check in checks])
 
-    # A search is due at each of the times of FIRST_SEARCHES after the image was copied. An image
-    # that a run copied was first searched at that time.
-    copied_at = max((check.first for check in checks if check.was_copied), default=None)
-    if copied_at is not None:
-        due_times = [copied_at + pause for pause in FIRST_SEARCHES]
-        if any(last_search < due_time <= now for due_time in due_times):
-            return True
-
+    early_looks = [first + pause for pause in FIRST_LOOKS] if copied_at else []
     # Later, the pause grows with age, because an old image is less likely to get a new signature.
-    # The target with the youngest image decides.
-    age = now - max(check.first for check in checks)
-    pause = min(max(SHORTEST_PAUSE, age * PAUSE_SHARE), LONGEST_PAUSE)
-    return now >= last_search + pause
+    pause = min(max(SHORTEST_PAUSE, (now - first) * PAUSE_SHARE), LONGEST_PAUSE)
+    return now >= last + pause or any(last < due <= now for due in early_looks)
 
 
 def is_due_without_state(digest: str, now: float) -> bool:
@@ -103,23 +94,8 @@ def is_due_without_state(digest: str, now: float) -> bool:
 
 
 def hash_of_list(digests: Iterable[str]) -> bytes:
-    """Hash the digests in a source's referrers list for `ArtifactCheck.listing_hash`."""
+    """Hash the digests in a source's list of referrers for `ArtifactCheck.listing_hash`."""
     return hashed_key(*sorted(digests))[:_HASH_BYTES]
-
-
-def found_no_referrers(check: ArtifactCheck) -> bool:
-    """Report whether the source's referrers list for the image was empty at the last search."""
-    return check.listing_hash == hash_of_list(())
-
-
-def found_no_tags(check: ArtifactCheck, listed_tag_bits: int) -> bool:
-    """Report whether the last search found no tags with artifacts of the image.
-
-    `listed_tag_bits` is the result of `Referrers.listed_tag_bits` in this run. If it is 0, the
-    source may not be listed in any run. The last search may then have found tags without a listing,
-    so the result is False.
-    """
-    return listed_tag_bits != 0 and check.listed_tag_bits == 0
 
 
 def flags_after(copy: ImageCopy) -> int:

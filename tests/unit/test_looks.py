@@ -12,14 +12,15 @@ import pytest
 
 from _regsync.errors import ContentError
 from _regsync.state import COMPLETE, COPIED, ArtifactCheck
-from _regsync.sync.artifact_checks import (
+from _regsync.sync.artifacts import Search, SearchedTarget
+from _regsync.sync.image import ArtifactSearch, ImageCopy
+from _regsync.sync.looks import (
     SearchDepth,
     decide_depth,
     flags_after,
+    hash_of_list,
     is_due_without_state,
 )
-from _regsync.sync.image import ArtifactSearch, ImageCopy
-from _regsync.sync.referrers import Search, SearchedTarget
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -198,8 +199,10 @@ def test_what_is_remembered_of_a_look(fields, flags):
 
 def test_only_what_refers_to_the_image_itself_is_known_to_be_late():
     """A target has been asked for the image's own list, not for those of the manifests below it."""
-    target = mock.Mock()
-    known = SearchedTarget(target, False, True, lacks_referrers=True, lacks_cosign_tags=False)
-    search = Search(mock.Mock(), mock.Mock(), (known,), image_digest="a")
-    assert search.targets_for("a") == (known,)
-    assert search.targets_for("b") == (known._replace(lacks_referrers=False),)
+    found_none = ArtifactCheck(1, 1, COMPLETE, hash_of_list(()))
+    known = SearchedTarget(mock.Mock(), lacks_image=False, last_check=found_none)
+    search = Search(mock.Mock(), mock.Mock(), (known,), image_digest="a", listed_tag_bits=1)
+    assert search.is_lacking(known, "a", is_tag=False)
+    assert search.is_lacking(known, "a", is_tag=True)
+    assert not search.is_lacking(known, "b", is_tag=False)
+    assert not search._replace(listed_tag_bits=0).is_lacking(known, "a", is_tag=True)

@@ -1,7 +1,5 @@
 """Make a new lock: resolve the selected tags at their sources, and find their artifacts.
 
-Owns: which requests a new lock costs, and which lines of the old lock are kept.
-May not know: the lock's file, how a change is shown.
 Invariants: no request is sent to a target. The line of a tag whose digest is unchanged stays as it is,
 and costs one HEAD. If a source cannot be asked, its old lines are kept, or no new lock is made.
 Follows: docs/design.md section 12 ("Lock").
@@ -12,16 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import islice
 from typing import NamedTuple
 
 from _regsync.config import ArtifactRule, MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
-from _regsync.registry.runs import Transport
-from _regsync.state import FirstSeen
-from _regsync.sync.discovery import Discovery
-from _regsync.sync.image import Traffic
-from _regsync.sync.lockfile import (
+from _regsync.pins import (
     Change,
     Lock,
     LockedArtifact,
@@ -33,9 +26,12 @@ from _regsync.sync.lockfile import (
     locked_mapping,
     source_key,
 )
-from _regsync.sync.mappings import group_mappings
+from _regsync.registry.runs import Transport
+from _regsync.state import FirstSeen
+from _regsync.sync.artifacts import Referrers
+from _regsync.sync.discovery import Discovery
+from _regsync.sync.image import Traffic
 from _regsync.sync.once import Once, gather
-from _regsync.sync.referrers import Artifact, Referrers
 
 
 class Failure(NamedTuple):
@@ -47,6 +43,8 @@ class Failure(NamedTuple):
     # Whether the new lock keeps lines of the old lock in its place. If a mapping failed that has no
     # old lines, the lock is not written.
     keeps_lines: bool
+    # The source repository of a mapping, as in lines of the lock. None for a tag.
+    repository: str | None = None
 
 
 class NewLock(NamedTuple):
@@ -55,59 +53,25 @@ class NewLock(NamedTuple):
     lock: Lock
     # How many tags were resolved.
     resolved_count: int
-    failed_mappings: tuple[Failure, ...]
-    failed_images: tuple[Failure, ...]
-    # The source repositories of `failed_mappings`, as in lines of the lock.
-    failed_repositories: frozenset[str]
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        return (*self.failed_mappings, *self.failed_images)
+    # Those of mappings come first.
+    failures: tuple[Failure, ...]
 
     @property
     def is_writable(self) -> bool:
         """Whether the lock has lines for every mapping."""
-        return all(failure.keeps_lines for failure in self.failed_mappings)
+        return all(each.keeps_lines for each in self.failures if each.repository is not None)
 
     def changes_from(self, old_lock: Lock) -> list[Change]:
         """Return the differences from the old lock, sorted like the lines of a lock.
 
         No image of a mapping that has failed is gone, because its source has not said so.
         """
+        failed = {failure.repository for failure in self.failures}
         return [
             change
             for change in compare(old_lock, self.lock)
-            if change.kind != "gone"
-            or change.image.source.repository not in self.failed_repositories
+            if change.kind != "gone" or change.image.source.repository not in failed
         ]
-
-
-class _Selection(NamedTuple):
-    """The tags that a mapping selects."""
-
-    rule: MappingRule
-    tags: Sequence[str]
-    # Why the source could not be listed.
-    error: SyncError | None = None
-
-
-class _TagResult(NamedTuple):
-    """The result of resolving one tag of a mapping."""
-
-    # The new line of the tag. If only this image is at fault, its old line, or None without an old
-    # line. None if `error` is set.
-    image: LockedImage | None
-    # An error that is not the fault of this image alone, so that its mapping fails.
-    error: SyncError | None = None
-
-
-class _MappingResult(NamedTuple):
-    """The result of resolving one mapping."""
-
-    rule: MappingRule
-    # The lines of the images. Not used if `error` is set.
-    images: Sequence[LockedImage]
-    error: SyncError | None = None
 
 
 class Locking:
@@ -151,26 +115,21 @@ class Locking:
         self._keeps_others = keeps_others
         self._recheck = recheck
         self._first_seen = first_seen
-        # How many tags `_resolve_tag` has resolved. Tags that failed are not counted.
-        self._resolved_tag_count = 0
-        # By reference, the tags that `_resolve_tag` could not resolve because of their own image.
+
+        # By the index of a mapping, the lines of its tags, or the error because of which it failed.
+        self._lines = defaultdict[int, list[LockedImage]](list)
+        self._errors = dict[int, SyncError]()
+        # By reference, the tags that failed because of their own image.
         self._failed_images = dict[str, Failure]()
+        # How many tags were resolved.
+        self._resolved_count = 0
 
         # By source and artifact rule, the first mapping with this rule. Artifacts are searched for
         # with every rule of a source, so that a line does not depend on which mapping selects its
         # tag.
-        self._mappings_by_artifacts: dict[SourceKey, dict[ArtifactRule, MappingRule]] = defaultdict(
-            dict
-        )
+        self._rules: dict[SourceKey, dict[ArtifactRule, MappingRule]] = defaultdict(dict)
         for rule in mappings:
-            self._mappings_by_artifacts[source_key(rule)].setdefault(artifact_rule(rule), rule)
-
-        # By source and digest, a line of the old lock, whatever its tag.
-        self._old_images = dict[tuple[SourceKey, str], LockedImage]()
-        for image in old_lock:
-            self._old_images.setdefault((image.source, image.digest), image)
-        # By source repository and digest, when the old lock says the digest was first seen.
-        self._old_first_seen = old_lock.first_seen_times()
+            self._rules[source_key(rule)].setdefault(artifact_rule(rule), rule)
         # The sources whose artifact rules are the same as when the old lock was made.
         old_rules = _artifact_rules(old_lock.mappings)
         new_rules = _artifact_rules(map(locked_mapping, mappings))
@@ -178,70 +137,58 @@ class Locking:
             source for source in new_rules if new_rules[source] == old_rules[source]
         }
 
+        # By source and digest, a line of the old lock, whatever its tag.
+        self._old_images = {(image.source, image.digest): image for image in old_lock}
+        # By source repository and digest, when the old lock says the digest was first seen.
+        self._old_first_seen = old_lock.first_seen_times()
         # By source and digest, the request for a new line. All tags of a digest share it.
         self._new_images: dict[tuple[SourceKey, str], Once[LockedImage]] = defaultdict(Once)
 
     async def resolve(self) -> NewLock:
         """Resolve all mappings and return the new lock."""
-        groups = group_mappings(self._mappings, lambda rule: [rule.source.authority])
-        results = [
-            result
-            for group in await gather(partial(self._resolve_group, group) for group in groups)
-            for result in group
-        ]
-        self._discovery.warn_of_missing_platforms()
-        return self._new_lock(results)
-
-    # Resolving.
-
-    async def _resolve_group(self, group: Sequence[MappingRule]) -> list[_MappingResult]:
-        """Resolve the mappings of one source registry. Returns their results in the same order."""
         # All listings are made before the first tag is resolved, because a listing for one mapping
         # may contain cosign tags of another mapping's images.
-        selections = await gather(partial(self._select_tags, rule) for rule in group)
-        # One `gather` for the tags of all mappings, because it bounds the concurrent requests.
-        tag_results = await gather(
-            partial(self._resolve_tag, selection.rule, tag)
-            for selection in selections
-            for tag in selection.tags
+        selected = await gather(partial(self._select_tags, rule) for rule in self._mappings)
+        await gather(
+            partial(self._resolve_tag, rule, tag)
+            for rule, tags in zip(self._mappings, selected, strict=True)
+            for tag in tags
         )
-        remaining = iter(tag_results)
-        return [
-            _mapping_result(selection, list(islice(remaining, len(selection.tags))))
-            for selection in selections
-        ]
+        self._discovery.warn_of_missing_platforms()
+        return self._new_lock()
 
-    async def _select_tags(self, rule: MappingRule) -> _Selection:
+    async def _select_tags(self, rule: MappingRule) -> Sequence[str]:
+        """Return the tags that a mapping selects. If they cannot be listed, the mapping fails."""
         try:
             selection = await self._discovery.select_tags(rule)
         except SyncError as error:
-            return _Selection(rule, (), error)
+            self._errors[rule.index] = error
+            return ()
         source = self._discovery.source_of(rule)
         for event, text in selection.warnings(str(source)):
             self._discovery.log_once("warning", event, text)
         self.images_known += len(selection.kept)
-        return _Selection(rule, selection.kept)
+        return selection.kept
 
-    async def _resolve_tag(self, rule: MappingRule, tag: str) -> _TagResult:
-        """Resolve a tag, and count it. Returns its new line, or an error that fails its mapping.
+    async def _resolve_tag(self, rule: MappingRule, tag: str) -> None:
+        """Resolve a tag, and keep its new line.
 
-        If only its own image is at fault, the failure is recorded in `_failed_images`. Then the
-        result has the tag's line of the old lock, or no line if the old lock has none.
+        If only its own image is at fault, the tag keeps its old line, if it has one. After any
+        other error the mapping fails, because its next tag would fail with the same error.
         """
-        name = self._discovery.source_of(rule).name_of(tag)
         try:
-            image = await self._resolve_image(rule, tag)
-            self._resolved_tag_count += 1
-            return _TagResult(image)
+            self._lines[rule.index].append(await self._resolve_image(rule, tag))
+            self._resolved_count += 1
         except SyncError as error:
             is_absent = isinstance(error, RegistryError) and error.status == 404
-            is_own_fault = is_absent or isinstance(error, ContentError)
-            if not is_own_fault:
-                # The next tag of the source would fail with the same error.
-                return _TagResult(None, error)
+            if not (is_absent or isinstance(error, ContentError)):
+                self._errors.setdefault(rule.index, error)
+                return
+            name = self._discovery.source_of(rule).name_of(tag)
             old_image = self._old_lock.images_of(source_key(rule)).get(tag)
             self._failed_images[name] = Failure(name, error, keeps_lines=old_image is not None)
-            return _TagResult(old_image)
+            if old_image is not None:
+                self._lines[rule.index].append(old_image)
         finally:
             self.images_done += 1
 
@@ -252,9 +199,14 @@ class Locking:
 
         # If the old lock has the tag, the digest is usually unchanged, and no manifest is needed.
         by_head = old_image is not None or not self._needs_manifest(rule)
-        digest = await self._discovery.resolve_digest(
-            self._discovery.source_of(rule), tag, by_head=by_head
-        )
+        repository = self._discovery.source_of(rule)
+        try:
+            digest = await self._discovery.resolve_digest(repository, tag, by_head=by_head)
+        except RegistryError as error:
+            if error.status != 404 or not by_head:
+                raise
+            # Some registries answer 404 to a HEAD of what a GET finds.
+            digest = (await self._discovery.fetch_manifest_of_tag(repository, tag)).digest
 
         # A line of the old lock with the same digest has the same content, even under another tag.
         is_unmoved = old_image is not None and old_image.digest == digest
@@ -280,8 +232,8 @@ class Locking:
 
     def _needs_manifest(self, rule: MappingRule) -> bool:
         """Report whether a new line has platforms or artifacts, so that the manifest is needed."""
-        artifact_rules = self._mappings_by_artifacts[source_key(rule)]
-        return rule.platforms is not None or any(each.enabled for each in artifact_rules)
+        rules = self._rules[source_key(rule)]
+        return rule.platforms is not None or any(each.enabled for each in rules)
 
     def _can_reuse(self, rule: MappingRule, old_image: LockedImage) -> bool:
         """Report whether the content of an old line is still complete.
@@ -295,17 +247,15 @@ class Locking:
         # A listing may show that the image has a new cosign tag. Two kinds of lines need no look at
         # it. Of a trimmed index, artifacts of the whole index are not copied. And if every rule has
         # filters, only the artifact's manifest would show whether it passes one.
-        is_trimmed = old_image.pushed is not None
         has_unfiltered_rule = any(
             artifacts.enabled and not (artifacts.include or artifacts.exclude)
-            for artifacts in self._mappings_by_artifacts[old_image.source]
+            for artifacts in self._rules[old_image.source]
         )
-        if is_trimmed or not has_unfiltered_rule:
+        if old_image.pushed is not None or not has_unfiltered_rule:
             return True
         known_tags = {artifact.tag for artifact in old_image.artifacts}
         source = self._discovery.source_of(rule)
-        listed_tags = self._referrers.listed_cosign_tags(source, old_image.digest)
-        return all(tag in known_tags for tag in listed_tags)
+        return known_tags.issuperset(self._referrers.listed_cosign_tags(source, old_image.digest))
 
     async def _fetch_image(self, rule: MappingRule, tag: str, digest: str) -> LockedImage:
         """Fetch what a line says about a digest: its digest at targets, and its artifacts.
@@ -318,10 +268,12 @@ class Locking:
 
         lookup = await self._discovery.look_up_at_source(rule, tag, digest)
         artifacts = dict[str, LockedArtifact]()
-        for mapping in self._mappings_by_artifacts[source].values():
+        for mapping in self._rules[source].values():
             if mapping.artifacts.enabled:
-                for artifact in await self._referrers.find_at_source(mapping, lookup):
-                    artifacts.setdefault(artifact.reference, _locked_artifact(artifact))
+                for each in await self._referrers.find_at_source(mapping, lookup):
+                    types = tuple(sorted(each.types))
+                    artifact = LockedArtifact(each.digest, each.subject, types, each.tag)
+                    artifacts.setdefault(each.reference, artifact)
         return LockedImage(
             source,
             tag,
@@ -331,66 +283,46 @@ class Locking:
             first_seen=self._now,
         )
 
-    # The new lock.
-
-    def _new_lock(self, results: Sequence[_MappingResult]) -> NewLock:
+    def _new_lock(self) -> NewLock:
         """Build the new lock from new lines, and from the old lines that are kept.
 
         Old lines are kept if their mapping has failed in this lock. With `keeps_others` the lines
         of repositories that no mapping of this lock names are kept too.
         """
-        resolved_mappings = list[LockedMapping]()
+        new_mappings = list[LockedMapping]()
         new_images = list[LockedImage]()
-        # The mappings of the old lock whose old lines are kept.
-        kept_mappings = self._mappings_not_resolved_now() if self._keeps_others else []
-        failed_mappings = list[Failure]()
-        failed_repositories = set[str]()
-        for result in results:
-            mapping = locked_mapping(result.rule)
-            if result.error is None:
-                resolved_mappings.append(mapping)
-                new_images += result.images
+        kept_mappings = list[LockedMapping]()
+        failures = list[Failure]()
+        for rule in self._mappings:
+            mapping = locked_mapping(rule)
+            error = self._errors.get(rule.index)
+            if error is None:
+                new_mappings.append(mapping)
+                new_images += self._lines[rule.index]
                 continue
-            failed_repositories.add(mapping.source.repository)
             has_old_lines = mapping in self._old_lock.mappings
-            failed_mappings.append(
-                Failure(str(mapping.source), result.error, keeps_lines=has_old_lines)
-            )
             if has_old_lines:
                 kept_mappings.append(mapping)
+            source = mapping.source
+            failures.append(Failure(str(source), error, has_old_lines, source.repository))
 
+        if self._keeps_others:
+            repositories = {source.repository for source in self._rules}
+            kept_mappings += [
+                mapping
+                for mapping in self._old_lock.mappings
+                if mapping.source.repository not in repositories
+            ]
         # A line belongs to a source and not to a mapping. If only one of two mappings of a source
         # has failed, the old lines of both are kept. A new line replaces the old line of its tag,
         # because the last of several lines for one tag counts. So the new lines must be the last.
         kept_sources = {mapping.source for mapping in kept_mappings}
-        old_images = [
-            image for source in kept_sources for image in self._old_lock.images_of(source).values()
-        ]
-        lock = Lock([*resolved_mappings, *kept_mappings], [*old_images, *new_images])
+        old_images = [image for image in self._old_lock if image.source in kept_sources]
         return NewLock(
-            lock,
-            resolved_count=self._resolved_tag_count,
-            failed_mappings=tuple(failed_mappings),
-            failed_images=tuple(self._failed_images.values()),
-            failed_repositories=frozenset(failed_repositories),
+            Lock([*new_mappings, *kept_mappings], [*old_images, *new_images]),
+            self._resolved_count,
+            (*failures, *self._failed_images.values()),
         )
-
-    def _mappings_not_resolved_now(self) -> list[LockedMapping]:
-        """Return the old lock's mappings of repositories that no mapping of the new lock names."""
-        resolved_repositories = {source_key(rule).repository for rule in self._mappings}
-        return [
-            mapping
-            for mapping in self._old_lock.mappings
-            if mapping.source.repository not in resolved_repositories
-        ]
-
-
-def _mapping_result(selection: _Selection, tag_results: Sequence[_TagResult]) -> _MappingResult:
-    """Combine the results of a mapping's tags. One error fails the whole mapping."""
-    images = [result.image for result in tag_results if result.image is not None]
-    errors = [result.error for result in tag_results if result.error is not None]
-    error = selection.error or (errors[0] if errors else None)
-    return _MappingResult(selection.rule, images, error)
 
 
 def _artifact_rules(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str | None]]:
@@ -399,13 +331,3 @@ def _artifact_rules(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey,
     for mapping in mappings:
         rules[mapping.source].add(mapping.artifacts_hash)
     return rules
-
-
-def _locked_artifact(artifact: Artifact) -> LockedArtifact:
-    """Convert an artifact to its form in a lock."""
-    return LockedArtifact(
-        digest=artifact.digest,
-        subject=artifact.subject,
-        types=tuple(sorted(artifact.types)),
-        tag=artifact.tag,
-    )

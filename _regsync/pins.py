@@ -1,0 +1,545 @@
+"""The lock: the digest of each selected tag and of its artifacts, for review.
+
+The file has one line of JSON for each image. A run from a lock sees each source as a `PinnedSource`:
+a repository that lists the locked tags with their digests, and that names the locked artifacts.
+Everything else, such as the look-ups at targets and the copies by digest, is as in any run.
+Invariants: two locks with equal content have equal bytes, so that the change of one image is the
+change of one line. An invalid line is an error, and is never skipped. A pinned source is asked for
+manifests and blobs by digest, and for nothing else.
+Follows: docs/design.md section 12 ("Lock").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from _regsync.config import ArtifactRule, MappingRule
+from _regsync.crypto import hash_hex
+from _regsync.errors import ConfigError, ContentError, Problem, RegistryError, SyncError
+from _regsync.oci import Descriptor, Manifest, check_digest, is_digest, is_tag, split_full_name
+from _regsync.registry.repository import Repository
+from _regsync.state import RepositoryKey, SeenKey
+from _regsync.tags import Selection, TagRule, select
+from _regsync.text import parse_time, printable, time_text
+
+# The version of the format. It is not that of the program, because a new version of the program
+# does not change the lock.
+_VERSION = 1
+
+# The beginnings of the lines with which git marks the conflicts of a merge.
+_CONFLICT_MARKS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
+
+# Invalid lines that one error names.
+_MOST_PROBLEMS = 50
+
+_REMEDY = "run `regsync lock`"
+_REMEDY_FOR_IMAGE = f"{_REMEDY}, and review what has moved"
+# Without `--recheck` a new lock reuses the line of an image whose digest has not changed.
+_REMEDY_FOR_LINE = "run `regsync lock --recheck`, and review what has changed"
+
+
+class SourceKey(NamedTuple):
+    """A source repository with a platform filter.
+
+    Each filter has its own lines in a lock, because an index that is trimmed with another filter
+    has another digest.
+    """
+
+    # `HOST/REPOSITORY`, as in reports. On Docker Hub it includes `library/`.
+    repository: str
+    # Sorted. None if all platforms are copied.
+    platforms: tuple[str, ...] | None
+
+    def __str__(self) -> str:
+        if self.platforms is None:
+            return self.repository
+        return f"{self.repository} ({', '.join(self.platforms)})"
+
+    def order(self) -> tuple[str, tuple[str, ...]]:
+        """Return the key by which the lines of a lock are sorted."""
+        return self.repository, self.platforms or ()
+
+    def seen_key(self, digest: str) -> SeenKey:
+        """Return the key of the time when a digest was first seen in this repository."""
+        return SeenKey(RepositoryKey(*split_full_name(self.repository)), digest)
+
+
+class LockedMapping(NamedTuple):
+    """The line of a mapping: its source, and hashes of the rules that select tags and artifacts."""
+
+    source: SourceKey
+    # The SHA-256 of the mapping's `tags` and `artifacts`, in hex. `--locked` refuses a mapping with
+    # another hash.
+    rules_hash: str
+    # The SHA-256 of `artifacts` alone, in hex. None if they have their defaults. If it is
+    # unchanged, a new lock takes the artifacts of unchanged images from the old lock, without a
+    # request.
+    artifacts_hash: str | None = None
+
+
+class LockedArtifact(NamedTuple):
+    """One artifact of an image, or of another artifact."""
+
+    digest: str
+    # The digest of the manifest that the artifact refers to.
+    subject: str
+    # The artifact type. For a cosign tag, the media types of config and layers. Empty if unknown.
+    types: tuple[str, ...] = ()
+    # The cosign tag of the artifact. None for an artifact from a referrers list.
+    tag: str | None = None
+
+
+class LockedImage(NamedTuple):
+    """The line of an image: the digests of a tag when the lock was made."""
+
+    source: SourceKey
+    tag: str
+    # The digest at the source.
+    digest: str
+    # The digest at the targets if the index is trimmed to its platforms. None if it is not trimmed.
+    pushed: str | None
+    # Each artifact comes after its subject.
+    artifacts: tuple[LockedArtifact, ...]
+    # When the digest was first seen in the repository, in seconds since 1970.
+    first_seen: int
+
+    @property
+    def name(self) -> str:
+        """The image's full reference at the source."""
+        return f"{self.source.repository}:{self.tag}"
+
+    @property
+    def digest_at_target(self) -> str:
+        return self.pushed or self.digest
+
+    def __str__(self) -> str:
+        return str(self.source._replace(repository=self.name))
+
+
+class Lock:
+    """The mappings and images of a lock."""
+
+    def __init__(
+        self, mappings: Iterable[LockedMapping] = (), images: Iterable[LockedImage] = ()
+    ) -> None:
+        """Of several images with the same source and tag, the last one counts."""
+        self.mappings = frozenset(mappings)
+        self._images = defaultdict[SourceKey, dict[str, LockedImage]](dict)
+        for image in images:
+            self._images[image.source][image.tag] = image
+
+    def __len__(self) -> int:
+        return sum(map(len, self._images.values()))
+
+    def __iter__(self) -> Iterator[LockedImage]:
+        """Yield the images in the order of their lines."""
+        for source in sorted(self._images, key=SourceKey.order):
+            for _, image in sorted(self._images[source].items()):
+                yield image
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Lock):
+            return NotImplemented
+        return self.mappings == other.mappings and self._images == other._images
+
+    def images_of(self, source: SourceKey) -> Mapping[str, LockedImage]:
+        """Return the images of a source by their tags."""
+        return self._images.get(source, {})
+
+    def first_seen_times(self) -> dict[SeenKey, int]:
+        """Return the time when each digest was first seen, in seconds since 1970."""
+        times = dict[SeenKey, int]()
+        for image in self:
+            key = image.source.seen_key(image.digest)
+            times[key] = min(image.first_seen, times.get(key, image.first_seen))
+        return times
+
+    def check(self, mappings: Iterable[MappingRule]) -> None:
+        """Raise ConfigError if a mapping is not in the lock, or has other rules in the lock."""
+        locked_sources = {mapping.source for mapping in self.mappings}
+        problems = list[str]()
+        for rule in mappings:
+            mapping = locked_mapping(rule)
+            if mapping in self.mappings:
+                continue
+            problem = "is not in the lock"
+            if mapping.source in locked_sources:
+                problem = "has changed since the lock was written"
+            problems.append(f"mappings[{rule.index}], from {mapping.source}, {problem}")
+
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ConfigError(f"{problems[0]}{more}", hint=f"{_REMEDY} with this configuration")
+
+
+# The rules of a mapping.
+
+
+def source_key(rule: MappingRule) -> SourceKey:
+    """Return the source repository and platform filter of a mapping."""
+    platforms = None if rule.platforms is None else tuple(sorted({*map(str, rule.platforms)}))
+    return SourceKey(rule.source.lock_name(rule.source_repository), platforms)
+
+
+def locked_mapping(rule: MappingRule) -> LockedMapping:
+    """Return the line of a mapping in a lock."""
+    rules = {"tags": _set_fields(rule.tags), "artifacts": _set_fields(rule.artifacts)}
+    artifacts = artifact_rule(rule)
+    artifacts_hash = None if artifacts == ArtifactRule() else _hash(_set_fields(artifacts))
+    return LockedMapping(source_key(rule), _hash(rules), artifacts_hash)
+
+
+def artifact_rule(rule: MappingRule) -> ArtifactRule:
+    """Return a mapping's artifact rule, with only the fields that select artifacts."""
+    return rule.artifacts._replace(require_artifacts=False)
+
+
+def _set_fields(rule: TagRule | ArtifactRule) -> dict[str, object]:
+    """Return the fields of a rule that differ from their defaults."""
+    # Defaults are left out so that a field of a later version does not change the hash of a rule
+    # without this field.
+    defaults = rule._field_defaults
+    return {name: value for name, value in rule._asdict().items() if value != defaults[name]}
+
+
+def _hash(fields: Mapping[str, object]) -> str:
+    return hash_hex("sha256", json.dumps(fields, sort_keys=True).encode())
+
+
+# Writing.
+
+
+def lines_of(lock: Lock) -> Iterator[str]:
+    """Yield the lines of a lock, without line ends."""
+    yield _json_line({"lock": _VERSION})
+
+    def order(mapping: LockedMapping) -> tuple[object, ...]:
+        return mapping.source.order(), mapping.rules_hash
+
+    yield from map(_line_of, sorted(lock.mappings, key=order))
+    yield from map(_line_of, lock)
+
+
+def _line_of(locked: LockedMapping | LockedImage) -> str:
+    platforms = locked.source.platforms
+    if isinstance(locked, LockedMapping):
+        rules = {"rules": locked.rules_hash, "artifacts": locked.artifacts_hash}
+        return _json_line({"mapping": locked.source.repository, "platforms": platforms, **rules})
+    artifacts = [
+        _without_empty(
+            {
+                "digest": artifact.digest,
+                "type": artifact.types[0] if len(artifact.types) == 1 else artifact.types,
+                "subject": artifact.subject,
+                "tag": artifact.tag,
+            }
+        )
+        for artifact in locked.artifacts
+    ]
+    return _json_line(
+        {
+            "source": locked.name,
+            "platforms": platforms,
+            "digest": locked.digest,
+            "pushed": locked.pushed,
+            "artifacts": artifacts,
+            "first_seen": time_text(locked.first_seen),
+        }
+    )
+
+
+def _json_line(fields: Mapping[str, object]) -> str:
+    return json.dumps(_without_empty(fields))
+
+
+def _without_empty(fields: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value}
+
+
+# Reading.
+
+
+def read_lock(lines: Iterable[bytes], name: str) -> Lock:
+    """Parse the lines of a lock. `name` is the name of its file, for errors.
+
+    Blank lines are skipped. Raises ConfigError, which names each invalid line.
+    """
+    mappings = list[LockedMapping]()
+    images = list[LockedImage]()
+    # The number of the line of each mapping, and of each image by its source and tag.
+    line_numbers = dict[object, int]()
+    problems = list[Problem]()
+    has_version = False
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            if not has_version:
+                _check_version(line)
+                has_version = True
+                continue
+            locked = _read_line(line)
+            if isinstance(locked, LockedMapping):
+                mappings.append(locked)
+                first = line_numbers.setdefault(locked, number)
+            else:
+                images.append(locked)
+                first = line_numbers.setdefault((locked.source, locked.tag), number)
+            if first != number:
+                raise ValueError(f"the same as line {first}")
+        except (ContentError, ValueError) as error:
+            problems.append(Problem(name, number, 1, "", printable(str(error))))
+            if not has_version or len(problems) == _MOST_PROBLEMS:
+                break
+
+    if not has_version and not problems:
+        problems.append(Problem(name, 0, 1, "", "the file is empty"))
+    if problems:
+        raise ConfigError(
+            f"{printable(name)} is not a lock",
+            problems=tuple(problems),
+            hint=f"restore the file as it was committed, or remove it; then {_REMEDY}",
+        )
+    return Lock(mappings, images)
+
+
+def _check_version(line: bytes) -> None:
+    """Raise ValueError unless the first line has the version of this module."""
+    if line.decode().strip() == _json_line({"lock": _VERSION}):
+        return
+    found = re.match(rb'{"lock": ([0-9]{1,9})}', line)
+    if found is None:
+        raise ValueError(f"the first line of a lock must be {_json_line({'lock': _VERSION})}")
+    raise ValueError(
+        f"the lock has version {int(found[1])}, and this regsync reads only version {_VERSION}:"
+        " use the one that wrote it"
+    )
+
+
+def _read_line(line: bytes) -> LockedMapping | LockedImage:
+    """Read the line of a mapping or an image.
+
+    Raises ValueError or ContentError unless the line is what `lines_of` yields for the result. So
+    no field can be missing, unknown or there twice, and none has another type.
+    """
+    if line.startswith(_CONFLICT_MARKS):
+        raise ValueError("conflict marks of a merge: take one side of each conflict")
+    try:
+        text = line.decode().strip()
+        fields = json.loads(text)
+        locked = _read_mapping(fields) if "mapping" in fields else _read_image(fields)
+        is_same = _line_of(locked) == text
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        is_same = False
+    if not is_same:
+        raise ValueError("not a line that `regsync lock` writes")
+    return locked
+
+
+def _read_mapping(fields: Mapping[str, Any]) -> LockedMapping:
+    for name in ("rules", "artifacts"):
+        if name in fields:
+            check_digest(f"sha256:{fields[name]}")
+    source = SourceKey(fields["mapping"], _platforms_of(fields))
+    return LockedMapping(source, fields["rules"], fields.get("artifacts"))
+
+
+def _read_image(fields: Mapping[str, Any]) -> LockedImage:
+    repository, _, tag = fields["source"].rpartition(":")
+    artifacts = list[LockedArtifact]()
+    for each in fields.get("artifacts", ()):
+        types = each.get("type", ())
+        types = (types,) if isinstance(types, str) else tuple(map(str, types))
+        artifacts.append(LockedArtifact(each["digest"], each["subject"], types, each.get("tag")))
+    image = LockedImage(
+        SourceKey(repository, _platforms_of(fields)),
+        tag,
+        digest=fields["digest"],
+        pushed=fields.get("pushed"),
+        artifacts=tuple(artifacts),
+        first_seen=parse_time(fields["first_seen"]),
+    )
+    for artifact in artifacts:
+        check_digest(artifact.digest)
+        check_digest(artifact.subject)
+    check_digest(image.digest)
+    check_digest(image.digest_at_target)
+    for name in (tag, *(artifact.tag for artifact in artifacts if artifact.tag is not None)):
+        if not is_tag(name):
+            raise ValueError(f"{name!r} is not a tag")
+    return image
+
+
+def _platforms_of(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
+    platforms = fields.get("platforms")
+    return None if platforms is None else tuple(map(str, platforms))
+
+
+# Comparing.
+
+
+class Change(NamedTuple):
+    """An image that differs between two locks."""
+
+    # None if the old lock does not have the image.
+    before: LockedImage | None
+    # None if the new lock does not have the image.
+    after: LockedImage | None
+
+    @property
+    def kind(self) -> str:
+        """`came`, `gone`, `moved` or `changed`.
+
+        A moved image has another digest. A changed image has other artifacts or another trimmed
+        index.
+        """
+        if self.before is None:
+            return "came"
+        if self.after is None:
+            return "gone"
+        return "changed" if self.before.digest == self.after.digest else "moved"
+
+    @property
+    def image(self) -> LockedImage:
+        image = self.after or self.before
+        assert image is not None
+        return image
+
+
+def compare(before: Lock, after: Lock) -> list[Change]:
+    """Return the differences between two locks, sorted like their lines.
+
+    The times when digests were first seen are not compared, nor is the order of artifacts.
+    """
+    changes = list[Change]()
+    for image in Lock(images=(*before, *after)):  # each image of either lock once
+        change = Change(
+            before.images_of(image.source).get(image.tag),
+            after.images_of(image.source).get(image.tag),
+        )
+        old, new = (
+            each and (each.digest, each.pushed, frozenset(each.artifacts)) for each in change
+        )
+        if old != new:
+            changes.append(change)
+    return changes
+
+
+# The source of a run from a lock.
+
+
+class _NoLongerThere(SyncError):
+    """The source has removed what the lock names. What its tag names now was not reviewed."""
+
+    code = "SOURCE_ERROR"
+    status = 404
+
+
+class PinnedSource:
+    """A source repository whose tags and artifacts are those of a lock.
+
+    Everything that is not defined here is an attribute of the repository itself.
+    """
+
+    def __init__(self, source: Repository, images: Mapping[str, LockedImage]) -> None:
+        """`images` are the lines of the source by their tags."""
+        self._source = source
+        self._images = images
+        artifacts = [artifact for image in images.values() for artifact in image.artifacts]
+        # The digest of each tag, cosign's tags among them.
+        self.tags: Mapping[str, str] = {
+            **{artifact.tag: artifact.digest for artifact in artifacts if artifact.tag},
+            **{tag: image.digest for tag, image in images.items()},
+        }
+        self._types = {artifact.digest: frozenset(artifact.types) for artifact in artifacts}
+        # By subject, the artifacts in its referrers list. Each once, by its digest.
+        self._referrers = defaultdict[str, dict[str, LockedArtifact]](dict)
+        for artifact in artifacts:
+            if artifact.tag is None:
+                self._referrers[artifact.subject][artifact.digest] = artifact
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __str__(self) -> str:
+        return str(self._source)
+
+    def select(self, rule: TagRule) -> Selection:
+        """Select tags among those of the locked images."""
+        return select(self._images, rule)
+
+    def resolve(self, reference: str) -> tuple[str, str]:
+        """Return the digests that a tag or digest has at the source and at targets.
+
+        Raises SyncError if the lock does not have the tag.
+        """
+        image = self._images.get(reference)
+        digest = reference if is_digest(reference) else self.tags.get(reference)
+        if digest is None:
+            error = RegistryError("the lock has no such tag", status=404)
+            raise error.add_context(self._source.side, "look up", self._source.name_of(reference))
+        return digest, digest if image is None else image.digest_at_target
+
+    def check_pushed(self, reference: str, digest: str) -> None:
+        """Raise ContentError if a tag's digest at targets is not that in the lock."""
+        image = self._images.get(reference)
+        if image is not None and image.digest_at_target != digest:
+            locked = image.digest_at_target
+            text = f"the index trimmed to `platforms` is {digest}, but {locked} in the lock"
+            error = ContentError(text, hint=_REMEDY_FOR_LINE)
+            name = self._source.name_of(reference)
+            raise error.add_context(self._source.side, "filter platforms of", name)
+
+    def artifacts_of(self, tag: str) -> list[str]:
+        """Return the digests of all artifacts in the line of an image."""
+        return [artifact.digest for artifact in self._images[tag].artifacts]
+
+    def subjects_of(self, tag: str) -> list[str]:
+        """Return the manifests of an image that have artifacts in its line."""
+        artifacts = self._images[tag].artifacts
+        digests = {artifact.digest for artifact in artifacts}
+        return list(
+            dict.fromkeys(each.subject for each in artifacts if each.subject not in digests)
+        )
+
+    def types_of(self, digest: str) -> frozenset[str]:
+        """Return the types of an artifact. They are empty if the lock does not have them."""
+        return self._types.get(digest, frozenset())
+
+    # The methods of a repository.
+
+    async def list_tags(self) -> dict[str, str | None] | None:
+        """Return the tags of the lock."""
+        return dict(self.tags)
+
+    async def head_manifest(self, reference: str) -> str | None:
+        """Return the digest of a tag. The lock vouches for what a digest names."""
+        return reference if is_digest(reference) else self.tags.get(reference)
+
+    async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
+        """Return the artifacts of the lock. An entry has no media type and no size."""
+        return tuple(
+            Descriptor("", each.digest, 0, artifact_type=next(iter(each.types), None))
+            for each in self._referrers.get(digest, {}).values()
+        )
+
+    async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
+        """Fetch a manifest by its digest. Raises SyncError if the source has it no longer."""
+        digest, _ = self.resolve(reference)
+        if expected is not None and not expected.media_type:
+            expected = None  # an entry of `list_referrers`, which has nothing to compare with
+        try:
+            return await self._source.get_manifest(digest, expected=expected)
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            is_image = any(image.digest == digest for image in self._images.values())
+            remedy = _REMEDY_FOR_IMAGE if is_image else _REMEDY_FOR_LINE
+            hint = f"{remedy}: the source has removed what the lock names"
+            gone = _NoLongerThere(error.message, hint=hint)
+            operation, name = error.operation or "", error.reference or ""
+            raise gone.add_context(error.side, operation, name) from error
