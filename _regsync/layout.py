@@ -22,7 +22,7 @@ import os
 import shutil
 import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -810,6 +810,7 @@ class LayoutRepository:
     dialect = _DIALECT
     probe_from = None
     is_local = True
+    unannounced: Collection[str] = ()
 
     def __init__(self, layout: Layout, name: str, side: Side) -> None:
         self.host = layout

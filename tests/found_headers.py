@@ -24,7 +24,7 @@ from conformance.registry.tokens import TokenService
 from tests.ends import Ran, Virtual, tags
 from tests.mirrors import Mirror
 
-__all__ = ["CASES", "FAILS", "READ", "SCENES", "run_cell"]
+__all__ = ["CASES", "READ", "SCENES", "run_cell"]
 
 MIB = 1 << 20
 MAPPING = {"from": "app", "tags": tags("v*")}
@@ -456,24 +456,4 @@ READ: dict[str, Sequence[str]] = {
         for scene, cases in CASES.items()
         if "absent" in cases and not SCENES[scene].is_needed
     },
-}
-
-# Why cells fail today: for each reason, the scenes and their cases.
-_FAILS: dict[str, dict[str, Sequence[str]]] = {
-    "OCI-Subject is not read: a signature is put where neither the API nor a fallback tag lists it": {
-        "subject, and nothing is listed": [
-            "absent",
-            "empty",
-            "no digest",
-            "of another algorithm",
-            "right first",
-            "right last",
-        ]
-    }
-}
-FAILS = {
-    (scene, case): reason
-    for reason, scenes in _FAILS.items()
-    for scene, cases in scenes.items()
-    for case in cases
 }

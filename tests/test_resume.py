@@ -318,7 +318,7 @@ async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(world
 async def test_a_session_with_more_than_was_sent_is_of_no_use(world):
     """In chunks too: what it holds is not known, so a new session gets the blob."""
     source, target = world.registry("source.test"), world.registry("target.test")
-    image, digest = load(source, 20 * MIB)
+    image, _ = load(source, 20 * MIB)
     faults = target.app.faults
     faults.on("PUT", "upload", where=lambda asked: asked.length() == 20 * MIB).status(413)
     faults.on("PATCH", "upload").first().drop(after=2 * MIB, of="request")

@@ -266,7 +266,7 @@ def _matching_keys(file: _CredentialFile, names: list[str], repository: str | No
     # Older keys are URLs, of which only the host is compared. A key without a scheme may be a
     # repository.
     for key in file.auths:
-        host = re.sub(r"^https?://([^/]*).*", r"\1", key.lower())
+        host = re.sub(r"^https?://([^/]*).*", r"\1", key.lower()).rstrip("/")
         if key not in keys and host in names:
             keys.append(key)
     return keys
@@ -315,7 +315,7 @@ def _read_entry(file_name: str, entry: object, registry: Registry) -> Credential
     auth, username, password, identity_token, registry_token = values
     if auth:  # takes precedence over the separate fields
         try:
-            username, password = _decode_login(auth)
+            username, password = _decode_login(auth.strip())  # `base64` ends with a line break
         except ValueError:
             raise broken from None
 

@@ -143,6 +143,7 @@ class RemoteRepository:
         self.store_key = self.key  # each repository of a registry has its own blobs
         self._base = f"/v2/{self.api_name}"  # the path of all endpoints
         self._text = f"{host.key}/{name}"
+        self.unannounced = set[str]()
 
     def __str__(self) -> str:
         return self._text
@@ -366,6 +367,9 @@ class RemoteRepository:
                 call = call._replace(seconds=self.host.timeouts.manifest_put)
                 answer = await self.host.request(call, ok=(201, 200))
             check_stored_digest(answer, manifest.digest)
+            subject = manifest.subject
+            if subject is not None and answer.headers.all("oci-subject") != [subject.digest]:
+                self.unannounced.add(subject.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
                 return
             # A 200 without a digest may come from a server that is not a registry. Accept it if the

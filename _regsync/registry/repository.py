@@ -7,6 +7,7 @@ Follows: OCI distribution-spec 1.1, docs/design.md sections 7 and 13.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
 
@@ -85,6 +86,10 @@ class Repository(Protocol):
 
     @property
     def host(self) -> Host: ...
+
+    @property
+    def unannounced(self) -> Collection[str]:
+        """The subjects of artifacts that were put here without an OCI-Subject in the answer."""
 
     @property
     def probe_from(self) -> str | None:

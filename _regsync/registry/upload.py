@@ -206,8 +206,9 @@ class Upload:
         """Ask how many bytes a broken session has received (section 1.9).
 
         If it has received any, or takes chunks, it goes on at `offset`. Otherwise, or if it says that
-        it has more than was sent, it is given up, and `start` has to open a new one. A registry that refuses to say is not asked again in this run
-        (docs/design.md section 6, rule 16). Raises SyncError if the failure is temporary.
+        it has more than was sent, it is given up, and `start` has to open a new one. A registry that
+        refuses to say is not asked again in this run (docs/design.md section 6, rule 16). Raises
+        SyncError if the failure is temporary.
         """
         call = self.repository.build_call("upload_start", "GET", "")._replace(path=self.session)
         try:

@@ -85,6 +85,9 @@ _NO_API_STATUSES = (200, 404, 405, 501)
 # With one of these error codes, the answer is about the manifest or the repository, not the API.
 _OTHER_CODES = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN"})
 
+# The fact of an area that its referrers API lists artifacts that it did not announce by OCI-Subject.
+_LISTS_UNANNOUNCED = "lists_unannounced"
+
 _HINT_IF_REFUSED = (
     "an artifact, such as a signature, may hide behind what is refused here: grant the right to read"
     " it; or select tags by a pattern, whose listing shows which of these tags exist; or copy"
@@ -359,9 +362,9 @@ class ReferrerLists:
         maintains the list itself.
         """
         with _explaining_refusals():
-            await self._probe_api(target, subject)
-        if self.has_api(target):
-            return set()
+            answered = await self._probe_api(target, subject)
+            if self.has_api(target) and await self._is_listed(target, subject, entries, answered):
+                return set()
 
         tag = referrers_tag(subject)
         # Tasks of this run write the list in turn, so that no task replaces the entries of another.
@@ -371,6 +374,29 @@ class ReferrerLists:
                 return set()
             with target.adding_context("list referrers in", target.name_of(tag)):
                 return await self._add_to_list(source, target, subject, entries)
+
+    async def _is_listed(
+        self,
+        target: Repository,
+        subject: str,
+        entries: Sequence[Descriptor],
+        answered: tuple[Descriptor, ...] | None,
+    ) -> bool:
+        """Report whether the referrers API of a target lists the artifacts of a subject itself.
+
+        Most registries announce it in their answers to the puts. The others are asked once, unless
+        they have `answered` just now.
+        """
+        where = target.key.area
+        if subject not in target.unannounced or self._knowledge.fact(where, _LISTS_UNANNOUNCED):
+            return True
+        if answered is None:
+            answered = await target.list_referrers(subject)
+        listed_digests = {entry.digest for entry in answered}
+        is_listed = listed_digests.issuperset(entry.digest for entry in entries)
+        if is_listed:
+            self._knowledge.learn(where, _LISTS_UNANNOUNCED, True)
+        return is_listed
 
     async def _add_to_list(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
