@@ -296,7 +296,16 @@ class Authenticator:
     def _lock_key(self, needed: Scopes) -> Scopes | None:
         """Return which lock to hold for a login: that of these scopes, or None for that of all."""
         # A password that may be wrong is sent by one task alone.
-        return needed if self._wants_exact and self.was_accepted else None
+        return needed if self._wants_exact and self.has_let_in else None
+
+    @property
+    def has_let_in(self) -> bool:
+        """Whether the registry has let in a request with a login in this run."""
+        return bool(self._working)
+
+    def is_on_trial(self, sent: str | None) -> bool:
+        """Report whether a header shows a password that may be wrong."""
+        return not self._working and sent is not None and sent == self.credential.basic
 
     async def _renew_credential(self) -> None:
         """Update `credential` from the cloud login, if there is one, which renews it when it is due

@@ -53,6 +53,7 @@ from _regsync.registry.limits import (
     Lane,
     Reach,
     Retry,
+    Trial,
     Turn,
     is_gateway_failure,
     quota_wait,
@@ -278,6 +279,9 @@ class RegistryClient:
             wall=run.machine.wall,
         )
 
+        # A password that is refused again and again locks its account.
+        self._trial = Trial(limits, lambda: self.authenticator.has_let_in)
+
         # Whether this run uses the client. A client that a run did not use is dropped.
         self.is_used = True
 
@@ -356,7 +360,9 @@ class RegistryClient:
         while True:
             authorization = await self._log_in(call, can_repeat=body is None)
             if turn is None:
-                (turn,) = await self._run.gate.enter(self.lane_of(call))
+                on_trial = [self._trial] if self.authenticator.is_on_trial(authorization) else []
+                turn, *places = await self._run.gate.enter(self.lane_of(call), *on_trial)
+                turn.places = places
             exchange = Exchange(call, call.origin or self.origin, turn, authorization, body)
             exchange.is_home = exchange.origin == self.origin
             turn = None  # it ends with the exchange
