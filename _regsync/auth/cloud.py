@@ -41,8 +41,7 @@ class Answer(NamedTuple):
 
 # A function that sends one request to a login service, and follows no redirects. Its arguments are
 # method, URL, headers, body, and the seconds of the whole exchange (None: only the connection's
-# time-outs). `check_may_send`, if given, is called before the request is sent, and may raise a
-# SyncError instead. Raises SyncError if there is no answer.
+# time-outs). Raises SyncError if there is no answer.
 Fetch = Callable[..., Awaitable[Answer]]
 
 

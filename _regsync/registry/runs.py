@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import ssl
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import cache, partial
 from typing import Any
 
@@ -342,13 +342,12 @@ class Transport:
         headers: list[Pair],
         body: bytes,
         seconds: float | None = None,
-        check_may_send: Callable[[], None] | None = None,
     ) -> Answer:
         """Send a request to a login service.
 
         `client` is that of the registry which names the service, None for a cloud's own service,
-        whose modules retry by themselves. The response has to arrive within `seconds`.
-        `check_may_send` is passed to Pool.exchange. Raises WireError if no response arrives.
+        whose modules retry by themselves. The response has to arrive within `seconds`. Raises
+        WireError if no response arrives.
         """
         # `url` is absolute. It is resolved only to check it and to split it.
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
@@ -361,7 +360,7 @@ class Transport:
             method, target, (USER_AGENT, ("Accept", "application/json"), *headers), body
         )
         is_foreign = client is not None and origin != client.origin
-        ask = partial(self._ask, origin, request, seconds, check_may_send, is_foreign)
+        ask = partial(self._ask, origin, request, seconds, is_foreign)
         if client is None:
             return await ask()
 
@@ -387,22 +386,13 @@ class Transport:
         raise failure
 
     async def _ask(
-        self,
-        origin: Origin,
-        request: Request,
-        seconds: float | None,
-        check_may_send: Callable[[], None] | None,
-        is_foreign: bool,
+        self, origin: Origin, request: Request, seconds: float | None, is_foreign: bool
     ) -> Answer:
         """Send the request of `fetch` once. Raises TimedOut after `seconds`; if that is None, only
         the time-outs of the connection apply.
         """
-        if check_may_send is not None:
-            check_may_send()
         with anyio.move_on_after(seconds):
-            async with await self.pool.exchange(
-                origin, request, check_may_send=check_may_send, is_foreign=is_foreign
-            ) as response:
+            async with await self.pool.exchange(origin, request, is_foreign=is_foreign) as response:
                 # The path is not logged, because some metadata services return credentials to
                 # anybody who knows it.
                 trace = f"{request.method} {origin} -> {response.status}"
