@@ -509,6 +509,7 @@ class Authenticator:
     def record_success(self, sent: str, needed: Scopes, method: str) -> None:
         """Record that the registry has let a request with this header in."""
         self.was_accepted = True
+        self._is_challenge_confirmed = True  # the header answers it
         self._working.add((sent, needed, method in _READING))
 
     def refused(
