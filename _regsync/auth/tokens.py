@@ -46,9 +46,6 @@ Scopes = frozenset[tuple[str, str]]
 # What `header` returns if `obtain` has to be called first.
 NEEDED = "needed"
 
-# The largest number of times that a request is repeated with a new login.
-_MOST_LOGINS = 2
-
 # Methods that read. That a token lets them in says nothing about writing.
 _READING = ("GET", "HEAD")
 
@@ -517,11 +514,10 @@ class Authenticator:
     ) -> bool:
         """Record that the registry has refused a request, so that `header` and `obtain` answer it.
 
-        `answer` has been read, and `sent` is the header of the request, or None. Returns whether the
-        request may be sent with another login. It gets two at most, and the second only for a login
-        that has worked, and so has ended; `earlier` has whether those refused before had worked, and
-        gets this one. Raises AuthError if the challenge is not supported, or if the credential was
-        refused.
+        `answer` has been read, and `sent` is the header of the request, or None. Returns whether
+        another login may help. A login that has worked has ended, and of those that have not, one
+        may be refused; `earlier` has whether those refused before had worked, and gets this one.
+        Raises AuthError if the challenge is not supported, or if the credential was refused.
         """
         grant = self._covering.get(needed)
         is_current = grant is not None and grant.header == sent  # else it was replaced meanwhile
@@ -529,7 +525,7 @@ class Authenticator:
         has_worked = (sent, needed, method in _READING) in self._working
         if is_current or not has_worked:
             earlier.append(has_worked)
-        may_repeat = len(earlier) <= _MOST_LOGINS and earlier.count(False) <= 1
+        may_help = earlier.count(False) <= 1
 
         is_static = bool(self.credential.registry_token)
         if not says_login_ended(answer):
@@ -538,7 +534,7 @@ class Authenticator:
                 # repositories at once.
                 self._demand_exact()
             is_token = sent is not None and sent.startswith("Bearer ") and not is_static
-            return is_token and may_repeat and (is_wide or not is_current)
+            return is_token and may_help and (is_wide or not is_current)
 
         chosen = self._choose_challenge(answer.headers.all("www-authenticate"), sent)
         if chosen is None:
@@ -554,7 +550,7 @@ class Authenticator:
                 if self.cloud_login is None or not self.was_accepted:
                     self._refusal = self._refused_error(self._origin.authority)
                     raise self._refusal.copy_without_context()
-            return may_repeat
+            return may_help
         if sent is not None and is_current:
             # Other tokens for the same are older, and have probably ended too.
             wanted = self._wanted(needed)
@@ -564,7 +560,7 @@ class Authenticator:
             if is_wide and chosen.error != "invalid_token":
                 self._demand_exact()
         self._learn_scope(chosen, sent, needed)
-        return may_repeat
+        return may_help
 
     def _adopt(self, challenge: Challenge) -> None:
         """Answer a challenge from now on. Raises AuthError if its realm must not be asked."""

@@ -64,6 +64,9 @@ from _regsync.text import duration_text, keep_passing_secret, one_line, printabl
 _MOST_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 
+# How often a request is repeated with a new login.
+_MOST_LOGINS = 2
+
 # How many bytes of an error's body are read (R14). Manifests and listings have limits of their own.
 ERROR_BODY = 64 * 1024
 
@@ -469,18 +472,20 @@ class RegistryClient:
         if self.authenticator.header(call.scopes, anyio.current_time()) != authorization:
             raise LoginExpired("another request has shown that this one needs another login")
 
-    def refresh_login(self, refused: Exchange, refusals: list[bool]) -> None:
+    def refresh_login(
+        self, refused: Exchange, refusals: list[bool], most: int = _MOST_LOGINS
+    ) -> None:
         """Handle an answer that refuses a login, whose body was read. Returns if its request may be
-        repeated with a new login. Otherwise raises the refusal as an error.
+        repeated with a new login, as it may `most` times. Otherwise raises the refusal as an error.
 
         `refusals` are the earlier ones of the request (see `Authenticator.refused`).
         """
         call = refused.call
         with self._stopping():
-            may_repeat = self.authenticator.refused(
+            may_help = self.authenticator.refused(
                 refused.response, refused.authorization, call.scopes, call.method, refusals
             )
-        if not may_repeat:
+        if not may_help or len(refusals) > most:
             raise self.refusal(refused)
 
     @contextmanager

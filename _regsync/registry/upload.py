@@ -44,8 +44,8 @@ _MIB = 1024 * 1024
 _OCTETS: Header = ("Content-Type", "application/octet-stream")
 _ANY_STATUS = range(600)
 
-# How often the upload of a blob goes on with a new login after a body was refused.
-_MOST_RENEWALS = 5
+# How often a blob goes on with a new login after one of its bodies was refused.
+_MOST_LOGINS = 5
 
 
 class UploadTarget(Protocol):
@@ -76,7 +76,7 @@ class Upload:
         self.mount_status = 0  # of the answer to the last request to mount; 0: none
         self._end = 0  # the offset after the body that is being sent
         self._was_throttled = False  # whether the session's last body was refused with 429
-        self._renewals = 0  # of logins that were refused to a body
+        self._login_refusals: list[bool] = []  # of the requests with a body
 
     async def start(self, mount_from: str | None = None) -> bool:
         """Mount the blob, or open a session. Returns True if the repository has the blob now, and
@@ -199,10 +199,7 @@ class Upload:
             self.session = ""
         is_login_over = says_login_ended(response)
         if is_login_over and self._origin == self._host.origin:
-            self._host.refresh_login(exchange, [])  # each body is a request of its own
-            self._renewals += 1
-            if self._renewals > _MOST_RENEWALS:
-                raise self._host.refusal(exchange)
+            self._host.refresh_login(exchange, self._login_refusals, _MOST_LOGINS)
             raise LoginExpired("the login expired during the upload")
         error = self._host.refusal(exchange)
         error.is_session_gone = error.is_session_gone or is_gone
