@@ -200,7 +200,8 @@ class Authenticator:
         self._failures.clear()
         self._working.clear()
         self._is_challenge_confirmed = False
-        self._refusal = None  # the account may have been unlocked since the last run
+        # The account may have been unlocked since the last run.
+        self._rejected = self._refusal = None
 
     def plan_scope(self, repository: str, actions: str) -> None:
         """Declare that this run will use a repository, so that the next token request names it too.

@@ -614,6 +614,8 @@ async def test_a_cloud_replaces_a_password_that_was_good_and_not_by_the_same() -
     with pytest.raises(AuthError, match="a cloud") as caught:
         await header(at)
     assert caught.value.fatal
+    at.begin()
+    assert await header(at) == renewed, "the account may have been unlocked"
 
 
 async def test_a_clouds_password_that_was_never_good_is_not_replaced() -> None:
