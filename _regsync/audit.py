@@ -21,13 +21,13 @@ from _regsync.oci import full_name
 from _regsync.pins import Lock
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import FirstSeen, Knowledge, StateFile, digest_like, key_of
+from _regsync.state import FirstSeen, Knowledge, StateFile
 from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
-from _regsync.sync.report import Outcome, SharedCause, error_json, shared_causes, sorted_requests
+from _regsync.sync.report import Outcome, error_json, sorted_requests
 from _regsync.text import duration_text, size_text
 
 
@@ -65,10 +65,6 @@ class AuditReport:
     def has_something_to_report(self) -> bool:
         """Whether there is anything to report."""
         return bool(self.findings or self.failures)
-
-    def causes(self) -> list[SharedCause]:
-        """Return the causes that several failures share, the most frequent first."""
-        return shared_causes(self.failures)
 
     def undone_text(self) -> str:
         """Return the message for an interrupted audit."""
@@ -313,12 +309,10 @@ class Audit:
 
         It is another digest if the run has trimmed the index. It is empty if no run has put one.
         """
-        entry = self._knowledge.snapshots([snapshot_key]).get(snapshot_key)
-        if entry is None or entry.snapshot.source != key_of(source_digest):
+        entry = self._knowledge.snapshot(snapshot_key)
+        if entry is None or entry.snapshot.source != source_digest:
             return ""
-        # A key does not hold all of a sha512, so the source's digest is used if it is the same.
-        is_trimmed = entry.snapshot.pushed != entry.snapshot.source
-        return digest_like(entry.snapshot.pushed) if is_trimmed else source_digest
+        return entry.snapshot.pushed
 
     def _fail_tag(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag as failed at all its targets."""

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 # Records.
 
 
+# As `from` of a mapping, stands for all repositories of an image layout.
+ALL_REPOSITORIES = "*"
+
+
 class Registry(NamedTuple):
     """One entry of `registries`: a registry or an image layout."""
 
@@ -180,18 +184,16 @@ def registry_for(written: str, config: Config) -> Registry:
         address = parse_registry_url(written)
     except ValueError as error:
         raise ConfigError(f"{written!r}: {error}") from error
-
-    registries = config.registries.values()
-    matching = (registry for registry in registries if _has_address(registry, written, address))
-    registry = next(matching, None)
-    if registry is None:
-        return Registry(alias=written, **address._asdict(), kind=kind_of(address.host))
-    if "://" in written and registry.scheme != address.scheme:
-        raise ConfigError(
-            f"{written!r}: the configuration says {registry.scheme}:// for registry {registry.alias!r}",
-            hint="leave the scheme out here, or change it there",
-        )
-    return registry
+    for alias, registry in config.registries.items():
+        if not _has_address(registry, written, address):
+            continue
+        if "://" in written and registry.scheme != address.scheme:
+            raise ConfigError(
+                f"{written!r}: the configuration says {registry.scheme}:// for registry {alias!r}",
+                hint="leave the scheme out here, or change it there",
+            )
+        return registry
+    return Registry(alias=written, **address._asdict(), kind=kind_of(address.host))
 
 
 def _has_address(registry: Registry, written: str, address: RegistryAddress) -> bool:
@@ -212,8 +214,6 @@ def _has_address(registry: Registry, written: str, address: RegistryAddress) -> 
 # The number of seconds in each unit of a duration.
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_MAX_AGE = 3650 * 86400  # seconds
-
 # The exponent of 1000 or 1024 for each prefix of a size.
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -224,7 +224,7 @@ _MAX_URL = 300
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _URL = (
-    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?"
+    r"(?:(?P<scheme>(?i:https?))://)?"
     rf"(?P<host>\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
@@ -238,14 +238,6 @@ def parse_duration(text: str) -> float:
         )
     numbers_with_units = re.findall(r"([0-9]+)([smhd]?)", text)
     return float(sum(int(number) * _SECONDS[unit] for number, unit in numbers_with_units))
-
-
-def parse_age(text: str) -> float:
-    """Parse a duration of at most ten years. Returns seconds."""
-    seconds = parse_duration(text)
-    if seconds > _MAX_AGE:
-        raise ValueError(f"{text!r} is too long: write 3650d at most")
-    return seconds
 
 
 def parse_size(text: str) -> int:
@@ -296,56 +288,44 @@ def parse_registry_url(text: str) -> RegistryAddress:
     if "@" in text:
         # The message does not show the text, because the part before the @ is a secret.
         raise ValueError("a user or password cannot stand here: use auth_type and credentials")
+    without_query = text.partition("?")[0]  # a query may hold a secret
+    problem = ValueError(
+        f"{without_query!r} is not a registry address: write HOST, HOST:PORT, [IPV6]:PORT or"
+        " http://HOST, and nothing behind it"
+    )
     match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:
-        remedy = "write HOST, HOST:PORT or http://HOST"
-        if re.search("[/?]", text.rpartition("://")[2]):
-            remedy = "remove what follows the host and port"
-        without_query = text.partition("?")[0]  # a query may hold a secret
-        raise ValueError(f"{without_query!r} is not a registry address: {remedy}")
-
-    written_scheme = (match["scheme"] or "").lower()
-    if written_scheme not in ("", "http", "https"):
-        raise ValueError(f"scheme {written_scheme!r} is not supported: use https:// or http://")
-
-    host = canonical_host(_compress_ipv6(match["host"]))
+        raise problem
+    host = match["host"]
+    if host.startswith("["):
+        try:
+            host = ipaddress.IPv6Address(host[1:-1]).compressed
+        except ValueError:
+            raise problem from None
+    host = canonical_host(host)
     # Without a scheme, loopback addresses use plain HTTP, as in other container clients.
+    written_scheme = (match["scheme"] or "").lower()
     is_plain = written_scheme == "http" or (not written_scheme and is_loopback(host))
     scheme: Literal["https", "http"] = "http" if is_plain else "https"
     port = int(match["port"] or DEFAULT_PORTS[scheme])
     if not 0 < port < 65536:
-        raise ValueError(f"port {port} does not exist: use 1 to 65535")
+        raise problem
     return RegistryAddress(scheme, host, port)
-
-
-def _compress_ipv6(host: str) -> str:
-    """Return the compressed form of an IPv6 address in brackets. Other hosts are unchanged."""
-    if not host.startswith("["):
-        return host
-    try:
-        return ipaddress.IPv6Address(host[1:-1]).compressed
-    except ValueError:
-        raise ValueError(
-            f"{host} is not a registry address: write an IPv6 address inside the brackets"
-        ) from None
 
 
 def parse_repository(text: str) -> str:
     """Return the text if it is the name of a repository."""
-    if is_repository(text):
-        return text
-    if "@" in text:
-        remedy = "name only the repository here; `regsync copy` copies an image by digest"
-        raise ValueError(f"{text!r} has a digest: {remedy}")
-    if ":" in text.rpartition("/")[2]:
-        remedy = "name only the repository here, and its tags under `tags`"
-        raise ValueError(f"{text!r} has a tag or digest: {remedy}")
-    if is_repository(text.lower()):
-        remedy = f"write {text.lower()!r}"
-        raise ValueError(f"{text!r} has capitals, which registries refuse: {remedy}")
-    raise ValueError(
-        f"{text!r} is not a repository: write a path such as team/app, without the host"
-    )
+    if not is_repository(text):
+        raise ValueError(
+            f"{text!r} is not a repository: write a path in lower case such as team/app, without a"
+            " host, tag or digest (tags stand under `tags`; `regsync copy` copies a digest)"
+        )
+    return text
+
+
+def parse_source_repository(text: str) -> str:
+    """Return the text if it is the name of a repository, or stands for all of an image layout."""
+    return text if text == ALL_REPOSITORIES else parse_repository(text)
 
 
 def parse_proxy(text: str) -> str:
@@ -371,10 +351,6 @@ def parse_username(text: str) -> str:
 def parse_pattern(text: str) -> str:
     compile_glob(text)
     return text
-
-
-def parse_one_pattern(text: str) -> tuple[str]:
-    return (parse_pattern(text),)
 
 
 def parse_version_range(text: str) -> str:
@@ -414,33 +390,25 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
 
     Raises ValueError if a variable is malformed or has no value.
     """
-    if "$" not in text:
-        return text
-    return re.sub(_VARIABLE, lambda match: _value_of(match, environ), text)
 
+    def value_of(variable: re.Match[str]) -> str:
+        if variable[0] == "$$":
+            return "$"
+        name, operator, argument = variable.group("name", "operator", "argument")
+        if name is None:
+            forms = "${NAME}, ${NAME:-default} or ${NAME:?message}"
+            raise ValueError(f"malformed '${{': write {forms}, not nested, and $$ for a single $")
 
-def _value_of(variable: re.Match[str], environ: Mapping[str, str]) -> str:
-    """Return the replacement for a match of `_VARIABLE`.
+        # As in a shell, the operators `:-` and `:?` treat an empty variable as not set.
+        value = environ.get(name)
+        if operator == "-":
+            return value or str(argument)
+        if value is None or (operator == "?" and not value):
+            remedy = argument or "set it, or give a default"
+            raise ValueError(f"environment variable {name} is not set: {remedy}")
+        return value
 
-    Raises ValueError if the variable is malformed, or if it has neither a value nor a default.
-    """
-    if variable[0] == "$$":
-        return "$"
-
-    name = variable["name"]
-    if name is None:
-        forms = "${NAME}, ${NAME:-default} or ${NAME:?message}"
-        raise ValueError(f"malformed '${{': write {forms}, not nested, and $$ for a single $")
-
-    # As in a shell, the operators `:-` and `:?` treat an empty variable as not set.
-    value = environ.get(name)
-    operator = variable["operator"]
-    if operator == "-":
-        return value or variable["argument"]
-    if value is None or (operator == "?" and not value):
-        remedy = variable["argument"] or "set it, or give a default"
-        raise ValueError(f"environment variable {name} is not set: {remedy}")
-    return value
+    return re.sub(_VARIABLE, value_of, text)
 
 
 # Reading.
@@ -471,20 +439,7 @@ _NATURAL_TAGS = {
     "scalar": _KINDS.keys() - {"map", "seq", "!"},
 }
 
-# The number of entries that all `<<` of a document may merge. A short document could otherwise
-# repeat a long mapping many thousands of times.
-_MAX_MERGED = 1_000_000
-
 _IN_FILE_ORDER = attrgetter("line", "column")  # a key for sorting problems
-
-# A path shows at most this many characters of a key, because many problems may repeat a long key.
-_MAX_KEY_IN_PATH = 64
-
-# A similar name is searched for the first problems only, among this many names at most, and for
-# this many characters of the unknown name, because a search takes milliseconds.
-_MAX_PROBLEMS_WITH_SUGGESTION = 100
-_MAX_NAMES_SEARCHED = 500
-_MAX_CHARACTERS_SEARCHED = 64
 
 
 class ConfigFile(NamedTuple):
@@ -542,10 +497,9 @@ class Section(NamedTuple):
 class Reader:
     """Reads the nodes of one configuration file by the table of keys.
 
-    A method of the table (`scalar`, `texts`, `section` ...) returns the value of a node. If the node
-    is invalid, it adds a problem and returns None. Reading then goes on, so that `read_document` can
-    raise one ConfigError with all problems. A node's `path` of keys, such as `mappings[0].tags`, is
-    used only in messages.
+    `read` returns the value of a node. If the node is invalid, it adds a problem and returns None.
+    Reading then goes on, so that `read_document` can raise one ConfigError with all problems. A
+    node's `path` of keys, such as `mappings[0].tags`, is used only in messages.
     """
 
     def __init__(self, file: ConfigFile) -> None:
@@ -568,7 +522,6 @@ class Reader:
         # aliases may repeat a node thousands of times.
         self.results: dict[tuple[int, int], object] = {}
         self.entries: dict[int, Entries] = {}
-        self.merged_count = 0  # entries that `<<` has merged so far
 
     def read_document(self) -> dict[str, Any]:
         """Read the whole document. Returns its values by key.
@@ -604,14 +557,11 @@ class Reader:
             mark = error.problem_mark or error.context_mark
             place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
             message = _explain(error)
-        except RecursionError:
-            place = (loader.line + 1, loader.column + 1)
-            message = "nested too deep"
-        except (ValueError, OverflowError):
+        except (RecursionError, ValueError, OverflowError):
             # PyYAML does not catch the errors of chr() and int() for "\UFFFFFFFF" or for a %YAML
             # version with very many digits.
             place = (loader.line + 1, loader.column + 1)
-            message = "malformed YAML: a number out of range"
+            message = "malformed YAML: nested too deep, or a number out of range"
         else:
             if root is not None and _tag_of(root) != "null":
                 return root
@@ -637,15 +587,11 @@ class Reader:
     def suggest_name(self, unknown: str, names: Iterable[str]) -> str:
         """Return ": did you mean 'NAME'?", the end of a message about an unknown name.
 
-        NAME is the most similar of the valid `names`. Returns an empty string if no name is
-        similar, or if there are too many problems to search names for each.
+        NAME is the most similar of the valid `names`. Returns an empty string if no name is similar.
         """
-        if len(self.problems) > _MAX_PROBLEMS_WITH_SUGGESTION:
-            return ""
         import difflib  # needed only for error messages
 
-        searched = list(names)[:_MAX_NAMES_SEARCHED]
-        similar = difflib.get_close_matches(unknown[:_MAX_CHARACTERS_SEARCHED], searched, n=1)
+        similar = difflib.get_close_matches(unknown, names, n=1)
         return f": did you mean {similar[0]!r}?" if similar else ""
 
     def read(self, node: Node, field: Field, path: str) -> Any:
@@ -655,7 +601,14 @@ class Reader:
         """
         key = (id(node), id(field))
         if key not in self.results:
-            self.results[key] = field.read(self, node, field, path)
+            read = self.scalar
+            if field.keys:
+                read = self.section
+            elif field.item:
+                read = self.items
+            elif field.named:
+                read = self.names
+            self.results[key] = read(node, field, path)
         return self.results[key]
 
     def expect(self, tag: str, node: Node, path: str, remedy: str = "") -> bool:
@@ -679,8 +632,9 @@ class Reader:
         try:
             _check_form(node, field)
             text = substitute(node.value, self.file.environ)
-            if field.is_secret(text):
-                is_url = field.parse is parse_proxy
+            # The URL of a proxy is secret only if it has a user name.
+            is_url = field.parse is parse_proxy
+            if field.secret and (not is_url or "@" in text):
                 self.secrets[text] = shown_form(node.value, is_url=is_url)
                 keep_secret(text)
             value = field.parse_text(text)
@@ -722,9 +676,6 @@ class Reader:
     def absolute_path(self, path: str) -> str:
         return self.file.absolute_path(path)
 
-    def one_path(self, path: str) -> tuple[str]:
-        return (self.absolute_path(path),)
-
     def locate(self, address: RegistryAddress) -> dict[str, Any]:
         """Return the fields of Registry that say where it is."""
         place = address._asdict()
@@ -735,25 +686,25 @@ class Reader:
 
     # Lists.
 
-    def texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
-        """Return the values of a list without duplicates, or what `field.alone` makes of a scalar.
+    def items(self, node: Node, field: Field, path: str) -> Any:
+        """Return the values of a list, or what `field.alone` makes of a scalar.
 
         Returns None if any value is invalid, or if the list is empty although `field.if_empty` is
         set.
         """
-        if node.id == "scalar" and field.alone is not None:
-            value: tuple[Any, ...] | None = self.scalar(node, field.alone, path)
-            return value
+        if node.id == "scalar" and field.alone:
+            value = self.read(node, field.alone, path)
+            return (value,) if isinstance(value, str) else value
         if not self.expect("seq", node, path):
             return None
         if field.if_empty and not node.value:
             self.add_problem(node, path, f"the list is empty: {field.if_empty}")
             return None
-        positions: dict[Node, int] = {}  # of each item; YAML aliases may repeat it
-        for index, item in enumerate(node.value):
-            positions.setdefault(item, index)
-        values = [self.scalar(item, field, f"{path}[{index}]") for item, index in positions.items()]
-        return None if None in values else tuple(dict.fromkeys(values))
+        assert field.item is not None
+        values = [
+            self.read(item, field.item, f"{path}[{index}]") for index, item in enumerate(node.value)
+        ]
+        return None if None in values else tuple(values)
 
     # Mappings.
 
@@ -817,32 +768,19 @@ class Reader:
             if source.id != "mapping":
                 self.add_problem(source, path, "'<<' takes a mapping or a list of mappings")
                 continue
-            merged = self.entries_of(source, path)
-            self.merged_count += 1 + len(merged)  # a source takes time even if it has no entries
-            if self.merged_count > _MAX_MERGED:
-                self.add_problem(source, path, f"'<<' repeats over {_MAX_MERGED:,} values")
-                raise self.error()
-            for name, entry in merged.items():
+            for name, entry in self.entries_of(source, path).items():
                 entries.setdefault(name, entry)
         return entries
 
-    # The parts of the document.
-
-    def read_registries(self, node: Node, field: Field, path: str) -> object:
-        return self.read_names(node, REGISTRY, path, self.registries)
-
-    def read_groups(self, node: Node, field: Field, path: str) -> object:
-        return self.read_names(node, ALIASES, path, self.groups)
-
-    def read_names(
-        self, node: Node, field: Field, path: str, values: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Put the value of each name of `registries` or `target_groups` into `values`.
+    def names(self, node: Node, field: Field, path: str) -> Any:
+        """Read the value of each name of `registries` or `target_groups`.
 
         Adds a problem for each key that is not a valid name.
         """
+        values: dict[str, Any] = self.groups if path == "target_groups" else self.registries
         if not self.expect("map", node, path):
-            return values
+            return None
+        assert field.named is not None
         for name, (key, value) in self.entries_of(node, path).items():
             value_path = _join_path(path, name)
             tag = _tag_of(key)
@@ -850,36 +788,21 @@ class Reader:
                 message = f"must be a name, not {_KINDS[tag]}: put it in quotes"
                 self.add_problem(key, value_path, message)
                 continue
-            read = self.read(value, field, value_path)
+            read = self.read(value, field.named, value_path)
             values[name] = read._replace(alias=name) if isinstance(read, Registry) else read
         return values
-
-    def read_mappings(self, node: Node, field: Field, path: str) -> list[MappingRule]:
-        rules: list[MappingRule] = []
-        if not self.expect("seq", node, path):
-            return rules
-        for index, item in enumerate(node.value):
-            rule = self.read(item, MAPPING, f"{path}[{index}]")
-            if rule is not None:
-                # If a YAML alias repeats an item, `read` returns the same rule for each index.
-                rules.append(rule._replace(index=index))
-        return rules
 
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
     """Return PyYAML's message, extended or replaced by the usual cause of the error."""
-    problem: str = error.problem or "cannot be parsed"
-    if "another document" in problem:
-        return "a second YAML document: keep one in each file"
+    problem = ": ".join(filter(None, (error.context, error.problem)))
     if "undefined alias" in problem:
         return "no anchor of that name above: quote text beginning with '*'"
-    if "second occurrence" in problem:
-        return "an anchor of that name is above already: give this one another name"
     if "'\\t'" in problem:
         problem = "a tab is not allowed here: indent with spaces"
     elif "got '{'" in problem:
         problem += ": inside { } and [ ] a '${NAME}' has to be quoted"
-    elif "alias" in (error.context or ""):
+    elif "alias" in problem:
         problem += ": a text that begins with '*' has to be quoted"
     return f"malformed YAML: {problem}"
 
@@ -902,7 +825,6 @@ def _place_after(before: str) -> tuple[int, int]:
 
 def _join_path(path: str, key: str) -> str:
     """Return the path of the value under a key of the mapping at `path`."""
-    key = key[:_MAX_KEY_IN_PATH]
     return f"{path}.{key}" if path else key
 
 
@@ -910,12 +832,13 @@ def _check_form(node: Node, field: Field) -> None:
     """Raise ValueError if a node has a YAML type that its field does not accept."""
     tag = _tag_of(node)
     is_lone_variable = tag == "str" and re.fullmatch(_LONE_VARIABLE, node.value) is not None
-    if tag in field.form.tags or is_lone_variable:
+    if tag in field.form or is_lone_variable:
         return
-    accepts_text = "str" in field.form.tags
+    if "str" not in field.form:
+        raise ValueError(f"must be {_KINDS[field.form[0]]} without quotes, not {_KINDS[tag]}")
     has_text = node.id == "scalar" and tag != "null"
-    remedy = ": put it in quotes" if accepts_text and has_text else ""
-    raise ValueError(f"must be {field.form.wanted}, not {_KINDS[tag]}{remedy}")
+    remedy = ": put it in quotes" if has_text else ""
+    raise ValueError(f"must be text, not {_KINDS[tag]}{remedy}")
 
 
 # Building of records, and what concerns several keys.
@@ -926,9 +849,6 @@ def values_of(section: Section) -> dict[str, Any]:
 
 
 def build_defaults(section: Section) -> dict[str, Any]:
-    if section.values.get("platforms") == ():
-        message = "'all' undoes a default and means nothing in `defaults`: omit the field"
-        section.add_problem("platforms", message)
     section.reader.default_nodes = section.nodes
     section.reader.default_values = section.values
     return section.values
@@ -955,7 +875,7 @@ def build_artifacts(section: Section) -> ArtifactRule:
 
 
 def build_registry(section: Section) -> Registry | None:
-    """Return a registry or an image layout without its alias, which `read_registries` sets.
+    """Return a registry or an image layout without its alias, which `Reader.names` sets.
 
     Returns None if `url` is missing or invalid.
     """
@@ -1006,7 +926,7 @@ def _check_login(section: Section) -> None:
 def build_mapping(section: Section) -> MappingRule | None:
     """Return a mapping with the values that it inherits from `defaults`.
 
-    Returns None if a value is invalid or missing. `read_mappings` sets the index.
+    Returns None if a value is invalid or missing. `_read_config` sets the index.
     """
     reader = section.reader
     for key in ("source", "targets"):
@@ -1023,7 +943,7 @@ def build_mapping(section: Section) -> MappingRule | None:
         index=0,
         source=values["source"],
         source_repository=values["from"],
-        targets=values["targets"],
+        targets=tuple(dict.fromkeys(values["targets"])),
         target_repository=values.get("to", values["from"]),
         tags=values.get("tags", TagRule()),
         platforms=values.get("platforms") or None,  # `all` is an empty tuple
@@ -1035,6 +955,13 @@ def build_mapping(section: Section) -> MappingRule | None:
     if "." in first and rest and canonical_host(first) == rule.source.host:
         trouble = "begins with the registry's own host, which does not belong here"
         section.add_warning("from", f"{rule.source_repository!r} {trouble}: write {rest!r}")
+    if rule.source_repository == ALL_REPOSITORIES:
+        if not rule.source.is_layout:
+            message = "only a source that is an `oci-layout` can be copied whole: name a repository"
+            section.add_problem("from", message)
+        if "to" in section.nodes:
+            message = 'cannot be set where `from` is "*": each repository keeps its name'
+            section.add_problem("to", message)
     if rule.min_age and rule.source.is_layout:
         message = "images in an image layout have no age: write `min_age: 0`"
         section.add_problem("min_age", message)
@@ -1074,46 +1001,31 @@ def _check_copy_within_registry(section: Section, rule: MappingRule) -> None:
 # The table of keys.
 
 
-class Form(NamedTuple):
-    """The YAML types in which a scalar may be written."""
-
-    tags: tuple[str, ...]  # of `Node.tag`
-    wanted: str  # the name of the type in error messages
-
-
-TEXT = Form(("str",), "text")
-FLAG = Form(("bool",), "true or false without quotes")
-COUNT = Form(("int",), "a whole number without quotes")
-AMOUNT = Form(("str", "int", "float"), "text")  # a text that may be an unquoted number
+# The YAML types in which a scalar may be written: tags as `_tag_of` returns them.
+TEXT = ("str",)
+FLAG = ("bool",)
+COUNT = ("int",)
+AMOUNT = ("str", "int", "float")  # a text that may be an unquoted number
 
 
 class Field(NamedTuple):
-    """How the value of a key is read."""
+    """How the value of a key is read: as a scalar, if it has neither `keys` nor `item` nor `named`."""
 
     parse: Callable[[str], Any] = str  # returns the value of a text; raises ValueError
-    form: Form = TEXT
-    read: Callable[[Reader, Node, Field, str], Any] = Reader.scalar
+    form: tuple[str, ...] = TEXT
     # Returns what a parsed text refers to, or None if that is invalid. Raises ValueError.
     resolve: Callable[[Reader, Any], Any] | None = None
     choices: tuple[str, ...] = ()  # the only valid texts, if there are any
-    if_empty: str = ""  # the remedy for an empty list; "": an empty list is valid
     required: str = ""  # what to write, for the message; "": the key may be left out
     secret: bool = False
-    alone: Field | None = None  # of a scalar in place of a list; its value is a tuple
+    item: Field | None = None  # of each item of a list
+    # Of a scalar in place of a list; its value is a tuple, or a text that is the only item.
+    alone: Field | None = None
+    if_empty: str = ""  # the remedy for an empty list; "": an empty list is valid
+    named: Field | None = None  # of the value of each key, where the user chooses the keys
     keys: Mapping[str, Field] = MappingProxyType({})  # of a section
     build: Callable[[Section], Any] = values_of  # returns what a section stands for, or None
     if_no_section: str = ""  # the remedy for a value that is no mapping
-
-    def is_secret(self, text: str) -> bool:
-        """Report whether `text` is secret as a value of this field.
-
-        The URL of a proxy is secret only if it has a user name.
-        """
-        return self.secret and (self.parse is not parse_proxy or "@" in text)
-
-    @property
-    def takes_list(self) -> bool:
-        return self.read is Reader.texts
 
     def parse_text(self, text: str) -> Any:
         """Return the value of a text. Raises ValueError if the text is invalid."""
@@ -1127,10 +1039,10 @@ class Field(NamedTuple):
 
 
 PATH = Field(resolve=Reader.absolute_path)
-ONE_PATTERN = Field(parse_one_pattern)
-ALIASES = Field(
-    read=Reader.texts, resolve=Reader.find_registry, if_empty="name at least one registry"
-)
+PATTERN = Field(parse_pattern)
+ALIAS = Field(resolve=Reader.find_registry)
+ALIASES = Field(item=ALIAS, if_empty="name at least one registry")
+TEXTS = Field(item=Field())
 
 # The keys of a registry that are valid with one `auth_type` only.
 _LOGIN_KEYS = {
@@ -1141,17 +1053,15 @@ _LOGIN_KEYS = {
 }
 
 CREDENTIALS = Field(
-    read=Reader.section,
     keys={
         "username": Field(parse_username, required="user name"),
         "password": Field(
             secret=True, required="password or access token, such as ${MIRROR_PASSWORD}"
         ),
-    },
+    }
 )
 
 REGISTRY = Field(
-    read=Reader.section,
     build=build_registry,
     keys={
         "url": Field(
@@ -1175,93 +1085,77 @@ REGISTRY = Field(
         "client_cert": PATH,
         "client_key": PATH,
         "proxy": Field(parse_proxy, secret=True),
-        "assume": Field(
-            read=Reader.texts,
-            resolve=Reader.absolute_path,
-            alone=Field(resolve=Reader.one_path),
-            if_empty="omit it to leave nothing out",
-        ),
+        "assume": Field(item=PATH, alone=PATH, if_empty="omit it to leave nothing out"),
     },
 )
 
 TAGS = Field(
-    read=Reader.section,
     build=build_tags,
     if_no_section=": write `tags: {glob: ...}`",
     keys={
-        "glob": Field(
-            parse_pattern,
-            read=Reader.texts,
-            alone=ONE_PATTERN,
-            if_empty="omit it to take every tag",
-        ),
-        "exclude": Field(parse_pattern, read=Reader.texts, alone=ONE_PATTERN),
+        "glob": Field(item=PATTERN, alone=PATTERN, if_empty="omit it to take every tag"),
+        "exclude": Field(item=PATTERN, alone=PATTERN),
         "semver": Field(parse_version_range),
         "semver_prerelease": Field(choices=("include", "exclude", "only")),
         "sort": Field(choices=("semver", "alpha")),
         "latest": Field(parse_positive, COUNT),
         "min_tags": Field(parse_count, COUNT),
-        "immutable_tags": Field(parse_pattern),
+        "immutable_tags": PATTERN,
     },
 )
 
 ARTIFACTS = Field(
-    read=Reader.section,
     build=build_artifacts,
     keys={
         "enabled": Field(parse_flag, FLAG),
-        "include": Field(read=Reader.texts),
-        "exclude": Field(read=Reader.texts),
+        "include": TEXTS,
+        "exclude": TEXTS,
         "require_artifacts": Field(parse_flag, FLAG),
     },
 )
 
 # The keys of `defaults`, which mappings inherit.
 _INHERITED = {
-    "source": Field(resolve=Reader.find_registry),
+    "source": ALIAS,
     "targets": ALIASES._replace(alone=Field(resolve=Reader.find_targets)),
     "tags": TAGS,
-    "min_age": Field(parse_age, AMOUNT),
+    "min_age": Field(parse_duration, AMOUNT),
     "platforms": Field(
-        parse_listed_platform,
-        read=Reader.texts,
+        item=Field(parse_listed_platform),
         alone=Field(parse_all),
         if_empty="omit it to copy all platforms",
     ),
     "artifacts": ARTIFACTS,
 }
 
-DEFAULTS = Field(read=Reader.section, build=build_defaults, keys=_INHERITED)
+DEFAULTS = Field(build=build_defaults, keys=_INHERITED)
 
 MAPPING = Field(
-    read=Reader.section,
     build=build_mapping,
     keys={
-        "from": Field(parse_repository, required="the source repository, without the host"),
+        "from": Field(parse_source_repository, required="the source repository, without the host"),
         "to": Field(parse_repository),
         **_INHERITED,
     },
 )
 
 GLOBAL = Field(
-    read=Reader.section,
     keys={
         "max_concurrent_transfers": Field(parse_positive, COUNT),
         "cache_ttl": Field(parse_duration, AMOUNT),
         "cache_dir": PATH,
         "staging_size_limit": Field(parse_size, AMOUNT),
-    },
+    }
 )
 
 DOCUMENT = Field(
-    read=Reader.section,
     keys={
-        "registries": Field(read=Reader.read_registries),
-        "target_groups": Field(read=Reader.read_groups),
+        "registries": Field(named=REGISTRY),
+        "target_groups": Field(named=ALIASES),
         "defaults": DEFAULTS,
-        "mappings": Field(read=Reader.read_mappings, required="what to copy; it may be []"),
+        "mappings": Field(item=MAPPING, required="what to copy; it may be []"),
         "global": GLOBAL,
-    },
+    }
 )
 
 
@@ -1299,7 +1193,9 @@ def _read_config(reader: Reader) -> Config:
     return Config(
         # Since there are no problems, none of these registries is None.
         registries={alias: entry for alias, entry in reader.registries.items() if entry},
-        mappings=tuple(document["mappings"]),
+        mappings=tuple(
+            rule._replace(index=index) for index, rule in enumerate(document["mappings"])
+        ),
         warnings=tuple(map(str, sorted(reader.warnings, key=_IN_FILE_ORDER))),
         cache_dir=cache_dir,
         seen_dir=cache_dir if is_persistent else None,
@@ -1355,20 +1251,18 @@ def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
     size_limit = config.staging_size_limit
     document = {
         "registries": {
-            alias: show(_plain_registry(registry)) for alias, registry in config.registries.items()
+            alias: _plain_registry(registry) for alias, registry in config.registries.items()
         },
-        "mappings": [show(_plain_mapping(rule)) for rule in config.mappings],
-        "global": show(
-            {
-                "max_concurrent_transfers": config.max_concurrent_transfers,
-                "cache_ttl": int(config.cache_ttl),
-                "cache_dir": config.cache_dir,
-                "staging_size_limit": None if size_limit is None else f"{size_limit}B",
-            }
-        ),
+        "mappings": [_plain_mapping(rule) for rule in config.mappings],
+        "global": {
+            "max_concurrent_transfers": config.max_concurrent_transfers,
+            "cache_ttl": int(config.cache_ttl),
+            "cache_dir": config.cache_dir,
+            "staging_size_limit": None if size_limit is None else f"{size_limit}B",
+        },
     }
     return yaml.safe_dump(
-        document, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+        show(document), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
 
 
@@ -1385,7 +1279,7 @@ def _plain_registry(registry: Registry) -> dict[str, Any]:
 def _plain_mapping(rule: MappingRule) -> dict[str, Any]:
     return {
         "from": rule.source_repository,
-        "to": rule.target_repository,
+        "to": rule.target_repository if rule.target_repository != ALL_REPOSITORIES else None,
         "source": rule.source.alias,
         "targets": [target.alias for target in rule.targets],
         "tags": _changed(rule.tags, TAGS.keys) or None,

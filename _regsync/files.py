@@ -1,6 +1,6 @@
 """Access to files in directories that other users or programs may write to.
 
-Owns: opening, locking, replacing and removing files; the detection of changed files.
+Owns: opening, locking, replacing and removing files.
 May not know: the content of files.
 Invariants: no symbolic link is followed, and opening a named pipe does not block. A new file
     appears at its path with its whole content, or does not appear.
@@ -13,7 +13,7 @@ import contextlib
 import io
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 # The suffix of a file that is still being written.
 PARTIAL_SUFFIX = ".partial"
@@ -35,21 +35,6 @@ def open_safely(path: str, flags: int) -> int:
     It can be the `opener` of `open` and `FileIO`.
     """
     return os.open(path, flags | SAFE_FLAGS)
-
-
-class Stamp(NamedTuple):
-    """The parts of a file's status that change if the file is modified or replaced."""
-
-    device: int
-    inode: int
-    size: int  # bytes
-    modified: int  # nanoseconds
-
-
-def stamp_of(file: int | str) -> Stamp:
-    """Return the stamp of an open file, or of the file at a path."""
-    status = os.stat(file)
-    return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def is_link_free(folder: str) -> bool:

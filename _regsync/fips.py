@@ -58,21 +58,12 @@ def _check_host() -> None:
     crypto = libcrypto()
     if crypto.OpenSSL_version_num() < _OLDEST_OPENSSL:
         raise ValueError("needs OpenSSL 3.0 or newer")
-    openssl_conf = os.environ.get("OPENSSL_CONF")
-    if openssl_conf:
-        # OpenSSL itself would silently ignore a file that is broken.
-        config = call_for_pointer(crypto, "NCONF_new", None)
-        if crypto.NCONF_load(config, os.fsencode(openssl_conf), None) != 1:
-            reason = _reported_errors(crypto)
-            raise ValueError(
-                f"cannot be set up by OPENSSL_CONF={openssl_conf!r}, which does not load ({reason})"
-            )
-    _check_is_active(crypto, openssl_conf)
-    _check(crypto)
+    _check_is_active(crypto)
+    _check_is_alone(crypto)
     crypto.ERR_clear_error()  # otherwise Python's TLS would report these errors as its own
 
 
-def _check_is_active(crypto: CDLL, openssl_conf: str | None) -> None:
+def _check_is_active(crypto: CDLL) -> None:
     """Raise ValueError, which names what was looked for, unless the provider is active."""
     from ctypes import c_char_p
 
@@ -86,14 +77,15 @@ def _check_is_active(crypto: CDLL, openssl_conf: str | None) -> None:
     folder = os.environ.get("OPENSSL_MODULES") or modules_dir
     if not os.path.isfile(f"{folder}/fips.so"):
         raise ValueError(f"is not found: no fips.so in {[folder]}")
-    file = openssl_conf or f"{os.fsdecode(crypto.OPENSSL_info(_INFO_CONFIG_DIR))}/openssl.cnf"
+    config_dir = os.fsdecode(crypto.OPENSSL_info(_INFO_CONFIG_DIR))
+    file = os.environ.get("OPENSSL_CONF") or f"{config_dir}/openssl.cnf"
     raise ValueError(
-        f"is not active: {file!r} does not activate {folder + '/fips.so'!r}, or OpenSSL has refused the"
-        " module or its settings"
+        f"is not active: {file!r} does not activate {folder + '/fips.so'!r}, or OpenSSL refuses one of"
+        " the two: `openssl list -providers` says why"
     )
 
 
-def _check(crypto: CDLL) -> None:
+def _check_is_alone(crypto: CDLL) -> None:
     """Check that digests, random numbers and TLS use only the FIPS provider.
 
     Raises ValueError, OSError or ImportError if this is not the case.
@@ -223,16 +215,3 @@ def call_for_pointer(crypto: CDLL, function: str, *arguments: object) -> c_void_
     foreign_function = crypto[function]
     foreign_function.restype = c_void_p  # the default, int, would truncate the pointer to 32 bits
     return c_void_p(foreign_function(*arguments))
-
-
-def _reported_errors(crypto: CDLL) -> str:
-    """Clear OpenSSL's error queue, and return the reasons of its errors as text."""
-    from ctypes import c_char_p, c_ulong
-
-    crypto.ERR_get_error.restype = c_ulong
-    crypto.ERR_error_string.restype = c_char_p
-    reasons: list[str] = []
-    while code := crypto.ERR_get_error():
-        line = crypto.ERR_error_string(c_ulong(code), None).decode()
-        reasons.append(line.rpartition(":")[2])
-    return f"OpenSSL says: {', '.join(reasons) or 'nothing'}"

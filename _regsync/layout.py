@@ -114,10 +114,8 @@ _REMEDIES = {
 }
 _COPY_AGAIN = "copy the layout again, or name another directory"
 
-# The properties of a layout, in the form of the dialect of a registry.
-_DIALECT = Dialect(
-    None, "docs/design.md section 13", limits=(), probe=None, listing_has_digests=True
-)
+# The properties of a layout, in the form of the dialect of a registry (docs/design.md section 13).
+_DIALECT = Dialect(None, limits=(), probe=None, listing_has_digests=True)
 
 
 class LayoutError(SyncError):
@@ -1184,3 +1182,19 @@ class _Upload:
         path = self.session
         self._close()
         remove_if_possible(path)
+
+
+def list_repositories(path: str) -> list[str]:
+    """Return the names of all repositories of a layout, sorted. Raises SyncError if it cannot be read.
+
+    Repositories without a name, in a layout of another tool, are left out.
+    """
+    body = None
+    for suffix in ("", PARTIAL_SUFFIX):  # the second if the rename of the first was lost
+        if body is None:
+            body = _read_file(os.path.join(path, f"index.json{suffix}"), _LARGEST_INDEX)
+    if body is None:
+        text = f"{printable(path)} is not an image layout: it has no file index.json"
+        raise SyncError(text, hint="check the path, and whether the disk is mounted")
+    names = [entry.own_name for entry in Index(body).entries.values()]
+    return sorted({name[0] for name in names if name})

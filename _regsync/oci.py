@@ -343,11 +343,6 @@ class Descriptor(NamedTuple):
         return self.annotations.get("vnd.docker.reference.digest")
 
 
-def digest_only_descriptor(digest: str) -> Descriptor:
-    """Return a descriptor of which only the digest is known. Its media type is empty."""
-    return Descriptor("", digest, 0)
-
-
 def read_descriptor(value: object, where: str) -> Descriptor:
     """Read and validate a descriptor of a JSON document. Raises ContentError if it is invalid.
 

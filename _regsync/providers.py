@@ -44,7 +44,6 @@ class Dialect(NamedTuple):
     """
 
     hosts: str | None  # a pattern that matches whole host names; None: no host matches
-    source: str  # where these facts are documented
     limits: tuple[Limits, ...]  # every action is in exactly one of them
 
     takes_chunks: bool = False  # whether chunks are tried where a PUT is refused or reset
@@ -87,11 +86,10 @@ _ECR_HOSTS = (
     r"|dkr-ecr(?:-fips)?\.[a-z0-9-]+\.on\.aws)"
 )
 
-_ECR_SOURCE = "docs/protocol-facts.md sections 4.1 (hosts), 4.8 (rates), 4.9 (mounts), 7.9 (upload)"
-
+# ECR and ECR Public: docs/protocol-facts.md sections 4.1 (hosts), 4.8 (rates), 4.9 (mounts), 7.9
+# (upload).
 _ECR = Dialect(
     _ECR_HOSTS,
-    _ECR_SOURCE,
     # ECR answers a mount with 201 only if a committed manifest of the source repository refers to
     # the blob. Therefore a 202 does not mean that the blob is absent.
     # https://docs.aws.amazon.com/AmazonECR/latest/userguide/blob-mounting.html
@@ -114,7 +112,6 @@ _ECR = Dialect(
 
 _ECR_PUBLIC = Dialect(
     r"public\.ecr\.aws",
-    _ECR_SOURCE,
     probe=None,  # as in ECR
     # Per second: authenticated pulls, PutImage, InitiateLayerUpload and CompleteLayerUpload 10,
     # UploadLayerPart 260.
@@ -139,7 +136,7 @@ DOCKER_HUB_HOSTS = (_DOCKER_HUB_NAME, "index.docker.io", _DOCKER_HUB_API, "regis
 
 _DOCKER_HUB = Dialect(
     "|".join(re.escape(host) for host in DOCKER_HUB_HOSTS),
-    "docs/protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)",
+    # docs/protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)
     # The pull quota counts GETs of manifests but not HEADs. Responses to both have its header.
     # https://github.com/docker/docs/blob/bb3cdd21c88e3ca4ac1bbf88d75238e7622d5997/content/manuals/docker-hub/usage/pulls.md
     quota_action="manifest_get",
@@ -153,7 +150,7 @@ _ARTIFACT_REGISTRY = Dialect(
     # *.pkg.dev also serves other package types. Only names with -docker are container registries.
     # https://docs.cloud.google.com/artifact-registry/docs/reference/docker-api
     r"[a-z0-9-]+-docker\.pkg\.dev",
-    "docs/protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing, rates), 1.8 (bare mount)",
+    # docs/protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing, rates), 1.8 (bare mount)
     # `mount` without `from` only checks whether the repository has the blob. Chunks are not
     # supported, so PUT has no fallback.
     # https://github.com/google/go-containerregistry/blob/d1e67cf25ac607e7cf7d49ee881647a28d0a0ce6/pkg/v1/remote/write.go
@@ -174,7 +171,7 @@ _CONTAINER_REGISTRY = _ARTIFACT_REGISTRY._replace(hosts=r"(?:[a-z]+\.)?gcr\.io")
 
 _GHCR = Dialect(
     r"ghcr\.io",
-    "docs/protocol-facts.md section 7.1 (host, upload, rate)",
+    # docs/protocol-facts.md section 7.1 (host, upload, rate)
     # Reports about PATCH with Content-Range contradict each other. All reports agree that a PATCH
     # with the whole body and without Content-Range works.
     # cirruslabs/tart#179, https://github.com/ocx-sh/ocx/pull/237
@@ -189,7 +186,7 @@ _GHCR = Dialect(
 
 _ACR = Dialect(
     r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)",
-    "docs/protocol-facts.md sections 6.1 (hosts), 6.5 (upload, rates)",
+    # docs/protocol-facts.md sections 6.1 (hosts), 6.5 (upload, rates)
     # A PUT of more than about 20 MB is answered with 413, or the connection is reset.
     # https://github.com/goharbor/harbor/issues/23015
     put_limit=CHUNK,
@@ -205,7 +202,7 @@ _ACR = Dialect(
 
 _UNKNOWN = Dialect(
     None,
-    "docs/protocol-facts.md sections 7.9 (upload), 1.8 (mounts)",
+    # docs/protocol-facts.md sections 7.9 (upload), 1.8 (mounts)
     takes_chunks=True,
     limits=(
         Limits(f"tag_list {_HEADS}", 8),

@@ -11,7 +11,8 @@ Follows: docs/specification.md section 1.1 (three-step look-up), docs/design.md 
 
 The file has one relation and one table of notes. `held` says that a repository holds a digest, and
 why: because of an answer about the digest itself, or because of a manifest that names it. `note` has
-everything else, by key.
+everything else, by key. `Knowledge` has the same relation for this run, in front of the file: an answer
+of this run is one whose time is later than all times in the file.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ import math
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import anyio
 
 from _regsync.config import Config
 from _regsync.crypto import hash_hex
-from _regsync.errors import ConfigError
+from _regsync.errors import ConfigError, ContentError
 from _regsync.files import SAFE_FLAGS, WRITE_FLAGS, lock, remove_if_possible
-from _regsync.oci import LAYOUT_SCHEME, is_digest, is_repository, split_digest
+from _regsync.oci import LAYOUT_SCHEME, check_digest, is_digest, is_repository, split_digest
 from _regsync.text import printable, reason_of
 
 try:
@@ -73,10 +74,6 @@ MOST_HOLDERS = 32
 # host is recorded as one that does not mount.
 _MOST_DOUBTFUL_REFUSALS = 3
 
-# Maximum number of keys in one query. SQLite accepts at least 999 values
-# (https://www.sqlite.org/limits.html).
-_MOST_KEYS = 500
-
 
 # Names and keys.
 
@@ -88,30 +85,25 @@ class RepositoryKey(NamedTuple):
     name: str
 
     @property
-    def first_segment(self) -> str:
-        """The first path segment of the name.
-
-        Some registries have settings for each, as a project.
-        """
-        return self.name.partition("/")[0]
-
-    @property
     def area(self) -> str:
-        """Host and first segment. Some facts hold for all repositories of an area."""
-        return f"{self.host} {self.first_segment}"
+        """Host and first path segment: some registries have settings for each, as a project. Some facts
+        hold for all repositories of an area.
+        """
+        return f"{self.host} {self.name.partition('/')[0]}"
 
 
 # The first byte of a key, by the algorithm of its digest.
-_ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
-# In `held`, that of a manifest: its bytes may be a blob too, and a repository may have only one.
-_ALGORITHMS_OF_MANIFESTS = {b"\1": b"\3", b"\2": b"\4"}
-_KEY_BYTES = 33
+_SHA256 = b"\1"
+_ALGORITHMS = {"sha256": _SHA256, "sha512": b"\2"}
+# What is added to it if the digest is that of a manifest: its bytes may be a blob too, and a repository
+# may have only one of them.
+_IS_MANIFEST = 2
 
 
 # The cache helps because the keys of an image's digests are needed some twenty times while the
 # image is copied.
 @lru_cache(4096)
-def key_of(digest: str) -> bytes:
+def _blob_key(digest: str) -> bytes:
     """Return the key of a digest: a byte for the algorithm and the first 32 bytes of the hash.
 
     The first 32 bytes of a sha512 resist collisions as well as a sha256.
@@ -123,19 +115,8 @@ def key_of(digest: str) -> bytes:
 @lru_cache(4096)
 def _manifest_key(digest: str) -> bytes:
     """Return the key of a manifest in `held`."""
-    key = key_of(digest)
-    return _ALGORITHMS_OF_MANIFESTS[key[:1]] + key[1:]
-
-
-def digest_like(key: bytes) -> str:
-    """Return the digest of a key, or the first half of the digest if it is a sha512.
-
-    Names of referrers tags have the same half. The algorithm is empty if the key is malformed.
-    """
-    for algorithm, mark in _ALGORITHMS.items():
-        if key[:1] == mark:
-            return f"{algorithm}:{key[1:].hex()}"
-    return f":{key[1:].hex()}"  # another program has written this key
+    key = _blob_key(digest)
+    return bytes([key[0] + _IS_MANIFEST]) + key[1:]
 
 
 def hashed_key(*words: str) -> bytes:
@@ -149,8 +130,8 @@ def hashed_key(*words: str) -> bytes:
 class Snapshot(NamedTuple):
     """The digests of a tag at its source and its target when the target was last up to date."""
 
-    source: bytes  # key of the digest at the source
-    pushed: bytes  # key of the digest at the target; another one if the index is trimmed
+    source: str
+    pushed: str  # at the target; another one if the index is trimmed
 
 
 class SnapshotEntry(NamedTuple):
@@ -158,38 +139,19 @@ class SnapshotEntry(NamedTuple):
     snapshot: Snapshot
 
 
-# Flags of an artifact check. The flags 1, 2, 4 and 8 record which tags with artifacts the source's
-# listing had (`Referrers.listed_tag_bits`).
-
-# All artifacts are at the target.
-COMPLETE = 32
-# A run has copied the image: the image was not at the target already.
-COPIED = 64
-
-
 class ArtifactCheck(NamedTuple):
     """The result of the last check of an image's artifacts at one target."""
 
-    last: int  # time of the last check; 0 if there was none
-    first: int  # time of the first check; 0 if there was none
-    flags: int  # COMPLETE, COPIED, and 1, 2, 4 and 8 as above
-    listing_hash: bytes  # hash of the digests that the source listed, 8 bytes
-
-    @property
-    def listed_tag_bits(self) -> int:
-        """Which tags with artifacts the source's listing had: the flags 1, 2, 4 and 8."""
-        return self.flags & ~(COMPLETE | COPIED)
-
-    @property
-    def is_complete(self) -> bool:
-        return bool(self.flags & COMPLETE)
-
-    @property
-    def was_copied(self) -> bool:
-        return bool(self.flags & COPIED)
+    last: int = 0  # time of the last check; 0 if there was none
+    first: int = 0  # time of the first check; 0 if there was none
+    is_complete: bool = False  # whether all artifacts are at the target
+    was_copied: bool = False  # whether a run has copied the image: it was not at the target already
+    # Which tags with artifacts the source's listing had (`Referrers.listed_tag_bits`).
+    listed_tag_bits: int = 0
+    listing_hash: bytes = bytes(8)  # hash of the digests that the source listed
 
 
-NO_CHECK = ArtifactCheck(last=0, first=0, flags=0, listing_hash=bytes(8))
+NO_CHECK = ArtifactCheck()
 
 
 # Facts of hosts, and of areas of a host's repositories.
@@ -205,7 +167,7 @@ PRESENT_IS_201 = "present_is_201"
 
 # `application_id` in the header of our files: "rgsy"; `user_version`: the version of the tables.
 _APPLICATION_ID = 0x72677379
-_VERSION = 4
+_VERSION = 5
 
 # In `held`, `because` is empty for an answer about the digest itself, at the time `at`; and `part` is
 # one of what a manifest names. Else `because` is the key of a manifest that names the digest.
@@ -217,10 +179,7 @@ _SCHEMA = (
 )
 
 # The direct answer comes first. Of a layer that very many manifests name, some of them are enough.
-_REASONS = """
-SELECT because, CAST(at AS INTEGER) FROM held WHERE digest = ? AND place = ?
-ORDER BY because LIMIT 64
-"""
+_REASONS = "SELECT because, at FROM held WHERE digest = ? AND place = ? ORDER BY because LIMIT 64"
 
 # A blob that can be reached from a manifest.
 _BELOW = """
@@ -230,26 +189,30 @@ WITH RECURSIVE below (digest) AS (
 SELECT digest FROM below WHERE substr(digest, 1, 1) = x'01'
 """
 
-# The repositories of a host that hold a digest, without a look at all the manifests that name it.
-_HOLDERS = """
-WITH RECURSIVE next (place) AS (
-    SELECT min(place) FROM held WHERE digest = ?1 UNION
-    SELECT (SELECT min(place) FROM held WHERE digest = ?1 AND place > next.place) FROM next
-    WHERE next.place IS NOT NULL)
-SELECT name FROM next JOIN place ON id = next.place WHERE host = ?2
+_HOLDERS = "SELECT DISTINCT name FROM held JOIN place ON id = place WHERE digest = ? AND host = ?"
+
+_PUT = "INSERT OR REPLACE INTO held VALUES (?, ?, ?, ?, ?)"
+_FORGET = "DELETE FROM held WHERE digest = ? AND place = ?"
+# A time that is too old, or too far in the future, is set to now.
+_RENEW = """
+UPDATE held SET at = ?3
+WHERE digest = ?1 AND place = ?2 AND because = x'' AND at NOT BETWEEN ?4 AND ?5
 """
 
-# What was held because of a manifest that is not held any more.
-_ORPHANS = """
+_SWEEP = "DELETE FROM held WHERE because = x'' AND at < ?"
+_SWEEP_NOTES = "DELETE FROM note WHERE key BETWEEN ? AND ? AND at < ?"
+# What was held because of a manifest that is not held any more. What is below that in turn is
+# removed by the next sweep.
+_SWEEP_ORPHANS = """
 DELETE FROM held WHERE because != x'' AND NOT EXISTS (
     SELECT 1 FROM held AS above WHERE above.digest = held.because AND above.place = held.place)
 """
 
-# The kinds of notes, with which their keys begin.
-_TAG = b"tag "  # value: the two keys of a snapshot
-_LOOK = b"look "  # value: an artifact check, whose time is that of the note
-_FACT = b"fact "  # value: what was learnt about a host
-_SEEN = b"seen "  # value: times that may be the first at which a digest was seen
+# The kinds of notes, with which their keys begin. Values are JSON.
+_TAG = b"tag "  # a snapshot
+_LOOK = b"look "  # an artifact check, whose time is that of the note
+_FACT = b"fact "  # what was learnt about a host
+_SEEN = b"seen "  # times that may be the first at which a digest was seen
 _SWEPT = b"swept"  # its time: when old entries were last removed
 
 # What SQLite puts beside a file has these endings.
@@ -282,13 +245,14 @@ class StateFile:
         self._lock: int | None = None  # descriptor of `state.lock`, which this process has locked
         self._is_loaded = False
         # Notes that are not in the file yet: value and time, by key.
-        self._notes = dict[bytes, tuple[bytes, int]]()
-        # Rows of `held` that are not in the file yet: at and part, by digest, place and because.
-        self._rows = dict[tuple[bytes, int, bytes], tuple[int, bytes | None]]()
-        # The table `place`; its last id, and the last one when the file was opened.
-        self._places = dict[RepositoryKey, int]()
+        self._notes = dict[bytes, tuple[Any, int]]()
+        # Statements that are not executed yet, each with its rows of values. No query sees them: the
+        # run knows what it has written.
+        self._changes = list[tuple[str, list[tuple[Any, ...]]]]()
+        # The table `place`: what earlier runs have written, and what this run adds.
+        self.old_places = dict[RepositoryKey, int]()
+        self._new_places = dict[RepositoryKey, int]()
         self._last_place = 0
-        self._last_old_place = 0
 
     @property
     def is_writer(self) -> bool:
@@ -373,19 +337,40 @@ class StateFile:
         except FileNotFoundError:
             return  # there is no state yet
 
-        path = os.path.join(os.getcwd(), self._path).replace(os.sep, "/").lstrip("/")
-        uri = f"file:///{quote(os.fsencode(path))}?mode={'rw' if self.is_writer else 'ro'}"
+        uri = f"{Path(self._path).absolute().as_uri()}?mode={'rw' if self.is_writer else 'ro'}"
         patience = _WRITER_PATIENCE if self.is_writer else _READER_PATIENCE
-        self._connection = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
-        self._connection.text_factory = _decode
+        database = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
+        self._connection = database
+        database.text_factory = lambda text: text.decode("utf-8", "replace")
         # Another user may have made the file: no code in its schema is trusted, and each page is
         # checked when it is read.
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
-            self._connection.execute(f"PRAGMA {pragma}").fetchall()
-        self._begin(self._connection)
+            database.execute(f"PRAGMA {pragma}").fetchall()
+        is_new = self._is_empty(database)
+        if not is_new:
+            places = database.execute("SELECT host, name, id FROM place").fetchall()
+            self.old_places = {RepositoryKey(host, name): place for host, name, place in places}
+            self._last_place = max(self.old_places.values(), default=0)
+        if self.is_writer:
+            # A commit does not wait for the disk. If a power cut damages the file, that costs
+            # requests only (I5).
+            database.execute("PRAGMA synchronous = OFF")
+            # All statements until the next commit share one transaction. Without one, each query
+            # would lock and unlock the file.
+            database.execute("BEGIN")
+        elif is_new:
+            self._close_file()  # there is no state yet
+            return
+        if is_new:
+            for statement in _SCHEMA:
+                database.execute(statement)
+            database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version = {_VERSION}")
+            database.execute("COMMIT")
+            database.execute("BEGIN")
 
-    def _begin(self, database: sqlite3.Connection) -> None:
-        """Check that a database is ours, and begin to use it. A writer fills one that is empty.
+    def _is_empty(self, database: sqlite3.Connection) -> bool:
+        """Report whether a database is new. Checks that one that is not is ours.
 
         Raises sqlite3.DatabaseError if it is damaged or old, StateUnusable if it must not be
         replaced.
@@ -396,38 +381,18 @@ class StateFile:
         )
         query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
         tables = tuple(sql for (sql,) in database.execute(query).fetchall())
-        is_new = not (program or version or tables)
-        if not is_new:
-            if program != _APPLICATION_ID:
-                raise StateUnusable("state.db is another program's")
-            if version > _VERSION:
-                raise StateUnusable("it was written by a newer version of regsync")
-            if version < _VERSION:
-                raise sqlite3.DatabaseError(_EARLIER)
-            # A write-ahead log does not work on network disks.
-            if tables != _SCHEMA or mode == "wal":
-                raise sqlite3.DatabaseError("its tables are not those of this version")
-            places = database.execute("SELECT host, name, id FROM place").fetchall()
-            self._places = {RepositoryKey(host, name): place for host, name, place in places}
-            self._last_place = self._last_old_place = max(self._places.values(), default=0)
-
-        if is_new and not self.is_writer:
-            self._close_file()  # there is no state yet
-            return
-        if self.is_writer:
-            # A commit does not wait for the disk. If a power cut damages the file, that costs
-            # requests only (I5).
-            database.execute("PRAGMA synchronous = OFF")
-            # All statements until the next commit share one transaction. Without one, each query
-            # would lock and unlock the file.
-            database.execute("BEGIN")
-        if is_new:
-            for statement in _SCHEMA:
-                database.execute(statement)
-            database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            database.execute(f"PRAGMA user_version = {_VERSION}")
-            database.execute("COMMIT")
-            database.execute("BEGIN")
+        if not (program or version or tables):
+            return True
+        if program != _APPLICATION_ID:
+            raise StateUnusable("state.db is another program's")
+        if version > _VERSION:
+            raise StateUnusable("it was written by a newer version of regsync")
+        if version < _VERSION:
+            raise sqlite3.DatabaseError(_EARLIER)
+        # A write-ahead log does not work on network disks.
+        if tables != _SCHEMA or mode == "wal":
+            raise sqlite3.DatabaseError("its tables are not those of this version")
+        return False
 
     def close(self) -> None:
         """Commit what is new, close the file and release the lock."""
@@ -436,21 +401,23 @@ class StateFile:
 
     def _close_file(self) -> None:
         """Close the file and release the lock, without a commit."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        self._places = {}
-        self._last_place = self._last_old_place = 0
-        self._rows.clear()
+        self._disconnect()
+        self.old_places = {}
+        self._new_places.clear()
+        self._last_place = 0
+        self._changes.clear()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def _remove_file(self) -> None:
-        """Remove the file, and what SQLite has put beside it."""
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _remove_file(self) -> None:
+        """Remove the file, and what SQLite has put beside it."""
+        self._disconnect()
         for suffix in _SUFFIXES:
             remove_if_possible(self._path + suffix)
 
@@ -466,20 +433,25 @@ class StateFile:
         """Write what is new to the file. If the file is locked, the next commit does it."""
         if self._connection is None or not self.is_writer:
             return
-        notes = [(key, *note) for key, note in self._notes.items()]
-        rows = [(*key, *row) for key, row in sorted(self._rows.items())]
+        notes = [(key, json.dumps(value).encode(), at) for key, (value, at) in self._notes.items()]
         try:
+            for statement, rows in self._changes:
+                self._connection.executemany(statement, rows)
             self._connection.executemany("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", notes)
-            self._connection.executemany("INSERT OR REPLACE INTO held VALUES (?, ?, ?, ?, ?)", rows)
             self._connection.execute("COMMIT")
             self._notes.clear()
-            self._rows.clear()
+            self._changes.clear()
             self._connection.execute("BEGIN")
         except sqlite3.Error as error:
             self._on_error(error)
 
-    def _execute(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        """Execute a statement, and return its rows. Returns no rows after an error.
+    def write(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Execute a statement for each row with the next commit, if this process may write."""
+        if self.is_writer:
+            self._changes.append((statement, list(rows)))
+
+    def read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a query. Returns no rows after an error.
 
         Rows may have values of any type, because the file may be damaged.
         """
@@ -487,19 +459,10 @@ class StateFile:
             return []
         try:
             # A query keeps the file locked until its last row has been read.
-            return self._connection.execute(statement, values).fetchall()
+            return self._connection.execute(query, values).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:
             self._on_error(error)
             return []
-
-    def _write_rows(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
-        """Execute a statement for each row, if this process may write the file."""
-        if self._connection is None or not self.is_writer:
-            return
-        try:
-            self._connection.executemany(statement, rows)
-        except sqlite3.Error as error:
-            self._on_error(error)
 
     def _on_error(self, error: Exception) -> None:
         """Stop using the file, unless another process has locked it for a moment.
@@ -514,135 +477,45 @@ class StateFile:
             self._remove_file()
         self._close_file()
 
-    # What repositories hold.
+    # Repositories and notes.
 
-    def reasons(self, where: RepositoryKey, key: bytes) -> list[tuple[bytes, int | None]]:
-        """Return why earlier runs have believed that a repository holds a digest: (because, at).
-
-        Of a repository that is new in this run, this run knows all.
-        """
-        place = self._places.get(where)
-        if place is None or place > self._last_old_place:
-            return []
-        return self._execute(_REASONS, key, place)
-
-    def holders(self, host: str, key: bytes) -> list[str]:
-        """Return the repositories of a host of which earlier runs have believed that they hold a
-        digest.
-        """
-        if not self._last_old_place:
-            return []
-        # The file has no checksum, and the name becomes part of a URL.
-        names = [name for (name,) in self._execute(_HOLDERS, key, host)]
-        return [name for name in names if isinstance(name, str) and is_repository(name)]
-
-    def blob_below(self, where: RepositoryKey, manifest: bytes) -> bytes | None:
-        """Return the sha256 of a blob that earlier runs have found below a manifest, as a key."""
-        rows = self._execute(_BELOW, manifest, self._places.get(where))
-        return rows[0][0] if rows else None
-
-    def put(
-        self, where: RepositoryKey, rows: Iterable[tuple[bytes, bytes, int, bytes | None]]
-    ) -> None:
-        """Add rows (digest, because, at, part) of one repository."""
-        if not self.is_writer:
-            return
-        place = self._places.get(where)
+    def place_of(self, where: RepositoryKey) -> int:
+        """Return the number of a repository in the file. It gets one if it has none."""
+        place = self.old_places.get(where) or self._new_places.get(where)
         if place is None:
-            self._last_place += 1
-            place = self._places[where] = self._last_place
-            self._write_rows("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", [(place, *where)])
-        for digest, because, at, part in rows:
-            self._rows[digest, place, because] = at, part
+            place = self._last_place = self._last_place + 1
+            self._new_places[where] = place
+            self.write("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", [(place, *where)])
+        return place
 
-    def drop_answers(self, where: RepositoryKey, keys: Iterable[bytes]) -> None:
-        """Remove answers about digests that a manifest names from now on."""
-        place = self._places.get(where, 0)
-        written = [(key, place) for key in keys if self._rows.pop((key, place, b""), None) is None]
-        statement = "DELETE FROM held WHERE digest = ? AND place = ? AND because = x''"
-        self._write_rows(statement, written)
+    def note(self, key: bytes) -> tuple[Any, int]:
+        """Return the value of a note, and its time. Returns None and 0 if there is no note.
 
-    def forget(self, where: RepositoryKey, keys: Collection[bytes]) -> None:
-        """Remove all that was known of digests."""
-        place = self._places.get(where)
-        for row in [row for row in self._rows if row[0] in keys and row[1] == place]:
-            del self._rows[row]
-        statement = "DELETE FROM held WHERE digest = ? AND place = ?"
-        self._write_rows(statement, [(key, place) for key in keys])
-
-    def renew(
-        self, where: RepositoryKey, keys: Iterable[bytes], young_since: int, now: int
-    ) -> None:
-        """Set the times of answers about these digests to now, if they are older than
-        `young_since`, or too far in the future.
+        The file may be damaged, so the value may have any form.
         """
-        place = self._places.get(where)
-        latest = now + _CLOCK_AHEAD_SECONDS
-        self._write_rows(
-            "UPDATE held SET at = ? WHERE digest = ? AND place = ? AND because = x''"
-            " AND at NOT BETWEEN ? AND ?",
-            [(now, key, place, young_since, latest) for key in keys],
-        )
+        if key in self._notes:
+            return self._notes[key]
+        for value, at in self.read("SELECT value, at FROM note WHERE key = ?", key):
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                if isinstance(at, int):
+                    return json.loads(value), at
+        return None, 0
 
-    # Notes.
-
-    def note(self, key: bytes) -> tuple[bytes, int] | None:
-        """Return the value of a note, and its time. Returns None if there is no note."""
-        return self.notes([key]).get(key)
-
-    def notes(self, keys: Iterable[bytes]) -> dict[bytes, tuple[bytes, int]]:
-        """Return the values of the notes that exist, and their times, by key."""
-        keys = list(keys)
-        found = dict[bytes, tuple[bytes, int]]()
-        for start in range(0, len(keys), _MOST_KEYS):
-            batch = keys[start : start + _MOST_KEYS]
-            marks = ", ".join("?" * len(batch))
-            for row in self._execute(f"SELECT * FROM note WHERE key IN ({marks})", *batch):
-                match row:
-                    case (bytes(key), bytes(value), int(at)):
-                        found[key] = value, at
-        found.update((key, self._notes[key]) for key in keys if key in self._notes)
-        return found
-
-    def put_note(self, key: bytes, value: bytes, at: int) -> None:
+    def put_note(self, key: bytes, value: object, at: int) -> None:
+        """Note a value, which must be one of JSON."""
         self._notes[key] = value, at
 
     def latest(self, kind: bytes) -> int:
         """Return the latest time of the notes of a kind, which is the beginning of their keys."""
         query = "SELECT CAST(max(at) AS INTEGER) FROM note WHERE key BETWEEN ? AND ?"
-        times = [time for (time,) in self._execute(query, kind, _end(kind)) if time]
+        times = [time for (time,) in self.read(query, kind, _end(kind)) if time]
         times += [at for key, (_, at) in self._notes.items() if key.startswith(kind)]
         return max(times, default=0)
-
-    def sweep(self, held_before: float, notes_before: Mapping[bytes, float]) -> None:
-        """Remove what was confirmed before a time: what repositories hold, and notes by kind."""
-        self.commit()
-        if held_before > 0:
-            self._execute("DELETE FROM held WHERE because = x'' AND at < ?", held_before)
-            changes = -1
-            while self._connection is not None and changes != self._connection.total_changes:
-                changes = self._connection.total_changes
-                self._write_rows(_ORPHANS, [()])
-        for kind, before in notes_before.items():
-            query = "DELETE FROM note WHERE key BETWEEN ? AND ? AND at < ?"
-            self._write_rows(query, [(kind, _end(kind), before)])
 
 
 def _end(kind: bytes) -> bytes:
     """Return what is behind all keys of a kind, which ends with a space."""
     return kind[:-1] + b"!"
-
-
-def _fact_note(place: str, name: str) -> bytes:
-    return _FACT + f"{place} {name}".encode()
-
-
-def _seen_note(key: SeenKey) -> bytes:
-    return _SEEN + f"{'/'.join(key.where)} {key.digest}".encode()
-
-
-def _decode(text: bytes) -> str:
-    return text.decode("utf-8", "replace")
 
 
 def _is_damage(error: Exception) -> bool:
@@ -655,20 +528,35 @@ def _is_damage(error: Exception) -> bool:
 
 # Belief.
 
+# The time of an answer of this run: it is later than any time that an earlier run has written.
+_THIS_RUN = math.inf
+# The time of an answer that there was not: it is neither before nor after any other.
+_NEVER = math.nan
+
+
+def _is_layout(place: str) -> bool:
+    """Report whether a host, or an area of one, is an image layout."""
+    return place.startswith(f"{LAYOUT_SCHEME}:")
+
+
+@dataclass(slots=True)
+class _Held:
+    """Why a repository is believed to hold a digest. What an answer has shown to be absent has no
+    reason.
+    """
+
+    at: float = _NEVER  # when an answer was last about the digest itself
+    above: tuple[bytes, ...] = ()  # the manifests of the repository that name it
+
 
 @dataclass(slots=True)
 class _Repository:
-    """What answers of this run say about one repository, by key of the digest."""
+    """What this run knows about one repository."""
 
-    file: StateFile
-    confirmed: set[bytes] = field(default_factory=set)
-    # What answers show that were not about the digest itself: manifests that tags name, and those
-    # below them; and blobs that a probing POST has found.
-    roots: set[bytes] = field(default_factory=set)
-    # By blob, the last manifest that this run has put here, or read, which names it.
-    named_by: dict[bytes, bytes] = field(default_factory=dict)
-    gone: set[bytes] = field(default_factory=set)  # may be absent
-    probed: set[bytes] = field(default_factory=set)  # blobs that a probing POST has found
+    # What this run has learnt, by key of the digest. It stands in place of what the file says.
+    held: dict[bytes, _Held] = field(default_factory=dict)
+    tagged: set[bytes] = field(default_factory=set)  # manifests that tags name
+    gone: set[bytes] = field(default_factory=set)  # what an answer has shown to be absent
     # Whether an answer of this run contradicts what earlier runs have left.
     is_contradicted: bool = False
     # Whether the repository held manifests when this run asked. None if this run has not asked.
@@ -676,9 +564,9 @@ class _Repository:
     # Names of repositories from which a mount into this repository was refused.
     refused_sources: set[str] = field(default_factory=set)
 
-    def has(self, key: bytes) -> bool:
-        """Report whether an answer of this run shows a digest, or a manifest above it."""
-        return key in self.confirmed or key in self.roots
+    def learn(self, key: bytes) -> _Held:
+        """Return what this run knows of a digest, to be changed."""
+        return self.held.setdefault(key, _Held())
 
 
 class Knowledge:
@@ -695,45 +583,50 @@ class Knowledge:
         now: Callable[[], float] = lambda: 0.0,
         ttl: float = 0.0,
     ) -> None:
-        memory = StateFile(None, lambda *_: None)
-        self._file = file or memory
-        # Nothing is kept of image layouts, because another disk may be mounted in the next run
-        # (docs/design.md section 13).
-        self._layouts = memory
+        self._file = file or StateFile(None, lambda *_: None)
         self._now = now
         self._max_age = ttl or math.inf  # seconds
         # Entries in use are written again when they are older than this, in seconds. So most runs
         # without changes write nothing.
         self._renewal_age = self._max_age / 4
-        self._repositories = dict[RepositoryKey, _Repository]()
-        # By host and key of a blob, the repositories where this run knows a manifest that names it.
-        # A run has an entry for each blob that it copies, so the size of an entry counts.
+        self._repositories = defaultdict[RepositoryKey, _Repository](_Repository)
+        # By host and key, the names of repositories where this run knows a manifest or a tag that
+        # names the digest. A run has an entry for each blob that it copies, so its size counts.
         self._holders = defaultdict[str, dict[bytes, tuple[str, ...]]](dict)
-        # By key of a manifest, the repositories where this run has found it below a tag.
-        self._tagged_in = dict[bytes, tuple[RepositoryKey, ...]]()
         self._facts = dict[tuple[str, str], object]()  # by place and name
         # By host, refused mounts of blobs that only earlier runs have seen.
         self._doubtful_refusals = Counter[str]()
-        # What earlier runs have left does not change within a run, but by `forget`.
-        self._reasons = lru_cache(4096)(self._read_reasons)
+        self._read = lru_cache(4096)(self._read_reasons)
         self._old_holders = lru_cache(4096)(self._read_holders)
 
-    def _of(self, where: RepositoryKey) -> _Repository:
-        repository = self._repositories.get(where)
-        if repository is None:
-            repository = self._repositories[where] = _Repository(self._file_of(where.host))
-        return repository
+    # The file.
 
-    def _file_of(self, host: str) -> StateFile:
-        return self._layouts if host.startswith(f"{LAYOUT_SCHEME}:") else self._file
-
-    def _read_reasons(self, where: RepositoryKey, key: bytes) -> list[tuple[bytes, int | None]]:
-        return self._of(where).file.reasons(where, key)
+    def _read_reasons(self, where: RepositoryKey, key: bytes) -> _Held:
+        """Return why earlier runs believed that a repository holds a digest."""
+        place = self._file.old_places.get(where)
+        rows = self._file.read(_REASONS, key, place) if place else []
+        times = [at for because, at in rows if not because and isinstance(at, int)]
+        return _Held(max(times, default=_NEVER), tuple(because for because, _ in rows if because))
 
     def _read_holders(self, host: str, key: bytes) -> list[str]:
-        return self._file_of(host).holders(host, key)
+        """Return the repositories of which earlier runs believed that they hold a digest."""
+        rows = self._file.read(_HOLDERS, key, host) if self._file.old_places else []
+        # The file has no checksum, and the name becomes part of a URL.
+        return [name for (name,) in rows if isinstance(name, str) and is_repository(name)]
 
-    def _is_young(self, time: int, max_age: float) -> bool:
+    def _write(
+        self, where: RepositoryKey, statement: str, rows: Iterable[Sequence[object]]
+    ) -> None:
+        """Change rows of one repository in the file. A row begins with a digest, whose place follows.
+
+        Nothing is kept of image layouts, because another disk may be mounted in the next run
+        (docs/design.md section 13).
+        """
+        if self._file.is_writer and not _is_layout(where.host):
+            place = self._file.place_of(where)
+            self._file.write(statement, [(row[0], place, *row[1:]) for row in rows])
+
+    def _is_young(self, time: float, max_age: float) -> bool:
         """Report whether `time` is at most `max_age` seconds ago, or at most a day in the future."""
         return -_CLOCK_AHEAD_SECONDS <= self._now() - time <= max_age
 
@@ -743,8 +636,8 @@ class Knowledge:
         self,
         where: RepositoryKey,
         key: bytes,
+        max_age: float = math.inf,
         *,
-        must_be_recent: bool = False,
         must_be_named: bool = False,
     ) -> bool:
         """Report whether a repository is believed to hold a blob or manifest.
@@ -754,27 +647,15 @@ class Knowledge:
         this run vouches for all that is below it. With `must_be_named` only manifests above the
         digest count.
         """
-        repository = self._of(where)
-        max_age = min(self._max_age, _RECENT_SECONDS) if must_be_recent else self._max_age
-        if repository.is_contradicted:
-            max_age = -math.inf
-        if not must_be_named and repository.has(key):
-            return True
+        repository = self._repositories[where]
+        max_age = -math.inf if repository.is_contradicted else min(max_age, self._max_age)
         unread = [key]
         for each in unread:  # the list grows
-            if each in repository.gone:
-                continue  # what may be absent vouches for nothing
-            reasons = self._reasons(where, each)
-            above = [because for because, _ in reasons if because]
-            if each in repository.named_by:
-                above.append(repository.named_by[each])
-            if any(map(repository.has, above)):
+            held = repository.held.get(each) or self._read(where, each)
+            counts = each != key or not must_be_named
+            if counts and (held.at == _THIS_RUN or self._is_young(held.at, max_age)):
                 return True
-            if each != key or not must_be_named:
-                times = [at for because, at in reasons if not because and at is not None]
-                if any(self._is_young(at, max_age) for at in times):
-                    return True
-            unread += [manifest for manifest in above if manifest not in unread]
+            unread += [manifest for manifest in held.above if manifest not in unread]
         return False
 
     def is_blob_believed(
@@ -785,7 +666,8 @@ class Knowledge:
         Pass `must_be_recent` if the registry would accept a manifest although the blob is absent.
         The age of an older entry is then no evidence.
         """
-        return self._is_held(where, key_of(digest), must_be_recent=must_be_recent)
+        max_age = _RECENT_SECONDS if must_be_recent else math.inf
+        return self._is_held(where, _blob_key(digest), max_age)
 
     def is_manifest_believed(self, where: RepositoryKey, digest: str) -> bool:
         """Report whether a repository is believed to hold a manifest with all its parts."""
@@ -793,14 +675,17 @@ class Knowledge:
 
     def is_confirmed(self, where: RepositoryKey, digest: str) -> bool:
         """Report whether an answer of this run was about this blob or manifest."""
-        if not is_digest(digest):
-            return False
-        keys = {key_of(digest), _manifest_key(digest)}
-        return not keys.isdisjoint(self._of(where).confirmed)
+        return self.is_manifest_confirmed(where, digest) or (
+            is_digest(digest) and self._is_answered(where, _blob_key(digest))
+        )
 
     def is_manifest_confirmed(self, where: RepositoryKey, digest: str) -> bool:
         """Report whether an answer of this run was about this manifest."""
-        return is_digest(digest) and _manifest_key(digest) in self._of(where).confirmed
+        return is_digest(digest) and self._is_answered(where, _manifest_key(digest))
+
+    def _is_answered(self, where: RepositoryKey, key: bytes) -> bool:
+        held = self._repositories[where].held.get(key)
+        return held is not None and held.at == _THIS_RUN
 
     # Answers about blobs and manifests.
 
@@ -808,18 +693,19 @@ class Knowledge:
         """Record that a registry has confirmed a blob in a repository.
 
         With `by_probe` it has answered 201 to a probing POST (rule 11): no answer was about the
-        blob alone.
+        blob alone. So it is believed as by an earlier run.
         """
-        repository, key = self._of(where), key_of(digest)
-        if by_probe:
-            repository.roots.add(key)
-            repository.probed.add(key)
-        elif key in repository.confirmed:
+        repository, key = self._repositories[where], _blob_key(digest)
+        now = int(self._now())
+        if key not in repository.held:
+            repository.held[key] = self._read(where, key)
+        held = repository.held[key]
+        if held.at == _THIS_RUN:
             return
-        else:
+        held.at = now if by_probe else _THIS_RUN
+        if not by_probe:
             repository.gone.discard(key)
-            repository.confirmed.add(key)
-        repository.file.put(where, [(key, b"", int(self._now()), None)])
+        self._write(where, _PUT, [(key, b"", now, None)])
 
     def confirm_manifest(
         self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()
@@ -829,68 +715,55 @@ class Knowledge:
         `blobs` and `children` are the digests that the manifest names. The blobs may be mounted
         from the repository from now on.
         """
-        repository = self._of(where)
-        manifest = _manifest_key(digest)
-        blob_keys = [key_of(blob) for blob in blobs]
-        repository.confirmed.update(blob_keys, [manifest])
-        repository.gone.difference_update(blob_keys, [manifest])
-        self._record_content(where, manifest, blob_keys, map(_manifest_key, children))
+        repository, manifest = self._repositories[where], _manifest_key(digest)
+        blob_keys = [_blob_key(blob) for blob in blobs]
+        for key in (manifest, *blob_keys):
+            repository.learn(key).at = _THIS_RUN
+            repository.gone.discard(key)
+        self._record_content(where, manifest, [*blob_keys, *map(_manifest_key, children)])
 
     def _record_content(
-        self,
-        where: RepositoryKey,
-        manifest: bytes,
-        blobs: Sequence[bytes],
-        children: Iterable[bytes],
+        self, where: RepositoryKey, manifest: bytes, parts: Sequence[bytes]
     ) -> None:
         """Record what a manifest names: the blobs can be mounted.
 
         If the file knows the manifest, nothing is written: so most runs write nothing.
         """
-        repository, holders = self._of(where), self._holders[where.host]
-        for blob in blobs:
-            repository.named_by[blob] = manifest
-            names = holders.get(blob, ())
-            if where.name not in names and len(names) < MOST_HOLDERS:
-                holders[blob] = (*names, where.name)
-        times = [at for because, at in self._reasons(where, manifest) if not because and at]
-        if not any(self._is_young(at, self._renewal_age) for at in times):
-            parts = (*blobs, *children)
+        repository = self._repositories[where]
+        above = (manifest,)
+        for part in parts:
+            repository.learn(part).above = above
+            self._add_holder(where, part)
+        if not self._is_young(self._read(where, manifest).at, self._renewal_age):
             top = (manifest, b"", int(self._now()), parts[0] if parts else None)
-            repository.file.drop_answers(where, blobs)
-            repository.file.put(where, [top, *((part, manifest, 0, None) for part in parts)])
+            self._write(where, _PUT, [top, *((part, manifest, 0, None) for part in parts)])
+
+    def _add_holder(self, where: RepositoryKey, key: bytes) -> None:
+        names = self._holders[where.host].get(key, ())
+        if where.name not in names and len(names) < MOST_HOLDERS:
+            self._holders[where.host][key] = (*names, where.name)
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
         """Drop all evidence of a blob or manifest, because an answer shows that it may be absent.
 
         What a manifest names is no longer believed because of it.
         """
-        repository = self._of(where)
-        keys = {key_of(digest), _manifest_key(digest)}
-        repository.confirmed -= keys
-        repository.roots -= keys
-        repository.gone |= keys
-        repository.file.forget(where, keys)
-        self._reasons.cache_clear()
-
-    def record_absent_blob(self, where: RepositoryKey, digest: str) -> None:
-        """Record that a repository lacks a blob, whatever names it."""
-        self._of(where).gone.add(key_of(digest))
+        repository = self._repositories[where]
+        keys = (_blob_key(digest), _manifest_key(digest))
+        repository.held.update((key, _Held()) for key in keys)
+        repository.tagged.difference_update(keys)
+        repository.gone.update(keys)
+        self._write(where, _FORGET, [(key,) for key in keys])
 
     # What tags name (docs/design.md section 7, "Vouching").
 
     def confirm_tagged_manifest(self, where: RepositoryKey, digest: str) -> None:
         """Record that a tag of a repository names a manifest."""
-        repository, manifest = self._of(where), _manifest_key(digest)
-        repository.confirmed.add(manifest)
+        repository, manifest = self._repositories[where], _manifest_key(digest)
+        repository.learn(manifest).at = _THIS_RUN
         repository.gone.discard(manifest)
-        self._add_root(where, manifest)
-
-    def _add_root(self, where: RepositoryKey, manifest: bytes) -> None:
-        self._of(where).roots.add(manifest)
-        repositories = self._tagged_in.get(manifest, ())
-        if where not in repositories:
-            self._tagged_in[manifest] = (*repositories, where)
+        repository.tagged.add(manifest)
+        self._add_holder(where, manifest)
 
     def record_tagged_content(
         self, host: str, digest: str, blobs: Iterable[str], children: Iterable[str]
@@ -902,16 +775,12 @@ class Knowledge:
         them may be absent is better evidence.
         """
         manifest = _manifest_key(digest)
-        blob_keys, child_keys = [*map(key_of, blobs)], [*map(_manifest_key, children)]
-        for where in self._tagged_in.get(manifest, ()):
-            repository = self._of(where)
-            if where.host != host or manifest not in repository.roots:
-                continue
-            present = [blob for blob in blob_keys if blob not in repository.gone]
-            for child in child_keys:
-                if child not in repository.gone:
-                    self._add_root(where, child)
-            self._record_content(where, manifest, present, child_keys)
+        parts = [*map(_blob_key, blobs), *map(_manifest_key, children)]
+        for name in self._holders[host].get(manifest, ()):
+            where = RepositoryKey(host, name)
+            if self._is_held(where, manifest, -math.inf):
+                gone = self._repositories[where].gone
+                self._record_content(where, manifest, [each for each in parts if each not in gone])
 
     def record_contradiction(self, where: RepositoryKey) -> None:
         """Record that an answer of this run contradicts the entries of a repository.
@@ -919,23 +788,24 @@ class Knowledge:
         What is left is what answers of this run were about, and manifests that are found tagged
         after this call.
         """
-        repository = self._of(where)
+        repository = self._repositories[where]
         repository.is_contradicted = True
-        repository.confirmed -= repository.roots
-        repository.roots.clear()
+        for manifest in repository.tagged:
+            repository.held.pop(manifest, None)
+        repository.tagged.clear()
 
     def record_populated(self, where: RepositoryKey, is_populated: bool = True) -> None:
         """Record whether a repository holds manifests.
 
         A repository without manifests contradicts what earlier runs have left.
         """
-        self._of(where).is_populated = is_populated
+        self._repositories[where].is_populated = is_populated
         if not is_populated:
             self.record_contradiction(where)
 
     def is_empty(self, where: RepositoryKey) -> bool:
         """Report whether a repository held no manifests when this run listed its tags."""
-        return self._of(where).is_populated is False
+        return self._repositories[where].is_populated is False
 
     # Mounts and probes (docs/design.md section 6, rules 10 and 11).
 
@@ -954,7 +824,7 @@ class Knowledge:
 
         A manifest of the repository has to name the blob. A repository may be yielded twice.
         """
-        key = key_of(digest)
+        key = _blob_key(digest)
         for name in chain(self._holders[host].get(key, ()), self._old_holders(host, key)):
             if self._is_held(RepositoryKey(host, name), key, must_be_named=True):
                 yield name
@@ -965,7 +835,7 @@ class Knowledge:
 
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
         """Report whether a mount from the repository `source` may succeed."""
-        is_refused = source in self._of(where).refused_sources
+        is_refused = source in self._repositories[where].refused_sources
         return not is_refused and self.supports_mounts(where.host) is not False
 
     def record_refused_mount(
@@ -977,7 +847,7 @@ class Knowledge:
         an earlier run believed that `source` holds the blob, it may just have lost it: then the host
         is recorded when that has happened several times (docs/design.md section 6, rule 10).
         """
-        self._of(where).refused_sources.add(source)
+        self._repositories[where].refused_sources.add(source)
         self._doubtful_refusals[where.host] += not is_source_confirmed
         is_conclusive = is_source_confirmed or (
             self._doubtful_refusals[where.host] >= _MOST_DOUBTFUL_REFUSALS
@@ -992,11 +862,11 @@ class Knowledge:
         not needed in a repository without known manifests: most blobs are absent there, and the
         upload needs the POST anyway.
         """
-        repository = self._of(where)
+        repository = self._repositories[where]
         if self.fact(where.area, ABSENT_IS_202) is False:
             return True  # a 201 would not show that the blob is present
-        if key_of(digest) in repository.probed and key_of(digest) in repository.gone:
-            return True  # a 201 was wrong
+        if _blob_key(digest) in repository.gone:
+            return True  # a 201 may have been wrong
         return repository.is_populated is True and not self.fact(where.area, PRESENT_IS_201)
 
     def choose_present_blob(self, where: RepositoryKey) -> str | None:
@@ -1004,20 +874,15 @@ class Knowledge:
 
         Returns None if there is no such blob. The age of an entry alone is not enough.
         """
-        repository = self._of(where)
-        named = [
-            blob for blob, manifest in repository.named_by.items() if manifest in repository.roots
-        ]
+        repository = self._repositories[where]
         # A digest can be made of the key of a sha256 only.
-        is_whole = _ALGORITHMS["sha256"]
-        present = [key for key in (*repository.confirmed, *named) if key.startswith(is_whole)]
-        if present:
-            return digest_like(min(present))
-        for root in repository.roots:
-            key = repository.file.blob_below(where, root)
-            if key is not None and key not in repository.gone:
-                return digest_like(key)
-        return None
+        blobs = [key for key in repository.held if key.startswith(_SHA256)]
+        present = [key for key in blobs if self._is_held(where, key, -math.inf)]
+        for manifest in repository.tagged:
+            if not present:
+                rows = self._file.read(_BELOW, manifest, self._file.old_places.get(where))
+                present = [key for (key,) in rows if key not in repository.held]
+        return f"sha256:{min(present)[1:].hex()}" if present else None
 
     # Facts of hosts.
 
@@ -1030,54 +895,37 @@ class Knowledge:
         return value if isinstance(value, bool) else None
 
     def host_note(self, place: str, name: str) -> object:
-        """Return what runs of the last day have learnt about a place, or None.
-
-        The file may be damaged, so the value may have any form.
-        """
+        """Return what runs of the last day have learnt about a place, or None."""
         fact = (place, name)
         if fact not in self._facts:
-            self._facts[fact] = None
-            value, at = self._file_of(place).note(_fact_note(*fact)) or (b"", 0)
-            if value and self._is_young(at, _FACT_SECONDS):
-                with contextlib.suppress(ValueError, RecursionError):
-                    self._facts[fact] = json.loads(value)
+            value, at = self._file.note(_fact_note(*fact))
+            self._facts[fact] = value if self._is_young(at, _FACT_SECONDS) else None
         return self._facts[fact]
 
     def learn(self, place: str, name: str, value: object) -> None:
         """Record what was learnt about a host, or about the area of a repository."""
         if self.host_note(place, name) != value:
             self._facts[place, name] = value
-            text = json.dumps(value).encode()
-            self._file_of(place).put_note(_fact_note(place, name), text, int(self._now()))
+            if not _is_layout(place):
+                self._file.put_note(_fact_note(place, name), value, int(self._now()))
 
-    def has_referrers_api(self, where: RepositoryKey) -> bool | None:
-        """Report whether a repository's registry has the referrers API. Returns None if unknown."""
-        return self.fact(where.area, "has_referrers_api")
+    # Tags, and artifacts of images. The state keeps nothing under an empty name.
 
-    def record_referrers_api(self, where: RepositoryKey, has_api: bool) -> None:
-        """Record whether a repository's registry has the referrers API."""
-        self.learn(where.area, "has_referrers_api", has_api)
-
-    # Tags, and artifacts of images.
-
-    def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
-        """Return the snapshots with these names that are known and not too old, by name.
-
-        An empty name never has a snapshot.
-        """
-        notes = self._file.notes(_TAG + name for name in names if name)
-        return {
-            key[len(_TAG) :]: SnapshotEntry(at, Snapshot(value[:_KEY_BYTES], value[_KEY_BYTES:]))
-            for key, (value, at) in notes.items()
-            if self._is_young(at, self._max_age)
-        }
+    def snapshot(self, name: bytes) -> SnapshotEntry | None:
+        """Return the snapshot with this name. Returns None if there is none, or if it is too old."""
+        value, at = self._file.note(_TAG + name) if name else (None, 0)
+        match value:
+            case [str(source), str(pushed)] if self._is_young(at, self._max_age):
+                with contextlib.suppress(ContentError):
+                    return SnapshotEntry(at, Snapshot(check_digest(source), check_digest(pushed)))
+        return None
 
     def record_snapshot(
         self, name: bytes, snapshot: Snapshot, old: SnapshotEntry | None = None
     ) -> None:
-        """Record what a tag names at its source and at its target. Does nothing if `name` is empty.
+        """Record what a tag names at its source and at its target.
 
-        `old` is the entry that `snapshots` has returned for the name.
+        `old` is the entry that `snapshot` has returned for the name.
         """
         is_up_to_date = (
             old is not None
@@ -1085,31 +933,31 @@ class Knowledge:
             and self._is_young(old.confirmed_at, self._renewal_age)
         )
         if name and not is_up_to_date:
-            self._file.put_note(_TAG + name, snapshot.source + snapshot.pushed, int(self._now()))
+            self._file.put_note(_TAG + name, [*snapshot], int(self._now()))
 
     def artifact_check(self, name: bytes) -> ArtifactCheck:
         """Return the last artifact check of an image. Returns NO_CHECK if there is none."""
-        value, last = self._file.note(_LOOK + name) or (b"", 0)
+        value, last = self._file.note(_LOOK + name) if name else (None, 0)
         # A check has no maximum age, but its time must not be in the future.
-        if name and self._is_young(last, math.inf):
-            with contextlib.suppress(ValueError, RecursionError):
-                match json.loads(value):
-                    case [int(first), int(flags), str(listing_hash)]:
-                        return ArtifactCheck(last, first, flags, bytes.fromhex(listing_hash))
+        if self._is_young(last, math.inf):
+            match value:
+                case [int(first), bool(is_complete), bool(was_copied), int(bits), str(listed)]:
+                    with contextlib.suppress(ValueError):
+                        listing_hash = bytes.fromhex(listed)
+                        return ArtifactCheck(
+                            last, first, is_complete, was_copied, bits, listing_hash
+                        )
         return NO_CHECK
 
-    def record_artifact_check(
-        self, name: bytes, flags: int, listing_hash: bytes, *, first: int = 0
-    ) -> None:
-        """Record the result of an artifact check. Does nothing if `name` is empty.
+    def record_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
+        """Record the result of an artifact check that was made now.
 
-        `first` is the time of the first check of the image, or 0 if this check is the first. A
-        check stays valid for longer than `ttl`.
+        A check stays valid for longer than `ttl`.
         """
         now = int(self._now())
         if name:
-            value = json.dumps([first or now, flags, listing_hash.hex()]).encode()
-            self._file.put_note(_LOOK + name, value, now)
+            _, first, *results, listing_hash = check
+            self._file.put_note(_LOOK + name, [first or now, *results, listing_hash.hex()], now)
 
     # The end of a run.
 
@@ -1119,23 +967,27 @@ class Knowledge:
         Only the manifest of a tag is renewed: what is below it is as young as the manifest.
         """
         now = int(self._now())
-        oldest = now - self._max_age
-        if self._max_age < math.inf:  # else no entry needs a new time
-            for where, repository in self._repositories.items():
-                young_since = now - int(self._renewal_age)
-                repository.file.renew(where, repository.roots, young_since, now)
-        _, swept_at = self._file.note(_SWEPT) or (b"", 0)
+        times = (now, now - self._renewal_age, now + _CLOCK_AHEAD_SECONDS)
+        for where, repository in self._repositories.items():
+            if repository.tagged:
+                self._write(where, _RENEW, [(key, *times) for key in repository.tagged])
+        _, swept_at = self._file.note(_SWEPT)
         if not self._is_young(swept_at, _SWEEP_SECONDS):
-            self._file.put_note(_SWEPT, b"", now)
-            self._file.sweep(
-                oldest,
-                {
-                    _TAG: oldest,
-                    _LOOK: now - _CHECK_SECONDS,
-                    _FACT: now - _FACT_SECONDS,
-                    _SEEN: now - _SEEN_SECONDS,
-                },
-            )
+            self._file.put_note(_SWEPT, None, now)
+            self._file.write(_SWEEP, [(now - self._max_age,)])
+            self._file.write(_SWEEP_ORPHANS, [()])
+            ages = {
+                _TAG: self._max_age,
+                _LOOK: _CHECK_SECONDS,
+                _FACT: _FACT_SECONDS,
+                _SEEN: _SEEN_SECONDS,
+            }
+            rows = [(kind, _end(kind), now - age) for kind, age in ages.items()]
+            self._file.write(_SWEEP_NOTES, rows)
+
+
+def _fact_note(place: str, name: str) -> bytes:
+    return _FACT + f"{place} {name}".encode()
 
 
 # The age of digests (docs/design.md section 12, "Age").
@@ -1182,7 +1034,7 @@ class FirstSeen:
         # A clock may be wrong, and nobody knows which. So a time later than now is kept, and counts
         # when the clock has come so far.
         if is_news or not past:
-            value = json.dumps(times if past else [*times, now]).encode()
+            value = times if past else [*times, now]
             self._file.put_note(_seen_note(key), value, max(now, last_seen))
         first_seen = min(max(past, default=now), self._locked_times.get(key, now))
         held_until = first_seen + int(min_age)
@@ -1199,14 +1051,15 @@ class FirstSeen:
 
         Returns no times if they are unknown or were not in use for too long.
         """
-        value, last_seen = self._file.note(_seen_note(key)) or (b"[]", 0)
-        times: object = None
-        with contextlib.suppress(ValueError, RecursionError):
-            times = json.loads(value)
+        times, last_seen = self._file.note(_seen_note(key))
         is_expired = self._now() - last_seen > _SEEN_SECONDS
         if is_expired or not isinstance(times, list):
             return [], 0
         return [time for time in times if isinstance(time, int)], last_seen
+
+
+def _seen_note(key: SeenKey) -> bytes:
+    return _SEEN + f"{'/'.join(key.where)} {key.digest}".encode()
 
 
 def first_seen_for(

@@ -144,7 +144,7 @@ def forget_all_secrets() -> None:
 
 
 def mask(text: str) -> str:
-    """Return a text with each secret of the process replaced by `***` (see `redact`)."""
+    """Return a text with each secret of the process replaced by `***`."""
     return _masked(text, _secrets.spellings())
 
 
@@ -168,16 +168,12 @@ def _with_masked_strings(value: object) -> object:
             return mask(str(value))
 
 
-def redact(text: str, secrets: Iterable[str]) -> str:
-    """Return a text with each of these secrets replaced by `***`.
-
-    Secrets are found literally, in lower case, JSON-escaped, and percent-encoded once or twice. A
-    text in which one is found is returned on one line, and decoded as far as was needed to find it.
-    """
-    return _masked(text, _spellings_of(secrets))
-
-
 def _masked(text: str, spellings: list[str]) -> str:
+    """Return a text with each of these spellings of secrets replaced by `***`.
+
+    They are found in the text as it is, and percent-decoded once or twice. A text in which one is
+    found is returned on one line, and decoded as far as was needed to find it.
+    """
     masked = text
     decoded = text.replace("\\/", "/")  # JSON may escape a slash
     for _ in range(3):

@@ -104,6 +104,15 @@ def copy(modules: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(modules, tmp_path / "copy"))
 
 
+@pytest.fixture
+def active(copy: Path, tmp_path: Path) -> dict[str, Path]:
+    """Return the variables of a host that uses the copy of the provider."""
+    (tmp_path / "own.cnf").write_text(
+        SETUP.format(settings=copy / "fipsmodule.cnf", section="fips_sect")
+    )
+    return {"OPENSSL_MODULES": copy, "OPENSSL_CONF": tmp_path / "own.cnf"}
+
+
 def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     """Hold a refusal to its form: status 3, the error with what was looked for, both remedies,
     nothing else.
@@ -139,7 +148,7 @@ def serving(ca: trustme.CA) -> ssl.SSLContext:
 
 @pytest.mark.process
 def test_a_sync_over_tls_goes_through_the_provider(
-    run: Run, modules: Path, serve: Start, ca: trustme.CA, tmp_path: Path
+    run: Run, active: dict[str, Path], serve: Start, ca: trustme.CA, tmp_path: Path
 ) -> None:
     source, target = serve(ssl_context=serving(ca)), serve(ssl_context=serving(ca))
     image = Seed(1).image().load_into(source.app, "app", "v1")
@@ -150,7 +159,7 @@ def test_a_sync_over_tls_goes_through_the_provider(
     }
     config = tmp_path / "mirror.json"
     config.write_text(document(registries, {"from": "app", "tags": tags("v1")}))
-    done = run("sync", "-q", "--json", "-c", str(config), OPENSSL_MODULES=modules)
+    done = run("sync", "-q", "--json", "-c", str(config), **active)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["totals"]["images"] == {"synced": 1, "skipped": 0, "failed": 0}
     assert held(target, "app", image)
@@ -161,7 +170,7 @@ def test_a_sync_over_tls_goes_through_the_provider(
 
 
 def test_a_server_that_speaks_chacha20_only_shares_no_cipher(
-    run: Run, pyz: Path, modules: Path, ca: trustme.CA, tmp_path: Path
+    run: Run, pyz: Path, active: dict[str, Path], ca: trustme.CA, tmp_path: Path
 ) -> None:
     """Under TLS 1.3 the suites are the library's; the other build offers this one."""
     ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
@@ -183,7 +192,7 @@ def test_a_server_that_speaks_chacha20_only_shares_no_cipher(
             other = subprocess.run(
                 [sys.executable, str(pyz), *arguments], capture_output=True, text=True, check=False
             )
-            done = run(*arguments, OPENSSL_MODULES=modules)
+            done = run(*arguments, **active)
         finally:
             server.kill()
     assert "TLS" not in other.stderr, other.stderr
@@ -194,40 +203,25 @@ def test_a_server_that_speaks_chacha20_only_shares_no_cipher(
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("options", [(), ("-I", "-S", "-OO")], ids=["plain", "isolated"])
 def test_version_names_the_provider(
-    run: Run, modules: Path, python: str, options: tuple[str, ...]
+    run: Run, active: dict[str, Path], python: str, options: tuple[str, ...]
 ) -> None:
-    told = run(
-        "version", "--json", python=PYTHONS[python], options=options, OPENSSL_MODULES=modules
-    )
+    told = run("version", "--json", python=PYTHONS[python], options=options, **active)
     provider = json.loads(told.stdout)["provider"]
     assert holds(told)
     assert provider["name"] == "OpenSSL FIPS Provider"
     assert (
         json.loads(told.stdout)["gate"]
-        == f"FIPS gate holds: {provider['name']} {provider['version']}"
+        == f"FIPS gate holds: {provider['name']} {provider['version']} is active"
     )
 
 
-def test_what_an_operator_set_up_is_taken_as_it_is(run: Run, copy: Path, tmp_path: Path) -> None:
-    """The settings lie where nobody would look: without the operator's file the gate could not find
-    them.
-    """
-    settings = (copy / "fipsmodule.cnf").replace(tmp_path / "elsewhere")
-    (tmp_path / "own.cnf").write_text(SETUP.format(settings=settings, section="fips_sect"))
+def test_a_provider_that_nothing_activates_is_refused(run: Run, active: dict[str, Path]) -> None:
+    """Not even where its settings lie beside it: the host has to use it."""
+    modules = active["OPENSSL_MODULES"]
     refused(
-        run("validate", "x", OPENSSL_MODULES=copy),
-        "no fipsmodule.cnf in ",
-        "self test post failure",
+        run("validate", "x", OPENSSL_MODULES=modules), "is not active: ", f"'{modules}/fips.so'"
     )
-    assert holds(run("version", "--json", OPENSSL_MODULES=copy, OPENSSL_CONF=tmp_path / "own.cnf"))
-
-
-def test_settings_beside_the_operators_file_come_first(
-    run: Run, copy: Path, tmp_path: Path
-) -> None:
-    (copy / "fipsmodule.cnf").replace(tmp_path / "fipsmodule.cnf")
-    (tmp_path / "own.cnf").write_text("")
-    assert holds(run("version", "--json", OPENSSL_MODULES=copy, OPENSSL_CONF=tmp_path / "own.cnf"))
+    assert holds(run("version", "--json", **active))
 
 
 @pytest.mark.parametrize(
@@ -241,19 +235,11 @@ def test_settings_beside_the_operators_file_come_first(
     ],
     ids=["nothing", "no beginning", "property", "preference", "built-in provider"],
 )
-def test_what_the_operators_file_leaves_out_is_added(
-    run: Run, modules: Path, tmp_path: Path, own: str
+def test_what_the_operators_file_leaves_out_is_not_added(
+    run: Run, active: dict[str, Path], own: str
 ) -> None:
-    (tmp_path / "own.cnf").write_text(own)
-    assert holds(
-        run("version", "--json", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf")
-    )
-
-
-def test_settings_that_do_not_activate_are_activated(run: Run, copy: Path) -> None:
-    settings = copy / "fipsmodule.cnf"
-    settings.write_text(settings.read_text().replace("activate = 1", "activate = 0"))
-    assert holds(run("version", "--json", OPENSSL_MODULES=copy))
+    active["OPENSSL_CONF"].write_text(own)
+    refused(run("validate", "x", **active), "is not active: ", str(active["OPENSSL_CONF"]))
 
 
 # A provider that is no use.
@@ -277,50 +263,38 @@ def change(old: str, new: str) -> Callable[[Path], None]:
 
 
 DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
-    "a changed module": (flip, "self test post failure"),
-    "a changed MAC": (change("module-mac = ", "module-mac = 00:"), "self test post failure"),
-    "no MAC": (change("module-mac", "module"), "self test post failure"),
-    "no settings": (lambda copy: (copy / "fipsmodule.cnf").unlink(), "no fipsmodule.cnf in "),
-    "settings that do not parse": (change("[fips_sect]", "[fips_sect"), "missing close square bracket"),
-    "another section": (change("[fips_sect]", "[other]"), "self test post failure"),
-    "no library": (lambda copy: (copy / "fips.so").write_text("text"), "could not load the shared library"),
+    "a changed module": (flip, "is not active: "),
+    "a changed MAC": (change("module-mac = ", "module-mac = 00:"), "is not active: "),
+    "no MAC": (change("module-mac", "module"), "is not active: "),
+    "no settings": (lambda copy: (copy / "fipsmodule.cnf").unlink(), "is not active: "),
+    "settings that do not parse": (change("[fips_sect]", "[fips_sect"), "is not active: "),
+    "another section": (change("[fips_sect]", "[other]"), "is not active: "),
+    "no library": (lambda copy: (copy / "fips.so").write_text("text"), "is not active: "),
     "a directory": (lambda copy: [(copy / "fips.so").unlink(), (copy / "fips.so").mkdir()], "no fips.so in "),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_provider_is_refused(run: Run, copy: Path, damage: str) -> None:
+def test_a_damaged_provider_is_refused(
+    run: Run, copy: Path, active: dict[str, Path], damage: str
+) -> None:
     make, words = DAMAGES[damage]
     make(copy)
-    refused(run("validate", "x", OPENSSL_MODULES=copy), words, str(copy))
-
-
-def test_an_operators_file_with_a_changed_mac_is_not_healed(
-    run: Run, modules: Path, tmp_path: Path
-) -> None:
-    text = (modules / "fipsmodule.cnf").read_text()
-    (tmp_path / "changed.cnf").write_text(text.replace("module-mac = ", "module-mac = 00:"))
-    (tmp_path / "own.cnf").write_text(
-        SETUP.format(settings=tmp_path / "changed.cnf", section="fips_sect")
-    )
-    done = run("validate", "x", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf")
-    refused(done, "self test post failure", f"after OPENSSL_CONF='{tmp_path}/own.cnf'")
+    refused(run("validate", "x", **active), words, str(copy))
 
 
 @pytest.mark.parametrize("way", ["named so", "put there"])
 def test_another_provider_by_the_same_name_is_refused(
-    run: Run, copy: Path, tmp_path: Path, way: str
+    run: Run, copy: Path, active: dict[str, Path], way: str
 ) -> None:
     if LEGACY is None:
         pytest.skip("this OpenSSL has no other module")
-    variables = {"OPENSSL_MODULES": copy}
     if way == "put there":
         shutil.copy(LEGACY, copy / "fips.so")
     else:
         setup = SETUP.format(settings=copy / "fipsmodule.cnf", section="other")
-        (tmp_path / "own.cnf").write_text(f"{setup}[other]\nmodule = {LEGACY}\nactivate = 1\n")
-        variables["OPENSSL_CONF"] = tmp_path / "own.cnf"
-    refused(run("validate", "x", **variables), "does not compute SHA-256")
+        active["OPENSSL_CONF"].write_text(f"{setup}[other]\nmodule = {LEGACY}\nactivate = 1\n")
+    refused(run("validate", "x", **active), "does not compute SHA-256")
 
 
 def test_random_numbers_of_another_provider_are_refused(
@@ -338,28 +312,22 @@ def test_random_numbers_of_another_provider_are_refused(
     refused(done, "does not make the random numbers")
 
 
-def test_openssl_that_began_before_the_gate_is_refused(
-    run: Run, modules: Path, tmp_path: Path
+def test_openssl_that_began_before_the_gate_is_the_providers_too(
+    run: Run, active: dict[str, Path], tmp_path: Path
 ) -> None:
-    """What has been fetched by then would stay; where the host is set up so, it is the provider's
-    from the start.
-    """
+    """The host is set up so, from the start of its process."""
     (tmp_path / "sitecustomize.py").write_text("import hashlib, ssl")
-    variables = {"PYTHONPATH": tmp_path, "OPENSSL_MODULES": modules}
-    refused(run("validate", "x", **variables), "comes too late", "`python3 -I -S`")
-    assert holds(run("version", "--json", options=("-I",), **variables))
-    (tmp_path / "own.cnf").write_text(
-        SETUP.format(settings=modules / "fipsmodule.cnf", section="fips_sect")
-    )
-    assert holds(run("version", "--json", OPENSSL_CONF=tmp_path / "own.cnf", **variables))
+    variables = {"PYTHONPATH": tmp_path, "OPENSSL_MODULES": active["OPENSSL_MODULES"]}
+    refused(run("validate", "x", **variables), "is not active: ")
+    assert holds(run("version", "--json", PYTHONPATH=tmp_path, **active))
 
 
 @pytest.mark.parametrize("module", ["_hashlib", "_ssl", "ctypes"])
 def test_a_python_without_what_the_gate_needs_is_refused(
-    run: Run, modules: Path, tmp_path: Path, module: str
+    run: Run, active: dict[str, Path], tmp_path: Path, module: str
 ) -> None:
     (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module} here')")
-    done = run("validate", "x", PYTHONPATH=tmp_path, OPENSSL_MODULES=modules)
+    done = run("validate", "x", PYTHONPATH=tmp_path, **active)
     refused(done, f"cannot be used: no {module} here")
 
 
@@ -388,7 +356,12 @@ class _SSLContext(real._SSLContext):
     ],
 )  # fmt: skip
 def test_an_extension_that_computes_elsewhere_is_refused(
-    run: Run, modules: Path, tmp_path: Path, extension: ModuleType, instead: str, words: str
+    run: Run,
+    active: dict[str, Path],
+    tmp_path: Path,
+    extension: ModuleType,
+    instead: str,
+    words: str,
 ) -> None:
     """As of a Python whose parts are bound to several copies of OpenSSL: the provider is active in
     one of them.
@@ -398,7 +371,7 @@ def test_an_extension_that_computes_elsewhere_is_refused(
     (tmp_path / f"{extension.__name__}.py").write_text(
         DOUBLE.format(path=extension.__file__) + instead
     )
-    refused(run("validate", "x", PYTHONPATH=tmp_path, OPENSSL_MODULES=modules), words)
+    refused(run("validate", "x", PYTHONPATH=tmp_path, **active), words)
 
 
 # Without a provider.
@@ -431,8 +404,8 @@ def test_no_command_is_told_first(run: Run) -> None:
     [
         ("", "no fips.so"),
         (f"openssl_conf = init\n{PROPERTY}", "no fips.so"),
-        ("openssl_conf", "missing equal sign"),
-        (None, "No such file or directory"),
+        ("openssl_conf", "no fips.so"),
+        (None, "no fips.so"),
     ],
     ids=["nothing", "the property alone", "does not parse", "absent"],
 )
@@ -446,8 +419,9 @@ def test_an_operators_file_that_is_no_use(
 
 def test_names_from_the_environment_do_no_harm_to_a_terminal(run: Run, tmp_path: Path) -> None:
     odd = f"{tmp_path}/\x1b[2J\nerror: \udcff"
-    for name in ("OPENSSL_CONF", "OPENSSL_MODULES"):
-        refused(run("validate", "x", **{name: odd}), "\\x1b[2J\\nerror: ")
+    refused(run("validate", "x", OPENSSL_MODULES=odd), "\\x1b[2J\\nerror: ")
+    (tmp_path / "none" / "fips.so").touch()
+    refused(run("validate", "x", OPENSSL_CONF=odd), "is not active: ", "\\x1b[2J\\nerror: ")
 
 
 @pytest.mark.parametrize("arguments", [["schema", "--report"], ["sync", "-h"]], ids=" ".join)

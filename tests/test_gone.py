@@ -21,6 +21,10 @@ OLD = {
         "audit -c - --read 20",
         "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings",
     ),
+    "report --to text": (
+        "report - --to=text",
+        "`--to markdown` shows the failures by cause, and the figures",
+    ),
 }
 
 

@@ -65,7 +65,7 @@ async def test_a_watch_reads_the_lock_before_each_cycle(stage):
     assert moved_on[0]["GET manifest"] == 1
     assert kept == still_kept == quiet
     assert back[1]["PUT manifest"] == 1
-    assert lines(ran, "images added, removed or changed in the lock: 1")
+    assert lines(ran, "info: now in force: 1 mappings, 2 locked images")
     assert lines(ran, "CONFIG_ERROR", "conflict marks", "in force")
     assert lines(ran, "mirror.lock does not exist")
     for source, _ in stage.asked:

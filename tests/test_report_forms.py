@@ -1,4 +1,4 @@
-"""`regsync report`: a report as text, Markdown, JUnit and HTML, and what is refused as a report."""
+"""`regsync report`: a report as Markdown, JUnit and HTML, and what is refused as a report."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def report_of(*images: dict[str, Any], **fields: Any) -> dict[str, Any]:
     }
 
 
-def show(document: object, form: str = "text") -> Ran:
+def show(document: object, form: str = "markdown") -> Ran:
     text = document if isinstance(document, str) else json.dumps(document)
     return run_regsync("report", "-", "--to", form, stdin=text)
 
 
-def shown(document: object, form: str = "text") -> str:
+def shown(document: object, form: str = "markdown") -> str:
     ran = show(document, form)
     assert (ran.status, ran.err) == (0, "")
     return ran.out
@@ -95,7 +95,7 @@ def shown(document: object, form: str = "text") -> str:
 # What a real run has written.
 
 
-@pytest.mark.parametrize("form", ["text", "markdown", "junit", "html"])
+@pytest.mark.parametrize("form", ["markdown", "junit", "html"])
 def test_a_real_report_is_shown_in_each_form(
     form: str, source: Server, target: Server, tmp_path: Path
 ) -> None:
@@ -131,27 +131,24 @@ def test_what_is_held_back_is_counted_with_the_next_moment() -> None:
     held = {"status": "skipped", "reason": "min_age"}
     later, sooner = (f"2026-11-2{day}T00:00:00Z" for day in (9, 6))
     document = report_of(image(1), image(2, until=later, **held), image(3, until=sooner, **held))
-    assert f"Held: 2 (next {sooner})\n" in shown(document)
     assert f"next {sooner}" in shown(document, "markdown")
     assert "Skipped, min_age" in shown(document, "html")
     assert "Held" not in shown(report_of(image(1)))
 
 
-def test_the_text_is_failures_causes_and_the_summary() -> None:
-    assert shown(report_of(image(1), failed(2), failed(3))).splitlines() == [
-        "failed docker.io/team/app:v2 -> mirror.example/team/app:v2: AUTH_ERROR: "
-        "push blob mirror.example/team/app:v2: denied",
-        "failed docker.io/team/app:v3 -> mirror.example/team/app:v3: AUTH_ERROR: "
-        "push blob mirror.example/team/app:v3: denied",
-        "Failed: 2 x AUTH_ERROR: push blob mirror.example/...: denied",
-        "hint: log in again",
-        "Images: 2 failed, 1 synced",
-        "Layers: 6 transferred (4 unique), 2 mounted",
-        "Data: 2.0 KB transferred",
-        "Saved: 11.4 GB: 8.1 GB already there, 3.3 GB mounted",
-        "Time: 1m00s from 2026-11-23T03:04:05Z",
-        "docker.io: 2 requests",
-        "mirror.example: 2 requests, 5 of them throttled (429)",
+def test_the_figures_are_a_table_in_markdown() -> None:
+    document = report_of(image(1), failed(2), failed(3))
+    rendered = MarkdownIt("commonmark").enable("table").render(shown(document))
+    page = html5lib.parse(rendered, namespaceHTMLElements=False)
+    rows = [[" ".join(cell.itertext()) for cell in row.iter("td")] for row in page.iter("tr")]
+    assert rows[1:] == [
+        ["Images", "2 failed, 1 synced"],
+        ["Layers", "6 transferred (4 unique), 2 mounted"],
+        ["Data", "2.0 KB transferred"],
+        ["Saved", "11.4 GB: 8.1 GB already there, 3.3 GB mounted"],
+        ["Time", "1m00s from 2026-11-23T03:04:05Z"],
+        ["docker.io", "2 requests (2 manifest_get)"],
+        ["mirror.example", "2 requests (2 manifest_put), 5 of them throttled (429)"],
     ]
 
 
@@ -184,7 +181,6 @@ def test_what_an_interrupted_run_has_left_is_named_in_each_form() -> None:
         "status": "undone",
     }
     report = report_of(image(1), interrupted=True, undone=[undone])
-    assert "undone docker.io/team/app:v9 -> mirror.example/team/app:v9" in shown(report)
     for form in ("markdown", "html"):
         text = shown(report, form)
         assert "docker.io/team/app:v9" in text
@@ -196,7 +192,7 @@ def test_what_an_interrupted_run_has_left_is_named_in_each_form() -> None:
 def test_a_dry_run_says_that_nothing_was_changed() -> None:
     report = report_of(image(1, status="would_sync"), dry_run=True)
     report["totals"]["images"] = {"synced": 0, "skipped": 0, "failed": 0, "would_sync": 1}
-    for form in ("text", "markdown", "html"):
+    for form in ("markdown", "html"):
         text = shown(report, form)
         assert "1 would be synced" in text
         assert "nothing was changed" in text
@@ -225,11 +221,6 @@ def test_junit_has_a_suite_a_mapping_and_a_case_an_image_and_target() -> None:
     (failure,) = cases["v4"]
     assert failure.get("type") == "AUTH_ERROR"
     assert "log in again" in str(failure.text)
-
-
-def test_a_mapping_that_selects_nothing_is_a_suite_without_cases() -> None:
-    (suite,) = ElementTree.fromstring(shown(report_of(), "junit")).iter("testsuite")
-    assert (suite.get("tests"), len(suite)) == ("0", 0)
 
 
 def test_an_image_layout_is_named_whole_where_registries_have_their_host() -> None:
@@ -356,7 +347,7 @@ def test_hostile_text_stays_text_in_junit(hostile: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize("form", ["text", "markdown", "junit", "html"])
+@pytest.mark.parametrize("form", ["markdown", "junit", "html"])
 def test_no_control_character_and_no_half_of_a_pair_is_written(form: str) -> None:
     report = failed(1, "\x1b[31m \r\n \u202e \ufffe \ud800 \x00 end")
     ran = show(report_of(report), form)

@@ -184,6 +184,7 @@ async def test_what_is_no_longer_selected_is_told_and_not_asked_for(scene: Scene
     ran = await scene.retry("--no-progress")
     assert names(ran) == [("west.test/a:v7", "synced"), ("west.test/a:v9", "synced")]
     (line,) = [line for line in ran.err.splitlines() if "no mapping selects" in line]
+    assert (ran.status, line.startswith("error: ")) == (1, True)
     shown = line.partition("any more: ")[2].split("; ")
     assert sorted(shown) == [
         "source.test/a:v7 -> east.test/a:v7",

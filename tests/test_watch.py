@@ -215,23 +215,6 @@ async def test_a_warning_that_repeats_is_said_once_until_it_was_gone(stage):
     assert len(lines(ran, "warning: source.test/app: the mapping selects no tag")) == 2
 
 
-async def test_an_hour_without_news_is_a_line_for_who_wants_it(stage):
-    stage.load("v1")
-    stage.write({"from": "app", "tags": tags("v1")})
-    ran = await stage.watch(*[None] * 13, interval=600, more=("-v",))
-    assert [line.partition("; ")[2][:9] for line in lines(ran, "debug: all is well")] == [
-        "cycle 7: ",
-        "cycle 13:",
-    ]
-
-
-async def test_an_hour_in_which_a_failure_only_repeats_is_not_said_to_be_well(stage):
-    stage.write({"from": "none", "tags": tags("*")})
-    ran = await stage.watch(*[None] * 7, interval=600, more=("-v",))
-    assert [line[:34] for line in lines(ran, "cycle 7: ")] == ["debug: the same images fail; cycle"]
-    assert not lines(ran, "all is well")
-
-
 # Registries that are ill.
 
 

@@ -34,19 +34,10 @@ async def test_a_changed_file_is_taken_before_the_next_cycle(stage):
         stage.write({"from": "two", "tags": tags("v1", "v2")})
 
     ran = await stage.watch(change, again, None)
-    assert lines(ran, "info: registry") == [
-        "info: registry third added",
-        "info: registry third removed",
+    assert lines(ran, "now in force") == [
+        "info: now in force: 2 mappings",
+        "info: now in force: 1 mappings",
     ]
-    assert lines(ran, "info: mapping") == [
-        "info: mapping source/one -> one removed",
-        "info: mapping source/two -> two added",
-        "info: mapping source/one -> 1 added",
-        "info: mapping source/two -> two changed",
-        "info: mapping source/one -> 1 removed",
-    ]
-    assert lines(ran, "info: setting") == ["info: setting cache_ttl changed"] * 2
-    assert lines(ran, "configuration changes: 4")
     assert {*stage.target.app.repositories} == {"one", "two", "1"}
 
 
@@ -143,7 +134,7 @@ async def test_a_mounted_configuration_is_swapped_by_its_link(stage, tmp_path):
 
     ran = await stage.watch(swap, None)
     assert held(stage.target, "two", image)
-    assert lines(ran, "mapping source/two -> two added")
+    assert len(lines(ran, "now in force")) == 1
     assert (tmp_path / ".regsync" / "state.db").exists()
 
 
@@ -171,7 +162,7 @@ async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(stag
     assert len(wrong) == 1
     assert len(lines(ran, "mirror.yaml:4:1")) == 1
     assert len(lines(ran, "mirror.yaml", "No such file")) == 1
-    assert len(lines(ran, "configuration changes: 0")) == 1
+    assert len(lines(ran, "now in force")) == 1
     told = [body["reload_error"] for body in bodies]
     assert told[0] is None
     assert "mirror.yaml:3:3" in told[1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from _regsync.app.console import Console
 from _regsync.app.environment import connected
@@ -51,18 +52,17 @@ async def check_access(config: Config, console: Console) -> int:
         # Whether each registry ever asks for a login.
         logins = defaultdict[RegistryClient, Once[bool]](Once)
 
-        async def check_one(repository: RemoteRepository) -> Access:
-            access = Access(repository, proxy_of(repository.host.registry, transport))
+        async def check_one(repository: RemoteRepository) -> dict[str, Any]:
+            access = Access(repository)
             await try_repository(access, logins[repository.host])
-            show(access, console)  # at once, because the other checks may take long
-            return access
+            # At once, because the other checks may take long.
+            return show(access, proxy_of(repository.host.registry, transport), console)
 
-        accesses = await gather([partial(check_one, repository) for repository in repositories])
+        rows = await gather([partial(check_one, repository) for repository in repositories])
     if console.writes_json:
-        rows = [access.as_json() for access in accesses]
-        rows.sort(key=lambda row: str(row["repository"]))
+        rows = sorted(rows, key=lambda row: str(row["repository"]))
         console.print_document({"schema": 1, "access": rows})
-    return AuthError.exit_status if any(access.error for access in accesses) else 0
+    return AuthError.exit_status if any(row["error"] for row in rows) else 0
 
 
 def repositories_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
@@ -92,70 +92,56 @@ class Access:
     """The rights that the credential has in one repository, as far as they were tried."""
 
     repository: RemoteRepository
-    proxy: str | None
     rights: list[str] = field(default_factory=list)  # "pull" and "push", as far as they worked
     is_absent: bool = False  # whether the target does not exist, but a push would create it
     error: SyncError | None = None
     asks_for_login: bool = True  # False if the registry never asks for credentials
 
-    @property
-    def credential_found_at(self) -> str | None:
-        """Where the accepted credential was found. None if the registry accepted no credential."""
-        login = self.repository.host.authenticator
-        is_accepted = login.was_accepted and not login.is_anonymous and self.asks_for_login
-        return login.credential.found_at if is_accepted else None
-
-    @property
-    def expires(self) -> str | None:
-        """When a cloud login expires, in UTC. None if that is unknown, or later than LATEST_TIME."""
-        cloud_login = self.repository.host.authenticator.cloud_login
-        if cloud_login is None or not 0 <= cloud_login.expires < LATEST_TIME:
-            return None
-        return time_text(cloud_login.expires)
-
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         """Return the entry in `access` of the JSON document."""
-        registry = self.repository.host.registry
+        host = self.repository.host
+        login = host.authenticator
+        is_accepted = login.was_accepted and not login.is_anonymous and self.asks_for_login
+        expires = login.cloud_login.expires if login.cloud_login is not None else -1.0
         upload = "absent" if self.is_absent else None  # None: no upload was tried
         return {
-            "registry": registry.alias,
+            "registry": host.registry.alias,
             "repository": str(self.repository),
             "rights": ",".join(self.rights),
-            "method": registry.auth_type or "detected",
-            "source": self.credential_found_at,
-            "expires": self.expires,
+            "method": host.registry.auth_type or "detected",
+            "source": login.credential.found_at if is_accepted else None,
+            "expires": time_text(expires) if 0 <= expires < LATEST_TIME else None,
             "upload": "opened" if "push" in self.rights else upload,
             "error": error_json(self.error),
         }
 
-    def line(self) -> str:
-        """Format the rights, the credential, its expiry, the proxy, and why no push was tried."""
-        login = self.repository.host.authenticator
-        remarks = [self.credential_found_at or "anonymous"]
-        if self.credential_found_at is None and not login.is_anonymous:
-            remarks.append(f"no login needed, found: {login.credential.found_at}")
-        if self.expires is not None:
-            remarks.append(f"until {self.expires}")
-        if self.proxy is not None:
-            remarks.append(f"via {self.proxy}")
-        if self.is_absent:
-            remarks.append("the repository does not exist yet, so no push was tried")
-        return f"ok  {self.repository}  {','.join(self.rights) or '-'}  ({', '.join(remarks)})"
 
-
-def show(access: Access, console: Console) -> None:
-    """Print a line about a repository, or log its error.
+def show(access: Access, proxy: str | None, console: Console) -> dict[str, Any]:
+    """Print a line about a repository, or log its error. Returns the entry of the JSON document.
 
     With `--json` only errors are logged, because the document lists all repositories.
     """
+    row = access.as_json()
     error = access.error
-    if access.proxy is None:
+    if proxy is None:
         console.log("info", "direct", f"{access.repository}: direct, through no proxy")
     if error is not None:
         message = f"{error.code}: {error}"
         console.log("error", "check_failed", message, code=error.code, hint=error.hint)
     elif not console.writes_json:
-        console.print_line(access.line())
+        login = access.repository.host.authenticator
+        remarks = [row["source"] or "anonymous"]
+        if row["source"] is None and not login.is_anonymous:
+            remarks.append(f"no login needed, found: {login.credential.found_at}")
+        if row["expires"] is not None:
+            remarks.append(f"until {row['expires']}")
+        if proxy is not None:
+            remarks.append(f"via {proxy}")
+        if access.is_absent:
+            remarks.append("the repository does not exist yet, so no push was tried")
+        rights = row["rights"] or "-"
+        console.print_line(f"ok  {access.repository}  {rights}  ({', '.join(remarks)})")
+    return row
 
 
 async def try_repository(access: Access, login: Once[bool]) -> None:
@@ -167,15 +153,22 @@ async def try_repository(access: Access, login: Once[bool]) -> None:
     repository = access.repository
     try:
         with repository.adding_context("check", str(repository)):
+            missing: RegistryError | None = None
             try:
                 await _try_rights(access)
             except RegistryError as error:
-                # The registry may have answered 404 without asking for a login. Then a refused
-                # credential is reported instead of the 404.
-                if error.status == 404:
-                    await _ask_once(login, repository)
-                raise
-            access.asks_for_login = await _ask_once(login, repository)
+                if error.status != 404:
+                    raise
+                missing = error
+            # Also after a 404, which a registry may answer without asking for a login: then a
+            # refused credential is reported instead.
+            try:
+                access.asks_for_login = await login.get(partial(_asks_for_login, repository))
+            except SyncError as error:
+                # Each repository adds its own name to a copy of the shared error.
+                raise error.copy_without_context() from None
+            if missing is not None:
+                raise missing
     except SyncError as error:
         access.error = error
         is_missing = isinstance(error, RegistryError) and error.status == 404
@@ -215,15 +208,6 @@ async def _try_rights(access: Access) -> None:
         await upload.start()
         await upload.cancel_upload()
         access.rights.append("push")
-
-
-async def _ask_once(login: Once[bool], repository: RemoteRepository) -> bool:
-    """Return what `_asks_for_login` returns for the first repository of a registry."""
-    try:
-        return await login.get(partial(_asks_for_login, repository))
-    except SyncError as error:
-        # Each repository adds its own name to a copy of the shared error.
-        raise error.copy_without_context() from None
 
 
 async def _asks_for_login(repository: RemoteRepository) -> bool:

@@ -8,11 +8,9 @@ Follows: docs/design.md section 2.
 from __future__ import annotations
 
 import argparse
-import errno
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,15 +19,8 @@ from _regsync.app import commands
 from _regsync.app.console import Console, terminal_columns
 from _regsync.app.process import process_edge
 from _regsync.errors import AuthError, ConfigError, RegsyncError
-from _regsync.files import null_output
 from _regsync.fips import REMEDY
 from _regsync.text import forget_all_secrets, mask_unless_word, printable, reason_of
-
-# The errors of a write to standard output or standard error: a full disk, an exceeded quota, a
-# reader that has closed its pipe. The same errors on other files arrive here as a RegsyncError.
-LOST_OUTPUT = frozenset(
-    {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EAGAIN}
-)
 
 STATUSES = """\
   0    nothing failed, even if there was nothing to do
@@ -46,11 +37,8 @@ GONE = {
     "lock --diff": "`lock --check` shows the changes and does not write the lock file",
     "lock --markdown": "`lock` prints a line for each change",
     "audit --read N": "`--read` takes no number, and reads all blobs; `--shard` takes a part of the mappings",
+    "report --to text": "`--to markdown` shows the failures by cause, and the figures",
 }
-
-# Characters of an unknown command that are compared with the commands. The comparison of long texts
-# takes quadratic time.
-LONGEST_COMPARED = 64
 
 
 # The table of commands.
@@ -72,10 +60,9 @@ SHARD = """\
 --shard I/N         run only part I (0 to N-1) of the mappings in N parts; /N takes I from
                     JOB_COMPLETION_INDEX"""
 
-VERBOSE_OPTIONS = """\
+COMMON = """\
 -v                  show decisions and retries; -vv: also every request
---no-progress       do not show progress"""
-COMMON_OPTIONS = """\
+--no-progress       do not show progress
 -q                  show only results and failures, no warnings
 --log-format text|json  format of the lines on standard error (default: text)"""
 
@@ -89,8 +76,6 @@ class Command(NamedTuple):
     options: str
     # Exit status -> its meaning for this command, if that differs from STATUSES.
     own_statuses: Mapping[str, str] = {}
-    usage: str | None = None  # in place of that of argparse
-    asks_registries: bool = True  # False if the command only reads and writes local files
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -160,7 +145,6 @@ A changed configuration is read before the next cycle; SIGHUP begins one at once
 regsync lock -c mirror.yaml
 regsync lock -c mirror.yaml --check
 regsync lock -c mirror.yaml --only library/alpine
-regsync lock -c mirror.yaml --recheck
 regsync sync -c mirror.yaml --locked
 
 Only sources are asked. A mapping that fails keeps its old lines.""",
@@ -188,13 +172,7 @@ regsync audit -c mirror.yaml --read --json >audit.json
 regsync audit -c mirror.yaml --locked --receipt there.txt
 
 Every tag, manifest, blob and artifact is asked for, and nothing is written to any registry. Without --locked the
-targets are compared with what the sources have now. A tag that only a target has is no finding. Findings are:
-
-missing           the target has no such tag
-differs           the tag names another digest at the target
-incomplete        a manifest or blob of the image is missing
-artifact_missing  a signature, SBOM or attestation is missing
-corrupt           what is there does not have the bytes or the length of its digest""",
+targets are compared with what the sources have now. A tag that only a target has is no finding.""",
         options=f"""\
 {CONFIG}
 --locked            expect at targets what the lock file names, and contact no source
@@ -214,7 +192,6 @@ corrupt           what is there does not have the bytes or the length of its dig
         summary="list the tags of a repository that a rule or a configuration selects",
         statuses="0 2 3 4 130",
         examples="""\
-regsync tags -v -c mirror.yaml docker.io/library/alpine
 regsync tags -v -c mirror.yaml ghcr.io/org/app
 regsync tags alpine --glob '3.*.*' --exclude '*[-_]*' --sort semver --latest 3
 regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
@@ -239,7 +216,6 @@ an error here, even if it is enough for `audit`.""",
 check               try the rights in each source and target repository of the mappings
 {CONFIG}
 {JSON}""",
-        usage="%(prog)s check -c FILE [options]",
         own_statuses={
             "0": "nothing that is needed is missing",
             "2": "an unexpected error",
@@ -247,23 +223,18 @@ check               try the rights in each source and target repository of the m
         },
     ),
     "report": Command(
-        summary="show the JSON report of a run as text, Markdown, JUnit or HTML",
+        summary="show the JSON report of a run as Markdown, JUnit or HTML",
         statuses="0 3",
         examples="""\
-regsync report run.json
-regsync report run.json --to markdown >>"$GITHUB_STEP_SUMMARY"
+regsync report run.json >>"$GITHUB_STEP_SUMMARY"
 regsync report run.json --to html >run.html
 
 The report is what `sync --json` or `copy --json` has written (`audit --json` writes another document). No registry
 is asked.""",
         options="""\
 FILE                the JSON report; - reads standard input
---to text|markdown|junit|html  the format to write (default: text)""",
-        own_statuses={
-            "0": "the report was shown, whatever failed in the run",
-            "3": "FILE is not a report, the command line is invalid, or the FIPS gate is closed",
-        },
-        asks_registries=False,
+--to markdown|junit|html  the format to write (default: markdown)""",
+        own_statuses={"0": "the report was shown, whatever failed in the run"},
     ),
     "validate": Command(
         summary="check a configuration",
@@ -272,8 +243,6 @@ FILE                the JSON report; - reads standard input
 regsync validate mirror.yaml
 regsync validate - <mirror.yaml""",
         options=FILE_OR_CONFIG,
-        own_statuses={"0": "the configuration is valid"},
-        asks_registries=False,
     ),
     "expand": Command(
         summary="print a configuration with variables and defaults filled in",
@@ -282,8 +251,6 @@ regsync validate - <mirror.yaml""",
         options=f"""\
 {FILE_OR_CONFIG}
 --show-secrets      print passwords and tokens in plain text""",
-        own_statuses={"0": "the configuration is valid, and was printed"},
-        asks_registries=False,
     ),
     "schema": Command(
         summary="print the JSON Schema of the configuration",
@@ -294,8 +261,6 @@ regsync schema >regsync.schema.json
 Editors complete a configuration that begins with
 # yaml-language-server: $schema=regsync.schema.json""",
         options="--report            print the schema of what --json writes instead",
-        own_statuses={"0": "the schema was printed", "3": "the command line is invalid"},
-        asks_registries=False,
     ),
     "version": Command(
         summary="show which build this is, and what it runs on",
@@ -308,11 +273,6 @@ It also runs where the FIPS gate is closed, and says why. Only a built file has 
         options=f"""\
 {JSON}
 --sbom              print an inventory of the file (CycloneDX)""",
-        own_statuses={
-            "0": "the version was printed, whether the FIPS gate holds or not",
-            "3": "the command line is invalid, or there is no inventory",
-        },
-        asks_registries=False,
     ),
 }
 
@@ -381,7 +341,8 @@ def check_is_not_gone(name: str, words: Sequence[str]) -> None:
 def unknown_command_error(name: str) -> ConfigError:
     import difflib  # only needed for this error
 
-    similar_names = difflib.get_close_matches(name[:LONGEST_COMPARED], COMMANDS, n=1)
+    # The comparison of long texts takes quadratic time.
+    similar_names = difflib.get_close_matches(name[:64], COMMANDS, n=1)
     hint = f"did you mean {similar_names[0]!r}?" if similar_names else "see `regsync --help`"
     return ConfigError(f"there is no command {mask_unless_word(name)!r}", hint=hint)
 
@@ -405,8 +366,7 @@ def program_parser() -> Parser:
     parser = make_parser("regsync", "copy container images between OCI registries", epilog)
     parser.usage = "regsync COMMAND ..."
     add_options(parser, "--version           the same as the command `version`")
-    add_options(parser, VERBOSE_OPTIONS)
-    add_options(parser, COMMON_OPTIONS)
+    add_options(parser, COMMON)
     return parser
 
 
@@ -422,13 +382,10 @@ def command_parser(name: str, command: Command) -> Parser:
         *(f"  {status:<5}{meanings[status]}" for status in command.statuses.split()),
     ]
     parser = make_parser(f"regsync {name}", command.summary, epilog)
-    parser.usage = command.usage
     if name == "tags":
         add_tag_options(parser)
     add_options(parser, command.options)
-    # A command that asks no registries accepts these, but its help does not show them.
-    add_options(parser, VERBOSE_OPTIONS, is_shown=command.asks_registries)
-    add_options(parser, COMMON_OPTIONS)
+    add_options(parser, COMMON)
     return parser
 
 
@@ -444,13 +401,13 @@ def make_parser(prog: str, description: str, epilog: Sequence[str]) -> Parser:
     )
 
 
-def add_options(parser: Parser, text: str, *, is_shown: bool = True) -> None:
+def add_options(parser: Parser, text: str) -> None:
     """Add options and arguments that are written as above CONFIG."""
     for line in re.sub(r"\n +", " ", text).splitlines():
         head, _, meaning = line.partition("  ")
         is_optional = head.startswith("[")
         *names, last = head.strip("[]").replace(",", "").split()
-        more: dict[str, Any] = {"help": meaning.strip() if is_shown else argparse.SUPPRESS}
+        more: dict[str, Any] = {"help": meaning.strip()}
         if default := re.search(r"\(default: (\S+)\)$", meaning):
             more["default"] = default[1]
         if last.startswith("-"):  # a flag: no value follows
@@ -484,7 +441,7 @@ def add_tag_options(parser: Parser) -> None:
         if key == "immutable_tags":
             continue
         more: dict[str, Any] = {"help": described[key]["description"]}
-        if field.takes_list:
+        if field.item:
             more = {"help": f"{more['help']}; may be repeated", "action": "append", "default": []}
         more["metavar"] = "|".join(field.choices) or ("N" if field.form is COUNT else "PATTERN")
         parser.add_argument(f"--{key.replace('_', '-')}", type=value_of("TAGS", key), **more)
@@ -497,7 +454,8 @@ def value_of(section: str, key: str) -> Callable[[str], object]:
         from _regsync import config  # imported late, because most commands need no such option
 
         try:
-            return getattr(config, section).keys[key].parse_text(text)
+            field = getattr(config, section).keys[key]
+            return (field.item or field).parse_text(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -509,106 +467,79 @@ def help_width() -> int:
 
     argparse itself would import `shutil` and three compression modules for this, on every start.
     """
-    columns = terminal_columns(sys.stdout)
     variable = edge.current().environ.get("COLUMNS", "")
-    if variable.isdecimal() and int(variable) > 0:
-        columns = int(variable)
-    return columns - 2  # the margin of argparse
+    columns = int(variable) if variable.isdecimal() else 0
+    return (columns or terminal_columns(sys.stdout)) - 2  # the margin of argparse
 
 
 # Running.
 
 
-class Invocation:
-    """One command line: the console that its options ask for, and the exit status that its command
-    gives, or the error that ends it.
+def main(argv: Sequence[str], closed_reason: str = "") -> int:
+    """Run one command, on an event loop of its own if it needs one. Returns the exit status.
 
     `closed_reason` is the reason why the FIPS gate is closed. It is empty if the gate holds or if
     this build has no gate.
     """
-
-    def __init__(self, argv: Sequence[str], closed_reason: str) -> None:
-        self.status = 0
-        forget_all_secrets()  # of an earlier command in this process
-        self._argv = argv
-        self._closed_reason = closed_reason
-        self._shows_traceback = False
-        # Look for these two options before parsing, because they decide how an error of the parser
-        # is shown.
-        self._make_console = partial(
-            Console,
-            writes_json="--json" in argv,
-            logs_json="--log-format json" in " ".join(argv).replace("=", " "),
-        )
-        # Until the other options have been parsed, a console with their defaults shows the errors.
-        self._console = self._make_console(level="warning", shows_progress=False)
-
-    def begin(self) -> commands.Outcome:
-        """Parse the command line and run the command. Returns its exit status, or the work that is
-        left to do on an event loop.
-        """
-        argv = self._argv
-        closed_reason = self._closed_reason
-        # Help and the schema are shown although the gate is closed, with this warning.
-        asks_for_help = "-h" in argv or "--help" in argv
-        if closed_reason and (asks_for_help or argv[:1] == ["schema"]):
-            self._console.log("warning", "gate_closed", closed_reason)
-        arguments = parse_arguments(argv)
-        self._shows_traceback = (arguments.v or 0) >= 2
-        self._console = self._make_console(
-            level=log_level(arguments), shows_progress=not (arguments.q or arguments.no_progress)
-        )
-        if closed_reason and arguments.command not in ("schema", "version"):
-            raise ConfigError(closed_reason, hint=REMEDY)
-        arguments.closed_reason = closed_reason  # `version` prints it
-        outcome: commands.Outcome = getattr(commands, f"run_{arguments.command}")(
-            arguments, self._console
-        )
-        return outcome
-
-    @contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Report the error that ends the block, and set the exit status accordingly."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            self.status = 130
-        except Exception as error:
-            # An invalid configuration or command line is no defect of this program.
-            if self._shows_traceback and not isinstance(error, ConfigError):
-                self._console.show_traceback(error)
-            self.status = report_error(self._console, error)
-        finally:
-            if self._console.has_lost_output:
-                discard_lost_output()
-
-
-def main(argv: Sequence[str], closed_reason: str = "") -> int:
-    """Run one command, on an event loop of its own if it needs one. Returns the exit status."""
     with edge.using(process_edge()):
-        invocation = Invocation(argv, closed_reason)
-        with invocation.reporting():
-            outcome = invocation.begin()
-            if not isinstance(outcome, int):
-                from _regsync.app.environment import run_async
+        console = console_for(argv)
+        try:
+            outcome = begin(argv, closed_reason, console)
+            if isinstance(outcome, int):
+                return outcome
+            from _regsync.app.environment import run_async
 
-                outcome = run_async(outcome)
-            invocation.status = outcome
-    return invocation.status
+            return run_async(outcome)
+        except (Exception, KeyboardInterrupt) as error:
+            return report_error(console, error)
+        finally:
+            console.discard_lost_output()
 
 
 async def run(argv: Sequence[str], closed_reason: str = "") -> int:
-    """Run one command on the event loop of the caller. Returns the exit status."""
-    invocation = Invocation(argv, closed_reason)
-    with invocation.reporting():
-        outcome = invocation.begin()
-        if not isinstance(outcome, int):
-            from _regsync.app.environment import private_files
+    """Run one command on the event loop of the caller, like `main`."""
+    console = console_for(argv)
+    try:
+        outcome = begin(argv, closed_reason, console)
+        if isinstance(outcome, int):
+            return outcome
+        from _regsync.app.environment import private_files
 
-            with private_files():
-                outcome = await outcome()
-        invocation.status = outcome
-    return invocation.status
+        with private_files():
+            return await outcome()
+    except (Exception, KeyboardInterrupt) as error:
+        return report_error(console, error)
+    finally:
+        console.discard_lost_output()
+
+
+def console_for(argv: Sequence[str]) -> Console:
+    """Return the console that shows the errors of the command line, and then those of the command.
+
+    These two options decide how an error of the parser is shown, so they are looked for before.
+    """
+    logs_json = "--log-format json" in " ".join(argv).replace("=", " ")
+    return Console(writes_json="--json" in argv, logs_json=logs_json)
+
+
+def begin(argv: Sequence[str], closed_reason: str, console: Console) -> commands.Outcome:
+    """Parse the command line and run the command. Returns its exit status, or the work that is left
+    to do on an event loop.
+    """
+    forget_all_secrets()  # of an earlier command in this process
+    # Help and the schema are shown although the gate is closed, with this warning.
+    asks_for_help = "-h" in argv or "--help" in argv
+    if closed_reason and (asks_for_help or argv[:1] == ["schema"]):
+        console.log("warning", "gate_closed", closed_reason)
+    arguments = parse_arguments(argv)
+    console.configure(
+        log_level(arguments), shows_progress=not (arguments.q or arguments.no_progress)
+    )
+    if closed_reason and arguments.command not in ("schema", "version"):
+        raise ConfigError(closed_reason, hint=REMEDY)
+    arguments.closed_reason = closed_reason  # `version` prints it
+    outcome: commands.Outcome = getattr(commands, f"run_{arguments.command}")(arguments, console)
+    return outcome
 
 
 def log_level(arguments: argparse.Namespace) -> str:
@@ -620,32 +551,21 @@ def log_level(arguments: argparse.Namespace) -> str:
     return "debug" if arguments.v == 1 else "trace"
 
 
-def discard_lost_output() -> None:
-    """Replace standard output and standard error if they can no longer be written to.
-
-    Otherwise the interpreter would report an error when it flushes them at exit.
-    """
-    for name in ("stdout", "stderr"):
-        try:
-            getattr(sys, name).flush()
-        except OSError:
-            setattr(sys, name, null_output())
-
-
 def report_error(console: Console, error: BaseException) -> int:
-    """Show the error that ended a command, unless it is a broken pipe. Returns the exit status.
-
-    If the error is that of a write to standard output or standard error, `console.has_lost_output`
-    is set.
-    """
+    """Show the error that ended a command, unless it is a broken pipe. Returns the exit status."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    # An invalid configuration or command line is no defect of this program.
+    if console.shows("trace") and not isinstance(error, ConfigError):
+        console.show_traceback(error)
     # A task group raises an exception group. Report its first exception.
     while members := getattr(error, "exceptions", None):
         error = members[0]
 
     if isinstance(error, RegsyncError):
         reported = error
-    elif isinstance(error, OSError) and error.errno in LOST_OUTPUT:
-        console.has_lost_output = True
+    elif isinstance(error, OSError) and console.has_lost_output:
+        # The same errors of other files arrive here as a RegsyncError.
         reason = reason_of(error)
         reported = RegsyncError(f"the output of this command cannot be written: {reason}")
     else:

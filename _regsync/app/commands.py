@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from _regsync import edge
-from _regsync.errors import ConfigError
+from _regsync import FIPS_BUILD, IS_STATIC, __version__, edge, fips
+from _regsync.errors import ConfigError, SyncError
 from _regsync.text import printable, reason_of
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 Outcome: TypeAlias = "int | Callable[[], Awaitable[int]]"
 
 LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
-
-MOST_NAMED = 10  # images that one warning names
 
 
 # Files.
@@ -87,20 +85,52 @@ def input_name(path: str) -> str:
 
 
 def read_config(name: str, console: Console) -> Config:
-    """Read a configuration and log its warnings."""
-    from _regsync.config import load
-
-    config = load(read_config_file(name))
-    for warning in config.warnings:
-        console.log("warning", "config", warning)
-    return config
+    """Read a configuration for a run, and log its warnings."""
+    config = load_config(name)
+    log_warnings(config, console)
+    return with_all_repositories(config, console.log)
 
 
-def read_optional_config(name: str | None) -> Config:
+def load_config(name: str | None) -> Config:
     """Read a configuration without showing its warnings. Without a name, return an empty one."""
     from _regsync.config import Config, load
 
     return Config({}, ()) if name is None else load(read_config_file(name))
+
+
+def log_warnings(config: Config, console: Console) -> None:
+    for warning in config.warnings:
+        console.log("warning", "config", warning)
+
+
+def with_all_repositories(config: Config, log: Callable[..., None]) -> Config:
+    """Return a configuration in which each repository of a layout has a mapping, if one mapping
+    stands for all of them.
+
+    The new mappings come after all others, so that what a mapping says of one repository goes
+    before. Raises ConfigError if a layout cannot be read.
+    """
+    from _regsync.config import ALL_REPOSITORIES
+
+    wholes = [rule for rule in config.mappings if rule.source_repository == ALL_REPOSITORIES]
+    mappings = [rule for rule in config.mappings if rule not in wholes]
+    index = len(config.mappings)
+    for rule in wholes:
+        from _regsync.layout import list_repositories  # few runs need it
+
+        try:
+            names = list_repositories(rule.source.host)
+        except SyncError as error:
+            raise ConfigError(f"mappings[{rule.index}]: {error}", hint=error.hint) from error
+        if not names:
+            text = f"mappings[{rule.index}]: {rule.source.authority} names no repository"
+            log("warning", "no_repository", text)
+        for name in names:
+            mappings.append(
+                rule._replace(index=index, source_repository=name, target_repository=name)
+            )
+            index += 1
+    return config._replace(mappings=tuple(mappings))
 
 
 def lock_path(arguments: Namespace) -> str:
@@ -193,7 +223,7 @@ def run_copy(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.config import ArtifactRule, MappingRule, registry_for
     from _regsync.tags import TagRule
 
-    config = read_optional_config(arguments.config)
+    config = load_config(arguments.config)
     source = read_reference(arguments.src)
     target = read_reference(arguments.dst)
     check_has_repository(source)
@@ -263,8 +293,8 @@ def run_sync(arguments: Namespace, console: Console) -> Outcome:
 def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -> Retry | None:
     """Read which images failed or were left undone in the report of `--retry-from`.
 
-    Returns None without `--retry-from`. Logs a message if there are no such images, and a warning
-    if no mapping selects some of them any more. Raises ConfigError if the report is invalid.
+    Returns None without `--retry-from`. Logs a message if there are no such images, and an error if
+    no mapping selects some of them any more. Raises ConfigError if the report is invalid.
     """
     if arguments.retry_from is None:
         return None
@@ -288,13 +318,11 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
         log("info", "nothing_to_retry", text)
 
     retry = Retry(images)
-    unselected_images = retry.find_unselected(config)
-    if unselected_images:
-        names = "; ".join(unselected_images[:MOST_NAMED])
-        if len(unselected_images) > MOST_NAMED:
-            names += f"; and {len(unselected_images) - MOST_NAMED} more"
+    retry.unselected = retry.find_unselected(config)
+    if retry.unselected:
+        names = "; ".join(retry.unselected)
         text = f"{name}: not retried, because no mapping selects them any more: {names}"
-        log("warning", "retry_unselected", text, images=len(unselected_images))
+        log("error", "retry_unselected", text, images=len(retry.unselected))
     return retry
 
 
@@ -337,7 +365,7 @@ def run_auth(arguments: Namespace, console: Console) -> Outcome:
 
 def run_watch(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app import watch
-    from _regsync.config import load, parse_duration
+    from _regsync.config import parse_duration
 
     if arguments.config == "-":
         raise ConfigError("watch needs a file, not -, because it reads the configuration again")
@@ -349,7 +377,8 @@ def run_watch(arguments: Namespace, console: Console) -> Outcome:
         raise ConfigError("--interval must be above 0", hint="write a duration such as 15m")
 
     def read_inputs(log: Callable[..., None]) -> watch.Inputs:
-        config = select_shard(arguments.shard, load(read_config_file(arguments.config)), log)
+        config = with_all_repositories(load_config(arguments.config), log)
+        config = select_shard(arguments.shard, config, log)
         return watch.Inputs(config, read_lock(arguments, config))
 
     return partial(
@@ -362,7 +391,7 @@ def run_tags(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.config import registry_for
     from _regsync.tags import TagRule
 
-    config = read_optional_config(arguments.config)
+    config = with_all_repositories(load_config(arguments.config), console.log)
     reference = read_reference(arguments.repo)
     check_has_repository(reference)
     if reference.tag or reference.digest:
@@ -410,7 +439,7 @@ def rule_from_options(arguments: Namespace) -> TagRule:
 
 
 def run_validate(arguments: Namespace, console: Console) -> int:
-    read_config(only_name(arguments), console)
+    log_warnings(load_config(only_name(arguments)), console)
     return 0
 
 
@@ -418,7 +447,7 @@ def run_expand(arguments: Namespace, console: Console) -> int:
     from _regsync.config import expand
 
     file = read_config_file(only_name(arguments))
-    write_text(expand(file, show_secrets=arguments.show_secrets))
+    console.print_text(expand(file, show_secrets=arguments.show_secrets))
     return 0
 
 
@@ -434,13 +463,8 @@ def only_name(arguments: Namespace) -> str:
 def run_report(arguments: Namespace, console: Console) -> int:
     from _regsync.app import pages
 
-    forms = {
-        "text": pages.as_text,
-        "markdown": pages.as_markdown,
-        "junit": pages.as_junit,
-        "html": pages.as_page,
-    }
-    write_text(forms[arguments.to](read_report_file(arguments.file)))
+    forms = {"markdown": pages.as_markdown, "junit": pages.as_junit, "html": pages.as_page}
+    console.print_text(forms[arguments.to](read_report_file(arguments.file)))
     return 0
 
 
@@ -449,23 +473,63 @@ def run_schema(arguments: Namespace, console: Console) -> int:
     from _regsync.sync import report
 
     document = report.schema() if arguments.report else config.schema()
-    write_text(json.dumps(document, indent=2) + "\n")
+    console.print_text(json.dumps(document, indent=2) + "\n")
     return 0
 
 
-def write_text(text: str) -> None:
-    """Write a file's text to standard output, without the changes that the console would make."""
-    try:
-        sys.stdout.write(text)
-    except UnicodeEncodeError:
-        # The output is a UTF-8 file, such as YAML or HTML, whatever encoding the locale selects.
-        sys.stdout.buffer.write(text.encode())
-    sys.stdout.flush()
-
-
 def run_version(arguments: Namespace, console: Console) -> int:
-    from _regsync.app import version
-
     if arguments.sbom:
-        return version.inventory()
-    return version.show(arguments.closed_reason, writes_json=arguments.json)
+        console.print_text(read_inventory())
+        return 0
+    facts = describe_version(arguments.closed_reason)
+    if arguments.json:
+        console.print_document(facts)
+    else:
+        console.print_line("regsync {version} ({gate}), {python}, {openssl}".format(**facts))
+    return 0
+
+
+def describe_version(closed_reason: str) -> dict[str, object]:
+    """Return the document of `version --json`. The FIPS gate is closed for `closed_reason`, if any."""
+    provider = None  # name and version of the FIPS provider, if the gate holds
+    if IS_STATIC:
+        gate = "static file, no FIPS gate"
+    elif not FIPS_BUILD:
+        gate = "no FIPS gate in this build"
+    elif closed_reason:
+        gate = f"FIPS gate closed: {closed_reason}"
+    else:
+        provider = fips.provider()
+        gate = "FIPS gate holds: {name} {version} is active".format(**provider)
+    try:
+        import _ssl  # faster than `ssl`, and the version is all that is needed
+
+        openssl = _ssl.OPENSSL_VERSION
+    except ImportError:  # an interpreter that was built without OpenSSL
+        openssl = "no OpenSSL"
+    name = sys.implementation.name
+    return {
+        "schema": 1,
+        "version": __version__,
+        "build": "static" if IS_STATIC else "fips" if FIPS_BUILD else "nofips",
+        "python": f"{'CPython' if name == 'cpython' else name} {sys.version.split()[0]}",
+        "openssl": openssl,
+        "gate": gate,
+        "gate_holds": provider is not None,
+        "provider": provider,
+    }
+
+
+def read_inventory() -> str:
+    """Return the SBOM (CycloneDX) that the build has put into the file.
+
+    Raises ConfigError if the program runs from its sources, because they have no SBOM.
+    """
+    loader = globals()["__loader__"]  # that of a zip file has `archive`, the path of the file
+    if not hasattr(loader, "archive"):
+        raise ConfigError(
+            "--sbom: a checkout has no inventory, only a built file has one",
+            hint="build a file with tools/build_zipapp.py",
+        )
+    inventory: bytes = loader.get_data(f"{loader.archive}/sbom.cdx.json")
+    return inventory.decode()

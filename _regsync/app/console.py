@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from _regsync import edge
 from _regsync.errors import ConfigError, RegsyncError
+from _regsync.files import null_output
 from _regsync.text import json_text, mask, one_line
 
 if TYPE_CHECKING:
@@ -35,28 +36,26 @@ USUAL_COLUMNS = 80  # of a terminal that does not report its size
 class Console:
     """Standard output and standard error, in the formats that the command line selects."""
 
-    def __init__(
-        self,
-        *,
-        level: str,  # the lowest level that `log` writes, one of LEVELS
-        writes_json: bool,  # --json
-        logs_json: bool,  # --log-format json
-        shows_progress: bool,  # neither -q nor --no-progress
-    ) -> None:
+    def __init__(self, *, writes_json: bool = False, logs_json: bool = False) -> None:
+        """`writes_json` is `--json`, `logs_json` is `--log-format json`."""
         environ = edge.current().environ
         is_terminal = sys.stderr.isatty() and environ.get("TERM") != "dumb"
-        takes_escapes = is_terminal and not logs_json
         self.writes_json = writes_json
+        self.has_lost_output = False  # whether a write to either stream has failed
+        self.shown_hints = set[str]()  # hints that are not to be shown again
+        self._logs_json = logs_json
+        self._takes_escapes = is_terminal and not logs_json
+        self._colours = COLOURS if self._takes_escapes and not environ.get("NO_COLOR") else {}
+        self._progress_line = ""  # on the terminal now
+        self.configure("warning", shows_progress=False)
+
+    def configure(self, level: str, *, shows_progress: bool) -> None:
+        """Set the lowest level that `log` writes, one of LEVELS, and whether there is progress."""
+        self._threshold = LEVELS.index(level)
         self.shows_progress = shows_progress
         # Whether progress is a line that is redrawn at the bottom of the terminal. Otherwise it is a
         # log line every 30 seconds.
-        self.has_progress_line = shows_progress and takes_escapes
-        self.has_lost_output = False  # whether a write to either stream has failed
-        self.shown_hints = set[str]()  # hints that are not to be shown again
-        self._threshold = LEVELS.index(level)
-        self._logs_json = logs_json
-        self._colours = COLOURS if takes_escapes and not environ.get("NO_COLOR") else {}
-        self._progress_line = ""  # on the terminal now
+        self.has_progress_line = shows_progress and self._takes_escapes
 
     def shows(self, level: str) -> bool:
         """Report whether `log` writes lines of this level."""
@@ -117,7 +116,7 @@ class Console:
             described = {"code": error.code, "message": str(error), "hint": error.hint}
             self.print_document({"schema": 1, "error": described, "problems": entries})
 
-    def show_traceback(self, error: Exception) -> None:
+    def show_traceback(self, error: BaseException) -> None:
         """Write the traceback of an error, for whoever looks into it."""
         import traceback  # only needed here
 
@@ -131,9 +130,11 @@ class Console:
         The summary is not printed with `--json`, nor for a run without changes if standard output
         is not a terminal. `elapsed` is in seconds.
         """
-        for cause in report.causes():
-            text = f"Failed: {cause.failures} x {cause.text}"
-            self.tell("error", "failed_alike", text, count=cause.failures, cause=cause.text)
+        from _regsync.sync.report import shared_causes
+
+        for cause, count in shared_causes(report.failures):
+            text = f"Failed: {count} x {cause}"
+            self.tell("error", "failed_alike", text, count=count, cause=cause)
         if not self.writes_json and (report.has_something_to_report or sys.stdout.isatty()):
             self.print_lines(report.summary(elapsed))
 
@@ -148,6 +149,14 @@ class Console:
     def print_lines(self, texts: Iterable[str]) -> None:
         for text in texts:
             self.print_line(text)
+
+    def print_text(self, text: str) -> None:
+        """Print the text of a file, such as YAML or HTML, as it is."""
+        try:
+            self._write(sys.stdout, text)
+        except UnicodeEncodeError:  # such files are UTF-8, whatever encoding the locale selects
+            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+            self._write(sys.stdout, text)
 
     def show_progress(self, text: str, fields: Mapping[str, object]) -> None:
         """Redraw the line on the terminal. Without a terminal, log a line with `fields` instead."""
@@ -189,6 +198,17 @@ class Console:
             # A log on a full disk must not stop a mirror, but lost results must stop it.
             if stream is not sys.stderr:
                 raise
+
+    def discard_lost_output(self) -> None:
+        """Replace the streams that can no longer be written to.
+
+        Otherwise the interpreter would report an error when it flushes them at exit.
+        """
+        for name in ("stdout", "stderr") if self.has_lost_output else ():
+            try:
+                getattr(sys, name).flush()
+            except OSError:
+                setattr(sys, name, null_output())
 
 
 def terminal_columns(stream: TextIO) -> int:

@@ -113,12 +113,7 @@ def report_document(
 ) -> dict[str, object]:
     """Return the document of `--json`, with a random run id. `elapsed` is in seconds."""
     run_id = os.urandom(8).hex()
-    document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
-    # The entries of images may come from an iterator.
-    return {
-        key: list(value) if isinstance(value, Iterator) else value
-        for key, value in document.items()
-    }
+    return report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
 
 
 def print_report(

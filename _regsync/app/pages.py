@@ -1,4 +1,4 @@
-"""The JSON report of a run as text, as Markdown for a CI job, as JUnit XML, and as an HTML page.
+"""The JSON report of a run as Markdown for a CI job, as JUnit XML, and as an HTML page.
 
 A checked report is its JSON document, read by the names of docs/design.md section 10.
 
@@ -53,104 +53,47 @@ _STATUS_WORDS = {
 Json: TypeAlias = dict[str, Any]  # a checked report, or a part of it
 
 
-# Reading. A shape says what a value has to be: a function that returns the value or raises
-# TypeError or ValueError with what it is not; a list of the shape of its elements; a dict of the shapes of its
-# fields; or one of these two.
+# Reading. A shape says what a value has to be: a type (`int` is a count, `float` are seconds), a
+# tuple of the texts that are known, a list of the shape of its elements, or a dict of the shapes of
+# its fields. A field whose name ends in `?` may be null or missing; `*` are fields of any name.
 
-
-class _Maybe(NamedTuple):
-    """The shape of a value that may be null or missing."""
-
-    shape: Any
-
-
-class _Each(NamedTuple):
-    """The shape of an object with any keys, whose values have one shape."""
-
-    shape: Any
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("text")
-    # JSON can contain half of a surrogate pair, which cannot be encoded.
-    return printable(value.encode("utf-8", "replace").decode(), _LONGEST_TEXT)
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("true or false")
-    return value
-
-
-def _status(value: object) -> str:
-    if value not in _STATUSES:
-        raise ValueError("a status that this version knows")
-    return str(value)
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError("a whole number")
-    if not 0 <= value < _LARGEST_NUMBER:
-        raise ValueError("a count")
-    return value
-
-
-def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError("a number")
-    if not 0 <= value < _LARGEST_NUMBER:  # not NaN either, which `json` accepts
-        raise ValueError("a number of seconds")
-    return float(value)
-
-
-_FAILURE = {"code": _text, "message": _text, "hint": _Maybe(_text)}
+_FAILURE = {"code": str, "message": str, "hint?": str}
 
 _IMAGE = {
-    "source": _text,  # references with hosts
-    "target": _text,
-    "status": _status,
-    "reason": _Maybe(_text),  # why it was skipped
-    "until": _Maybe(_text),  # when `min_age` will no longer hold it back, in RFC 3339
-    "error": _Maybe(_FAILURE),
-    "bytes": _count,  # sent to the target
-    "started_s": _Maybe(_seconds),  # since the run's start; missing in reports of old versions
-    "duration_s": _seconds,
-    "blobs": {"transferred": _count, "mounted": _count, "skipped": _count},
-}
-
-_MAPPING = {
-    "from": _text,
-    "to": _text,
-    "selected": _count,
-    "dropped": _Each(_count),  # tags by reason
-    "error": _Maybe(_FAILURE),
+    "source": str,  # references with hosts
+    "target": str,
+    "status": _STATUSES,
+    "reason?": str,  # why it was skipped
+    "until?": str,  # when `min_age` will no longer hold it back, in RFC 3339
+    "error?": _FAILURE,
+    "bytes": int,  # sent to the target
+    "started_s?": float,  # since the run's start; missing in reports of old versions
+    "duration_s": float,
+    "blobs": {"transferred": int, "mounted": int, "skipped": int},
 }
 
 _RUN = {
     "totals": {
-        "images": _Each(_count),  # by status
-        "layers": {"transferred": _count, "unique": _count, "mounted": _count},
-        "bytes": _count,
-        "saved": _Maybe({"present": _count, "mounted": _count}),  # bytes
-        "requests": _Each(_Each(_count)),  # by host and action
-        "throttled": _Each(_count),  # by host
+        "images": {"*": int},  # by status
+        "layers": {"transferred": int, "unique": int, "mounted": int},
+        "bytes": int,
+        "saved?": {"present": int, "mounted": int},  # bytes
+        "requests": {"*": {"*": int}},  # by host and action
+        "throttled": {"*": int},  # by host
     },
     "images": [_IMAGE],
-    "undone": _Maybe([{"source": _text, "target": _text}]),
-    "run_id": _text,
-    "started_at": _text,
-    "duration_s": _seconds,
-    "interrupted": _flag,
-    "dry_run": _flag,
-    "mappings": [_MAPPING],
+    "undone?": [{"source": str, "target": str}],
+    "run_id": str,
+    "started_at": str,
+    "duration_s": float,
+    "interrupted": bool,
+    "dry_run": bool,
 }
 
 # What an image that was left undone has beside its names.
 _UNDONE = {
-    **dict.fromkeys(_IMAGE),
     "status": "undone",
+    **dict.fromkeys(("reason", "until", "error", "started_s")),
     "bytes": 0,
     "duration_s": 0.0,
     "blobs": dict.fromkeys(("transferred", "mounted", "skipped"), 0),
@@ -179,7 +122,7 @@ def check_report(document: object, name: str) -> Json:
         reason = f"its `schema` is {printable(repr(schema), 40)}, and only 1 can be read"
         raise ConfigError(f"{name} is not a report of a run: {reason}", hint=_HINT)
     if document.get("error") is not None:
-        error = _checked(document["error"], {"message": _text}, f"{name}: error")
+        error = _checked(document["error"], {"message": str}, f"{name}: error")
         reason = f"its command ended before it tried any: {error['message']}"
         raise ConfigError(f"{name} has no images: {reason}", hint=_HINT)
 
@@ -191,27 +134,43 @@ def check_report(document: object, name: str) -> Json:
 
 def _checked(value: object, shape: Any, place: str) -> Any:
     """Return a value as its shape describes it. Raises ConfigError, which names the place."""
-    if isinstance(shape, _Maybe):
-        return None if value is None else _checked(value, shape.shape, place)
     if isinstance(shape, list):
         if not isinstance(value, list):
             raise _mismatch_error(place, "a list")
         return [_checked(each, shape[0], f"{place}[{i}]") for i, each in enumerate(value)]
-    if isinstance(shape, dict | _Each):
-        if not isinstance(value, dict):
-            raise _mismatch_error(place, "an object")
-        if isinstance(shape, _Each):
-            shapes = dict.fromkeys(value, shape.shape)
-        else:
-            shapes = shape
-        return {
-            _text(key): _checked(value.get(key), each, f"{place}: {printable(key)}")
-            for key, each in shapes.items()
-        }
-    try:
-        return shape(value)
-    except (TypeError, ValueError) as error:
-        raise _mismatch_error(place, str(error)) from error
+    if not isinstance(shape, dict):
+        return _checked_value(value, shape, place)
+    if not isinstance(value, dict):
+        raise _mismatch_error(place, "an object")
+    fields: Json = {}
+    if "*" in shape:
+        for key, each in value.items():
+            name = _checked_value(key, str, place)
+            fields[name] = _checked(each, shape["*"], f"{place}: {name}")
+        return fields
+    for key, each in shape.items():
+        name = key.removesuffix("?")
+        found = value.get(name)
+        is_left_out = name != key and found is None
+        fields[name] = None if is_left_out else _checked(found, each, f"{place}: {name}")
+    return fields
+
+
+def _checked_value(value: Any, shape: Any, place: str) -> Any:
+    """Return a value that is no list and no object, like `_checked`."""
+    if isinstance(shape, tuple):
+        if value not in shape:
+            raise _mismatch_error(place, "a status that this version knows")
+        return value
+    if type(value) is not shape and (shape is not float or type(value) is not int):
+        words = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+        raise _mismatch_error(place, words[shape])
+    if shape is str:
+        # JSON can contain half of a surrogate pair, which cannot be encoded.
+        return printable(value.encode("utf-8", "replace").decode(), _LONGEST_TEXT)
+    if not 0 <= value < _LARGEST_NUMBER:  # nor is NaN, which `json` accepts
+        raise _mismatch_error(place, "a count" if shape is int else "a number of seconds")
+    return shape(value)
 
 
 def _mismatch_error(place: str, expected: str) -> ConfigError:
@@ -280,17 +239,10 @@ def notes(run: Json) -> list[str]:
 
 
 def facts(run: Json) -> list[tuple[str, str]]:
-    """Return the lines of the summary as pairs of a name and a value."""
+    """Return the figures of a run as pairs of a name and a value, the registries last."""
     totals = run["totals"]
     layers = totals["layers"]
-    saved = [
-        f"{size_text(size)} {words}"
-        for size, words in (
-            (totals["saved"]["present"], "already there"),
-            (totals["saved"]["mounted"], "mounted"),
-        )
-        if size
-    ]
+    present, mounted = totals["saved"]["present"], totals["saved"]["mounted"]
     # Times in UTC sort as texts.
     held_until = [image["until"] for image in run["images"] if image["until"] is not None]
 
@@ -300,37 +252,17 @@ def facts(run: Json) -> list[tuple[str, str]]:
     transferred = f"{layers['transferred']} transferred ({layers['unique']} unique)"
     lines.append(("Layers", f"{transferred}, {layers['mounted']} mounted"))
     lines.append(("Data", f"{size_text(totals['bytes'])} transferred"))
-    if saved:
-        total = size_text(sum(totals["saved"].values()))
-        lines.append(("Saved", f"{total}: {', '.join(saved)}"))
+    if present or mounted:
+        parts = f"{size_text(present)} already there, {size_text(mounted)} mounted"
+        lines.append(("Saved", f"{size_text(present + mounted)}: {parts}"))
     lines.append(("Time", f"{duration_text(run['duration_s'])} from {run['started_at']}"))
     for host, counts in totals["requests"].items():
-        text = f"{sum(counts.values())} requests"
+        which = ", ".join(f"{count} {action}" for action, count in counts.items())
+        text = f"{sum(counts.values())} requests ({which})"
         if throttled := totals["throttled"].get(host):
             text += f", {throttled} of them throttled (429)"
         lines.append((host, text))
     return lines
-
-
-# Text.
-
-
-def as_text(run: Json) -> str:
-    """Format failures, their causes and the summary in the way that `sync` prints them."""
-    lines = [
-        "failed {source} -> {target}: {error[code]}: {error[message]}".format(**image)
-        for image in run["images"]
-        if image["error"]
-    ]
-    lines += ["undone {source} -> {target}".format(**image) for image in with_status(run, "undone")]
-    for cause in causes_of(run):
-        if len(cause.images) > 1:
-            lines.append(f"Failed: {len(cause.images)} x {cause.code}: {cause.message}")
-        if cause.hint:
-            lines.append(f"hint: {cause.hint}")
-    lines += notes(run)
-    lines += [f"{name}: {value}" for name, value in facts(run)]
-    return "".join(f"{line}\n" for line in lines)
 
 
 # Markdown.
@@ -404,18 +336,15 @@ def _span(text: str) -> str:
 
 
 def as_junit(run: Json) -> str:
-    """Format the report as JUnit XML: a suite for each mapping, a case for each image and target.
+    """Format the report as JUnit XML: a suite for each pair of repositories, a case for each image
+    and target.
 
     A case has passed if the image is at the target, including an image that was there unchanged.
     """
-    # The images of each suite by its name. A mapping without images has an empty suite.
-    suites: dict[str, list[Json]] = {
-        f"{mapping['from']} to {mapping['to']}": [] for mapping in run["mappings"]
-    }
+    suites = defaultdict[str, list[Json]](list)
     for image in run["images"]:
         _, target = split_full_name(_repository_of(image["target"]))
-        name = f"{_repository_of(image['source'])} to {target}"
-        suites.setdefault(name, []).append(image)
+        suites[f"{_repository_of(image['source'])} to {target}"].append(image)
 
     lines = ['<?xml version="1.0" encoding="UTF-8"?>']
     lines.append(f"<testsuites {_junit_counts('regsync', run['images'], run['duration_s'])}>")
@@ -485,7 +414,7 @@ p { margin: .25rem 0; }
 .soft, dt, .ticks { color: var(--soft); font-size: .9rem; }
 .facts, .key { display: flex; flex-wrap: wrap; gap: .75rem 1.5rem; padding: 0; list-style: none; }
 .facts div, .share, .lanes, .cause { background: var(--panel); border-radius: .3rem; padding: .6rem; }
-.facts dd { margin: 0; font-size: 1.35rem; font-weight: 600; }
+.facts dd { margin: 0; font-weight: 600; }
 .cause { border-left: .25rem solid var(--failed); margin: .75rem 0; }
 .share { display: flex; height: 1.5rem; padding: 0; overflow: hidden; }
 .key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .4rem; }
@@ -522,31 +451,19 @@ _PAGE = """\
 
 def as_page(run: Json) -> str:
     """Format the report as an HTML page."""
-    sections = (_figures, _causes, _share, _timelines, _requests, _images, _mappings)
+    sections = (_figures, _causes, _share, _timelines, _images)
     body = "\n".join(line for section in sections for line in section(run))
     return _PAGE.format(title=escape(headline(run)), style=_STYLE, body=body)
 
 
 def _figures(run: Json) -> Iterator[str]:
     yield f"<h1>{escape(headline(run).capitalize())}</h1>"
-    yield f'<p class="soft">regsync, {escape(run["started_at"])}, run {escape(run["run_id"])}</p>'
+    yield f'<p class="soft">regsync, run {escape(run["run_id"])}</p>'
     for note in notes(run):
         yield f"<p><strong>{escape(note)}</strong></p>"
-
-    totals = run["totals"]
-    figures = {
-        word.capitalize(): str(totals["images"].get(status, 0))
-        for status, word in _STATUS_WORDS.items()
-        if status == "synced" or totals["images"].get(status)
-    }
-    figures["Moved"] = size_text(totals["bytes"])
-    if saved := sum(totals["saved"].values()):
-        figures["Saved"] = size_text(saved)
-    figures["Time"] = duration_text(run["duration_s"])
-    figures["Requests"] = str(sum(sum(counts.values()) for counts in totals["requests"].values()))
     yield '<dl class="facts">'
-    for name, figure in figures.items():
-        yield f"<div><dt>{name}</dt><dd>{figure}</dd></div>"
+    for name, value in facts(run):
+        yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
     yield "</dl>"
 
 
@@ -560,7 +477,7 @@ def _causes(run: Json) -> Iterator[str]:
         if cause.hint:
             yield f"<p><strong>Remedy:</strong> {escape(cause.hint)}</p>"
         rows = [(*_names(image), escape(image["error"]["message"])) for image in cause.images]
-        yield from _collapsed_table("Which", ("Source", "Target", "Message"), rows)
+        yield from _table("Which", ("Source", "Target", "Message"), rows)
         yield "</section>"
 
 
@@ -585,9 +502,9 @@ def _share(run: Json) -> Iterator[str]:
         yield f'<li><i class="{css_class}"></i>{text}</li>'
     yield "</ul>"
     yield (
-        '<p class="soft">{transferred} uploads of {unique} different blobs, {mounted} mounts. A blob'
-        " counts once for each target repository; images that were there unchanged do not count.</p>"
-    ).format(**totals["layers"])
+        '<p class="soft">A blob counts once for each target repository; images that were there'
+        " unchanged do not count.</p>"
+    )
 
 
 def _timelines(run: Json) -> Iterator[str]:
@@ -652,84 +569,35 @@ def _end(image: Json) -> float:
     return float(image["started_s"] + image["duration_s"])
 
 
-def _requests(run: Json) -> Iterator[str]:
-    totals = run["totals"]
-    rows = [
-        (
-            _code(host),
-            str(sum(counts.values())),
-            str(totals["throttled"].get(host, 0)),
-            escape(", ".join(f"{count} {action}" for action, count in counts.items())),
-        )
-        for host, counts in totals["requests"].items()
-    ]
-    if rows:
-        yield "<h2>Requests</h2>"
-        yield from _table(("Registry", "Requests", "Throttled", "Which"), rows)
-
-
 def _images(run: Json) -> Iterator[str]:
+    """Yield a table for each status but `failed`, and one for each reason to skip images."""
     yield "<h2>Images</h2>"
-    columns = ("Source", "Target", "Bytes", "Time", "Blobs")
-    for status in ("undone", "synced", "would_sync"):
-        images = sorted(with_status(run, status), key=lambda image: -image["bytes"])
-        rows = [
-            (
-                *_names(image),
-                size_text(image["bytes"]),
-                duration_text(image["duration_s"]),
-                "{transferred} moved, {mounted} mounted, {skipped} there".format(**image["blobs"]),
-            )
-            for image in images[: _MOST_ROWS + 1]
-        ]
-        yield from _collapsed_table(_STATUS_WORDS[status].capitalize(), columns, rows)
-
-    skipped = defaultdict[str, list[tuple[str, ...]]](list)  # names by reason
-    for image in with_status(run, "skipped"):
-        skipped[image["reason"] or "skipped"].append(_names(image))
-    for reason, names in sorted(skipped.items()):
-        yield from _collapsed_table(f"Skipped, {reason}", ("Source", "Target"), names)
+    rows = defaultdict[str, list[tuple[str, ...]]](list)  # by the title of their table
+    for image in sorted(run["images"], key=lambda image: -image["bytes"]):
+        if image["status"] == "failed":  # told with its cause
+            continue
+        title = _STATUS_WORDS[image["status"]].capitalize()
+        if image["reason"]:
+            title += f", {image['reason']}"
+        blobs = "{transferred} moved, {mounted} mounted, {skipped} there".format(**image["blobs"])
+        cost = (size_text(image["bytes"]), duration_text(image["duration_s"]), blobs)
+        rows[title].append((*_names(image), *cost))
+    for title, rows_of_title in sorted(rows.items()):
+        yield from _table(title, ("Source", "Target", "Bytes", "Time", "Blobs"), rows_of_title)
 
 
-def _mappings(run: Json) -> Iterator[str]:
-    rows = []
-    for mapping in run["mappings"]:
-        remark = ", ".join(f"{count} {reason}" for reason, count in mapping["dropped"].items())
-        if mapping["error"]:
-            remark = mapping["error"]["message"]
-        names = _code(mapping["from"]), _code(mapping["to"])
-        rows.append((*names, str(mapping["selected"]), escape(remark)))
-    if rows:
-        yield "<h2>Mappings</h2>"
-        columns = ("From", "To", "Selected", "Not selected")
-        yield from _collapsed_table("What each mapping selected", columns, rows)
-
-
-def _collapsed_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> Iterator[str]:
-    """Yield a table that is hidden until the reader opens it, or nothing without rows."""
-    if not rows:
-        return
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a table of cells in HTML, which is hidden until the reader opens it."""
     yield f"<details><summary>{escape(title)} ({len(rows)})</summary>"
-    yield from _table(columns, rows[:_MOST_ROWS])
+    yield '<div class="scroll"><table>'
+    yield f"<tr>{''.join(f'<th>{column}</th>' for column in columns)}</tr>"
+    for row in rows[:_MOST_ROWS]:
+        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
+    yield "</table></div>"
     if len(rows) > _MOST_ROWS:
         yield f"<p>{len(rows) - _MOST_ROWS} more are in the report.</p>"
     yield "</details>"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a table. The cells are HTML."""
-    yield '<div class="scroll"><table>'
-    yield f"<tr>{''.join(f'<th>{column}</th>' for column in columns)}</tr>"
-    for row in rows:
-        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
-    yield "</table></div>"
-
-
 def _names(image: Json) -> tuple[str, str]:
-    return _code(image["source"]), _code(image["target"])
-
-
-def _code(text: str) -> str:
-    return f"<code>{escape(text)}</code>"
+    return f"<code>{escape(image['source'])}</code>", f"<code>{escape(image['target'])}</code>"

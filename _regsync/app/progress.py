@@ -6,14 +6,21 @@ Follows: docs/design.md section 10.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import anyio
 
 from _regsync.app.console import Console
 from _regsync.registry.runs import Transport
-from _regsync.sync.image import Traffic
 from _regsync.text import duration_text, size_text
+
+if TYPE_CHECKING:
+    from _regsync.audit import Audit
+    from _regsync.locking import Locking
+    from _regsync.sync.work import Scheduler
+
+# What shows progress: it counts images and bytes.
+Work: TypeAlias = "Scheduler | Audit | Locking"
 
 # All times are in seconds.
 
@@ -24,30 +31,6 @@ HEARTBEAT_SECONDS = 30.0  # between two log lines, if there is no terminal
 RATE_SECONDS = 10.0
 
 SILENCE_SECONDS = 10.0  # without an answer, after which a registry is reported as slow
-
-
-class Work(Protocol):
-    """Work whose progress is shown: a run's scheduler, an audit, or the making of a lock."""
-
-    @property
-    def transport(self) -> Transport: ...
-
-    @property
-    def images_done(self) -> int: ...
-
-    @property
-    def images_known(self) -> int:
-        """The number of images found so far, including the images that are done."""
-
-    @property
-    def bytes_moved(self) -> int: ...
-
-    @property
-    def traffic(self) -> Traffic: ...
-
-    @property
-    def drain_deadline(self) -> float | None:
-        """When unfinished copies will be cancelled after a signal. None before a signal."""
 
 
 class Progress(NamedTuple):
@@ -83,7 +66,7 @@ async def show_progress(console: Console, work: Work) -> None:
     start = anyio.current_time()
     # (time, bytes moved, bytes expected) of the last RATE_SECONDS and of one moment before.
     samples = deque([(start, 0, 0)])
-    silences = Silences(work.transport)
+    signs = dict[str, tuple[object, float]]()  # of life, for `describe_registries`
     interval = TERMINAL_SECONDS if console.has_progress_line else HEARTBEAT_SECONDS
     try:
         while True:
@@ -108,39 +91,21 @@ async def show_progress(console: Console, work: Work) -> None:
                 elapsed=now - start,
                 remaining=(expected - moved) / rate if is_known else None,
                 stopping=None if deadline is None else max(0.0, deadline - now),
-                registries=describe_registries(work.transport, silences, now),
+                registries=describe_registries(work.transport, signs, now),
             )
             console.show_progress(str(progress), progress._asdict())
     finally:
         console.clear_progress()
 
 
-class Silences:
-    """How long each registry has left requests unanswered."""
+def describe_registries(
+    transport: Transport, signs: dict[str, tuple[object, float]], now: float
+) -> tuple[str, ...]:
+    """Return a text for each registry that is away, throttled or slow, in this order.
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        # By host: a sign of life, which differs as long as the host answers, and since when it is
-        # the same.
-        self._signs = dict[str, tuple[object, float]]()
-
-    def at(self, now: float) -> dict[str, float]:
-        """Return the seconds of silence of each host that has been silent for SILENCE_SECONDS."""
-        transport = self._transport
-        # Bytes are not counted by host. While bytes are moving, no host is reported as slow.
-        byte_count = transport.blob_bytes + transport.bytes_sent
-        for host, limits in transport.limits.items():
-            request_count = transport.requests[host].total() if host in transport.requests else 0
-            is_idle = limits.used == 0
-            sign = (request_count, byte_count, now if is_idle else None)
-            if host not in self._signs or self._signs[host][0] != sign:
-                self._signs[host] = (sign, now)
-        silences = {host: now - since for host, (_, since) in self._signs.items()}
-        return {host: seconds for host, seconds in silences.items() if seconds >= SILENCE_SECONDS}
-
-
-def describe_registries(transport: Transport, silences: Silences, now: float) -> tuple[str, ...]:
-    """Return a text for each registry that is away, throttled or slow, in this order."""
+    `signs` has, by host, a sign of life, which differs as long as the host answers, and since when
+    it is the same. It is brought up to date.
+    """
     texts = dict[str, str]()  # by host; each has the first text that applies
     for reach in sorted(transport.reaches, key=lambda reach: reach.since):
         if reach.is_out:
@@ -150,6 +115,16 @@ def describe_registries(transport: Transport, silences: Silences, now: float) ->
             pause = duration_text(lane.paused_until - now)
             text = f"{host} is throttled (429), window {lane.width:.0f}, next try in {pause}"
             texts.setdefault(host, text)
-    for host, seconds in silences.at(now).items():
-        texts.setdefault(host, f"{host} has not answered for {duration_text(seconds)}")
+
+    # Bytes are not counted by host. While bytes are moving, no host is reported as slow.
+    byte_count = transport.blob_bytes + transport.bytes_sent
+    for host, limits in transport.limits.items():
+        request_count = transport.requests[host].total() if host in transport.requests else 0
+        is_idle = limits.used == 0
+        sign = (request_count, byte_count, now if is_idle else None)
+        if host not in signs or signs[host][0] != sign:
+            signs[host] = (sign, now)
+        silence = now - signs[host][1]
+        if silence >= SILENCE_SECONDS:
+            texts.setdefault(host, f"{host} has not answered for {duration_text(silence)}")
     return tuple(texts.values())

@@ -110,7 +110,8 @@ async def run(
 
     if report.interrupted:
         return 128 + signals[0]
-    return report.exit_status()
+    status = report.exit_status()
+    return max(status, 1) if retry is not None and retry.unselected else status
 
 
 def write_summary(document: dict[str, object], path: str) -> None:
@@ -162,9 +163,9 @@ async def list_tags(
     else:
         console.log("warning", "nothing_selected", text)
     for selection in selections:
-        shortfall = selection.shortfall(str(source))
-        if shortfall is not None:
-            console.log("warning", "min_tags", shortfall)
+        for event, warning in selection.warnings(str(source)):
+            if event == "min_tags":
+                console.log("warning", event, warning)
 
     if console.writes_json:
         tags = {"tags": list(kept), "dropped": dropped, "missing": missing}

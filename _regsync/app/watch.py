@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 import anyio.lowlevel
@@ -22,18 +22,14 @@ from _regsync.app.health import serving
 from _regsync.app.progress import show_progress
 from _regsync.config import Config
 from _regsync.errors import ConfigError
-from _regsync.pins import Lock, compare
+from _regsync.pins import Lock
 from _regsync.registry.runs import Transport
-from _regsync.state import FirstSeen, StateFile, first_seen_for
+from _regsync.state import StateFile, first_seen_for
 from _regsync.sync.report import Outcome, Report
 from _regsync.sync.run import Run
 from _regsync.text import duration_text
 
 STANDSTILL_SECONDS = 900.0  # without progress, after which /healthz answers 503
-QUIET_SECONDS = 3600.0  # between two summaries at DEBUG while cycles have no news
-
-# Global settings whose changes are logged by name.
-SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_limit")
 
 Log = Callable[..., None]  # has the parameters of `Console.log`
 
@@ -96,16 +92,29 @@ class Watch:
         self._news = news
         self._transport = transport
         self._load = load
-        self._inputs = inputs
         self._interval = interval
         # State files by cache_dir. A reload may change cache_dir.
         self._states = dict[str | None, StateFile]()
-        self._first_seen = self._first_seen_for(inputs)
+        self._take(inputs)
         self._stop = anyio.Event()  # set by the first SIGINT or SIGTERM
         self._wake = anyio.Event()  # set to end the pause between two cycles
         self._cycle_number = 0  # of the current or the last cycle
         self._cycle_scope = anyio.CancelScope()  # cancels the current cycle
         self._health = Health(due=anyio.current_time())
+
+    def _take(self, inputs: Inputs) -> None:
+        """Put what the files say into force. Raises ConfigError if `min_age` has no usable state."""
+        cache_dir = inputs.config.cache_dir
+        if cache_dir not in self._states:
+            self._states[cache_dir] = StateFile(cache_dir, self._news.log)
+        locked_times = inputs.lock.first_seen_times() if inputs.lock is not None else None
+        self._first_seen = first_seen_for(
+            inputs.config,
+            self._states[cache_dir],
+            self._transport.machine.wall,
+            locked_times=locked_times,
+        )
+        self._inputs = inputs
 
     def answer_probe(self, path: str) -> tuple[int, dict[str, object]]:
         """Return the HTTP status and the JSON document for `/healthz` or `/readyz`.
@@ -144,17 +153,16 @@ class Watch:
                 await self._wake.wait()
 
     def _reload(self) -> None:
-        """Read all files again, put them into force together, and log their changes.
+        """Read all files again, and put them into force together.
 
         If one is invalid, log the error and keep what was in force.
         """
         before = self._inputs
-        has_failed_before = self._health.reload_error is not None
         try:
             inputs = self._load(self._news.log)
             # Certificate files may have changed although the configuration has not.
             self._transport.read_again(inputs.config.registries_in_use)
-            self._first_seen = self._first_seen_for(inputs)
+            self._take(inputs)
         except ConfigError as error:
             for problem in error.problems or [error]:
                 text = f"{error.code}: {problem}; the last valid configuration stays in force"
@@ -162,23 +170,39 @@ class Watch:
             self._health = self._health._replace(reload_error=str(error))
             return
 
-        if inputs.lock != before.lock:
-            changes = compare(before.lock or Lock(), inputs.lock or Lock())
-            text = f"images added, removed or changed in the lock: {len(changes)}"
-            self._console.log("info", "lock_changed", text)
-        lines = list(describe_changes(before.config, inputs.config))
-        if lines or has_failed_before:
-            for line in (*lines, f"configuration changes: {len(lines)}"):
-                self._console.log("info", "reloaded", line)
-        self._inputs = inputs
+        if inputs != before or self._health.reload_error is not None:
+            text = f"now in force: {len(inputs.config.mappings)} mappings"
+            if inputs.lock is not None:
+                text += f", {len(inputs.lock)} locked images"
+            self._console.log("info", "reloaded", text)
         self._health = self._health._replace(reload_error=None)
 
     async def _run_cycle(self) -> None:
-        """Sync all mappings once and show the results."""
+        """Sync all mappings once and show the results. After a signal no more images are copied."""
         start = anyio.current_time()
         started_at = utc_now()
         self._health = self._health._replace(due=start)
-        report = await self._sync()
+        config = self._inputs.config
+        for warning in config.warnings:
+            self._news.log("warning", "config", warning)
+        self._transport.begin_run(config.registries_in_use)
+        report = Report()
+        work = Run(
+            self._transport,
+            config,
+            self._news.show_outcome,
+            report,
+            state=self._states[config.cache_dir],
+            first_seen=self._first_seen,
+            lock=self._inputs.lock,
+        )
+        async with anyio.create_task_group() as tasks:
+            self._cycle_scope = tasks.cancel_scope  # a second signal cancels it
+            if self._console.has_progress_line:
+                tasks.start_soon(show_progress, self._console, work.scheduler)
+            await work.sync(self._stop)
+            tasks.cancel_scope.cancel()  # ends `show_progress`
+
         if not report.interrupted:  # an interrupted cycle has not tried all images
             self._news.end_cycle()
         duration = anyio.current_time() - start
@@ -199,44 +223,9 @@ class Watch:
             cycle=cycle,
             due=anyio.current_time() + self._interval,
         )
-        text = f"cycle {self._cycle_number}: {'; '.join(report.summary(duration))}"
-        self._news.log_summary(text, cycle)
-
-    async def _sync(self) -> Report:
-        """Sync all mappings, and return the report. After a signal no more images are copied."""
-        config = self._inputs.config
-        for warning in config.warnings:
-            self._news.log("warning", "config", warning)
-        self._transport.begin_run(config.registries_in_use)
-        report = Report()
-        work = Run(
-            self._transport,
-            config,
-            self._news.show_outcome,
-            report,
-            state=self._state_in(config.cache_dir),
-            first_seen=self._first_seen,
-            lock=self._inputs.lock,
-        )
-        async with anyio.create_task_group() as tasks:
-            self._cycle_scope = tasks.cancel_scope  # a second signal cancels it
-            if self._console.has_progress_line:
-                tasks.start_soon(show_progress, self._console, work.scheduler)
-            await work.sync(self._stop)
-            tasks.cancel_scope.cancel()  # ends `show_progress`
-        return report
-
-    def _first_seen_for(self, inputs: Inputs) -> FirstSeen | None:
-        """Return when each digest was first seen; None if no mapping has `min_age`."""
-        locked_times = inputs.lock.first_seen_times() if inputs.lock is not None else None
-        state = self._state_in(inputs.config.cache_dir)
-        wall = self._transport.machine.wall
-        return first_seen_for(inputs.config, state, wall, locked_times=locked_times)
-
-    def _state_in(self, cache_dir: str | None) -> StateFile:
-        if cache_dir not in self._states:
-            self._states[cache_dir] = StateFile(cache_dir, self._news.log)
-        return self._states[cache_dir]
+        if self._news.has_image:
+            text = f"cycle {self._cycle_number}: {'; '.join(report.summary(duration))}"
+            self._console.log("info", "cycle", text, **cycle)
 
 
 class Health(NamedTuple):
@@ -284,13 +273,12 @@ class News:
         # status), because its message may contain a time.
         self._failures = dict[tuple[str, str], object]()
         self._previous_failures = dict[tuple[str, str], object]()
-        self._has_image = False  # whether an image was shown in the current cycle
-        self._last_summary_at = anyio.current_time()  # when a cycle's summary was last logged
+        self.has_image = False  # whether an image was shown in the current cycle
 
     def begin_cycle(self) -> None:
         self._lines, self._previous_lines = set(), self._lines
         self._failures, self._previous_failures = {}, self._failures
-        self._has_image = False
+        self.has_image = False
         # The same failure may occur again after months. Its hint is then needed again.
         self._console.shown_hints.clear()
 
@@ -322,7 +310,7 @@ class News:
         # An image that does not fail has no entry.
         has_changed = self._previous_failures.get(key) != self._failures.get(key)
         if outcome.status == "synced" or has_changed:
-            self._has_image = True
+            self.has_image = True
             self._console.show_outcome(outcome)
 
     def end_cycle(self) -> None:
@@ -341,48 +329,3 @@ class News:
                 recovered[f"{source_repository} -> {target_repository}"] += 1
         for repositories, count in recovered.items():
             self._console.log("info", "recovered", f"no longer failing: {repositories} ({count})")
-
-    def log_summary(self, text: str, cycle: dict[str, object]) -> None:
-        """Log the summary `text` of a cycle that had news, with the fields `cycle`.
-
-        The summary of a cycle without news is logged only at DEBUG, and only if no summary was
-        logged for QUIET_SECONDS.
-        """
-        now = anyio.current_time()
-        if not self._has_image and now - self._last_summary_at < QUIET_SECONDS:
-            return
-        self._last_summary_at = now
-        if self._has_image:
-            self._console.log("info", "cycle", text, **cycle)
-        else:
-            state = "the same images fail" if self._failures else "all is well"
-            self._console.log("debug", "quiet", f"{state}; {text}")
-
-
-def describe_changes(old: Config, new: Config) -> Iterator[str]:
-    """Yield a line for each registry, mapping and setting that was added, removed or changed.
-
-    The lines contain names but no values, because a value may be a secret.
-    """
-    before = parts_by_name(old)
-    after = parts_by_name(new)
-    for name in dict.fromkeys((*before, *after)):
-        if name not in after:
-            yield f"{name} removed"
-        elif name not in before:
-            yield f"{name} added"
-        elif before[name] != after[name]:
-            yield f"{name} changed"
-
-
-def parts_by_name(config: Config) -> dict[str, object]:
-    """Return the registries, mappings and settings of a configuration, to be compared by name."""
-    mappings = defaultdict[str, list[object]](list)  # several mappings may have one name
-    for rule in config.mappings:
-        name = f"mapping {rule.source.alias}/{rule.source_repository} -> {rule.target_repository}"
-        # Compare targets by alias only, because a changed registry has a line of its own.
-        targets = [target.alias for target in rule.targets]
-        mappings[name].append((targets, rule.tags, rule.min_age, rule.platforms, rule.artifacts))
-    registries = {f"registry {alias}": registry for alias, registry in config.registries.items()}
-    settings = {f"setting {name}": getattr(config, name) for name in SETTINGS}
-    return {**registries, **mappings, **settings}

@@ -41,10 +41,10 @@ from _regsync.text import duration_text
 # The default of `max_concurrent` (docs/specification.md section 2.2).
 DEFAULT_CONCURRENCY = 50
 
-# Bodies of at least this many bytes are large. A few streams fill a link; more of them only make
+# Bodies of at least this many bytes are large. Some streams fill a link; more of them only make
 # every image finish late.
 LARGE_BODY = 1024 * 1024
-_MOST_STREAMS = 8  # at one registry, in one direction
+_MOST_STREAMS = 16  # at one registry, in one direction
 
 # 5 attempts, exponential from 0.5 s, full jitter, at most 30 s.
 _ATTEMPTS = 5

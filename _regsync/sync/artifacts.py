@@ -29,16 +29,7 @@ from _regsync.oci import (
     referrers_tag,
 )
 from _regsync.registry.repository import Repository, is_immutable
-from _regsync.state import (
-    NO_CHECK,
-    ArtifactCheck,
-    Knowledge,
-    RepositoryKey,
-    Snapshot,
-    digest_like,
-    hashed_key,
-    key_of,
-)
+from _regsync.state import NO_CHECK, ArtifactCheck, Knowledge, RepositoryKey, Snapshot, hashed_key
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import ArtifactSearch, ImageCopy
 from _regsync.sync.looks import (
@@ -85,7 +76,9 @@ _NO_API_STATUSES = (200, 404, 405, 501)
 # With one of these error codes, the answer is about the manifest or the repository, not the API.
 _OTHER_CODES = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN"})
 
-# The fact of an area that its referrers API lists artifacts that it did not announce by OCI-Subject.
+# The facts of an area: whether it has the referrers API, and whether that lists artifacts that it did
+# not announce by OCI-Subject.
+_HAS_API = "has_referrers_api"
 _LISTS_UNANNOUNCED = "lists_unannounced"
 
 _HINT_IF_REFUSED = (
@@ -212,8 +205,7 @@ def _search_key(
     # A search with other filters does not count, so the filters are part of the key.
     rule = mapping.artifacts
     filters = [",".join(sorted(rule.include)), ",".join(sorted(rule.exclude))]
-    digests = [snapshot.source.hex(), snapshot.pushed.hex()]
-    return hashed_key("artifacts", *source.key, *target.key, *digests, *filters)
+    return hashed_key("artifacts", *source.key, *target.key, *snapshot, *filters)
 
 
 class ReferrerList(NamedTuple):
@@ -244,7 +236,7 @@ class ReferrerLists:
 
     def has_api(self, repository: Repository) -> bool | None:
         """Report whether the registry has the referrers API. Returns None if that is unknown."""
-        return self._knowledge.has_referrers_api(repository.key)
+        return self._knowledge.fact(repository.key.area, _HAS_API)
 
     # Reading.
 
@@ -330,10 +322,10 @@ class ReferrerLists:
         else:
             lacks_api = _name_platforms(entries)  # the index of an image, whatever was asked for
             if has_worked or not lacks_api:
-                self._knowledge.record_referrers_api(repository.key, True)
+                self._knowledge.learn(repository.key.area, _HAS_API, True)
                 return entries
         if lacks_api and not has_worked:
-            self._knowledge.record_referrers_api(repository.key, False)
+            self._knowledge.learn(repository.key.area, _HAS_API, False)
         return None
 
     async def _get_fallback(
@@ -560,7 +552,7 @@ class Referrers:
     def listed_tag_bits(self, source: Repository, digest: str) -> int:
         """Return, as bits, which tags with artifacts of a digest the source's tag listing has.
 
-        The bits are those of `ArtifactCheck.flags`: 1 for the fallback tag; 2, 4 and 8 for the
+        The bits are 1 for the fallback tag; 2, 4 and 8 for the
         cosign tags `.sig`, `.att` and `.sbom`. Returns 0 if the source's tags have not been listed.
         """
         listed_tags = self._discovery.known_listing(source) or ()
@@ -573,7 +565,7 @@ class Referrers:
         It has the record of the last search, and the tags with artifacts that the source's listing
         shows now. The hash of the list of referrers is not known yet.
         """
-        snapshot = Snapshot(key_of(copy.source_digest), key_of(copy.digest))
+        snapshot = Snapshot(copy.source_digest, copy.digest)
         key = _search_key(mapping, copy.source, copy.target, snapshot)
         is_in_state = self._knowledge.is_manifest_believed(copy.target.store_key, copy.digest)
         # If the target has lost the image, the record of the last search does not count.
@@ -641,7 +633,7 @@ class Referrers:
         pinned = self._discovery.pinned(source)
         if pinned is not None:
             return not _had_all(check, hash_of_list(pinned.artifacts_of(tag.reference)))
-        listed_tag_bits = self.listed_tag_bits(source, digest_like(snapshot.source))
+        listed_tag_bits = self.listed_tag_bits(source, snapshot.source)
         return depth_without_schedule(check, listed_tag_bits) is not SearchDepth.NONE
 
     def last_check(

@@ -690,7 +690,7 @@ class Blobs:
             if await target.has_blob(job.blob):
                 return BlobResult.PRESENT
             job.is_known_absent = True
-            known.record_absent_blob(where, job.blob.digest)
+            known.forget(where, job.blob.digest)
         if job.upload.session:  # of `_can_probe`
             return None
         return await self._start(job, is_absence_new=needs_head)

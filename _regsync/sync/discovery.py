@@ -33,15 +33,7 @@ from _regsync.oci import (
 from _regsync.registry.endpoints import RemoteRepository
 from _regsync.registry.repository import Host, Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import (
-    FirstSeen,
-    Knowledge,
-    RepositoryKey,
-    Snapshot,
-    SnapshotEntry,
-    hashed_key,
-    key_of,
-)
+from _regsync.state import FirstSeen, Knowledge, RepositoryKey, Snapshot, SnapshotEntry, hashed_key
 from _regsync.sync.image import Tree, build_tree
 from _regsync.sync.once import Once, gather
 from _regsync.tags import Selection, TagRule
@@ -111,7 +103,7 @@ class TargetTag:
         # the target is known to be up to date only if both digests are those of the snapshot.
         if self.snapshot_entry is None:
             return True
-        current = Snapshot(key_of(source_image.digest), key_of(self.digest))
+        current = Snapshot(source_image.digest, self.digest)
         return self.snapshot_entry.snapshot != current
 
     @property
@@ -391,9 +383,8 @@ class Discovery:
 
     def load_snapshots(self, tags: Collection[TargetTag]) -> None:
         """Set the snapshots of tags from the state."""
-        entries = self._knowledge.snapshots(tag.snapshot_key for tag in tags)
         for tag in tags:
-            tag.snapshot_entry = entries.get(tag.snapshot_key)
+            tag.snapshot_entry = self._knowledge.snapshot(tag.snapshot_key)
 
     def is_probably_absent(self, tag: TargetTag) -> bool:
         """Report whether a target probably lacks a tag, because no earlier run copied the tag.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 
-from _regsync.state import COMPLETE, COPIED, ArtifactCheck, hashed_key
+from _regsync.state import ArtifactCheck, hashed_key
 from _regsync.sync.image import ImageCopy
 
 # Seconds after an image was copied at which looks are due. They are early because pipelines push an
@@ -98,13 +98,16 @@ def hash_of_list(digests: Iterable[str]) -> bytes:
     return hashed_key(*sorted(digests))[:_HASH_BYTES]
 
 
-def flags_after(copy: ImageCopy) -> int:
-    """Return the flags to record in the state after a copy has ended.
+def check_after(copy: ImageCopy) -> ArtifactCheck:
+    """Return what to record in the state after a copy has ended.
 
-    After a failure the flags lack COMPLETE, so that the next run searches for all artifacts.
+    After a failure the check is not complete, so that the next run searches for all artifacts.
     """
-    was_copied_before = copy.artifact_search.last_check.was_copied
-    flags = COPIED if copy.is_copied or was_copied_before else 0
-    if copy.error is not None:
-        return flags
-    return flags | copy.artifact_search.listed_tag_bits | COMPLETE
+    search = copy.artifact_search
+    return ArtifactCheck(
+        first=search.last_check.first,
+        is_complete=copy.error is None,
+        was_copied=copy.is_copied or search.last_check.was_copied,
+        listed_tag_bits=search.listed_tag_bits if copy.error is None else 0,
+        listing_hash=search.listing_hash,
+    )

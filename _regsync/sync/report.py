@@ -13,7 +13,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from _regsync.errors import AuthError, RegsyncError
@@ -30,49 +29,29 @@ _SCHEMA_FILE = "report.schema.json"
 class Outcome(NamedTuple):
     """How one image ended at one target."""
 
-    # Full references, with hosts.
-    source: str
+    source: str  # full references, with hosts
     target: str
-    # synced, skipped or failed. In a dry run it is would_sync instead of synced.
-    status: str
-    # The digest that the target has. None if the image has failed.
-    digest: str | None = None
-    # The digest that the source has.
+    status: str  # synced, skipped or failed. In a dry run it is would_sync instead of synced.
+    digest: str | None = None  # what the target has; None if the image has failed
     source_digest: str | None = None
-    # Why the image was skipped.
-    reason: str | None = None
-    # Until when the image is held (reason `min_age`), in seconds since 1970.
-    until: int | None = None
+    reason: str | None = None  # why the image was skipped
+    until: int | None = None  # when `min_age` no longer holds it, in seconds since 1970
     error: RegsyncError | None = None
-    # Bytes that were sent to the target for the image and its artifacts.
-    bytes: int = 0
-    # When the copy began, in seconds since the run's start.
-    started: float = 0.0
-    # Seconds.
-    duration: float = 0.0
-    # The digests of the blobs that were uploaded.
-    transferred: tuple[str, ...] = ()
-    # How many blobs were mounted.
-    mounted: int = 0
-    # How many blobs were at the target already.
-    skipped: int = 0
-    # How many artifacts ended in which way.
-    artifacts: Mapping[str, int] = _NO_ARTIFACTS
-    # The artifacts that a run would copy, as a dry run describes them.
-    planned: tuple[str, ...] = ()
+    bytes: int = 0  # sent to the target for the image and its artifacts
+    started: float = 0.0  # when the copy began, in seconds since the run's start
+    duration: float = 0.0  # seconds
+    transferred: tuple[str, ...] = ()  # the digests of the blobs that were uploaded
+    mounted: int = 0  # how many blobs were mounted
+    skipped: int = 0  # how many blobs were at the target already
+    artifacts: Mapping[str, int] = _NO_ARTIFACTS  # how many ended in which way
+    planned: tuple[str, ...] = ()  # the artifacts that a run would copy, for a dry run
 
-    def line(self, *, with_hosts: bool = True) -> str:
-        """Format the line for a copied or failed image (docs/specification.md section 6).
-
-        Without `with_hosts`, the line of a copied image has no hosts.
-        """
+    def line(self) -> str:
+        """Format the line for a copied or failed image (docs/specification.md section 6)."""
+        what = f"{self.source} -> {self.target}"
         if self.error is not None:
-            return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
-        names = (self.source, self.target)
-        source, target = names if with_hosts else (split_full_name(name)[1] for name in names)
-        return (
-            f"synced {source} -> {target} ({size_text(self.bytes)}, {duration_text(self.duration)})"
-        )
+            return f"failed {what}: {self.error.code}: {self.error}"
+        return f"synced {what} ({size_text(self.bytes)}, {duration_text(self.duration)})"
 
     def plan_lines(self) -> list[str]:
         """Format the lines of a dry run about the image and its artifacts.
@@ -156,27 +135,19 @@ class Undone(NamedTuple):
     The references `REPO:*` stand for all images of a mapping whose tags were not listed.
     """
 
-    # Full references, with hosts.
-    source: str
+    source: str  # full references, with hosts
     target: str
-
-    def as_json(self) -> dict[str, str]:
-        """Return the image's entry in the field `undone` of the report."""
-        return {"source": self.source, "target": self.target, "status": "undone"}
+    status: str = "undone"
 
 
 class MappingSelection(NamedTuple):
     """How many tags a mapping selected, and how many it dropped for which reason."""
 
-    # Repositories, with hosts.
-    source: str
+    source: str  # repositories, with hosts
     target: str
-    # The number of selected tags.
-    selected: int = 0
-    # The number of dropped tags by reason.
-    dropped: Mapping[str, int] = MappingProxyType({})
-    # Why the tags of the source could not be listed.
-    error: RegsyncError | None = None
+    selected: int = 0  # the number of selected tags
+    dropped: Mapping[str, int] = {}  # the number of dropped tags by reason
+    error: RegsyncError | None = None  # why the tags of the source could not be listed
 
     def line(self) -> str:
         """Format the line of a dry run about the mapping. The mapping must have no error."""
@@ -199,13 +170,9 @@ class LayoutSpace(NamedTuple):
     """The disk space that a run needs at a target that is an image layout."""
 
     target: str
-    # Bytes that the run would write.
-    to_write: int
-    # Bytes of blobs that are not written, because the registry to which the layout will be carried
-    # is assumed to have them.
-    left_out: int
-    # Free bytes on the layout's device.
-    free: int
+    to_write: int  # bytes
+    left_out: int  # bytes of blobs that the registry is assumed to have to which it is carried
+    free: int  # bytes on the layout's device
 
     @property
     def is_enough(self) -> bool:
@@ -216,15 +183,6 @@ class LayoutSpace(NamedTuple):
         text = f"{size_text(self.to_write)} to write, {size_text(self.left_out)} left out"
         lack = "" if self.is_enough else ": too little"
         return f"Layout {self.target}: {text}, {size_text(self.free)} free{lack}"
-
-
-class SharedCause(NamedTuple):
-    """A cause of failure that several images share."""
-
-    # How many images have failed for this cause.
-    failures: int
-    # The error's code, host and message, without repositories, tags and digests.
-    text: str
 
 
 class Report:
@@ -259,7 +217,7 @@ class Report:
         """Whether any image was copied or has failed."""
         return any(outcome.status != "skipped" for outcome in self.outcomes)
 
-    def _hold_ends(self) -> list[int]:
+    def hold_ends(self) -> list[int]:
         """Return when each held image is no longer held, in seconds since 1970."""
         return [outcome.until for outcome in self.outcomes if outcome.until is not None]
 
@@ -275,7 +233,7 @@ class Report:
         images = {status: statuses[status] for status in ("synced", "skipped", "failed")}
         if self.is_dry_run:
             images["would_sync"] = statuses["would_sync"]
-        hold_ends = self._hold_ends()
+        hold_ends = self.hold_ends()
         if hold_ends:
             images["held"] = len(hold_ends)
         if self.images_undone:
@@ -304,9 +262,9 @@ class Report:
             return 1
         return exit_status_for(codes, has_all_failed=len(codes) == len(self.outcomes))
 
-    def causes(self) -> list[SharedCause]:
-        """Return the causes that several failed images share, the most frequent first."""
-        return shared_causes(self.outcomes)
+    @property
+    def failures(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.error is not None]
 
     def undone_text(self) -> str:
         """Format the message for an interrupted run."""
@@ -334,7 +292,7 @@ class Report:
         """Return the lines that count images: of one status, skipped, failed and held."""
         counts = Counter(outcome.status for outcome in self.outcomes)
         line = f"Images: {counts[status]} {words}, {counts['skipped']} skipped, {counts['failed']} failed"
-        ends = self._hold_ends()
+        ends = self.hold_ends()
         return [line, *([f"Held: {len(ends)} (next {time_text(min(ends))})"] if ends else [])]
 
     def plan(self) -> list[str]:
@@ -380,7 +338,7 @@ class Report:
             "interrupted": self.interrupted,
             "dry_run": self.is_dry_run,
             "images": [outcome.as_json() for outcome in self.outcomes],
-            **({"undone": [image.as_json() for image in self.undone]} if self.undone else {}),
+            **({"undone": [image._asdict() for image in self.undone]} if self.undone else {}),
             "mappings": [selection.as_json() for _, selection in sorted(self.selections.items())],
             "totals": {
                 **self.totals(),
@@ -395,18 +353,20 @@ def sorted_requests(requests: Mapping[str, Mapping[str, int]]) -> dict[str, dict
     return {host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())}
 
 
-def shared_causes(outcomes: Iterable[Outcome]) -> list[SharedCause]:
-    """Return the causes that several outcomes share, the most frequent first."""
-    counts = Counter(_cause_of(outcome.error) for outcome in outcomes if outcome.error is not None)
-    return [SharedCause(count, cause) for cause, count in counts.most_common() if count > 1]
+def shared_causes(failures: Iterable[Outcome]) -> list[tuple[str, int]]:
+    """Return the causes that several failures share, the most frequent first, with their number.
 
-
-def _cause_of(error: RegsyncError) -> str:
-    """Return the code, host and message of an error, without the names of a single image."""
-    reference = getattr(error, "reference", None) or ""
-    host, _ = split_full_name(reference)
-    cause = general_message(error.message, reference)
-    return f"{error.code} {host}: {cause}" if host else f"{error.code}: {cause}"
+    A cause is the error's code, host and message, without the names of a single image.
+    """
+    causes = Counter[str]()
+    for outcome in failures:
+        error = outcome.error
+        assert error is not None
+        reference = getattr(error, "reference", None) or ""
+        host, _ = split_full_name(reference)
+        place = f"{error.code} {host}" if host else error.code
+        causes[f"{place}: {general_message(error.message, reference)}"] += 1
+    return [(cause, count) for cause, count in causes.most_common() if count > 1]
 
 
 def general_message(message: str, *references: str) -> str:
@@ -436,7 +396,5 @@ def schema() -> dict[str, Any]:
     """
     import pkgutil  # no other command needs it
 
-    data = pkgutil.get_data("_regsync.sync", _SCHEMA_FILE)
-    assert data is not None
-    document: dict[str, Any] = json.loads(data)
+    document: dict[str, Any] = json.loads(pkgutil.get_data("_regsync.sync", _SCHEMA_FILE) or b"")
     return document

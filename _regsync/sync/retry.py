@@ -28,6 +28,7 @@ class Retry:
         # Source and target of each image that no mapping can select: a digest, or a tag that was
         # copied to another tag.
         self._outside_mappings = list[tuple[str, str]]()
+        self.unselected = list[str]()  # images that are not retried; each is a failure of the run
 
         for source, target in images:
             source_repository, source_tag = _split_tag(source)

@@ -25,12 +25,12 @@ from _regsync.layouts import Layouts
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import COPIED, NO_CHECK, Knowledge, Snapshot, StateFile, key_of
+from _regsync.state import NO_CHECK, Knowledge, Snapshot, StateFile
 from _regsync.sync.artifacts import Artifact, FoundArtifacts, Referrers, no_artifact_error
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
-from _regsync.sync.looks import SearchDepth, flags_after
+from _regsync.sync.looks import SearchDepth, check_after
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
 from _regsync.sync.report import LayoutSpace, MappingSelection, Outcome, Report, Undone
@@ -617,20 +617,18 @@ class Run:
         The caller calls `Scheduler.advance` after the last target.
         """
         if copy.already_at_target:
-            snapshot = Snapshot(key_of(copy.source_digest), key_of(copy.digest))
+            snapshot = Snapshot(copy.source_digest, copy.digest)
             self._knowledge.record_snapshot(tag.snapshot_key, snapshot, tag.snapshot_entry)
 
         artifact_images = self._plan_artifacts(copy, artifacts) if copy.error is None else []
         if artifact_images:
             # If this run is killed before the artifacts are copied, the next run must search again.
-            # So the check is recorded without COMPLETE, and without a hash of the source's listing.
+            # So the check is recorded as not complete, and without what the source lists.
             search = copy.artifact_search
-            self._knowledge.record_artifact_check(
-                search.key,
-                flags=search.last_check.flags & COPIED,
-                listing_hash=NO_CHECK.listing_hash,
-                first=search.last_check.first,
+            check = NO_CHECK._replace(
+                first=search.last_check.first, was_copied=search.last_check.was_copied
             )
+            self._knowledge.record_artifact_check(search.key, check)
 
         tree = None if copy.already_at_target else lookup.tree
         if tree is not None and copy.error is None:
@@ -731,9 +729,7 @@ class Run:
         # too, a new record is needed only for an image that this run has copied.
         is_worth_recording = copy.error is None or search.last_check.is_complete or copy.is_copied
         if search.key and is_worth_recording:
-            self._knowledge.record_artifact_check(
-                search.key, flags_after(copy), search.listing_hash, first=search.last_check.first
-            )
+            self._knowledge.record_artifact_check(search.key, check_after(copy))
         outcome = copy.outcome(
             started=copy.began - self._run_began,
             duration=anyio.current_time() - copy.began,

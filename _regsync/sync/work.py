@@ -25,7 +25,7 @@ from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci import Descriptor, Manifest
 from _regsync.registry.repository import Repository, is_immutable, may_lack_part
 from _regsync.registry.runs import Transport
-from _regsync.state import Knowledge, RepositoryKey, Snapshot, key_of
+from _regsync.state import Knowledge, RepositoryKey, Snapshot
 from _regsync.sync.artifacts import ReferrerLists
 from _regsync.sync.blobs import SMALL_BLOB, Blobs
 from _regsync.sync.discovery import Discovery
@@ -533,7 +533,7 @@ class Scheduler:
         self._record_put(job, image.tree.root)
         if image.snapshot_key:
             root = image.tree.root
-            snapshot = Snapshot(key_of(image.tree.source_digest), key_of(root.digest))
+            snapshot = Snapshot(image.tree.source_digest, root.digest)
             self._known.record_snapshot(image.snapshot_key, snapshot)
         return True
 

@@ -169,7 +169,7 @@ def test_a_provider_that_is_not_active_is_none() -> None:
     if crypto.OSSL_PROVIDER_available(None, b"fips"):
         pytest.skip("this machine's OpenSSL is in FIPS mode")
     with pytest.raises(ValueError, match=r"is not (active|found)"):
-        fips._check_is_active(crypto, None)
+        fips._check_is_active(crypto)
 
 
 # Without a provider.

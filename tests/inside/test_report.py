@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
-from _regsync.sync.report import MappingSelection, Outcome, Report, general_message
+from _regsync.sync.report import MappingSelection, Outcome, Report, general_message, shared_causes
 from tests.program import report_schema
 from tests.published import check
 
@@ -211,9 +211,9 @@ def refused(repository: str, message: str, host: str = "t.example") -> RegistryE
 
 def test_what_fails_alike_is_counted_once_and_what_fails_alone_is_not() -> None:
     made = report("synced", "skipped", AUTH, CONTENT, CONTENT, CONTENT, SOURCE, INTERNAL, INTERNAL)
-    assert made.causes() == [
-        (3, "CONTENT_ERROR: wrong digest"),
-        (2, "INTERNAL_ERROR: this should not happen"),
+    assert shared_causes(made.failures) == [
+        ("CONTENT_ERROR: wrong digest", 3),
+        ("INTERNAL_ERROR: this should not happen", 2),
     ]
 
 
@@ -228,9 +228,9 @@ def test_causes_are_told_apart_by_code_host_and_words_and_not_by_the_repositorys
     others += [refused("c", "denied"), refused("c", "denied", "u.example"), AuthError("denied")]
     for other in [*others, refused("e", "x/d/a d/ab")]:
         made.outcomes.append(outcome("failed", other))
-    assert made.causes() == [
-        (3, "AUTH_ERROR t.example: status 404: the repository with name '...' does not exist"),
-        (2, "AUTH_ERROR t.example: x/d/a d/ab"),
+    assert shared_causes(made.failures) == [
+        ("AUTH_ERROR t.example: status 404: the repository with name '...' does not exist", 3),
+        ("AUTH_ERROR t.example: x/d/a d/ab", 2),
     ]
 
 

@@ -34,7 +34,7 @@ print(json.dumps([status, sorted(sys.modules), len(threads)]))
 
 # What only other commands need, or those who use a registry of a cloud, a lock or an image layout.
 NEEDLESS_OURS = {
-    *("app.access", "app.auditing", "app.locking", "app.version", "app.watch", "app.health"),
+    *("app.access", "app.auditing", "app.locking", "app.watch", "app.health"),
     "app.pages",
     *("auth.aws", "auth.azure", "auth.google"),
     "layout",

@@ -304,13 +304,6 @@ mappings:
     assert [rule.platforms for rule in rules] == [(Platform("linux", "amd64"),), None, None]
 
 
-def test_all_platforms_are_no_default() -> None:
-    (found,) = problems("defaults: {platforms: all}\nmappings: []")
-    assert found == (
-        "c.yaml:1:23: defaults.platforms: 'all' undoes a default and means nothing in `defaults`: omit the field"
-    )
-
-
 def test_keys_with_x_are_a_place_for_anchors() -> None:
     text = f"""x-tags: &tags {{glob: latest, sort: alpha}}
 x-unread: [1.20, {{a: '${{NOWHERE}}'}}]
@@ -399,8 +392,8 @@ MAPPING_PROBLEMS = [
     ("tags: {glob: [~]}", "glob[0]: must be text, not empty"),
     ("tags: {glob: []}", "glob: the list is empty: omit it to take every tag"),
     ("tags: {glob: ''}", "must not be empty"),
-    ("tags: {glob: '[a'}", "without ']'"),
-    ("tags: {exclude: ['a', '{b']}", "exclude[1]: '{b' has a '{' without '}'"),
+    ("tags: {glob: '[a'}", "is not a pattern: it may have *, ?,"),
+    ("tags: {exclude: ['a', '{b']}", "exclude[1]: '{b' is not a pattern"),
     ("tags: {immutable_tags: '['}", "immutable_tags: "),
     ("tags: {semver: 1.2}", "put it in quotes"),
     ("tags: {semver: '>=1 <2'}", "join comparators with a comma"),
@@ -425,10 +418,10 @@ MAPPING_PROBLEMS = [
     ("platforms: [linux]", "platforms[0]: "),
     ("artifacts: {enabled: false, require_artifacts: true}", "require_artifacts: contradicts"),
     ("artifacts: {enabled: 1}", "enabled: must be true or false without quotes, not a whole number"),
-    ("to: Team/App", "capitals, which registries refuse: write 'team/app'"),
-    ("to: a:1.0", "has a tag or digest"),
+    ("to: Team/App", "write a path in lower case"),
+    ("to: a:1.0", "without a host, tag or digest"),
     ("to: /a", "not a repository"),
-    ("to: 'sha256:00'", "has a tag or digest"),
+    ("to: 'sha256:00'", "without a host, tag or digest"),
 ]  # fmt: skip
 
 
@@ -651,7 +644,7 @@ def test_a_digest_in_from_names_the_command_that_takes_one() -> None:
     (found,) = problems(
         f"{REGISTRIES}mappings: [{{from: 'a/b@sha256:00', source: one, targets: two}}]"
     )
-    assert "has a digest: name only the repository here; `regsync copy` copies an image" in found
+    assert "`regsync copy` copies a digest" in found
 
 
 def test_a_warning_about_a_rule_that_many_inherit_is_told_once() -> None:
@@ -662,7 +655,7 @@ def test_a_warning_about_a_rule_that_many_inherit_is_told_once() -> None:
     assert ": defaults.tags.glob: 'x'" in found
 
 
-def test_an_age_is_inherited_undone_and_bounded() -> None:
+def test_an_age_is_inherited_and_undone() -> None:
     text = f"{REGISTRIES}defaults: {{source: one, targets: two, min_age: 1d12h}}\nmappings: "
     rules = read(f"{text}[{{from: a}}, {{from: b, min_age: 0}}, {{from: c, min_age: 3d}}]").mappings
     assert [rule.min_age for rule in rules] == [129600.0, 0.0, 259200.0]
@@ -670,8 +663,6 @@ def test_an_age_is_inherited_undone_and_bounded() -> None:
         read(f"{REGISTRIES}mappings: [{{from: a, source: one, targets: two}}]").mappings[0].min_age
         == 0
     )
-    (found,) = problems(f"{text}[{{from: a, min_age: 3651d}}]")
-    assert "mappings[0].min_age: '3651d' is too long: write 3650d at most" in found
     (found,) = problems(f"{text}[{{from: a, min_age: a week}}]")
     assert "'a week' is not a duration" in found
 
@@ -697,7 +688,7 @@ DOCUMENTS = [
     (b"", "c.yaml:1:1: the document is empty"),
     (b"# only a comment\n", "c.yaml:1:1: the document is empty"),
     (b"---\n", "c.yaml:1:1: the document is empty"),
-    (b"mappings: []\n---\nmappings: []\n", "c.yaml:2:1: a second YAML document"),
+    (b"mappings: []\n---\nmappings: []\n", "c.yaml:2:1: malformed YAML: expected a single document"),
     (b"mappings: [\xff]", "c.yaml:1:12: not UTF-8"),
     ("mappings: []".encode("utf-16"), "c.yaml:1:1: not UTF-8: save the file as UTF-8"),
     ("mappings: []\nx: ä".encode("latin-1"), "c.yaml:2:4: not UTF-8"),
@@ -730,7 +721,7 @@ DOCUMENTS = [
     (b"mappings: !!seq x", "must be a list, not a value with a YAML tag of its own"),
     (b"mappings: !!seq {}", "must be a list, not a value with a YAML tag of its own"),
     (b"mappings: []\nglobal: {cache_dir: !secret x}", "a YAML tag of its own: put it in quotes"),
-    (b"a: &a 1\nmappings: &a []", "c.yaml:2:11: an anchor of that name is above already"),
+    (b"a: &a 1\nmappings: &a []", "c.yaml:2:11: malformed YAML: found duplicate anchor"),
 ]  # fmt: skip
 
 
@@ -788,12 +779,6 @@ def test_a_chain_of_merges_ends_somewhere() -> None:
     lines = ["x-0: &a0 {from: a}"] + [f"x-{i}: &a{i} {{<<: *a{i - 1}}}" for i in range(1, 5000)]
     found = problems("\n".join([*lines, "mappings: [*a4999]"]))
     assert any("nested too deep" in line for line in found)
-
-
-def test_a_bomb_of_merges_is_refused() -> None:
-    lines = ["a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(1000)) + "}"]
-    lines.append("mappings: [" + ", ".join(["{<<: [" + ", ".join(["*a0"] * 100) + "]}"] * 20) + "]")
-    assert any("values" in found for found in problems("\n".join(lines)))
 
 
 def test_a_bomb_of_lists_is_read_in_no_time() -> None:

@@ -55,8 +55,9 @@ class Screen:
         self.out = Stream("out", self.record, is_terminal=terminal)
         self.err = Stream("err", self.record, is_terminal=terminal)
         sys.stdout, sys.stderr = self.out, self.err
-        settings = {"writes_json": False, "logs_json": False, "shows_progress": False, **options}
-        self.console = Console(level=level, **settings)
+        shows_progress = options.pop("shows_progress", False)
+        self.console = Console(**options)
+        self.console.configure(level, shows_progress=shows_progress)
 
     @property
     def texts(self) -> tuple[str, str]:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from _regsync.text import clean_beginning, forget_secret, keep_secret, printable, redact
+from _regsync.text import (
+    _masked,
+    _spellings_of,
+    clean_beginning,
+    forget_secret,
+    keep_secret,
+    printable,
+)
+
+
+def redact(text: str, secrets: Iterable[str]) -> str:
+    return _masked(text, _spellings_of(secrets))
 
 
 @contextmanager

@@ -387,7 +387,7 @@ async def test_a_stop_ends_all_waits() -> None:
     assert not gate._queues
 
 
-@pytest.mark.parametrize(("cap", "most"), [(1, 1), (2, 1), (3, 1), (5, 2), (17, 8), (50, 8)])
+@pytest.mark.parametrize(("cap", "most"), [(1, 1), (2, 1), (3, 1), (5, 2), (17, 8), (50, 16)])
 def test_streams_leave_permits_for_short_requests(cap: int, most: int) -> None:
     assert host(cap).most_streams == most
 

@@ -11,22 +11,26 @@ from unittest import mock
 import pytest
 
 from _regsync.errors import ContentError
-from _regsync.state import COMPLETE, COPIED, ArtifactCheck
+from _regsync.state import ArtifactCheck
 from _regsync.sync.artifacts import Search, SearchedTarget
 from _regsync.sync.image import ArtifactSearch, ImageCopy
 from _regsync.sync.looks import (
     SearchDepth,
+    check_after,
     decide_depth,
-    flags_after,
     hash_of_list,
     is_due_without_state,
 )
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
+# What a check says, beside the bits of the tags that were listed.
+COMPLETE, COPIED = 32, 64
+
 
 def check(last: float, first: float, flags: int) -> ArtifactCheck:
-    return ArtifactCheck(int(last), int(first), flags, bytes(8))
+    is_complete, was_copied = bool(flags & COMPLETE), bool(flags & COPIED)
+    return ArtifactCheck(int(last), int(first), is_complete, was_copied, flags & 15)
 
 
 @pytest.mark.parametrize(
@@ -194,12 +198,12 @@ def copied(**fields: Any) -> ImageCopy:
     ],
 )
 def test_what_is_remembered_of_a_look(fields, flags):
-    assert flags_after(copied(**fields)) == flags
+    assert check_after(copied(**fields))._replace(first=0) == check(0, 0, flags)
 
 
 def test_only_what_refers_to_the_image_itself_is_known_to_be_late():
     """A target has been asked for the image's own list, not for those of the manifests below it."""
-    found_none = ArtifactCheck(1, 1, COMPLETE, hash_of_list(()))
+    found_none = check(1, 1, COMPLETE)._replace(listing_hash=hash_of_list(()))
     known = SearchedTarget(mock.Mock(), lacks_image=False, last_check=found_none)
     search = Search(mock.Mock(), mock.Mock(), (known,), image_digest="a", listed_tag_bits=1)
     assert search.is_lacking(known, "a", is_tag=False)

@@ -15,21 +15,19 @@ import pytest
 
 from _regsync.state import (
     ABSENT_IS_202,
-    COMPLETE,
-    COPIED,
     MOST_HOLDERS,
     MOUNTS,
     NO_CHECK,
     PRESENT_IS_201,
+    ArtifactCheck,
     FirstSeen,
     Knowledge,
     RepositoryKey,
     SeenKey,
     Snapshot,
     StateFile,
-    digest_like,
+    _blob_key,
     hashed_key,
-    key_of,
 )
 
 HOUR, DAY = 3600, 86400
@@ -77,14 +75,6 @@ class State:
 @pytest.fixture
 def state(tmp_path: Path) -> State:
     return State(tmp_path)
-
-
-def test_a_key_is_of_one_length_and_says_its_algorithm() -> None:
-    for digest in (TOP, f"sha512:{5:0128x}"):
-        key = key_of(digest)
-        assert len(key) == 33
-        assert digest.startswith(digest_like(key))
-    assert digest_like(b"\7" + bytes(32)).startswith(":")
 
 
 # Belief.
@@ -207,7 +197,7 @@ def test_a_manifest_that_no_tag_of_its_host_names_teaches_nothing(known):
 
 
 def test_an_answer_about_a_digest_outweighs_what_names_it(known):
-    known.record_absent_blob(A, BLOB)
+    known.forget(A, BLOB)
     known.forget(A, CHILD)
     show(known)
     assert not known.is_manifest_believed(A, CHILD)
@@ -271,13 +261,13 @@ def test_a_fact_of_a_host_lasts_a_day(state):
     login = [["bearer", "https://realm.test", "", "", ""], False]
     with state.known() as known:
         known.learn(HOST, "login", login)
-        known.record_referrers_api(B, False)
+        known.learn(B.area, "api", False)
         known.learn(B.area, ABSENT_IS_202, True)
         known.learn(B.area, PRESENT_IS_201, False)
     with state.known(NOW + DAY) as known:
         assert known.host_note(HOST, "login") == login
-        assert known.has_referrers_api(RepositoryKey(HOST, "b/two")) is False
-        assert known.has_referrers_api(A) is None
+        assert known.fact(RepositoryKey(HOST, "b/two").area, "api") is False
+        assert known.fact(A.area, "api") is None
         assert known.fact(B.area, ABSENT_IS_202) is True
         assert known.fact(B.area, PRESENT_IS_201) is False
     with state.known(NOW + DAY + 1) as known:
@@ -290,38 +280,38 @@ def test_notes_of_another_form_are_passed_over(state, value):
     with state.known() as known:
         known.learn(HOST, MOUNTS, True)
         known.learn(A.area, ABSENT_IS_202, True)
-        known.record_referrers_api(A, True)
-        known.record_artifact_check(b"name", COMPLETE, bytes(8))
+        known.record_artifact_check(b"name", ArtifactCheck(is_complete=True))
     state.change("UPDATE note SET value = ?", value)
     with state.known() as known:
         assert known.supports_mounts(HOST) is None
         assert known.fact(A.area, ABSENT_IS_202) is None
-        assert known.has_referrers_api(A) is None
         assert known.artifact_check(b"name") == NO_CHECK
         assert FirstSeen(known._file, lambda: NOW).record_sighting(A, TOP, 9) == NOW + 9
 
 
 def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life(state):
-    name, keys = hashed_key("a"), Snapshot(key_of(TOP), key_of(CHILD))
+    name, keys = hashed_key("a"), Snapshot(TOP, CHILD)
     for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 7 * HOUR, NOW + 7 * HOUR)):
         with state.known(now) as known:
-            known.record_snapshot(name, keys, known.snapshots([name]).get(name))
+            known.record_snapshot(name, keys, known.snapshot(name))
             known.record_snapshot(b"", keys)
-            assert known.snapshots([name, b""]) == {name: (written, keys)}
+            assert known.snapshot(name) == (written, keys)
+            assert known.snapshot(b"") is None
     with state.known(NOW + 32 * HOUR) as known:
-        assert known.snapshots([name]) == {}
+        assert known.snapshot(name) is None
 
 
 def test_a_look_outlives_every_other_entry(state):
     name = hashed_key("a")
     with state.known() as known:
-        known.record_artifact_check(name, COMPLETE | COPIED, b"01234567")
+        made = ArtifactCheck(0, 0, True, True, 3, b"01234567")
+        known.record_artifact_check(name, made)
         known.confirm_blob(A, BLOB)
-        known.record_snapshot(name, Snapshot(key_of(TOP), key_of(TOP)))
+        known.record_snapshot(name, Snapshot(TOP, TOP))
     with state.known(NOW + 300 * DAY) as known:
         check = known.artifact_check(name)
-        assert check == (NOW, NOW, COMPLETE | COPIED, b"01234567")
-        known.record_artifact_check(name, COMPLETE, b"76543210", first=check.first)
+        assert check == made._replace(last=NOW, first=NOW)
+        known.record_artifact_check(name, check)
         assert known.artifact_check(name).first == NOW
     with closing(sqlite3.connect(state.path)) as database:
         assert database.execute("SELECT count(*) FROM held").fetchone() == (0,)
@@ -366,7 +356,7 @@ def test_what_stands_at_random_bytes_fails_no_run(state):
         for may_write in (False, True):
             with state.known(may_write=may_write) as known:
                 known.is_blob_believed(A, BLOB)
-                known.snapshots([hashed_key("a")])
+                known.snapshot(hashed_key("a"))
                 known.choose_present_blob(A)
                 assert [*known.holders(HOST, BLOB)] in ([], ["a"])
                 known.forget(A, BLOB)
@@ -488,7 +478,7 @@ def test_what_a_run_knows_of_a_blob_that_it_copies_is_small() -> None:
         for blob in blobs:
             known.confirm_blob(A, blob)
         known.confirm_manifest(A, top, blobs)
-    key_of.cache_clear()
+    _blob_key.cache_clear()
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken / 7000 < 400

@@ -2,67 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from _regsync.app.watch import Health, describe_changes
-
-
-def test_what_changed_is_said_without_values():
-    from _regsync import config
-
-    def load(text: str) -> config.Config:
-        return config.load(
-            config.ConfigFile(text.encode(), name="x", environ={}, base_dir="/", home=None)
-        )
-
-    basic = "auth_type: basic, credentials: {username: u, password: %s}"
-    one = "registries: {a: {url: a.test, %s}, b: {url: b.test}}\nmappings:\n" % (basic % "secret")
-    rule = "- {from: x, source: a, targets: [b]}\n"
-    old = load(
-        one
-        + rule
-        + "- {from: y, source: a, targets: [b]}\n"
-        + "- {from: y, source: a, targets: [b], to: z}"
-    )
-    new = load(
-        one.replace("secret", "other")
-        + "- {from: y, source: a, targets: [b], tags: {glob: v*}}\n"
-        + rule
-    )
-    assert list(describe_changes(old, old)) == []
-    assert list(describe_changes(old, new)) == [
-        "registry a changed",
-        "mapping a/y -> y changed",
-        "mapping a/y -> z removed",
-    ], "a registry that changes is no mapping that does, nor is another order"
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ("targets: [b, c]", "mapping a/x -> x changed"),
-        ("tags: {latest: 3, sort: alpha}", "mapping a/x -> x changed"),
-        ("platforms: [linux/arm64]", "mapping a/x -> x changed"),
-        ("artifacts: {include: [a/b]}", "mapping a/x -> x changed"),
-        ("max_concurrent_transfers: 3", "setting max_concurrent_transfers changed"),
-        ("cache_dir: other", "setting cache_dir changed"),
-        ("cache_ttl: 1h", "setting cache_ttl changed"),
-        ("staging_size_limit: 1 GB", "setting staging_size_limit changed"),
-    ],
-)
-def test_each_field_that_changes_is_told(change, told):
-    from _regsync import config
-
-    def load(changed: str) -> config.Config:
-        rule, whole = ("", changed) if told.startswith("setting") else (changed, "")
-        text = "registries: {a: {url: a.test}, b: {url: b.test}, c: {url: c.test}}\n"
-        text += "defaults: {source: a, targets: [b]}\n"
-        text += f"mappings: [{{from: x, {rule}}}]\nglobal: {{{whole}}}\n"
-        return config.load(
-            config.ConfigFile(text.encode(), name="x", environ={}, base_dir="/", home=None)
-        )
-
-    assert list(describe_changes(load(""), load(change))) == [told]
+from _regsync.app.watch import Health
 
 
 def test_states_follow_cycles():

@@ -41,7 +41,7 @@ __all__ = ["add_options", "run"]
 
 # Each way of a body into a registry: the persona of the harness, and the kind that the program is
 # told.
-WAYS = {"GHCR": ("ghcr", "ghcr"), "one PATCH": ("ghcr_405", "ghcr"), "ACR": ("acr", "acr")}
+WAYS = {"GHCR": ("ghcr", "ghcr"), "ACR": ("acr", "acr")}
 SMALL_LIMIT = 64 * MB  # bytes of data for a run that passes on one layer of any size
 ENTRIES = 600_000  # of a large state
 
@@ -161,7 +161,7 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
 
     It holds manifests of 30 blobs in 200 repositories, and a tag for each.
     """
-    from _regsync.state import Knowledge, RepositoryKey, Snapshot, StateFile, hashed_key, key_of
+    from _regsync.state import Knowledge, RepositoryKey, Snapshot, StateFile, hashed_key
 
     file = StateFile(str(directory), print)
     file.load()
@@ -175,7 +175,7 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
             where, root, [f"sha256:{number * 30 + blob:064x}" for blob in range(1, 31)]
         )
         snapshot = hashed_key("source", "held", str(number), *where)
-        known.record_snapshot(snapshot, Snapshot(key_of(root), key_of(root)))
+        known.record_snapshot(snapshot, Snapshot(root, root))
     known.finish()
     file.close()
 
