@@ -298,10 +298,14 @@ async def test_what_is_planned_for_a_repository_is_asked_for_at_once() -> None:
     assert service.scopes() == [["team/app:pull,push"], ["team/other:pull"]]
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 414])
-async def test_a_repository_that_spoils_a_wide_request_is_left_out(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "credential"), [(400, USER), (403, USER), (404, USER), (414, USER), (401, None)]
+)
+async def test_a_repository_that_spoils_a_wide_request_is_left_out(
+    status: int, credential: Credential | None
+) -> None:
     service = Service(answer(status))
-    at = service.challenged()
+    at = service.challenged(credential)
     for number in (1, 2):
         at.plan_scope(f"team/{number}", "pull")
     assert await header(at, needs("team/1")) == "Bearer t2"
