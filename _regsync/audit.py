@@ -1,7 +1,7 @@
-"""Check that targets hold the images that a configuration selects.
+"""Check that targets hold the images that a configuration selects, with their artifacts.
 
-Owns: which digest is expected at a target, the report of an audit, the lines of a receipt. What is
-looked at there is in `inspection`.
+Owns: which digest and which artifacts are expected at a target, the report, the lines of a receipt.
+What is looked at of a manifest is in `sync/inspection`.
 Invariants: nothing is written anywhere. An image that could not be checked completely is never
 counted as whole.
 Follows: docs/design.md section 12 ("Audit").
@@ -12,145 +12,52 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
+
+import anyio
 
 from _regsync.config import Config, MappingRule
-from _regsync.errors import MappingConflict, Side, SyncError
-from _regsync.inspection import Expected, Finding, Inspector
-from _regsync.oci import full_name
+from _regsync.errors import Side, SyncError
+from _regsync.oci import Manifest, full_name
 from _regsync.pins import Lock
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
-from _regsync.state import FirstSeen, Knowledge, StateFile
-from _regsync.sync.artifacts import Referrers
+from _regsync.state import FirstSeen, Knowledge, RepositoryKey, StateFile
+from _regsync.sync.artifacts import (
+    MOST_ARTIFACTS,
+    MOST_LEVELS,
+    Artifact,
+    Referrers,
+    too_many_artifacts,
+    unless_absent,
+)
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
+from _regsync.sync.inspection import Finding, Inspection, Inspector
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags
 from _regsync.sync.once import gather
 from _regsync.sync.report import Outcome, error_json, sorted_requests
 from _regsync.text import duration_text, size_text
 
 
-class _Image(NamedTuple):
-    """A tag of a mapping at one target."""
+class _Image(Inspection):
+    """A tag of a mapping at one target, and what was found out about it."""
 
-    mapping: MappingRule
-    tag: str
-    target: Repository
-
-
-class AuditReport:
-    """The result of one audit so far."""
-
-    def __init__(self, inspector: Inspector) -> None:
-        # What the targets hold.
-        self.found = inspector
-        self.findings = list[Finding]()
-        # Images that could not be checked completely, each with its error.
-        self.failures = list[Outcome]()
-        # How many images are selected so far, and how many have a result. An image counts once for
-        # each target.
-        self.images_known = 0
-        self.images_done = 0
-        # True until the audit has ended regularly.
-        self.interrupted = True
-
-    def exit_status(self) -> int:
-        """Return 0, 1 or 2 (docs/design.md section 2). The caller handles 3 and signals."""
-        if self.failures:
-            return 2
-        return 1 if self.findings else 0
-
-    @property
-    def has_something_to_report(self) -> bool:
-        """Whether there is anything to report."""
-        return bool(self.findings or self.failures)
-
-    def undone_text(self) -> str:
-        """Return the message for an interrupted audit."""
-        return f"interrupted, images not checked: {self.images_known - self.images_done}"
-
-    def totals(self) -> dict[str, Any]:
-        """Return the counts for `totals` of the JSON document, except those of requests.
-
-        Each image is whole, flawed or failed. An image with both findings and an error has failed.
-        """
-        failed = {(outcome.source, outcome.target) for outcome in self.failures}
-        flawed = {(finding.source, finding.target) for finding in self.findings} - failed
-        images = {
-            "whole": self.images_done - len(flawed) - len(failed),
-            "flawed": len(flawed),
-            "failed": len(failed),
-        }
-        if self.images_known > self.images_done:
-            images["undone"] = self.images_known - self.images_done
-        found = self.found
-        return {
-            "images": images,
-            "manifests": len(found.manifests),
-            "blobs": len(found.blobs),
-            "artifacts": len(found.artifacts),
-            "read": {"blobs": found.blobs_read, "bytes": found.bytes_read},
-        }
-
-    def summary(self, elapsed: float) -> list[str]:
-        """Return the lines of the summary. `elapsed` is in seconds."""
-        totals = self.totals()
-        images = totals["images"]
-        read = totals["read"]
-        return [
-            f"Images: {images['whole']} whole, {images['flawed']} with findings, "
-            f"{images['failed']} not checked completely",
-            f"Present: {totals['manifests']} manifests, {totals['blobs']} blobs, "
-            f"{totals['artifacts']} artifacts",
-            f"Data: {size_text(read['bytes'])} of {read['blobs']} blobs read back",
-            f"Time: {duration_text(elapsed)} elapsed",
-        ]
-
-    def as_json(
-        self,
-        run_id: str,
-        started_at: str,
-        elapsed: float,
-        requests: Mapping[str, Mapping[str, int]],
-        throttled: Mapping[str, int],
-    ) -> dict[str, Any]:
-        """Return the JSON document.
-
-        `elapsed` is in seconds. `requests` are counts by host and action, `throttled` counts by
-        host.
-        """
-        findings = sorted(self.findings, key=lambda each: (each.target, each.kind, each.text))
-        failures = sorted(self.failures, key=lambda each: (each.target, each.source))
-        return {
-            "schema": 1,
-            "run_id": run_id,
-            "started_at": started_at,
-            "duration_s": round(elapsed, 3),
-            "interrupted": self.interrupted,
-            "findings": [finding.as_json() for finding in findings],
-            "failures": [
-                {"source": each.source, "target": each.target, "error": error_json(each.error)}
-                for each in failures
-            ],
-            "totals": {
-                **self.totals(),
-                "requests": sorted_requests(requests),
-                "throttled": dict(sorted(throttled.items())),
-            },
-        }
-
-    def receipt(self) -> list[str]:
-        """Return a line `DIGEST HOST/REPOSITORY` for each manifest and blob at targets, sorted.
-
-        Blobs that were left out of a layout are there too: the next layout need not have them.
-        """
-        present = self.found.manifests | self.found.blobs | self.found.left_out
-        return sorted(f"{digest} {full_name(host, name)}" for digest, (host, name) in present)
+    def __init__(
+        self, mapping: MappingRule, tag: str, source: Repository, target: Repository
+    ) -> None:
+        super().__init__(source.name_of(tag), target, tag)
+        self.mapping = mapping
+        self.tag = tag
+        self.source = source
+        # The manifests that the source holds too, as far as is known. The target must hold the
+        # artifacts that the source lists for them.
+        self.at_source = set[str]()
 
 
 class Audit:
-    """One audit of a configuration's targets."""
+    """One audit of a configuration's targets, and its result so far."""
 
     # When a drain after a signal ends. Always None, because a signal ends an audit at once.
     drain_deadline = None
@@ -185,32 +92,30 @@ class Audit:
         wall = transport.machine.wall
         self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
         self._discovery = Discovery(transport, self._knowledge, reads_only=True, lock=lock)
-        referrers = Referrers(self._discovery, self._knowledge, wall, has_state=self._state.is_used)
-        inspector = Inspector(transport, self._discovery, referrers, reads_blobs=reads_blobs)
-        self.report = AuditReport(inspector)
+        self._referrers = Referrers(
+            self._discovery, self._knowledge, wall, has_state=self._state.is_used
+        )
+        # What the targets hold, and which of its manifests are artifacts.
+        self._found = Inspector(transport, self._discovery, reads_blobs=reads_blobs)
+        self._artifacts = set[tuple[str, RepositoryKey]]()
+        # By target and digest, a lock that is held while a tag is fetched that probably names this
+        # digest.
+        self._tag_reads = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
 
-    # The progress line reads these attributes of any work.
+        self.findings = list[Finding]()
+        # Images that could not be checked completely, each with its error.
+        self.failures = list[Outcome]()
+        # How many images are selected so far, and how many have a result. An image counts once for
+        # each target.
+        self.images_known = 0
+        self.images_done = 0
+        # True until the audit has ended regularly.
+        self.interrupted = True
 
-    @property
-    def images_known(self) -> int:
-        return self.report.images_known
-
-    @property
-    def images_done(self) -> int:
-        return self.report.images_done
-
-    @property
-    def bytes_moved(self) -> int:
-        return self.transport.blob_bytes
-
-    @property
-    def traffic(self) -> Traffic:
-        traffic = Traffic()
-        traffic.expected_bytes = self.report.found.bytes_to_read
-        return traffic
+    # Selecting.
 
     async def run(self) -> None:
-        """Check all images, and add findings and failures to the report."""
+        """Check all images, and keep the findings and failures."""
         for registry in self._config.registries_in_use:
             # Raises ConfigError for an unreadable file before any request is sent.
             self.transport.dialer.prepare(registry)
@@ -224,7 +129,7 @@ class Audit:
                 partial(gather, [partial(self._check, image) for image in queue])
                 for queue in by_host.values()
             )
-            self.report.interrupted = False
+            self.interrupted = False
         finally:
             self._state.close()
 
@@ -233,12 +138,9 @@ class Audit:
         mappings = self._config.mappings
         selected = await gather(partial(self._select_tags, mapping) for mapping in mappings)
         tags, conflicts = assign_tags(zip(mappings, selected, strict=True))
-        for conflict in conflicts:
-            text = f"mappings[{conflict.owner.index}] writes this tag too, from another source"
-            self._fail_tag(conflict.wanted, MappingConflict(text))
-        images = [image for wanted in tags for image in self._images_of(wanted)]
-        self.report.images_known += len(images)
-        return images
+        for wanted, error in conflicts:
+            self._fail_tag(wanted, error)
+        return [image for wanted in tags for image in self._images_of(wanted)]
 
     async def _select_tags(self, mapping: MappingRule) -> tuple[str, ...]:
         """Return the tags that a mapping selects.
@@ -250,82 +152,324 @@ class Audit:
         except SyncError as error:
             self._fail_tag(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
             return ()
-        for event, text in selection.warnings(str(self._discovery.source_of(mapping))):
-            self.transport.machine.log("warning", event, text)
         return selection.kept
 
     def _images_of(self, wanted: WantedTag) -> list[_Image]:
         """Return the images of a tag, one for each target."""
         mapping, tag, targets = wanted
+        source = self._discovery.source_of(mapping)
+        self.images_known += len(targets)
         name = mapping.target_repository
         repositories = (self._discovery.repository(each, name, Side.TARGET) for each in targets)
-        return [_Image(mapping, tag, repository) for repository in repositories]
-
-    async def _check(self, image: _Image) -> None:
-        """Check one image with its artifacts, and report the result."""
-        mapping, tag, target = image
-        error: SyncError | None = None
-        try:
-            expected = await self._find_expected(image)
-            inspection = await self.report.found.inspect(mapping, tag, target, expected)
-        except SyncError as failure:  # the source cannot be asked
-            error = failure
-        else:
-            error = inspection.error
-            for finding in inspection.findings:
-                self.report.findings.append(finding)
-                self._emit(finding)
-        self.report.images_done += 1
-        if error is not None:
-            self._fail(image, error)
-
-    async def _find_expected(self, image: _Image) -> Expected:
-        """Find out which digest the tag should name at the target, with the fewest requests.
-
-        Raises SyncError if a request to the source fails.
-        """
-        mapping, tag, target = image
-        source = self._discovery.source_of(mapping)
-        at_source = await self._discovery.resolve_at_source(mapping, tag, by_head=True)
-        held_until: int | None = None
-        if mapping.min_age and self._first_seen is not None:
-            held_until = self._first_seen.record_sighting(
-                source.key, at_source.digest, mapping.min_age
-            )
-        is_held_back = held_until is not None
-
-        # It is known without the index if it is from a lock, or if no platforms are filtered.
-        digest = at_source.digest_at_target
-        if digest is None:
-            key = self._discovery.snapshot_key(mapping, source, target, tag, tag)
-            digest = self._digest_put_for(key, at_source.digest)
-        if digest or is_held_back:  # if it is held back, any digest at the target is right
-            return Expected(digest, at_source.digest, is_held_back)
-        lookup = await self._discovery.look_up_at_source(mapping, tag, at_source.digest)
-        return Expected(lookup.digest, lookup.source_digest)
-
-    def _digest_put_for(self, snapshot_key: bytes, source_digest: str) -> str:
-        """Return the digest that a run has put for a digest of the source, by the state.
-
-        It is another digest if the run has trimmed the index. It is empty if no run has put one.
-        """
-        entry = self._knowledge.snapshot(snapshot_key)
-        if entry is None or entry.snapshot.source != source_digest:
-            return ""
-        return entry.snapshot.pushed
+        return [_Image(mapping, tag, source, repository) for repository in repositories]
 
     def _fail_tag(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag as failed at all its targets."""
         for image in self._images_of(wanted):
-            self.report.images_known += 1
-            self.report.images_done += 1
-            self._fail(image, error)
+            image.fail(error)
+            self._end(image)
 
-    def _fail(self, image: _Image, error: SyncError) -> None:
-        """Report an image that could not be checked completely."""
-        error.drop_frames()
-        source_name = self._discovery.source_of(image.mapping).name_of(image.tag)
-        target_name = image.target.name_of(image.tag)
-        outcome = Outcome(source_name, target_name, "failed", error=error)
-        self.report.failures.append(outcome)
-        self._emit(outcome)
+    # Checking one image.
+
+    async def _check(self, image: _Image) -> None:
+        """Check one image with its artifacts, and report the result."""
+        try:
+            await self._inspect(image, *await self._find_expected(image))
+        except SyncError as error:  # the source cannot be asked
+            image.fail(error)
+        self._end(image)
+
+    def _end(self, image: _Image) -> None:
+        """Report what was found, and whether the image could be checked completely."""
+        self.images_done += 1
+        for finding in image.findings:
+            self.findings.append(finding)
+            self._emit(finding)
+        if image.error is not None:
+            image.error.drop_frames()
+            outcome = Outcome(image.source_name, image.target_name, "failed", error=image.error)
+            self.failures.append(outcome)
+            self._emit(outcome)
+
+    async def _find_expected(self, image: _Image) -> tuple[str, str]:
+        """Find out which digest a tag has at its source, and which it should have at the target.
+
+        The latter is "" if `min_age` holds the image back: then any digest is right, and so is an
+        absent tag. Sends the fewest requests. Raises SyncError if a request to the source fails.
+        """
+        mapping, tag, source = image.mapping, image.tag, image.source
+        at_source = await self._discovery.resolve_at_source(mapping, tag, by_head=True)
+        digest = at_source.digest
+        if mapping.min_age and self._first_seen is not None:
+            held_until = self._first_seen.record_sighting(source.key, digest, mapping.min_age)
+            if held_until is not None:
+                return digest, ""
+        # It is known without the index if it is from a lock, or if no platforms are filtered.
+        if at_source.digest_at_target is not None:
+            return digest, at_source.digest_at_target
+
+        # If the index is trimmed, the state may have the digest that a run has put for it.
+        key = self._discovery.snapshot_key(mapping, source, image.target, tag, tag)
+        entry = self._knowledge.snapshot(key)
+        if entry is not None and entry.snapshot.source == digest:
+            return digest, entry.snapshot.pushed
+        lookup = await self._discovery.look_up_at_source(mapping, tag, digest)
+        return lookup.source_digest, lookup.digest
+
+    async def _inspect(self, image: _Image, source_digest: str, expected: str) -> None:
+        """Look at an image at one of its targets. `_find_expected` has the digests."""
+        likely_digest = expected or source_digest
+        top: Manifest | None = None
+        with image.looking_at("manifest", likely_digest):
+            top = await self._manifest_of_tag(image.target, image.tag, likely_digest)
+            if top is None and expected:
+                image.add("missing", f"expected {expected}", None, expected=expected)
+        if top is None:
+            return  # the tag is absent, or its manifest could not be read
+
+        if expected and top.digest != expected:
+            text = f"found {top.digest}, expected {expected}"
+            image.add("differs", text, top.digest, expected=expected)
+        # The contents are looked at even if the digest is wrong, because clients can pull the image.
+        entries = await self._found.look_below(image, top)
+        if not image.mapping.artifacts.enabled:
+            return
+        # Attestations have no artifacts.
+        entries = [entry for entry in entries if not entry.attested_digest]
+        subjects = {top.digest, *(entry.digest for entry in entries)}
+        if top.digest != likely_digest:
+            pass  # it is outdated or from another source, so the source may not hold it
+        elif top.digest == source_digest:
+            image.at_source |= subjects
+        else:
+            # No artifact refers to a trimmed index, because a run created it. The indexes below it
+            # may be trimmed too, so the source may not hold them.
+            subjects.remove(top.digest)
+            image.at_source.update(entry.digest for entry in entries if not entry.is_index)
+        await self._look_at_artifacts(image, subjects)
+
+    async def _manifest_of_tag(
+        self, target: Repository, tag: str, likely_digest: str
+    ) -> Manifest | None:
+        """Return the manifest under a tag. Returns None if the tag is absent.
+
+        `likely_digest` is the digest that the tag probably names. Of several tags with the same
+        likely digest, the first costs a GET. Its manifest is then cached, so each later tag costs
+        only a HEAD.
+        """
+        listed_tags = self._discovery.known_listing(target)
+        if listed_tags is not None and tag not in listed_tags:
+            return None
+        # Tags with the same likely digest wait until the first tag's manifest is cached.
+        async with self._tag_reads[target.key, likely_digest]:
+            if self._discovery.cached_manifest(target, likely_digest) is None:
+                return await unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
+
+        digest = await target.head_manifest(tag)
+        if digest:
+            return await unless_absent(self._discovery.fetch_manifest(target, digest))
+        # A registry may answer a HEAD without a digest, or with 404 where a GET finds the tag.
+        return await unless_absent(self._discovery.fetch_manifest_of_tag(target, tag))
+
+    # Artifacts.
+
+    async def _look_at_artifacts(self, image: _Image, subjects: set[str]) -> None:
+        """Look at the artifacts of these subjects, the artifacts of these artifacts, and so on."""
+        seen = set[str]()  # a chain of artifacts may be a cycle
+        level = subjects
+        # One level more is looked at, to find out that the artifacts of the last level have none.
+        for _ in range(MOST_LEVELS + 1):
+            seen |= level
+            below = await gather(
+                partial(self._look_at_artifacts_of, image, subject) for subject in sorted(level)
+            )
+            level = set(chain.from_iterable(below)) - seen
+            if not level:
+                return
+            if len(seen) + len(level) > MOST_ARTIFACTS:
+                break
+        image.exceed(too_many_artifacts(), "list referrers in")
+
+    async def _look_at_artifacts_of(self, image: _Image, subject: str) -> list[str]:
+        """Look at the artifacts of one subject. Returns the subjects in these artifacts.
+
+        Artifacts that the source lists must be at the target. Artifacts that only the target lists
+        must be complete.
+        """
+        below = list[str]()
+        with image.looking_at("list of referrers of", subject):
+            required = list[Artifact]()
+            if subject in image.at_source:
+                required = await self._referrers.find_for_subject(image.mapping, subject)
+            entries = await self._referrers.lists.read(image.target, subject)
+
+            listed = {entry.digest for entry in entries}
+            asks = [
+                partial(self._look_at_artifact, image, each, is_listed=each.digest in listed)
+                for each in required
+            ]
+            # A list may name its own subject, which is not an artifact.
+            known = {subject, *(artifact.digest for artifact in required)}
+            asks += [
+                partial(
+                    self._look_at_artifact,
+                    image,
+                    Artifact(subject, entry.digest, None, entry, None, frozenset()),
+                    is_listed=True,
+                    is_required=False,
+                )
+                for entry in entries
+                if entry.digest not in known
+            ]
+            below += chain.from_iterable(await gather(asks))
+        return below
+
+    async def _look_at_artifact(
+        self, image: _Image, artifact: Artifact, *, is_listed: bool, is_required: bool = True
+    ) -> list[str]:
+        """Look at an artifact that the source or only the target lists.
+
+        Returns the subjects in the artifact. The list is empty if the artifact has another digest
+        at the target, or if the source does not hold it.
+        """
+        digest = artifact.digest
+        # Even if the target lacks the artifact, it may have artifacts of the artifact.
+        subjects = [digest] if is_required else []
+        with image.looking_at("manifest", digest):
+            if artifact.tag is not None:
+                manifest = await self._manifest_of_tag(image.target, artifact.tag, digest)
+            else:
+                manifest = await unless_absent(
+                    self._discovery.fetch_manifest(image.target, digest, artifact.entry)
+                )
+            if manifest is not None:
+                self._artifacts.add((manifest.digest, image.target.key))
+                entries = await self._found.look_below(image, manifest)
+                subjects = [manifest.digest, *(entry.digest for entry in entries)]
+                if manifest.digest != digest:
+                    found = f"found {manifest.digest}, expected {digest}"
+                    text = f"artifact {artifact.reference}: {found}"
+                    image.add("differs", text, manifest.digest, expected=digest)
+                    return []
+                # Clients find an artifact without a cosign tag only by the list.
+                if artifact.tag is None and not is_listed:
+                    text = f"{artifact} exists, but the target does not list it"
+                    image.add("artifact_missing", text, digest)
+            elif not is_required:
+                text = f"{digest} of {artifact.subject} is listed, but missing"
+                image.add("artifact_missing", text, digest)
+            elif artifact.tag or await image.source.head_manifest(digest) is not None:
+                image.add("artifact_missing", f"{artifact} is missing", digest)
+            else:
+                return []  # the source lists it but does not hold it, so no run can copy it
+
+        if is_required:
+            if not self._referrers.may_be_subject(image.source, artifact):
+                return []
+            image.at_source.update(subjects)
+        return subjects
+
+    # The result.
+
+    def exit_status(self) -> int:
+        """Return 0, 1 or 2 (docs/design.md section 2). The caller handles 3 and signals."""
+        if self.failures:
+            return 2
+        return 1 if self.findings else 0
+
+    @property
+    def has_something_to_report(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self.findings or self.failures)
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.transport.blob_bytes
+
+    @property
+    def traffic(self) -> Traffic:
+        traffic = Traffic()
+        traffic.expected_bytes = self._found.bytes_to_read
+        return traffic
+
+    def undone_text(self) -> str:
+        """Return the message for an interrupted audit."""
+        return f"interrupted, images not checked: {self.images_known - self.images_done}"
+
+    def totals(self) -> dict[str, Any]:
+        """Return the counts for `totals` of the JSON document, except those of requests.
+
+        Each image is whole, flawed or failed. An image with both findings and an error has failed.
+        """
+        failed = {(outcome.source, outcome.target) for outcome in self.failures}
+        flawed = {(finding.source, finding.target) for finding in self.findings} - failed
+        images = {
+            "whole": self.images_done - len(flawed) - len(failed),
+            "flawed": len(flawed),
+            "failed": len(failed),
+        }
+        if self.images_known > self.images_done:
+            images["undone"] = self.images_known - self.images_done
+        found = self._found
+        return {
+            "images": images,
+            "manifests": len(found.manifests),
+            "blobs": len(found.blobs),
+            "artifacts": len(self._artifacts),
+            "read": {"blobs": found.blobs_read, "bytes": found.bytes_read},
+        }
+
+    def summary(self, elapsed: float) -> list[str]:
+        """Return the lines of the summary. `elapsed` is in seconds."""
+        totals = self.totals()
+        images = totals["images"]
+        read = totals["read"]
+        return [
+            f"Images: {images['whole']} whole, {images['flawed']} with findings, "
+            f"{images['failed']} not checked completely",
+            f"Present: {totals['manifests']} manifests, {totals['blobs']} blobs, "
+            f"{totals['artifacts']} artifacts",
+            f"Data: {size_text(read['bytes'])} of {read['blobs']} blobs read back",
+            f"Time: {duration_text(elapsed)} elapsed",
+        ]
+
+    def as_json(
+        self,
+        run_id: str,
+        started_at: str,
+        elapsed: float,
+        requests: Mapping[str, Mapping[str, int]],
+        throttled: Mapping[str, int],
+    ) -> dict[str, Any]:
+        """Return the JSON document.
+
+        `elapsed` is in seconds. `requests` are counts by host and action, `throttled` counts by
+        host.
+        """
+        findings = sorted(self.findings, key=lambda each: (each.target, each.finding, each.message))
+        failures = sorted(self.failures, key=lambda each: (each.target, each.source))
+        return {
+            "schema": 1,
+            "run_id": run_id,
+            "started_at": started_at,
+            "duration_s": round(elapsed, 3),
+            "interrupted": self.interrupted,
+            "findings": [finding._asdict() for finding in findings],
+            "failures": [
+                {"source": each.source, "target": each.target, "error": error_json(each.error)}
+                for each in failures
+            ],
+            "totals": {
+                **self.totals(),
+                "requests": sorted_requests(requests),
+                "throttled": dict(sorted(throttled.items())),
+            },
+        }
+
+    def receipt(self) -> list[str]:
+        """Return a line `DIGEST HOST/REPOSITORY` for each manifest and blob at targets, sorted.
+
+        Blobs that were left out of a layout are there too: the next layout need not have them.
+        """
+        present = self._found.manifests | self._found.blobs | self._found.left_out
+        return sorted(f"{digest} {full_name(host, name)}" for digest, (host, name) in present)

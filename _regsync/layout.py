@@ -69,11 +69,11 @@ from _regsync.oci import (
 )
 from _regsync.providers import Dialect
 from _regsync.registry.limits import HostLimits, Need, Patience, Turn
+from _regsync.registry.repository import BlobBody, Locked
 from _regsync.state import RepositoryKey
 from _regsync.text import printable, reason_of, size_text
 
 if TYPE_CHECKING:
-    from _regsync.registry.repository import BlobBody
     from _regsync.registry.runs import Transport
 
 # Bytes of the largest files that are read: `index.json` or a receipt, a manifest, and `oci-layout`.
@@ -802,7 +802,7 @@ class Layout:
 # A repository.
 
 
-class LayoutRepository:
+class LayoutRepository(Locked):
     """One repository of a layout, as the source or target of a copy. See `Repository`."""
 
     dialect = _DIALECT

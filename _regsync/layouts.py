@@ -53,10 +53,10 @@ class Layouts:
             self._layouts[path] = Layout(registry, self._transport, must_be_whole=self._recheck)
         return self._layouts[path]
 
-    def layouts_among(self, registries: Iterable[Registry]) -> list[Layout]:
-        """Return the layouts among these registries, without duplicates."""
-        paths = dict.fromkeys(registry.host for registry in registries if registry.is_layout)
-        return [self._layouts[path] for path in paths if path in self._layouts]
+    def layouts_among(self, registries: Iterable[Registry]) -> dict[str, Layout]:
+        """Return the layouts among these registries, by host."""
+        layouts = [self._layout(registry) for registry in registries if registry.is_layout]
+        return {layout.key: layout for layout in layouts}
 
     async def commit_regularly(self) -> None:
         """Save what was added, every _SAVE_SECONDS. Runs until it is cancelled."""

@@ -43,39 +43,12 @@ class Failure(NamedTuple):
     # Whether the new lock keeps lines of the old lock in its place. If a mapping failed that has no
     # old lines, the lock is not written.
     keeps_lines: bool
-    # The source repository of a mapping, as in lines of the lock. None for a tag.
-    repository: str | None = None
-
-
-class NewLock(NamedTuple):
-    """A new lock that has not been written, and the failures while it was made."""
-
-    lock: Lock
-    # How many tags were resolved.
-    resolved_count: int
-    # Those of mappings come first.
-    failures: tuple[Failure, ...]
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether the lock has lines for every mapping."""
-        return all(each.keeps_lines for each in self.failures if each.repository is not None)
-
-    def changes_from(self, old_lock: Lock) -> list[Change]:
-        """Return the differences from the old lock, sorted like the lines of a lock.
-
-        No image of a mapping that has failed is gone, because its source has not said so.
-        """
-        failed = {failure.repository for failure in self.failures}
-        return [
-            change
-            for change in compare(old_lock, self.lock)
-            if change.kind != "gone" or change.image.source.repository not in failed
-        ]
+    # The source repository of a mapping, as in lines of the lock. Empty for a tag.
+    repository: str = ""
 
 
 class Locking:
-    """The work of making one new lock."""
+    """The work of making one new lock, and its result."""
 
     # The progress line reads these attributes of any work. A lock copies nothing, and ends
     # immediately after a signal.
@@ -90,28 +63,32 @@ class Locking:
         referrers: Referrers,
         old_lock: Lock,
         mappings: Sequence[MappingRule],
-        now: int,
+        first_seen: FirstSeen,
         *,
-        keeps_others: bool = False,
-        recheck: bool = False,
-        first_seen: FirstSeen | None = None,
+        keeps_others: bool,
+        recheck: bool,
     ) -> None:
-        """Prepare to resolve `mappings`. `now` is in seconds since 1970.
+        """Prepare to resolve `mappings`.
 
+        `first_seen` has the times at which the old lock and earlier runs first saw digests.
         With `keeps_others` the new lock keeps the old lines of repositories outside `mappings`.
         With `recheck` artifacts are searched for even if the digest of a tag is unchanged.
-        `first_seen` has the times at which earlier runs first saw digests.
         """
         self.transport = transport
-        # How many tags are selected so far, and how many of them have a result.
+        # How many tags are selected so far, how many of them have a result, and how many were
+        # resolved.
         self.images_known = 0
         self.images_done = 0
+        self.images_resolved = 0
+        # The result: the new lock, which has not been written, and the failures, each by the name of
+        # its tag or by its mapping.
+        self.lock = Lock()
+        self.failures = dict[str | LockedMapping, Failure]()
 
         self._discovery = discovery
         self._referrers = referrers
         self._old_lock = old_lock
         self._mappings = mappings
-        self._now = now
         self._keeps_others = keeps_others
         self._recheck = recheck
         self._first_seen = first_seen
@@ -119,10 +96,6 @@ class Locking:
         # By the index of a mapping, the lines of its tags, or the error because of which it failed.
         self._lines = defaultdict[int, list[LockedImage]](list)
         self._errors = dict[int, SyncError]()
-        # By reference, the tags that failed because of their own image.
-        self._failed_images = dict[str, Failure]()
-        # How many tags were resolved.
-        self._resolved_count = 0
 
         # By source and artifact rule, the first mapping with this rule. Artifacts are searched for
         # with every rule of a source, so that a line does not depend on which mapping selects its
@@ -139,13 +112,33 @@ class Locking:
 
         # By source and digest, a line of the old lock, whatever its tag.
         self._old_images = {(image.source, image.digest): image for image in old_lock}
-        # By source repository and digest, when the old lock says the digest was first seen.
-        self._old_first_seen = old_lock.first_seen_times()
         # By source and digest, the request for a new line. All tags of a digest share it.
         self._new_images: dict[tuple[SourceKey, str], Once[LockedImage]] = defaultdict(Once)
 
-    async def resolve(self) -> NewLock:
-        """Resolve all mappings and return the new lock."""
+    @property
+    def is_writable(self) -> bool:
+        """Whether the new lock has lines for every mapping."""
+        return all(each.keeps_lines for each in self.failures.values() if each.repository)
+
+    @property
+    def have_rules_changed(self) -> bool:
+        """Whether the lock is for other mappings, or for other rules, than the old one."""
+        return self.lock.mappings != self._old_lock.mappings
+
+    def changes(self) -> list[Change]:
+        """Return the differences from the old lock, sorted like the lines of a lock.
+
+        No image of a mapping that has failed is gone, because its source has not said so.
+        """
+        failed = {failure.repository for failure in self.failures.values()}
+        return [
+            change
+            for change in compare(self._old_lock, self.lock)
+            if change.kind != "gone" or change.image.source.repository not in failed
+        ]
+
+    async def resolve(self) -> None:
+        """Resolve all mappings, and set the new lock and the failures."""
         # All listings are made before the first tag is resolved, because a listing for one mapping
         # may contain cosign tags of another mapping's images.
         selected = await gather(partial(self._select_tags, rule) for rule in self._mappings)
@@ -155,20 +148,17 @@ class Locking:
             for tag in tags
         )
         self._discovery.warn_of_missing_platforms()
-        return self._new_lock()
+        self.lock = self._new_lock()
 
     async def _select_tags(self, rule: MappingRule) -> Sequence[str]:
         """Return the tags that a mapping selects. If they cannot be listed, the mapping fails."""
         try:
-            selection = await self._discovery.select_tags(rule)
+            tags = (await self._discovery.select_tags(rule)).kept
         except SyncError as error:
             self._errors[rule.index] = error
             return ()
-        source = self._discovery.source_of(rule)
-        for event, text in selection.warnings(str(source)):
-            self._discovery.log_once("warning", event, text)
-        self.images_known += len(selection.kept)
-        return selection.kept
+        self.images_known += len(tags)
+        return tags
 
     async def _resolve_tag(self, rule: MappingRule, tag: str) -> None:
         """Resolve a tag, and keep its new line.
@@ -176,37 +166,31 @@ class Locking:
         If only its own image is at fault, the tag keeps its old line, if it has one. After any
         other error the mapping fails, because its next tag would fail with the same error.
         """
+        old_image = self._old_lock.images_of(source_key(rule)).get(tag)
         try:
-            self._lines[rule.index].append(await self._resolve_image(rule, tag))
-            self._resolved_count += 1
+            self._lines[rule.index].append(await self._resolve_image(rule, tag, old_image))
+            self.images_resolved += 1
         except SyncError as error:
             is_absent = isinstance(error, RegistryError) and error.status == 404
             if not (is_absent or isinstance(error, ContentError)):
                 self._errors.setdefault(rule.index, error)
                 return
             name = self._discovery.source_of(rule).name_of(tag)
-            old_image = self._old_lock.images_of(source_key(rule)).get(tag)
-            self._failed_images[name] = Failure(name, error, keeps_lines=old_image is not None)
+            self.failures[name] = Failure(name, error, keeps_lines=old_image is not None)
             if old_image is not None:
                 self._lines[rule.index].append(old_image)
         finally:
             self.images_done += 1
 
-    async def _resolve_image(self, rule: MappingRule, tag: str) -> LockedImage:
+    async def _resolve_image(
+        self, rule: MappingRule, tag: str, old_image: LockedImage | None
+    ) -> LockedImage:
         """Return the new line of a tag. This costs one HEAD if the old lock has the digest."""
         source = source_key(rule)
-        old_image = self._old_lock.images_of(source).get(tag)
-
         # If the old lock has the tag, the digest is usually unchanged, and no manifest is needed.
         by_head = old_image is not None or not self._needs_manifest(rule)
         repository = self._discovery.source_of(rule)
-        try:
-            digest = await self._discovery.resolve_digest(repository, tag, by_head=by_head)
-        except RegistryError as error:
-            if error.status != 404 or not by_head:
-                raise
-            # Some registries answer 404 to a HEAD of what a GET finds.
-            digest = (await self._discovery.fetch_manifest_of_tag(repository, tag)).digest
+        digest = await self._discovery.resolve_digest(repository, tag, by_head=by_head)
 
         # A line of the old lock with the same digest has the same content, even under another tag.
         is_unmoved = old_image is not None and old_image.digest == digest
@@ -219,16 +203,8 @@ class Locking:
         if old_image is not None and old_image.digest == image.digest:
             first_seen = old_image.first_seen  # keep the bytes of an unchanged line
         else:
-            first_seen = self._first_seen_at(source, image.digest)
+            first_seen = self._first_seen.first_seen_at(source.seen_key(image.digest))
         return image._replace(tag=tag, first_seen=first_seen)
-
-    def _first_seen_at(self, source: SourceKey, digest: str) -> int:
-        """Return when a digest was first seen in a repository, under any tag."""
-        key = source.seen_key(digest)
-        times = [self._now, self._old_first_seen.get(key)]
-        if self._first_seen is not None:
-            times.append(self._first_seen.first_seen_at(key))
-        return min(time for time in times if time is not None)
 
     def _needs_manifest(self, rule: MappingRule) -> bool:
         """Report whether a new line has platforms or artifacts, so that the manifest is needed."""
@@ -251,20 +227,17 @@ class Locking:
             artifacts.enabled and not (artifacts.include or artifacts.exclude)
             for artifacts in self._rules[old_image.source]
         )
-        if old_image.pushed is not None or not has_unfiltered_rule:
+        if old_image.pushed or not has_unfiltered_rule:
             return True
         known_tags = {artifact.tag for artifact in old_image.artifacts}
         source = self._discovery.source_of(rule)
         return known_tags.issuperset(self._referrers.listed_cosign_tags(source, old_image.digest))
 
     async def _fetch_image(self, rule: MappingRule, tag: str, digest: str) -> LockedImage:
-        """Fetch what a line says about a digest: its digest at targets, and its artifacts.
-
-        The line is one of `tag`, first seen now.
-        """
+        """Fetch what a line of `tag` says about a digest: that at targets, and the artifacts."""
         source = source_key(rule)
         if not self._needs_manifest(rule):
-            return LockedImage(source, tag, digest, None, artifacts=(), first_seen=self._now)
+            return LockedImage(source, tag, digest)
 
         lookup = await self._discovery.look_up_at_source(rule, tag, digest)
         artifacts = dict[str, LockedArtifact]()
@@ -272,18 +245,17 @@ class Locking:
             if mapping.artifacts.enabled:
                 for each in await self._referrers.find_at_source(mapping, lookup):
                     types = tuple(sorted(each.types))
-                    artifact = LockedArtifact(each.digest, each.subject, types, each.tag)
+                    artifact = LockedArtifact(each.digest, each.subject, types, each.tag or "")
                     artifacts.setdefault(each.reference, artifact)
         return LockedImage(
             source,
             tag,
             digest=lookup.source_digest,
-            pushed=lookup.digest if lookup.is_trimmed else None,
+            pushed=lookup.digest if lookup.is_trimmed else "",
             artifacts=tuple(artifacts.values()),
-            first_seen=self._now,
         )
 
-    def _new_lock(self) -> NewLock:
+    def _new_lock(self) -> Lock:
         """Build the new lock from new lines, and from the old lines that are kept.
 
         Old lines are kept if their mapping has failed in this lock. With `keeps_others` the lines
@@ -292,7 +264,6 @@ class Locking:
         new_mappings = list[LockedMapping]()
         new_images = list[LockedImage]()
         kept_mappings = list[LockedMapping]()
-        failures = list[Failure]()
         for rule in self._mappings:
             mapping = locked_mapping(rule)
             error = self._errors.get(rule.index)
@@ -304,7 +275,8 @@ class Locking:
             if has_old_lines:
                 kept_mappings.append(mapping)
             source = mapping.source
-            failures.append(Failure(str(source), error, has_old_lines, source.repository))
+            failure = Failure(str(source), error, has_old_lines, source.repository)
+            self.failures[mapping] = failure
 
         if self._keeps_others:
             repositories = {source.repository for source in self._rules}
@@ -318,16 +290,12 @@ class Locking:
         # because the last of several lines for one tag counts. So the new lines must be the last.
         kept_sources = {mapping.source for mapping in kept_mappings}
         old_images = [image for image in self._old_lock if image.source in kept_sources]
-        return NewLock(
-            Lock([*new_mappings, *kept_mappings], [*old_images, *new_images]),
-            self._resolved_count,
-            (*failures, *self._failed_images.values()),
-        )
+        return Lock([*new_mappings, *kept_mappings], [*old_images, *new_images])
 
 
-def _artifact_rules(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str | None]]:
+def _artifact_rules(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str]]:
     """Return the hashes of the artifact rules of each source, as LockedMapping has them."""
-    rules = defaultdict[SourceKey, set[str | None]](set)
+    rules = defaultdict[SourceKey, set[str]](set)
     for mapping in mappings:
         rules[mapping.source].add(mapping.artifacts_hash)
     return rules

@@ -230,6 +230,11 @@ def _split_registry(text: str) -> tuple[str, str]:
 # docs/protocol-facts.md section 1.3.
 _OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 _OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+# The media type of an empty config. Registries list it as the artifact type of cosign 3's bundles,
+# which set their type elsewhere. So it does not identify the type of an artifact
+# (docs/protocol-facts.md section 1.10).
+EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
 _INDEX_TYPES = (_OCI_INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
 _IMAGE_TYPES = (_OCI_MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
 _DOCKER_SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+"

@@ -15,20 +15,29 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from _regsync.config import ArtifactRule, MappingRule
 from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError, Problem, RegistryError, SyncError
-from _regsync.oci import Descriptor, Manifest, check_digest, is_digest, is_tag, split_full_name
-from _regsync.registry.repository import Repository
+from _regsync.oci import (
+    EMPTY_CONFIG,
+    Descriptor,
+    Manifest,
+    check_digest,
+    is_digest,
+    is_tag,
+    split_full_name,
+)
+from _regsync.registry.repository import Locked, LockedParts, Repository
 from _regsync.state import RepositoryKey, SeenKey
-from _regsync.tags import Selection, TagRule, select
+from _regsync.tags import TagRule
 from _regsync.text import parse_time, printable, time_text
 
 # The version of the format. It is not that of the program, because a new version of the program
 # does not change the lock.
 _VERSION = 1
+_HEAD = json.dumps({"lock": _VERSION})
 
 # The beginnings of the lines with which git marks the conflicts of a merge.
 _CONFLICT_MARKS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
@@ -51,17 +60,13 @@ class SourceKey(NamedTuple):
 
     # `HOST/REPOSITORY`, as in reports. On Docker Hub it includes `library/`.
     repository: str
-    # Sorted. None if all platforms are copied.
-    platforms: tuple[str, ...] | None
+    # Sorted. Empty if all platforms are copied.
+    platforms: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if self.platforms is None:
+        if not self.platforms:
             return self.repository
         return f"{self.repository} ({', '.join(self.platforms)})"
-
-    def order(self) -> tuple[str, tuple[str, ...]]:
-        """Return the key by which the lines of a lock are sorted."""
-        return self.repository, self.platforms or ()
 
     def seen_key(self, digest: str) -> SeenKey:
         """Return the key of the time when a digest was first seen in this repository."""
@@ -75,10 +80,10 @@ class LockedMapping(NamedTuple):
     # The SHA-256 of the mapping's `tags` and `artifacts`, in hex. `--locked` refuses a mapping with
     # another hash.
     rules_hash: str
-    # The SHA-256 of `artifacts` alone, in hex. None if they have their defaults. If it is
+    # The SHA-256 of `artifacts` alone, in hex. Empty if they have their defaults. If it is
     # unchanged, a new lock takes the artifacts of unchanged images from the old lock, without a
     # request.
-    artifacts_hash: str | None = None
+    artifacts_hash: str = ""
 
 
 class LockedArtifact(NamedTuple):
@@ -89,8 +94,8 @@ class LockedArtifact(NamedTuple):
     subject: str
     # The artifact type. For a cosign tag, the media types of config and layers. Empty if unknown.
     types: tuple[str, ...] = ()
-    # The cosign tag of the artifact. None for an artifact from a referrers list.
-    tag: str | None = None
+    # The cosign tag of the artifact. Empty for an artifact from a referrers list.
+    tag: str = ""
 
 
 class LockedImage(NamedTuple):
@@ -100,12 +105,12 @@ class LockedImage(NamedTuple):
     tag: str
     # The digest at the source.
     digest: str
-    # The digest at the targets if the index is trimmed to its platforms. None if it is not trimmed.
-    pushed: str | None
+    # The digest at the targets if the index is trimmed to its platforms. Empty if it is not.
+    pushed: str = ""
     # Each artifact comes after its subject.
-    artifacts: tuple[LockedArtifact, ...]
+    artifacts: tuple[LockedArtifact, ...] = ()
     # When the digest was first seen in the repository, in seconds since 1970.
-    first_seen: int
+    first_seen: int = 0
 
     @property
     def name(self) -> str:
@@ -137,8 +142,8 @@ class Lock:
 
     def __iter__(self) -> Iterator[LockedImage]:
         """Yield the images in the order of their lines."""
-        for source in sorted(self._images, key=SourceKey.order):
-            for _, image in sorted(self._images[source].items()):
+        for _, images in sorted(self._images.items()):
+            for _, image in sorted(images.items()):
                 yield image
 
     def __eq__(self, other: object) -> bool:
@@ -149,6 +154,10 @@ class Lock:
     def images_of(self, source: SourceKey) -> Mapping[str, LockedImage]:
         """Return the images of a source by their tags."""
         return self._images.get(source, {})
+
+    def pin(self, rule: MappingRule, source: Repository) -> Repository:
+        """Return the source of a mapping as this lock has it."""
+        return cast(Repository, PinnedSource(source, self.images_of(source_key(rule))))
 
     def first_seen_times(self) -> dict[SeenKey, int]:
         """Return the time when each digest was first seen, in seconds since 1970."""
@@ -181,15 +190,15 @@ class Lock:
 
 def source_key(rule: MappingRule) -> SourceKey:
     """Return the source repository and platform filter of a mapping."""
-    platforms = None if rule.platforms is None else tuple(sorted({*map(str, rule.platforms)}))
-    return SourceKey(rule.source.lock_name(rule.source_repository), platforms)
+    platforms = sorted({*map(str, rule.platforms or ())})
+    return SourceKey(rule.source.lock_name(rule.source_repository), tuple(platforms))
 
 
 def locked_mapping(rule: MappingRule) -> LockedMapping:
     """Return the line of a mapping in a lock."""
     rules = {"tags": _set_fields(rule.tags), "artifacts": _set_fields(rule.artifacts)}
     artifacts = artifact_rule(rule)
-    artifacts_hash = None if artifacts == ArtifactRule() else _hash(_set_fields(artifacts))
+    artifacts_hash = "" if artifacts == ArtifactRule() else _hash(_set_fields(artifacts))
     return LockedMapping(source_key(rule), _hash(rules), artifacts_hash)
 
 
@@ -215,12 +224,8 @@ def _hash(fields: Mapping[str, object]) -> str:
 
 def lines_of(lock: Lock) -> Iterator[str]:
     """Yield the lines of a lock, without line ends."""
-    yield _json_line({"lock": _VERSION})
-
-    def order(mapping: LockedMapping) -> tuple[object, ...]:
-        return mapping.source.order(), mapping.rules_hash
-
-    yield from map(_line_of, sorted(lock.mappings, key=order))
+    yield _HEAD
+    yield from map(_line_of, sorted(lock.mappings))
     yield from map(_line_of, lock)
 
 
@@ -268,53 +273,52 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
 
     Blank lines are skipped. Raises ConfigError, which names each invalid line.
     """
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise _no_lock(name, [(0, "the file is empty")])
+    number, head = numbered[0]
+    if head.strip() != _HEAD.encode():
+        raise _no_lock(name, [(number, _wrong_head(head))])
+
     mappings = list[LockedMapping]()
     images = list[LockedImage]()
     # The number of the line of each mapping, and of each image by its source and tag.
     line_numbers = dict[object, int]()
-    problems = list[Problem]()
-    has_version = False
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    problems = list[tuple[int, str]]()
+    for number, line in numbered[1:]:
         try:
-            if not has_version:
-                _check_version(line)
-                has_version = True
-                continue
             locked = _read_line(line)
-            if isinstance(locked, LockedMapping):
-                mappings.append(locked)
-                first = line_numbers.setdefault(locked, number)
-            else:
-                images.append(locked)
-                first = line_numbers.setdefault((locked.source, locked.tag), number)
-            if first != number:
-                raise ValueError(f"the same as line {first}")
         except (ContentError, ValueError) as error:
-            problems.append(Problem(name, number, 1, "", printable(str(error))))
-            if not has_version or len(problems) == _MOST_PROBLEMS:
-                break
-
-    if not has_version and not problems:
-        problems.append(Problem(name, 0, 1, "", "the file is empty"))
+            problems.append((number, str(error)))
+            continue
+        if isinstance(locked, LockedMapping):
+            mappings.append(locked)
+            first = line_numbers.setdefault(locked, number)
+        else:
+            images.append(locked)
+            first = line_numbers.setdefault((locked.source, locked.tag), number)
+        if first != number:
+            problems.append((number, f"the same as line {first}"))
     if problems:
-        raise ConfigError(
-            f"{printable(name)} is not a lock",
-            problems=tuple(problems),
-            hint=f"restore the file as it was committed, or remove it; then {_REMEDY}",
-        )
+        raise _no_lock(name, problems[:_MOST_PROBLEMS])
     return Lock(mappings, images)
 
 
-def _check_version(line: bytes) -> None:
-    """Raise ValueError unless the first line has the version of this module."""
-    if line.decode().strip() == _json_line({"lock": _VERSION}):
-        return
-    found = re.match(rb'{"lock": ([0-9]{1,9})}', line)
+def _no_lock(name: str, problems: Iterable[tuple[int, str]]) -> ConfigError:
+    """Return the error for a file that is no lock. `problems` have the numbers of their lines."""
+    return ConfigError(
+        f"{printable(name)} is not a lock",
+        problems=tuple(Problem(name, line, 1, "", printable(text)) for line, text in problems),
+        hint=f"restore the file as it was committed, or remove it; then {_REMEDY}",
+    )
+
+
+def _wrong_head(head: bytes) -> str:
+    """Say what is wrong with the first line of a lock."""
+    found = re.match(rb'{"lock": ([0-9]{1,9})}', head)
     if found is None:
-        raise ValueError(f"the first line of a lock must be {_json_line({'lock': _VERSION})}")
-    raise ValueError(
+        return f"the first line of a lock must be {_HEAD}"
+    return (
         f"the lock has version {int(found[1])}, and this regsync reads only version {_VERSION}:"
         " use the one that wrote it"
     )
@@ -341,11 +345,11 @@ def _read_line(line: bytes) -> LockedMapping | LockedImage:
 
 
 def _read_mapping(fields: Mapping[str, Any]) -> LockedMapping:
-    for name in ("rules", "artifacts"):
-        if name in fields:
-            check_digest(f"sha256:{fields[name]}")
-    source = SourceKey(fields["mapping"], _platforms_of(fields))
-    return LockedMapping(source, fields["rules"], fields.get("artifacts"))
+    source = SourceKey(fields["mapping"], _texts(fields.get("platforms", ())))
+    mapping = LockedMapping(source, fields["rules"], fields.get("artifacts", ""))
+    for hex_digits in filter(None, mapping[1:]):
+        check_digest(f"sha256:{hex_digits}")
+    return mapping
 
 
 def _read_image(fields: Mapping[str, Any]) -> LockedImage:
@@ -353,30 +357,31 @@ def _read_image(fields: Mapping[str, Any]) -> LockedImage:
     artifacts = list[LockedArtifact]()
     for each in fields.get("artifacts", ()):
         types = each.get("type", ())
-        types = (types,) if isinstance(types, str) else tuple(map(str, types))
-        artifacts.append(LockedArtifact(each["digest"], each["subject"], types, each.get("tag")))
+        types = (types,) if isinstance(types, str) else _texts(types)
+        artifacts.append(
+            LockedArtifact(each["digest"], each["subject"], types, each.get("tag", ""))
+        )
     image = LockedImage(
-        SourceKey(repository, _platforms_of(fields)),
+        SourceKey(repository, _texts(fields.get("platforms", ()))),
         tag,
         digest=fields["digest"],
-        pushed=fields.get("pushed"),
+        pushed=fields.get("pushed", ""),
         artifacts=tuple(artifacts),
         first_seen=parse_time(fields["first_seen"]),
     )
+    for digest in (image.digest, image.digest_at_target):
+        check_digest(digest)
     for artifact in artifacts:
         check_digest(artifact.digest)
         check_digest(artifact.subject)
-    check_digest(image.digest)
-    check_digest(image.digest_at_target)
-    for name in (tag, *(artifact.tag for artifact in artifacts if artifact.tag is not None)):
+    for name in (tag, *(artifact.tag for artifact in artifacts if artifact.tag)):
         if not is_tag(name):
             raise ValueError(f"{name!r} is not a tag")
     return image
 
 
-def _platforms_of(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
-    platforms = fields.get("platforms")
-    return None if platforms is None else tuple(map(str, platforms))
+def _texts(values: Iterable[object]) -> tuple[str, ...]:
+    return tuple(map(str, values))
 
 
 # Comparing.
@@ -385,29 +390,14 @@ def _platforms_of(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
 class Change(NamedTuple):
     """An image that differs between two locks."""
 
-    # None if the old lock does not have the image.
+    # `came`, `gone`, `moved` to another digest, or `changed`: it has other artifacts or another
+    # trimmed index.
+    kind: str
+    # The new line, or the old line of an image that is gone.
+    image: LockedImage
+    # None if the old lock, or the new lock, does not have the image.
     before: LockedImage | None
-    # None if the new lock does not have the image.
     after: LockedImage | None
-
-    @property
-    def kind(self) -> str:
-        """`came`, `gone`, `moved` or `changed`.
-
-        A moved image has another digest. A changed image has other artifacts or another trimmed
-        index.
-        """
-        if self.before is None:
-            return "came"
-        if self.after is None:
-            return "gone"
-        return "changed" if self.before.digest == self.after.digest else "moved"
-
-    @property
-    def image(self) -> LockedImage:
-        image = self.after or self.before
-        assert image is not None
-        return image
 
 
 def compare(before: Lock, after: Lock) -> list[Change]:
@@ -417,15 +407,19 @@ def compare(before: Lock, after: Lock) -> list[Change]:
     """
     changes = list[Change]()
     for image in Lock(images=(*before, *after)):  # each image of either lock once
-        change = Change(
-            before.images_of(image.source).get(image.tag),
-            after.images_of(image.source).get(image.tag),
-        )
-        old, new = (
-            each and (each.digest, each.pushed, frozenset(each.artifacts)) for each in change
-        )
-        if old != new:
-            changes.append(change)
+        old = before.images_of(image.source).get(image.tag)
+        new = after.images_of(image.source).get(image.tag)
+        if old is None:
+            kind = "came"
+        elif new is None:
+            kind = "gone"
+        elif old.digest != new.digest:
+            kind = "moved"
+        elif old.pushed != new.pushed or {*old.artifacts} != {*new.artifacts}:
+            kind = "changed"
+        else:
+            continue
+        changes.append(Change(kind, image, old, new))
     return changes
 
 
@@ -439,27 +433,26 @@ class _NoLongerThere(SyncError):
     status = 404
 
 
-class PinnedSource:
+class PinnedSource(Locked):
     """A source repository whose tags and artifacts are those of a lock.
 
     Everything that is not defined here is an attribute of the repository itself.
     """
+
+    known_tags: Mapping[str, str]
 
     def __init__(self, source: Repository, images: Mapping[str, LockedImage]) -> None:
         """`images` are the lines of the source by their tags."""
         self._source = source
         self._images = images
         artifacts = [artifact for image in images.values() for artifact in image.artifacts]
-        # The digest of each tag, cosign's tags among them.
-        self.tags: Mapping[str, str] = {
-            **{artifact.tag: artifact.digest for artifact in artifacts if artifact.tag},
-            **{tag: image.digest for tag, image in images.items()},
-        }
+        tags = {artifact.tag: artifact.digest for artifact in artifacts if artifact.tag}
+        self.known_tags = {**tags, **{tag: image.digest for tag, image in images.items()}}
         self._types = {artifact.digest: frozenset(artifact.types) for artifact in artifacts}
         # By subject, the artifacts in its referrers list. Each once, by its digest.
         self._referrers = defaultdict[str, dict[str, LockedArtifact]](dict)
         for artifact in artifacts:
-            if artifact.tag is None:
+            if not artifact.tag:
                 self._referrers[artifact.subject][artifact.digest] = artifact
 
     def __getattr__(self, name: str) -> Any:
@@ -468,70 +461,37 @@ class PinnedSource:
     def __str__(self) -> str:
         return str(self._source)
 
-    def select(self, rule: TagRule) -> Selection:
-        """Select tags among those of the locked images."""
-        return select(self._images, rule)
-
-    def resolve(self, reference: str) -> tuple[str, str]:
-        """Return the digests that a tag or digest has at the source and at targets.
-
-        Raises SyncError if the lock does not have the tag.
-        """
+    def locked_parts(self, reference: str) -> LockedParts | None:
         image = self._images.get(reference)
-        digest = reference if is_digest(reference) else self.tags.get(reference)
-        if digest is None:
-            error = RegistryError("the lock has no such tag", status=404)
-            raise error.add_context(self._source.side, "look up", self._source.name_of(reference))
-        return digest, digest if image is None else image.digest_at_target
+        if image is None:
+            return None
+        artifacts = dict.fromkeys(artifact.digest for artifact in image.artifacts)
+        subjects = dict.fromkeys(artifact.subject for artifact in image.artifacts)
+        own_subjects = [subject for subject in subjects if subject not in artifacts]
+        return LockedParts(image.digest_at_target, list(artifacts), own_subjects)
 
-    def check_pushed(self, reference: str, digest: str) -> None:
-        """Raise ContentError if a tag's digest at targets is not that in the lock."""
-        image = self._images.get(reference)
-        if image is not None and image.digest_at_target != digest:
-            locked = image.digest_at_target
-            text = f"the index trimmed to `platforms` is {digest}, but {locked} in the lock"
-            error = ContentError(text, hint=_REMEDY_FOR_LINE)
-            name = self._source.name_of(reference)
-            raise error.add_context(self._source.side, "filter platforms of", name)
-
-    def artifacts_of(self, tag: str) -> list[str]:
-        """Return the digests of all artifacts in the line of an image."""
-        return [artifact.digest for artifact in self._images[tag].artifacts]
-
-    def subjects_of(self, tag: str) -> list[str]:
-        """Return the manifests of an image that have artifacts in its line."""
-        artifacts = self._images[tag].artifacts
-        digests = {artifact.digest for artifact in artifacts}
-        return list(
-            dict.fromkeys(each.subject for each in artifacts if each.subject not in digests)
-        )
-
-    def types_of(self, digest: str) -> frozenset[str]:
-        """Return the types of an artifact. They are empty if the lock does not have them."""
+    def locked_types(self, digest: str) -> frozenset[str]:
         return self._types.get(digest, frozenset())
 
     # The methods of a repository.
 
-    async def list_tags(self) -> dict[str, str | None] | None:
-        """Return the tags of the lock."""
-        return dict(self.tags)
-
     async def head_manifest(self, reference: str) -> str | None:
         """Return the digest of a tag. The lock vouches for what a digest names."""
-        return reference if is_digest(reference) else self.tags.get(reference)
+        return reference if is_digest(reference) else self.known_tags.get(reference)
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the artifacts of the lock. An entry has no media type and no size."""
         return tuple(
-            Descriptor("", each.digest, 0, artifact_type=next(iter(each.types), None))
+            Descriptor("", each.digest, 0, artifact_type=next(iter(each.types), EMPTY_CONFIG))
             for each in self._referrers.get(digest, {}).values()
         )
 
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
         """Fetch a manifest by its digest. Raises SyncError if the source has it no longer."""
-        digest, _ = self.resolve(reference)
-        if expected is not None and not expected.media_type:
-            expected = None  # an entry of `list_referrers`, which has nothing to compare with
+        digest = await self.head_manifest(reference)
+        if digest is None:
+            error = RegistryError("the lock has no such tag", status=404)
+            raise error.add_context(self._source.side, "look up", self._source.name_of(reference))
         try:
             return await self._source.get_manifest(digest, expected=expected)
         except RegistryError as error:

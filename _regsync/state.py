@@ -1036,15 +1036,18 @@ class FirstSeen:
         if is_news or not past:
             value = times if past else [*times, now]
             self._file.put_note(_seen_note(key), value, max(now, last_seen))
-        first_seen = min(max(past, default=now), self._locked_times.get(key, now))
-        held_until = first_seen + int(min_age)
+        held_until = self._earlier(key, past, now) + int(min_age)
         return held_until if held_until > now else None
 
-    def first_seen_at(self, key: SeenKey) -> int | None:
-        """Return when a digest was first seen, in seconds since 1970, or None if it is unknown."""
+    def first_seen_at(self, key: SeenKey) -> int:
+        """Return when a digest was first seen, in seconds since 1970: now, if it is unknown."""
         now = int(self._now())
         times, _ = self._times(key)
-        return max((time for time in times if time <= now), default=None)
+        return self._earlier(key, [time for time in times if time <= now], now)
+
+    def _earlier(self, key: SeenKey, past: Iterable[int], now: int) -> int:
+        """Return the earlier of the file's time, which may be one of `past`, and the lock's."""
+        return min(max(past, default=now), self._locked_times.get(key, now))
 
     def _times(self, key: SeenKey) -> tuple[list[int], int]:
         """Return the times that may be the first, and when the digest was last seen.

@@ -10,10 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.client.attachments import fallback_lists
-from conformance.content.images import encode
 from conformance.server.memory import Link
-from tests.ends import Ran, Virtual, document, only, stopped_at, tags
+from tests.ends import Ran, Virtual, document, stopped_at, tags
 from tests.mirrors import SignedMirror, asked
 from tests.states import rows
 
@@ -154,16 +152,6 @@ async def test_a_copy_of_artifacts_that_is_cut_off_is_made_up_for_by_the_next_ru
     # No look is due yet, but the last one led to nothing.
     await mirror.look()
     assert mirror.holds(late)
-
-
-async def test_a_list_of_referrers_comes_as_its_source_wrote_it(world, tmp_path):
-    mirror = SignedMirror(world, tmp_path, referrers_api=False)
-    mirror.attach(mirror.images[0])
-    (tag, listed) = only([*fallback_lists(mirror.attached).items()])
-    odd = listed.with_manifest(encode(listed.document, "odd"), listed.media_type)
-    mirror.load(odd, tag)
-    await mirror.look()
-    assert mirror.target.app.tags("app")[tag] == odd.top
 
 
 async def test_a_recheck_asks_for_the_artifacts_of_all_images_at_both_ends(world, tmp_path):

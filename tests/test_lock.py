@@ -301,7 +301,7 @@ async def test_a_registry_that_fails_half_way_leaves_the_old_lines(mirror):
     before = mirror.lock.read_text()
     mirror.push("v0")
     mirror.push("v9")
-    mirror.source.app.faults.on("HEAD", "manifest", reference="v2").status(403)
+    mirror.source.app.faults.on("GET HEAD", "manifest", reference="v2").status(403)
     ran = await mirror.run("lock")
     assert ran.status == 1
     assert mirror.lock.read_text() == before
@@ -875,7 +875,7 @@ async def test_a_dry_run_and_a_shard_are_from_the_lock_too(mirror):
     mapping = {"tags": tags("v*"), "artifacts": {"exclude": [SIGNATURE]}}
     mirror.write(
         {"from": "app", "tags": tags("v*")},
-        {"from": "app", "to": "bare", **mapping},
+        {"from": "app", "to": "part", **mapping},
         {"from": "other", "tags": tags("v*")},
     )
     await mirror.succeed("lock")
@@ -890,7 +890,7 @@ async def test_a_dry_run_and_a_shard_are_from_the_lock_too(mirror):
     ran = await mirror.succeed("sync", "--locked", "--dry-run")
     assert ran.statuses() == ["would_sync"] * 3
     stripped = {each["target"]: each["artifacts"]["stripped"] for each in ran.images}
-    assert stripped["target.test/bare:v1"] == 1
+    assert stripped["target.test/part:v1"] == 1
     assert sum(stripped.values()) == 1
     assert source_was_asked_by_digest_alone()
     assert mirror.source.journal.count(kind="referrers") == 0

@@ -243,15 +243,15 @@ async def test_the_summary_says_how_many_wait_and_until_when(mirror):
     assert "held" not in ran.err
 
 
-async def test_a_mapping_of_which_all_is_held_is_a_warning(mirror):
+async def test_a_run_of_which_all_is_held_is_a_warning(mirror):
     mirror.push("v1")
     mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
     ran = await mirror.sync(mapping, options=("--no-progress",))
-    told = "min_age holds back everything that the mapping selects (tags: 1), until 2026-01-04T00:00:00Z"
-    assert ran.err.endswith(f"warning: source.test/app -> app: {told} at the earliest\n")
+    told = "min_age holds back all images (1), until 2026-01-04T00:00:00Z at the earliest"
+    assert ran.err.endswith(f"warning: {told}\n")
     assert (ran.status, ran.out) == (0, "")
 
-    # One image of the mapping is there: its targets get something.
+    # One image is there: its target gets something.
     await anyio.sleep(3 * DAY)
     await mirror.copy("v1")
     mirror.push("v2")
@@ -441,8 +441,7 @@ async def test_watch_holds_back_and_copies_when_it_is_due(stage):
     until = "held back by min_age until 2026-01-01T03:00:00Z"
     assert lines(ran, "min_age") == [
         f"info: source.test/app:v1: {until}",
-        "warning: source.test/app -> app: min_age holds back everything that the mapping selects "
-        "(tags: 1), until 2026-01-01T03:00:00Z at the earliest",
+        "warning: min_age holds back all images (1), until 2026-01-01T03:00:00Z at the earliest",
     ]
 
 

@@ -25,9 +25,13 @@ def test_shards_together_copy_everything_once_and_an_empty_one_ends_well(
     for name in "ab":
         load_into(source, name, "v2")
     mappings = [
-        {"from": name, "to": f"{name}/{tag}", "tags": tags(tag)}
-        for name in "ab"
-        for tag in ("v1", "v2")
+        {"from": name, "to": to, "tags": tags(tag)}
+        for name, tag, to in (
+            ("a", "v1", "one/b"),
+            ("a", "v2", "one/c"),
+            ("b", "v1", "two/a"),
+            ("b", "v2", "two/c"),
+        )
     ]
     path = tmp_path / "mirror.yaml"
     path.write_text(document({"source": source, "target": target}, *mappings))
@@ -38,8 +42,8 @@ def test_shards_together_copy_everything_once_and_an_empty_one_ends_well(
         done += [each["target"].partition("/")[2] for each in ran.images]
         assert f"info: shard {number} of 3: {len(ran.images)} of 4 mappings" in ran.err
         assert (tmp_path / ".regsync" / f"shard-{number}-of-3").is_dir()
-    assert sorted(done) == ["a/v1:v1", "a/v2:v2", "b/v1:v1", "b/v2:v2"]
-    assert len(ran.images) == 0, "of two groups"
+    assert sorted(done) == ["one/b:v1", "one/c:v2", "two/a:v1", "two/c:v2"]
+    assert len(ran.images) == 0, "no name is the last one's"
     again = run_regsync(
         "sync", "--json", "-c", str(path), "--shard", "/3", env={"JOB_COMPLETION_INDEX": "0"}
     )

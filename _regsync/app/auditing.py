@@ -15,13 +15,13 @@ import anyio
 
 from _regsync.app.console import Console
 from _regsync.app.environment import carry_out, connected, print_report, utc_now
-from _regsync.audit import Audit, AuditReport
+from _regsync.audit import Audit
 from _regsync.config import Config
 from _regsync.errors import RegsyncError, Side, SyncError
 from _regsync.files import replacing
-from _regsync.inspection import Finding
 from _regsync.pins import Lock
 from _regsync.state import StateFile, first_seen_for
+from _regsync.sync.inspection import Finding
 from _regsync.sync.report import Outcome
 from _regsync.text import printable, reason_of
 
@@ -66,30 +66,29 @@ async def audit(
         )
         signals = await carry_out(work.run, console, work)
     elapsed = anyio.current_time() - start
-    report = work.report
-
-    if report.interrupted:
-        console.log("warning", "interrupted", report.undone_text())
+    if work.interrupted:
+        console.log("warning", "interrupted", work.undone_text())
     elif receipt_path is not None:
-        write_receipt(receipt_path, report, console)
-    console.print_summary(report, elapsed)
+        write_receipt(receipt_path, work, console)
+    console.print_summary(work, elapsed)
     if console.writes_json:
-        print_report(report, started_at, elapsed, transport, console)
-    if report.interrupted:
+        print_report(work, started_at, elapsed, transport, console)
+    if work.interrupted:
         return 128 + signals[0]
-    return report.exit_status()
+    return work.exit_status()
 
 
-def write_receipt(path: str, report: AuditReport, console: Console) -> None:
+def write_receipt(path: str, report: Audit, console: Console) -> None:
     """Replace the receipt: the list of all manifests and blobs that the audit has found.
 
     If a source could not be read, a file that is not empty is kept and an error is logged. Raises
     RegsyncError if the file cannot be written.
     """
-    unread_count = 0  # images whose source could not be read
-    for outcome in report.failures:
-        if isinstance(outcome.error, SyncError) and outcome.error.side is Side.SOURCE:
-            unread_count += 1
+    errors = [outcome.error for outcome in report.failures]
+    # How many images have a source that could not be read.
+    unread_count = sum(
+        isinstance(error, SyncError) and error.side is Side.SOURCE for error in errors
+    )
     # A new receipt would lack these images, so that the next disk for a closed network would
     # contain them again, although the registry in that network has them.
     has_old_receipt = os.path.exists(path) and os.path.getsize(path) > 0

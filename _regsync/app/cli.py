@@ -106,6 +106,7 @@ DST                 where to copy it (default tag: that of SRC)
 regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
 regsync sync -c mirror.yaml --recheck
+regsync sync -c mirror.yaml --verify --dry-run
 regsync sync -c mirror.yaml --json >report.json
 regsync sync -c mirror.yaml --retry-from report.json""",
         options=f"""\
@@ -113,6 +114,8 @@ regsync sync -c mirror.yaml --retry-from report.json""",
 --dry-run           show what a run would do, and change nothing
 --recheck           look again for the signatures and SBOMs of all images, at source and targets; in an image
                     layout also look for files that it has lost
+--verify            ask targets for every manifest and blob of every image, and copy what they have lost;
+                    includes --recheck
 --retry-from REPORT  copy only what failed or was left undone in a report that --json wrote
 --summary FILE      write a summary in Markdown
 --locked            copy what the lock file names, and nothing else

@@ -284,6 +284,7 @@ def run_sync(arguments: Namespace, console: Console) -> Outcome:
         console,
         kind="plan" if arguments.dry_run else "sync",
         recheck=arguments.recheck,
+        verify=arguments.verify,
         lock=lock,
         retry=retry,
         summary_path=arguments.summary,
@@ -330,14 +331,16 @@ def run_lock(arguments: Namespace, console: Console) -> Outcome:
     from _regsync.app import locking
 
     config = read_config(arguments.config, console)
-    options = locking.LockOptions(
-        mappings=locking.select_mappings(arguments.only, config),
+    return partial(
+        locking.update_lock,
+        locking.open_lock(lock_path(arguments)),
+        config,
+        locking.select_mappings(arguments.only, config),
+        console,
         keeps_others=bool(arguments.only),  # the lines of the mappings that `--only` does not name
         recheck=arguments.recheck,
         is_check=arguments.check,
     )
-    file = locking.open_lock(lock_path(arguments))
-    return partial(locking.update_lock, file, config, options, console)
 
 
 def run_audit(arguments: Namespace, console: Console) -> Outcome:

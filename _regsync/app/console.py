@@ -19,7 +19,7 @@ from _regsync.files import null_output
 from _regsync.text import json_text, mask, one_line
 
 if TYPE_CHECKING:
-    from _regsync.audit import AuditReport
+    from _regsync.audit import Audit
     from _regsync.sync.report import Outcome, Report
 
 LEVELS = ("trace", "debug", "info", "warning", "error")
@@ -124,7 +124,7 @@ class Console:
         self.clear_progress()
         self._write(sys.stderr, "\n".join(map(mask, lines)))
 
-    def print_summary(self, report: Report | AuditReport, elapsed: float) -> None:
+    def print_summary(self, report: Report | Audit, elapsed: float) -> None:
         """Log each cause of several failures with their number, then print the report's summary.
 
         The summary is not printed with `--json`, nor for a run without changes if standard output

@@ -24,7 +24,7 @@ from _regsync.registry.runs import Transport
 from _regsync.text import printable, reason_of, time_text
 
 if TYPE_CHECKING:
-    from _regsync.audit import AuditReport
+    from _regsync.audit import Audit
     from _regsync.sync.report import Report
 
 LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes read of a login file; login files are far smaller
@@ -109,7 +109,7 @@ def utc_now() -> str:
 
 
 def report_document(
-    report: Report | AuditReport, started_at: str, elapsed: float, transport: Transport
+    report: Report | Audit, started_at: str, elapsed: float, transport: Transport
 ) -> dict[str, object]:
     """Return the document of `--json`, with a random run id. `elapsed` is in seconds."""
     run_id = os.urandom(8).hex()
@@ -117,11 +117,7 @@ def report_document(
 
 
 def print_report(
-    report: Report | AuditReport,
-    started_at: str,
-    elapsed: float,
-    transport: Transport,
-    console: Console,
+    report: Report | Audit, started_at: str, elapsed: float, transport: Transport, console: Console
 ) -> None:
     """Print the report of `--json`. `elapsed` is in seconds."""
     console.print_document(report_document(report, started_at, elapsed, transport))

@@ -7,7 +7,7 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import anyio
@@ -18,10 +18,9 @@ from _regsync.app.progress import show_progress
 from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError, RegsyncError
 from _regsync.files import replacing
-from _regsync.locking import Locking, NewLock
+from _regsync.locking import Locking
 from _regsync.pins import Change, Lock, LockedImage, lines_of, read_lock, source_key
-from _regsync.registry.runs import Transport
-from _regsync.state import Knowledge, StateFile, first_seen_for
+from _regsync.state import FirstSeen, Knowledge, StateFile
 from _regsync.sync.artifacts import Referrers
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import error_json, exit_status_for
@@ -29,15 +28,6 @@ from _regsync.text import printable, reason_of
 
 # The permissions of a new lock file. The file is meant to be committed, so everybody may read it.
 _MODE = 0o644
-
-
-class LockOptions(NamedTuple):
-    """The options of `regsync lock`."""
-
-    mappings: Sequence[MappingRule]  # the mappings to resolve
-    keeps_others: bool  # whether lines of repositories outside `mappings` are kept
-    recheck: bool  # whether to look up artifacts of images whose digest has not changed
-    is_check: bool  # whether the lock is only compared, and its file is not written
 
 
 class LockFile(NamedTuple):
@@ -104,121 +94,101 @@ def select_mappings(names: Sequence[str], config: Config) -> Sequence[MappingRul
     no mapping has.
     """
 
-    def is_named(mapping: MappingRule, name: str) -> bool:
-        return name in (mapping.source_repository, source_key(mapping).repository)
+    def names_of(mapping: MappingRule) -> set[str]:
+        return {mapping.source_repository, source_key(mapping).repository}
 
     for name in names:
-        if not any(is_named(mapping, name) for mapping in config.mappings):
+        if not any(name in names_of(each) for each in config.mappings):
             raise ConfigError(
                 f"--only {printable(name)}: no mapping has this repository as `from`",
                 hint="write the repository as the mapping's `from` has it",
             )
     if not names:
         return config.mappings
-    return [each for each in config.mappings if any(is_named(each, name) for name in names)]
+    return [each for each in config.mappings if not names_of(each).isdisjoint(names)]
 
 
 async def update_lock(
-    file: LockFile, config: Config, options: LockOptions, console: Console
+    file: LockFile,
+    config: Config,
+    mappings: Sequence[MappingRule],
+    console: Console,
+    *,
+    keeps_others: bool,
+    recheck: bool,
+    is_check: bool,
 ) -> int:
-    """Resolve a new lock, write it, and show how it differs from the old one.
+    """Resolve a new lock of `mappings`, write it, and show how it differs from the old one.
+
+    With `keeps_others` lines of repositories outside `mappings` are kept. With `recheck` artifacts
+    are looked up of images whose digest has not changed, too. With `is_check` the file is not
+    written.
 
     Returns the exit status. That of a check is 0 if the lock is what the sources have, 1 if it
     differs, and 2 if something could not be looked up.
     """
     async with connected(console) as transport:
-        new = await _resolve(transport, file.lock, config, options, console)
+        # Read the certificate files of all registries first, so that an unusable file ends the
+        # command before the first request.
+        for registry in dict.fromkeys(rule.source for rule in mappings):
+            transport.dialer.prepare(registry)
+        # The state has facts about the sources, from their logins to their referrers, which save
+        # requests.
+        state = StateFile(config.cache_dir, transport.machine.log)
+        state.load(may_write=False)
+        try:
+            wall = transport.machine.wall
+            knowledge = Knowledge(state, now=wall, ttl=config.cache_ttl)
+            discovery = Discovery(transport, knowledge, reads_only=True)
+            new = Locking(
+                transport,
+                discovery,
+                Referrers(discovery, knowledge, wall, has_state=False),
+                file.lock,
+                mappings,
+                FirstSeen(state, wall, file.lock.first_seen_times()),
+                keeps_others=keeps_others,
+                recheck=recheck,
+            )
+            async with anyio.create_task_group() as tasks:
+                if console.shows_progress:
+                    tasks.start_soon(show_progress, console, new)
+                await new.resolve()
+                tasks.cancel_scope.cancel()  # ends `show_progress`
+        finally:
+            state.close()
 
     # Logged before the file is replaced, which may fail.
-    _log_failures(file, new, console, is_check=options.is_check)
-    has_changed = new.lock != file.lock
-    should_write = new.is_writable and has_changed and not options.is_check
+    _log_failures(file, new, console, is_check=is_check)
+    should_write = new.is_writable and new.lock != file.lock and not is_check
     if should_write:
         replace_lock(file, new.lock)
-    changes = new.changes_from(file.lock)
-    have_rules_changed = file.lock.mappings != new.lock.mappings
+    changes = new.changes()
     if console.writes_json:
-        document = {
-            "schema": 1,
-            "lock": file.path,
-            "written": should_write,
-            "locked": len(new.lock),
-            "changes": [_change_json(change) for change in changes],
-            "rules_changed": have_rules_changed,
-            "failed": [
-                {
-                    "source": failure.name,
-                    "keeps_lines": failure.keeps_lines,
-                    "error": error_json(failure.error),
-                }
-                for failure in new.failures
-            ],
-            "requests": {host: dict(actions) for host, actions in transport.requests.items()},
-        }
-        console.print_document(document)
+        console.print_document(_document(file, new, changes, is_written=should_write))
     else:
         console.print_lines(map(_change_line, changes))
-        if have_rules_changed:
+        if new.have_rules_changed:
             console.print_line("changed the mappings, or their rules")
 
-    if not options.is_check:
-        codes = [failure.error.code for failure in new.failures]
-        return exit_status_for(codes, has_all_failed=not new.resolved_count)
+    if not is_check:
+        codes = [failure.error.code for failure in new.failures.values()]
+        return exit_status_for(codes, has_all_failed=not new.images_resolved)
     if new.failures:
         return 2
-    return 1 if changes or have_rules_changed else 0
-
-
-async def _resolve(
-    transport: Transport, old: Lock, config: Config, options: LockOptions, console: Console
-) -> NewLock:
-    """Query the sources of the mappings for a new lock, and show the progress. Writes no file."""
-    # Read the certificate files of all registries first, so that an unusable file ends the command
-    # before the first request.
-    for registry in dict.fromkeys(rule.source for rule in options.mappings):
-        transport.dialer.prepare(registry)
-
-    # The state has facts about the sources, from their logins to their referrers, which save
-    # requests.
-    state = StateFile(config.cache_dir, transport.machine.log)
-    state.load(may_write=False)
-    try:
-        wall = transport.machine.wall
-        knowledge = Knowledge(state, now=wall, ttl=config.cache_ttl)
-        discovery = Discovery(transport, knowledge, reads_only=True)
-        locking = Locking(
-            transport,
-            discovery,
-            Referrers(discovery, knowledge, wall, has_state=False),
-            old,
-            options.mappings,
-            int(wall()),
-            keeps_others=options.keeps_others,
-            recheck=options.recheck,
-            # The lock itself keeps the times. With `locked_times` they need no directory.
-            first_seen=first_seen_for(config, state, wall, may_write=False, locked_times={}),
-        )
-        async with anyio.create_task_group() as tasks:
-            if console.shows_progress:
-                tasks.start_soon(show_progress, console, locking)
-            new = await locking.resolve()
-            tasks.cancel_scope.cancel()  # ends `show_progress`
-    finally:
-        state.close()
-    return new
+    return 1 if changes or new.have_rules_changed else 0
 
 
 # Output.
 
 
-def _log_failures(file: LockFile, new: NewLock, console: Console, *, is_check: bool) -> None:
+def _log_failures(file: LockFile, new: Locking, console: Console, *, is_check: bool) -> None:
     """Log each failure and, unless the lock is only checked, what a failed mapping does to it."""
-    for failure in new.failures:
+    for failure in new.failures.values():
         error = failure.error
         text = f"failed {failure.name}: {error.code}: {error}"
         console.log("error", "lock_failed", text, code=error.code, hint=error.hint)
-    for failure in new.failures:
-        if is_check or failure.repository is None:
+        if is_check or not failure.repository:
             continue
         text = f"{failure.name}: keeps its old lines in the lock"
         if not failure.keeps_lines:
@@ -226,38 +196,54 @@ def _log_failures(file: LockFile, new: NewLock, console: Console, *, is_check: b
         console.log("warning", "lock_incomplete", text)
 
 
+def _document(
+    file: LockFile, new: Locking, changes: Iterable[Change], *, is_written: bool
+) -> dict[str, object]:
+    """Return the JSON document."""
+    return {
+        "schema": 1,
+        "lock": file.path,
+        "written": is_written,
+        "locked": len(new.lock),
+        "changes": [
+            {
+                "kind": change.kind,
+                "source": change.image.name,
+                "platforms": list(change.image.source.platforms) or None,
+                "before": _line_json(change.before),
+                "after": _line_json(change.after),
+            }
+            for change in changes
+        ],
+        "rules_changed": new.have_rules_changed,
+        "failed": [
+            {
+                "source": failure.name,
+                "keeps_lines": failure.keeps_lines,
+                "error": error_json(failure.error),
+            }
+            for failure in new.failures.values()
+        ],
+        "requests": {host: dict(actions) for host, actions in new.transport.requests.items()},
+    }
+
+
 def _change_line(change: Change) -> str:
     """Format a change: its kind, the image, and the digests or the differences."""
-    before = change.before
-    after = change.after
-    subject = f"{change.kind} {change.image}"
+    kind, image, before, after = change
+    subject = f"{kind} {image}"
     if before is None or after is None:
-        return f"{subject} {change.image.digest}"
-    if change.kind == "moved":
+        return f"{subject} {image.digest}"
+    if kind == "moved":
         return f"{subject} {before.digest} -> {after.digest}"
-    return f"{subject} {after.digest} ({', '.join(_differences(before, after))})"
-
-
-def _differences(before: LockedImage, after: LockedImage) -> Iterator[str]:
-    """Describe the differences between two lines whose digest at the source is the same."""
+    differences = list[str]()
     if before.pushed != after.pushed:
-        yield f"at targets {before.digest_at_target} -> {after.digest_at_target}"
+        differences.append(f"at targets {before.digest_at_target} -> {after.digest_at_target}")
     added = len({*after.artifacts} - {*before.artifacts})
     removed = len({*before.artifacts} - {*after.artifacts})
     if added or removed:
-        yield f"artifacts: {added} came, {removed} gone"
-
-
-def _change_json(change: Change) -> dict[str, object]:
-    """Return the entry of a change in `changes` of the JSON document."""
-    platforms = change.image.source.platforms
-    return {
-        "kind": change.kind,
-        "source": change.image.name,
-        "platforms": None if platforms is None else list(platforms),
-        "before": _line_json(change.before),
-        "after": _line_json(change.after),
-    }
+        differences.append(f"artifacts: {added} came, {removed} gone")
+    return f"{subject} {after.digest} ({', '.join(differences)})"
 
 
 def _line_json(image: LockedImage | None) -> dict[str, object] | None:
@@ -265,6 +251,6 @@ def _line_json(image: LockedImage | None) -> dict[str, object] | None:
         return None
     return {
         "digest": image.digest,
-        "pushed": image.pushed,
+        "pushed": image.pushed or None,
         "artifacts": [artifact.digest for artifact in image.artifacts],
     }

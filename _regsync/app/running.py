@@ -48,6 +48,7 @@ async def run(
     kind: RunKind,
     image: SingleImage | None = None,
     recheck: bool = False,
+    verify: bool = False,
     lock: Lock | None = None,
     retry: Retry | None = None,
     summary_path: str | None = None,
@@ -55,9 +56,10 @@ async def run(
     """Carry out one run and show its results. Returns the exit status.
 
     `image` is the image of a copy, and None for the other kinds, which run all mappings. With
-    `recheck`, artifacts are looked up whatever the saved state says about them. With a lock, its
-    tags and digests stand in for those of the sources. With `retry`, only its images are copied.
-    Markdown is written to `summary_path`.
+    `recheck`, artifacts are looked up whatever the saved state says about them. With `verify`,
+    targets are asked for every part of every image, too. With a lock, its tags and digests stand in
+    for those of the sources. With `retry`, only its images are copied. Markdown is written to
+    `summary_path`.
 
     If a signal has interrupted the run, the exit status is 128 and the signal's number.
     """
@@ -86,6 +88,7 @@ async def run(
             kind,
             state,
             recheck=recheck,
+            verify=verify,
             first_seen=first_seen,
             lock=lock,
             retry=retry,

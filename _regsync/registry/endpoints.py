@@ -38,7 +38,7 @@ from _regsync.oci import (
 from _regsync.providers import DIALECTS, api_repository
 from _regsync.registry.client import Call, Exchange, RegistryClient, resolve_location
 from _regsync.registry.limits import LARGE_BODY, Need, Turn
-from _regsync.registry.repository import BlobBody
+from _regsync.registry.repository import BlobBody, Locked
 from _regsync.registry.upload import Upload, check_stored_digest
 from _regsync.state import RepositoryKey
 from _regsync.text import clean_beginning, printable
@@ -119,7 +119,7 @@ class _Pages:
         return ListingBroken(text)
 
 
-class RemoteRepository:
+class RemoteRepository(Locked):
     """One repository of one registry, on one side of a copy. See `Repository` for its methods."""
 
     is_local = False

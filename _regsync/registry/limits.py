@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 
@@ -497,6 +497,11 @@ class Turn:
         host.wake()
 
 
+def turn_of(given: Iterable[Turn | Place]) -> Turn | None:
+    """Return the turn among what was given, if there is one."""
+    return next((each for each in given if isinstance(each, Turn)), None)
+
+
 class HostLimits(Reach):
     """The lanes of one registry, its cap, and its reachability."""
 
@@ -596,11 +601,11 @@ class Gate:
                 del self._queues[needs]
 
     @asynccontextmanager
-    async def admitted(self, *needs: Need) -> AsyncIterator[dict[Need, Any]]:
+    async def admitted(self, *needs: Need) -> AsyncIterator[list[Any]]:
         """Enter, and leave all in the end. Yields what each need has given."""
         given = await self.enter(*needs)
         try:
-            yield dict(zip(needs, given, strict=True))
+            yield given
         finally:
             for each in given:
                 each.leave()

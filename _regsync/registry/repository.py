@@ -7,9 +7,9 @@ Follows: OCI distribution-spec 1.1, docs/design.md sections 7 and 13.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from _regsync.config import Registry
 from _regsync.errors import RegistryError, Side
@@ -68,7 +68,30 @@ class BlobUpload(Protocol):
     async def cancel_upload(self) -> None: ...
 
 
-class Repository(Protocol):
+class LockedParts(NamedTuple):
+    """What a lock says of an image."""
+
+    digest: str  # that it has at targets
+    artifacts: list[str]  # the digests of all its artifacts
+    subjects: list[str]  # its manifests that have artifacts
+
+
+class Locked(Protocol):
+    """What a lock says of a source, which need not be asked then. Without a lock it says nothing."""
+
+    # The digest of each tag, cosign's tags among them. None without a lock.
+    known_tags: Mapping[str, str] | None = None
+
+    def locked_parts(self, reference: str) -> LockedParts | None:
+        """Return what the lock says of the image that a tag names."""
+        return None
+
+    def locked_types(self, digest: str) -> frozenset[str]:
+        """Return the types of an artifact. They are empty if they are unknown."""
+        return frozenset()
+
+
+class Repository(Locked, Protocol):
     """One repository, on one side of a copy.
 
     Errors name side, operation and reference.

@@ -10,7 +10,7 @@ Follows: docs/design.md section 6, rule 15; docs/protocol-facts.md section 1.10.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,9 +18,10 @@ from typing import NamedTuple, TypeVar
 
 import anyio
 
-from _regsync.config import MappingRule
+from _regsync.config import ArtifactRule, MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.oci import (
+    EMPTY_CONFIG,
     Descriptor,
     Manifest,
     extend_referrers_list,
@@ -32,23 +33,12 @@ from _regsync.registry.repository import Repository, is_immutable
 from _regsync.state import NO_CHECK, ArtifactCheck, Knowledge, RepositoryKey, Snapshot, hashed_key
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import ArtifactSearch, ImageCopy
-from _regsync.sync.looks import (
-    SearchDepth,
-    decide_depth,
-    depth_without_schedule,
-    hash_of_list,
-    is_due_without_state,
-)
+from _regsync.sync.looks import SearchDepth, decide_depth, hash_of_list, is_due_without_state
 from _regsync.sync.once import Once, gather
 
 _T = TypeVar("_T")
 
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
-
-# The media type of an empty config. Registries list it as the artifact type of cosign 3's bundles,
-# which set their type elsewhere. So it does not identify the type of an artifact
-# (docs/protocol-facts.md section 1.10).
-_EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
 
 # Levels of artifacts on artifacts. Real chains have up to three. A longer chain may be an attack.
 MOST_LEVELS = 8
@@ -83,8 +73,8 @@ _LISTS_UNANNOUNCED = "lists_unannounced"
 
 _HINT_IF_REFUSED = (
     "an artifact, such as a signature, may hide behind what is refused here: grant the right to read"
-    " it; or select tags by a pattern, whose listing shows which of these tags exist; or copy"
-    " without artifacts (`enabled: false` under `artifacts`, `copy --no-artifacts`)"
+    " it, or to list the tags, which shows what exists; or copy without artifacts (`enabled: false`"
+    " under `artifacts`, `copy --no-artifacts`)"
 )
 _HINT_IF_NOT_KEPT = (
     "the image and its artifacts have arrived, but clients find the artifacts only by this list: use"
@@ -127,20 +117,6 @@ class FoundArtifacts(NamedTuple):
     # If the image is trimmed, the artifacts of the source's untrimmed index. They are not copied,
     # because the target does not get that index. In a dry run, all artifacts that are not copied.
     stripped: tuple[Artifact, ...] = ()
-    # The hash of the digests in the source's list of referrers for the image, or of the artifacts
-    # in a lock (`ArtifactCheck.listing_hash`).
-    listing_hash: bytes = NO_CHECK.listing_hash
-
-
-class SearchedTarget(NamedTuple):
-    """What is known without a request about an image's artifacts at one target."""
-
-    repository: Repository
-    # Whether the target lacks the image. If so, it also lacks the artifacts.
-    lacks_image: bool
-    # The record of the last search, after which the target held all artifacts. NO_CHECK if it did
-    # not, or with --recheck, when the target is asked for each artifact.
-    last_check: ArtifactCheck
 
 
 class Search(NamedTuple):
@@ -149,15 +125,14 @@ class Search(NamedTuple):
     # Has no platform filter, because artifacts are copied with all their platforms.
     mapping: MappingRule
     source: Repository
-    # The targets that may lack artifacts. Empty if only the source is searched.
-    targets: tuple[SearchedTarget, ...] = ()
-    # The image's digest at the source, and which tags with artifacts of it the source's listing
-    # shows (`Referrers.listed_tag_bits`).
+    # The copies of the image, whose targets may lack artifacts. Empty if only the source is
+    # searched.
+    copies: Sequence[ImageCopy] = ()
+    # The image's digest at the source.
     image_digest: str = ""
-    listed_tag_bits: int = 0
-    # The hash of the source's list of referrers for the image. A target holds the artifacts in the
-    # list if it is unchanged since the last search. Empty in a deep search, which looks up each
-    # artifact, and searches for the artifacts of those that every target holds.
+    # The hash of what the source lists for the image. A target holds the artifacts in the list if
+    # it is unchanged since the last search. Empty in a deep search, which looks up each artifact,
+    # and searches for the artifacts of those that every target holds.
     listing_hash: bytes = b""
 
     @property
@@ -170,26 +145,6 @@ class Search(NamedTuple):
         if rule.include and types.isdisjoint(rule.include):
             return False
         return types.isdisjoint(rule.exclude)
-
-    def is_list_unchanged(self, target: SearchedTarget, subject: str) -> bool:
-        """Report whether the subject is the image, and its list the same as at the last search."""
-        is_image = subject == self.image_digest
-        return is_image and target.last_check.listing_hash == self.listing_hash
-
-    def is_lacking(self, target: SearchedTarget, subject: str, *, is_tag: bool) -> bool:
-        """Report whether a target is known to lack the referrers of a subject, or its cosign tags.
-
-        If the last search found none of the image itself, all that are found now are new at the
-        source. It has not looked for those of the manifests below the image.
-        """
-        if target.lacks_image or subject != self.image_digest:
-            return target.lacks_image
-        if not is_tag:
-            return target.last_check.listing_hash == hash_of_list(())
-        # Only a listing shows that there was no tag. If it has none now, the source may not be
-        # listed in any run.
-        had_none = target.last_check.is_complete and not target.last_check.listed_tag_bits
-        return had_none and self.listed_tag_bits != 0
 
 
 def _search_key(
@@ -208,14 +163,6 @@ def _search_key(
     return hashed_key("artifacts", *source.key, *target.key, *snapshot, *filters)
 
 
-class ReferrerList(NamedTuple):
-    """The list of referrers of a subject in one repository."""
-
-    entries: tuple[Descriptor, ...]
-    # The index under the fallback tag. None if the API has returned the list, or if there is none.
-    fallback: Manifest | None = None
-
-
 class ReferrerLists:
     """The lists of referrers of one run. They are written only at targets without the API."""
 
@@ -223,9 +170,7 @@ class ReferrerLists:
         self._discovery = discovery
         self._knowledge = knowledge
         # The lists that were read, by repository and subject.
-        self._lists = defaultdict[tuple[RepositoryKey, str], Once[ReferrerList]](Once)
-        # By repository, the number of subjects whose lists this run has read or will read.
-        self._subject_counts = Counter[RepositoryKey]()
+        self._lists = defaultdict[tuple[RepositoryKey, str], Once[tuple[Descriptor, ...]]](Once)
         # By area (`RepositoryKey.area`), a lock that is held while a first request finds out
         # whether the registry has the API.
         self._first_requests = defaultdict[str, anyio.Lock](anyio.Lock)
@@ -240,52 +185,41 @@ class ReferrerLists:
 
     # Reading.
 
-    def expect_subjects(self, source: Repository, count: int) -> None:
-        """Announce that the lists of `count` more subjects will be read at a source."""
-        self._subject_counts[source.key] += count
+    async def list_tags(self, repository: Repository) -> Collection[str] | None:
+        """Return the tags of a repository. Returns None if they are not listed.
 
-    async def list_tags_if_cheap(self, source: Repository) -> Collection[str] | None:
-        """Return the tags of a source. Returns None if they are unknown, and a listing would cost
-        more requests than it saves, or is refused.
-
-        Without the API, each subject costs four requests: for the fallback tag and three cosign
-        tags. If there are two subjects or more, a listing costs less.
+        Without the API they are listed once, because to ask for the fallback tag and the three
+        cosign tags of each subject costs more. Only if that is refused, each tag is asked for.
         """
-        tags = self._discovery.known_listing(source)
-        lacks_api = self.has_api(source) is False
-        if tags is not None or not lacks_api or self._subject_counts[source.key] < 2:
+        tags = self._discovery.known_listing(repository)
+        if tags or self.has_api(repository) is not False:
             return tags
         try:
-            return await self._discovery.list_tags(source)
+            return await self._discovery.list_tags(repository)
         except RegistryError as error:
             if error.retryable:
                 raise
             return None
 
-    async def read(self, source: Repository, subject: str) -> ReferrerList:
+    async def read(self, source: Repository, subject: str) -> tuple[Descriptor, ...]:
         """Return the list of referrers of a subject, and cache it unless it is long."""
-        pinned = self._discovery.pinned(source)
-        if pinned is not None:  # nothing is learnt about the registry
-            return ReferrerList(await pinned.list_referrers(subject))
+        if source.known_tags is not None:  # from a lock: nothing is learnt about the registry
+            return await source.list_referrers(subject)
         key = (source.key, subject)
-        referrers = await self._lists[key].get(partial(self._fetch, source, subject))
-        if len(str(referrers.entries)) > _LONGEST_CACHED_LIST:
+        entries = await self._lists[key].get(partial(self._fetch, source, subject))
+        if len(str(entries)) > _LONGEST_CACHED_LIST:
             self._lists.pop(key, None)
-        return referrers
+        return entries
 
-    async def _fetch(self, source: Repository, subject: str) -> ReferrerList:
+    async def _fetch(self, source: Repository, subject: str) -> tuple[Descriptor, ...]:
         with _explaining_refusals():
             entries = await self._probe_api(source, subject)
             if entries is None and self.has_api(source):
                 entries = await self._ask_api(source, subject)
             if entries is not None:
-                return ReferrerList(entries)
-
-            tags = await self.list_tags_if_cheap(source)
-            found = await self._get_fallback(source, subject, tags)
-        if found is None or not _is_list(found, subject):
-            return ReferrerList(())
-        return ReferrerList(found.children, found)
+                return entries
+            found = await self._get_fallback(source, subject, await self.list_tags(source))
+        return found.children if found is not None and _is_list(found, subject) else ()
 
     async def _probe_api(
         self, repository: Repository, subject: str
@@ -295,12 +229,11 @@ class ReferrerLists:
         Meanwhile, other requests to the area wait: if there is no API, they are not sent. Returns
         None if the API was not asked, and otherwise the result of `_ask_api`.
         """
-        if self.has_api(repository) is not None:
-            return None
-        async with self._first_requests[repository.key.area]:
-            if self.has_api(repository) is not None:
-                return None
-            return await self._ask_api(repository, subject)
+        if self.has_api(repository) is None:
+            async with self._first_requests[repository.key.area]:
+                if self.has_api(repository) is None:
+                    return await self._ask_api(repository, subject)
+        return None
 
     async def _ask_api(self, repository: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         """Request the referrers of a subject, and learn whether the registry has the API (rule 15).
@@ -341,7 +274,7 @@ class ReferrerLists:
         was_used_by_this_run = (repository.key, tag) in self._listed_digests
         if tags is not None and tag not in tags and not was_used_by_this_run:
             return None
-        return await _unless_absent(repository.get_manifest(tag))
+        return await unless_absent(repository.get_manifest(tag))
 
     # Writing.
 
@@ -354,8 +287,7 @@ class ReferrerLists:
         maintains the list itself.
         """
         with _explaining_refusals():
-            answered = await self._probe_api(target, subject)
-            if self.has_api(target) and await self._is_listed(target, subject, entries, answered):
+            if await self._is_listed_by_api(target, subject, entries):
                 return set()
 
         tag = referrers_tag(subject)
@@ -367,27 +299,25 @@ class ReferrerLists:
             with target.adding_context("list referrers in", target.name_of(tag)):
                 return await self._add_to_list(source, target, subject, entries)
 
-    async def _is_listed(
-        self,
-        target: Repository,
-        subject: str,
-        entries: Sequence[Descriptor],
-        answered: tuple[Descriptor, ...] | None,
+    async def _is_listed_by_api(
+        self, target: Repository, subject: str, entries: Sequence[Descriptor]
     ) -> bool:
         """Report whether the referrers API of a target lists the artifacts of a subject itself.
 
-        Most registries announce it in their answers to the puts. The others are asked once, unless
-        they have `answered` just now.
+        Most registries announce it in their answers to the puts. The others are asked once.
         """
-        where = target.key.area
-        if subject not in target.unannounced or self._knowledge.fact(where, _LISTS_UNANNOUNCED):
+        answered = await self._probe_api(target, subject)
+        if not self.has_api(target):
+            return False
+        area = target.key.area
+        if subject not in target.unannounced or self._knowledge.fact(area, _LISTS_UNANNOUNCED):
             return True
         if answered is None:
-            answered = await target.list_referrers(subject)
+            answered = await self._ask_api(target, subject) or ()
         listed_digests = {entry.digest for entry in answered}
         is_listed = listed_digests.issuperset(entry.digest for entry in entries)
         if is_listed:
-            self._knowledge.learn(where, _LISTS_UNANNOUNCED, True)
+            self._knowledge.learn(area, _LISTS_UNANNOUNCED, True)
         return is_listed
 
     async def _add_to_list(
@@ -404,13 +334,9 @@ class ReferrerLists:
         tag = referrers_tag(subject)
         # The digests that were missing in any attempt.
         added_digests = set[str]()
-        puts = 0
-        refusal: RegistryError | None = None
         shown_digest: str | None = None
-        while puts < _MOST_ATTEMPTS:
-            present, missing = await self._read_target_list(
-                source, target, subject, entries, was_put=puts > 0
-            )
+        for _ in range(_MOST_ATTEMPTS):
+            present, missing = await self._read_target_list(source, target, subject, entries)
             if self._discovery.reads_only:
                 return set(missing)
             # What refers to something else is left out, although the source lists it.
@@ -420,11 +346,10 @@ class ReferrerLists:
             ]
             if not new_entries:
                 return added_digests
-            if refusal is not None:
-                raise refusal
 
-            added_digests |= {entry.digest for entry in new_entries}
-            merged = self._merged_list(source, subject, present, new_entries)
+            new_digests = {entry.digest for entry in new_entries}
+            added_digests |= new_digests
+            merged = extend_referrers_list(present, new_entries)
             try:
                 await target.put_manifest(tag, merged)
             except RegistryError as error:
@@ -432,44 +357,38 @@ class ReferrerLists:
                     raise
                 # The list may be complete: another client has put it, or the answer to an earlier
                 # put of this run was lost.
-                refusal = error
-                continue
-            puts += 1
+                _, missing = await self._read_target_list(source, target, subject, entries)
+                if new_digests.isdisjoint(missing):
+                    return added_digests
+                raise
             # Another client may have replaced the list since.
             shown_digest = await target.head_manifest(tag)
             if shown_digest == merged.digest:
                 self._listed_digests[target.key, tag] = {entry.digest for entry in merged.children}
                 return added_digests
+            if shown_digest == subject:
+                break  # the registry resolves the tag as the digest in its name
 
-        if shown_digest is None:
+        if shown_digest in (None, subject):
             raise _list_is_not_kept()
         raise RegistryError("another client keeps replacing this list of referrers", status=409)
 
     async def _manifest_of(self, where: Repository, digest: str) -> Manifest | None:
-        return await _unless_absent(self._discovery.fetch_manifest(where, digest))
+        return await unless_absent(self._discovery.fetch_manifest(where, digest))
 
     async def _read_target_list(
-        self,
-        source: Repository,
-        target: Repository,
-        subject: str,
-        entries: Sequence[Descriptor],
-        *,
-        was_put: bool,
+        self, source: Repository, target: Repository, subject: str, entries: Sequence[Descriptor]
     ) -> tuple[Manifest | None, list[str]]:
         """Return the fallback list of a target for a subject, and the digests that it lacks.
 
         In place of the list, returns None if there is none: the tag is absent, or the registry
         resolves it as the digest in its name, and answers with the subject. Raises ContentError if
-        the tag names something else. `was_put` says that this run has put a list under the tag:
-        then the registry does not keep it, which is a RegistryError.
+        the tag names something else.
         """
         with _explaining_refusals():
             listing = self._discovery.known_listing(target)
             present = await self._get_fallback(target, subject, listing)
         if present is not None and not _is_list(present, subject):
-            if was_put:
-                raise _list_is_not_kept()
             if present.digest != subject:
                 raise _is_no_list()
             present = None
@@ -482,30 +401,8 @@ class ReferrerLists:
             first = self._discovery.cached_manifest(source, digests[0])
             first = first or await self._manifest_of(target, digests[0])
             if first is not None and not _refers_to(first, subject):
-                raise _list_is_not_kept() if was_put else _is_no_list()
+                raise _is_no_list()
         return present, missing
-
-    def _merged_list(
-        self,
-        source: Repository,
-        subject: str,
-        present: Manifest | None,
-        new_entries: Sequence[Descriptor],
-    ) -> Manifest:
-        """Return the target's present list, extended with new entries.
-
-        If the target has no list and the source's list has exactly these entries, returns the
-        source's list, so that both lists have the same digest.
-        """
-        # A tuple of the source's list. It is empty if this run has not read the list or has dropped
-        # it.
-        cached_list = self._lists[source.key, subject].answer
-        source_index = cached_list[0].fallback if cached_list else None
-        if present is None and source_index is not None:
-            source_entries = {entry.digest: entry for entry in source_index.dependencies}
-            if source_entries == {entry.digest: entry for entry in new_entries}:
-                return source_index
-        return extend_referrers_list(present, new_entries)
 
 
 class Referrers:
@@ -559,63 +456,45 @@ class Referrers:
         tags = [referrers_tag(digest), *_cosign_tags(digest)]
         return sum(1 << number for number, tag in enumerate(tags) if tag in listed_tags)
 
-    def prepare_search(self, mapping: MappingRule, copy: ImageCopy) -> ArtifactSearch:
-        """Return the search for the artifacts of one copy, before any request is sent.
-
-        It has the record of the last search, and the tags with artifacts that the source's listing
-        shows now. The hash of the list of referrers is not known yet.
-        """
-        snapshot = Snapshot(copy.source_digest, copy.digest)
-        key = _search_key(mapping, copy.source, copy.target, snapshot)
-        is_in_state = self._knowledge.is_manifest_believed(copy.target.store_key, copy.digest)
-        # If the target has lost the image, the record of the last search does not count.
-        is_record_valid = copy.already_at_target or is_in_state
-        return ArtifactSearch(
-            key,
-            last_check=self._knowledge.artifact_check(key) if is_record_valid else NO_CHECK,
-            listed_tag_bits=self.listed_tag_bits(copy.source, copy.source_digest),
-        )
-
-    def choose_depth(
-        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
+    def _choose_depth(
+        self, lookup: TagLookup, copies: Sequence[ImageCopy], checks: Sequence[ArtifactCheck]
     ) -> SearchDepth:
         """Decide how deep to search for the artifacts of an image. One search serves all targets.
 
-        `copies` are the copies without an error, with the result of `prepare_search` in their
-        `artifact_search`.
-
-        Returns DEEP with --recheck, or if a target lacks the image. Otherwise the depth follows
-        from the records of the last searches (`decide_depth`), or without state from the time of
-        day. If another client has copied the image, the depth is at most TOP.
+        `checks` are the records of the last searches for the copies. Returns DEEP with --recheck,
+        or if a target lacks the image. Otherwise the depth follows from the records
+        (`decide_depth`), or without state from the time of day. If another client has copied the
+        image, the depth is at most TOP.
         """
         if self._recheck or not all(copy.already_at_target for copy in copies):
             return SearchDepth.DEEP
 
         now = self._wall()
-        pinned = self._discovery.pinned(lookup.source)
-        if pinned is not None:
+        locked = lookup.source.locked_parts(lookup.reference)
+        if locked is not None:
             # The artifacts change only if the lock does, and cost no request to the source.
             if self._has_state:
-                locked = hash_of_list(pinned.artifacts_of(lookup.reference))
-                checks = [copy.artifact_search.last_check for copy in copies]
-                is_due = not all(_had_all(check, locked) for check in checks)
+                is_due = not all(_had_all(check, locked.artifacts) for check in checks)
             else:
                 is_due = is_due_without_state(lookup.source_digest, now)
             return SearchDepth.DEEP if is_due else SearchDepth.NONE
 
         # The state keeps nothing about image layouts.
-        checks = [copy.artifact_search.last_check for copy in copies if not copy.target.is_local]
-        if self._has_state and checks:
-            # The bits are the same for all copies, because they have the same source.
-            depth = decide_depth(checks, copies[0].artifact_search.listed_tag_bits, now)
+        kept = [
+            check for check, copy in zip(checks, copies, strict=True) if not copy.target.is_local
+        ]
+        if self._has_state and kept:
+            listed_tag_bits = self.listed_tag_bits(lookup.source, lookup.source_digest)
+            depth = decide_depth(kept, listed_tag_bits, now)
         else:
             is_due = is_due_without_state(lookup.source_digest, now)
             depth = SearchDepth.DEEP if is_due else SearchDepth.NONE
 
         is_known_to_state = any(tag.was_copied for tag in lookup.targets) or any(
-            copy.artifact_search.last_check.last for copy in copies
+            check.last for check in checks
         )
-        if lookup.needed_no_manifest and not is_known_to_state:
+        top = self._discovery.cached_manifest(lookup.source, lookup.source_digest)
+        if top is None and not is_known_to_state:
             # Another client has copied the image, and is assumed to have copied the artifacts of
             # the manifests below it. To look for them, the image's manifest would have to be
             # fetched, which the digests have just made unnecessary (rule 4).
@@ -629,114 +508,113 @@ class Referrers:
 
         `snapshot` has the tag's digests at source and target. No request is sent.
         """
-        check = self.last_check(mapping, source, tag.target, snapshot)
-        pinned = self._discovery.pinned(source)
-        if pinned is not None:
-            return not _had_all(check, hash_of_list(pinned.artifacts_of(tag.reference)))
+        check = self._knowledge.artifact_check(_search_key(mapping, source, tag.target, snapshot))
+        locked = source.locked_parts(tag.reference)
+        if locked is not None:
+            return not _had_all(check, locked.artifacts)
         listed_tag_bits = self.listed_tag_bits(source, snapshot.source)
-        return depth_without_schedule(check, listed_tag_bits) is not SearchDepth.NONE
-
-    def last_check(
-        self, mapping: MappingRule, source: Repository, target: Repository, snapshot: Snapshot
-    ) -> ArtifactCheck:
-        """Return the record of the last search for the artifacts of an image."""
-        return self._knowledge.artifact_check(_search_key(mapping, source, target, snapshot))
+        return decide_depth([check], listed_tag_bits, now=None) is not SearchDepth.NONE
 
     # Searches.
 
-    async def find(
-        self,
-        mapping: MappingRule,
-        lookup: TagLookup,
-        copies: Sequence[ImageCopy],
-        depth: SearchDepth,
+    async def find_if_due(
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> FoundArtifacts:
-        """Find the artifacts of an image, and look up which targets lack them.
+        """Find the artifacts of an image, and look up which targets lack them, if that is due.
 
-        `copies` and `depth` are those of `choose_depth`. Raises SyncError if a request fails.
+        `copies` are those without an error. Their `artifact_search` is set if a search was made. If
+        the mapping requires an artifact and the image has none, also sets the error of each copy
+        whose target lacks the image. Raises SyncError if a request fails.
         """
-        source = lookup.source
+        source, digest = lookup.source, lookup.source_digest
+        searches = [self._last_search(mapping, copy) for copy in copies]
+        depth = self._choose_depth(lookup, copies, [search.last_check for search in searches])
+        if depth is SearchDepth.NONE:
+            return FoundArtifacts()
+        for copy, last_search in zip(copies, searches, strict=True):
+            copy.artifact_search = last_search
+
         is_deep = depth is SearchDepth.DEEP
+        listing_hash = hash_of_list(await self._references_of(lookup))
+        search = _search_at_source(mapping, source)._replace(
+            copies=copies, image_digest=digest, listing_hash=b"" if is_deep else listing_hash
+        )
+        subjects = [] if lookup.is_trimmed else [digest]
         if is_deep:
             subjects = await self._copied_subjects(mapping, lookup)
-        else:
-            subjects = [] if lookup.is_trimmed else [lookup.source_digest]
-        # Of a trimmed image, the list of the untrimmed index is read too.
-        self.lists.expect_subjects(source, len(subjects) + (1 if lookup.is_trimmed else 0))
-
-        # The digests in the list of referrers for the image itself.
-        listed_digests = list[str]()
-        if not lookup.is_trimmed:
-            referrers = await self.lists.read(source, lookup.source_digest)
-            listed_digests += [entry.digest for entry in referrers.entries]
-        listing_hash = hash_of_list(listed_digests)
-        search = self.search_for(mapping, lookup, copies, b"" if is_deep else listing_hash)
         copied = await self._find_transitively(search, subjects)
 
         stripped = list[Artifact]()
-        pinned = self._discovery.pinned(source)
-        if pinned is not None:
-            listing_hash = hash_of_list(pinned.artifacts_of(lookup.reference))
+        locked = source.locked_parts(lookup.reference)
+        if locked is not None:
+            listing_hash = hash_of_list(locked.artifacts)
         elif lookup.is_trimmed:
-            # Not deep: the artifacts of what is stripped do not count.
-            at_source = search._replace(targets=(), listing_hash=listing_hash)
-            stripped = await self._find_transitively(at_source, [lookup.source_digest])
+            stripped = await self._find_stripped(mapping, digest)
+
+        listed_tag_bits = self.listed_tag_bits(source, digest)
+        for copy in copies:
+            copy.artifact_search = copy.artifact_search._replace(
+                listed_tag_bits=listed_tag_bits, listing_hash=listing_hash
+            )
+            # A target that has the image already keeps it (docs/specification.md section 3).
+            if not copy.already_at_target and not copied and mapping.artifacts.require_artifacts:
+                copy.error = _no_artifact_error(lookup)
+        return FoundArtifacts(tuple(copied), tuple(stripped))
+
+    async def _find_stripped(self, mapping: MappingRule, digest: str) -> list[Artifact]:
+        """Find the artifacts of an index of which the target gets a trimmed one, and warn of them."""
+        source = self._discovery.source_of(mapping)
+        search = _search_at_source(mapping, source)._replace(image_digest=digest)
+        stripped = await self._direct_artifacts(search, digest)
         if stripped:
             text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
             mapping_text = f"{source} -> {mapping.target_repository}"
             self._discovery.log_once("warning", "artifacts_stripped", f"{mapping_text}: {text}")
-        return FoundArtifacts(tuple(copied), tuple(stripped), listing_hash)
+        return stripped
 
-    def search_for(
-        self,
-        mapping: MappingRule,
-        lookup: TagLookup,
-        copies: Sequence[ImageCopy],
-        listing_hash: bytes = b"",
-    ) -> Search:
-        """Build the search for an image's artifacts at the targets of its copies.
+    def _last_search(self, mapping: MappingRule, copy: ImageCopy) -> ArtifactSearch:
+        """Return what the state says about the last search for the artifacts of a copy."""
+        snapshot = Snapshot(copy.source_digest, copy.digest)
+        key = _search_key(mapping, copy.source, copy.target, snapshot)
+        is_in_state = self._knowledge.is_manifest_believed(copy.target.store_key, copy.digest)
+        # If the target has lost the image, the record of the last search does not count.
+        is_record_valid = copy.already_at_target or is_in_state
+        return ArtifactSearch(
+            key, last_check=self._knowledge.artifact_check(key) if is_record_valid else NO_CHECK
+        )
 
-        `listing_hash` is that of the source's list of referrers for the image (`Search`).
+    async def _references_of(self, lookup: TagLookup) -> list[str]:
+        """Return the artifacts that the source lists for an image itself: digests, cosign tags.
+
+        There are none for a trimmed index, to which no artifact refers.
         """
-        targets = list[SearchedTarget]()
-        for copy in copies:
-            check = copy.artifact_search.last_check
-            is_trusted = copy.already_at_target and check.is_complete and not self._recheck
-            trusted_check = check if is_trusted else NO_CHECK
-            targets.append(SearchedTarget(copy.target, not copy.already_at_target, trusted_check))
-        source, digest = lookup.source, lookup.source_digest
-        tag_bits = self.listed_tag_bits(source, digest)
-        whole = mapping._replace(platforms=None)
-        return Search(whole, source, tuple(targets), digest, tag_bits, listing_hash)
+        if lookup.is_trimmed:
+            return []
+        entries = await self.lists.read(lookup.source, lookup.source_digest)
+        tags = await self._cosign_tags_at(lookup.source, lookup.source_digest, is_image=True)
+        return [*(entry.digest for entry in entries), *tags]
 
     async def find_for_subject(self, mapping: MappingRule, subject: str) -> list[Artifact]:
         """Find the artifacts of one subject that a mapping selects. No target is asked."""
         source = self._discovery.source_of(mapping)
-        return await self._direct_artifacts(_search_without_targets(mapping, source), subject)
+        return await self._direct_artifacts(_search_at_source(mapping, source), subject)
 
-    def may_be_subject(self, mapping: MappingRule, artifact: Artifact) -> bool:
+    def may_be_subject(self, source: Repository, artifact: Artifact) -> bool:
         """Report whether artifacts of an artifact should be searched for.
 
         They always should for an artifact from a list of referrers. For the manifest under a cosign
         tag a search is worth its requests only if the source's tag listing shows such artifacts.
         """
-        source = self._discovery.source_of(mapping)
         return artifact.tag is None or self.listed_tag_bits(source, artifact.digest) != 0
-
-    async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
-        """Report whether the source holds an artifact that it lists."""
-        if artifact.tag is not None:
-            return True  # the search has just read the cosign tag
-        source = self._discovery.source_of(mapping)
-        return await source.head_manifest(artifact.digest) is not None
 
     async def find_at_source(self, mapping: MappingRule, lookup: TagLookup) -> list[Artifact]:
         """Find all artifacts of an image that a mapping selects. No target is asked.
 
         Each artifact follows its subject in the list. Raises SyncError if a request fails.
         """
-        subjects = await self._copied_subjects(mapping, lookup)
-        return await self._find_of_subjects(mapping, lookup.source, subjects)
+        # Of several mappings with equal sources, this may be the client of another one's registry.
+        search = _search_at_source(mapping, lookup.source)
+        return await self._find_transitively(search, await self._copied_subjects(mapping, lookup))
 
     async def find_left_behind(
         self, mapping: MappingRule, lookup: TagLookup
@@ -748,53 +626,21 @@ class Referrers:
         target is asked. Raises SyncError if a request fails.
         """
         rule = mapping.artifacts
-        takes_all_types = rule.enabled and not (rule.include or rule.exclude)
-        if takes_all_types and not mapping.platforms:
+        if rule.enabled and not (rule.include or rule.exclude or mapping.platforms):
             return ()
-
-        source = lookup.source
-        whole = mapping._replace(platforms=None, artifacts=rule._replace(include=(), exclude=()))
-        pinned = self._discovery.pinned(source)
-        if pinned is not None:
-            subjects = pinned.subjects_of(lookup.reference)
-        else:
-            subjects = await self._subjects_in_manifest(whole, source, lookup.source_digest)
-        copied_subjects = await self._copied_subjects(mapping, lookup) if rule.enabled else []
-        copied = list[Artifact]()
-        if takes_all_types:
-            # All artifacts of the copied subjects are copied.
-            subjects = [digest for digest in subjects if digest not in copied_subjects]
-        else:
-            copied = await self._find_of_subjects(mapping, source, copied_subjects)
-        artifacts = await self._find_of_subjects(whole, source, subjects)
+        everything = mapping._replace(platforms=None, artifacts=ArtifactRule())
+        whole = lookup._replace(tree=None, digest=lookup.source_digest)
+        copied = await self.find_at_source(mapping, lookup) if rule.enabled else []
         copied_references = {artifact.reference for artifact in copied}
+        artifacts = await self.find_at_source(everything, whole)
         return tuple(each for each in artifacts if each.reference not in copied_references)
-
-    async def _find_of_subjects(
-        self, mapping: MappingRule, source: Repository, subjects: Sequence[str]
-    ) -> list[Artifact]:
-        # Of several mappings with equal sources, this may be the client of another one's registry.
-        self.lists.expect_subjects(source, len(subjects))
-        search = _search_without_targets(mapping, source)
-        return await self._find_transitively(search, subjects)
 
     async def _copied_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests of an image's manifests that are copied and may have artifacts."""
-        pinned = self._discovery.pinned(lookup.source)
-        if pinned is not None:
-            return pinned.subjects_of(lookup.reference)
-        child_subjects = await self._discovery.child_subjects(mapping, lookup)
-        # A trimmed index has a new digest, to which no artifact refers.
-        return child_subjects if lookup.is_trimmed else [lookup.source_digest, *child_subjects]
-
-    async def _subjects_in_manifest(
-        self, mapping: MappingRule, source: Repository, digest: str
-    ) -> list[str]:
-        """Return a digest and those of all manifests below it, except attestations."""
-        whole = TagLookup(
-            source, digest, tree=None, digest=digest, source_digest=digest, targets=()
-        )
-        return [digest, *await self._discovery.child_subjects(mapping, whole)]
+        locked = lookup.source.locked_parts(lookup.reference)
+        if locked is not None:
+            return locked.subjects
+        return await self._discovery.subjects_in(mapping, lookup)
 
     async def _find_transitively(self, search: Search, subjects: Iterable[str]) -> list[Artifact]:
         """Find the artifacts of these subjects, the artifacts of these artifacts, and so on.
@@ -842,7 +688,6 @@ class Referrers:
                 return list(found.values())
             if len(level) > MOST_ARTIFACTS:
                 break
-            self.lists.expect_subjects(source, len(level))
 
         raise too_many_artifacts().add_context(source.side, "list referrers in", str(source))
 
@@ -852,24 +697,25 @@ class Referrers:
         These are the artifact's digest and, if it is an index, the digests below it. Unless the
         search is deep, the list is empty for an artifact that every target holds.
         """
-        if artifact.entry is None:
-            # For a cosign tag, a search is worth its requests only if the listing shows a result.
-            is_signed = self.listed_tag_bits(search.source, artifact.digest) != 0
-            return [artifact.digest] if is_signed else []
         is_at_all_targets = artifact.lookup is None
         if is_at_all_targets and search.listing_hash:
             return []
-        if not artifact.entry.is_index:
-            return [artifact.digest]
-        return await self._subjects_in_manifest(search.mapping, search.source, artifact.digest)
+        if not self.may_be_subject(search.source, artifact):
+            return []
+        digest = artifact.digest
+        if artifact.entry is None or not artifact.entry.is_index:
+            return [digest]
+        whole = TagLookup(search.source, digest, None, digest, digest, targets=())
+        return await self._discovery.subjects_in(search.mapping, whole)
 
     # The artifacts of one subject.
 
     async def _direct_artifacts(self, search: Search, subject: str) -> list[Artifact]:
         """Ask the source for the artifacts of a subject, and the targets for each artifact."""
         source = search.source
-        entries = (await self.lists.read(source, subject)).entries
-        tags = await self._possible_cosign_tags(search, subject)
+        entries = await self.lists.read(source, subject)
+        is_image = subject == search.image_digest
+        tags = await self._cosign_tags_at(source, subject, is_image=is_image)
         if not entries and not tags and not self.lists.has_api(source):
             text = f"{source}: no artifacts found (no referrers API, no fallback tag); images are copied without"
             self._discovery.log_once("info", "no_referrers", text)
@@ -880,21 +726,31 @@ class Referrers:
             artifacts = await gather(examinations)
         return [artifact for artifact in artifacts if artifact is not None]
 
-    async def _possible_cosign_tags(self, search: Search, subject: str) -> list[str]:
-        """Return the cosign tags of a subject to look up at the source.
+    async def _cosign_tags_at(
+        self, source: Repository, subject: str, *, is_image: bool
+    ) -> list[str]:
+        """Return the cosign tags of a subject that the source has.
 
-        If the source's tags are listed, they are the tags in the listing. Otherwise they are all
-        cosign tags, if the source lacks the referrers API or the run never lists tags.
+        They are looked up in the listing of the source's tags. Without a listing each is asked for,
+        if the source lacks the referrers API, or if the run never lists tags and `is_image` says
+        that the subject is the image itself.
         """
         cosign_tags = _cosign_tags(subject)
-        listed_tags = await self.lists.list_tags_if_cheap(search.source)
+        listed_tags = await self.lists.list_tags(source)
         if listed_tags is not None:
             return [tag for tag in cosign_tags if tag in listed_tags]
         # A source with the referrers API may also have cosign tags. Asking for them would cost
         # three requests a subject, so only runs that list the source's tags find them.
-        is_copied_by_hand = self._never_lists_tags and subject == search.image_digest
-        lacks_api = self.lists.has_api(search.source) is False
-        return cosign_tags if lacks_api or is_copied_by_hand else []
+        if self.lists.has_api(source) and not (self._never_lists_tags and is_image):
+            return []
+
+        async def is_there(tag: str) -> bool:
+            request = self._discovery.resolve_digest(source, tag, by_head=True)
+            return await unless_absent(request) is not None
+
+        with _explaining_refusals():
+            answers = await gather(partial(is_there, tag) for tag in cosign_tags)
+        return [tag for tag, there in zip(cosign_tags, answers, strict=True) if there]
 
     async def _examine_entry(
         self, search: Search, subject: str, entry: Descriptor
@@ -905,14 +761,11 @@ class Referrers:
         types, or if the source does not hold it.
         """
         source, digest = search.source, entry.digest
-        types = frozenset[str]()
+        types = source.locked_types(digest)
         # An entry of a list has an artifact type and no platform. Of any other one only the
         # manifest says whether it is an artifact. Filters need the types.
         is_doubtful = not entry.artifact_type or entry.platform is not None
-        pinned = self._discovery.pinned(source)
-        if pinned is not None:
-            types, is_doubtful = pinned.types_of(digest), False
-        elif entry.artifact_type and entry.artifact_type != _EMPTY_CONFIG:
+        if not types and entry.artifact_type not in (None, EMPTY_CONFIG):
             types = frozenset({entry.artifact_type})
         try:
             if is_doubtful or (search.is_filtered and not types):
@@ -946,18 +799,12 @@ class Referrers:
         Returns None if the filters reject its types, or if the source does not have the tag.
         """
         source = search.source
-        if self._never_lists_tags and self.lists.has_api(source):
-            # The source probably has no such tag, and then the targets are not asked.
-            request = self._discovery.resolve_digest(source, tag, by_head=True)
-            if await _unless_absent(request) is None:
-                return None
-        lookup = await _unless_absent(self.look_up(search, subject, tag))
+        lookup = await unless_absent(self.look_up(search, subject, tag))
         # A registry that resolves a tag as the digest in its name answers with the subject.
         if lookup is None or lookup.source_digest == subject:
             return None
 
-        pinned = self._discovery.pinned(source)
-        types = pinned.types_of(lookup.source_digest) if pinned is not None else frozenset[str]()
+        types = source.locked_types(lookup.source_digest)
         # If a target lacks the artifact, its manifest has been fetched and this sends no request.
         # If not, a request is worthwhile only for filters.
         if lookup.tree is not None or (search.is_filtered and not types):
@@ -976,22 +823,28 @@ class Referrers:
         referrers. Returns None if all targets are known to hold an artifact that has no cosign tag.
         """
         is_tag = not is_digest(reference)
+        is_image = subject == search.image_digest
         asked, lacking = list[Repository](), list[Repository]()
-        for target in search.targets:
-            where = target.repository.store_key
+        for copy in search.copies:
+            where = copy.target.store_key
             is_believed = not is_tag and self._knowledge.is_manifest_believed(where, reference)
             # What earlier runs have put or seen counts only if the last search found all artifacts
-            # there.
-            is_held = (
-                self._knowledge.is_confirmed(where, reference)
-                or search.is_list_unchanged(target, subject)
-                or (target.last_check.is_complete and is_believed)
+            # there. With --recheck each target is asked for each artifact.
+            check = copy.artifact_search.last_check
+            if self._recheck or not copy.already_at_target or not check.is_complete:
+                check = NO_CHECK
+            is_list_unchanged = is_image and check.listing_hash == search.listing_hash
+            is_held = self._knowledge.is_confirmed(where, reference) or (
+                check.is_complete and (is_believed or is_list_unchanged)
             )
             if is_held and not is_tag:
                 continue
-            asked.append(target.repository)
-            if search.is_lacking(target, subject, is_tag=is_tag) and not is_believed:
-                lacking.append(target.repository)
+            asked.append(copy.target)
+            # If the last search found no artifact of the image itself, all that are found now are
+            # new at the source. It has not looked for those of the manifests below the image.
+            had_none = is_image and check.listing_hash == hash_of_list(())
+            if (had_none or not copy.already_at_target) and not is_believed:
+                lacking.append(copy.target)
         if not asked and not is_tag:
             return None
 
@@ -1003,15 +856,12 @@ class Referrers:
         )
 
 
-def _had_all(check: ArtifactCheck, locked: bytes) -> bool:
-    """Report whether a target held exactly the artifacts of a lock after the last search.
-
-    `locked` is their `hash_of_list`.
-    """
-    return check.is_complete and check.listing_hash == locked
+def _had_all(check: ArtifactCheck, locked: Iterable[str]) -> bool:
+    """Report whether a target held exactly the artifacts of a lock after the last search."""
+    return check.is_complete and check.listing_hash == hash_of_list(locked)
 
 
-def _search_without_targets(mapping: MappingRule, source: Repository) -> Search:
+def _search_at_source(mapping: MappingRule, source: Repository) -> Search:
     """Build a search for the artifacts that a mapping selects at a source, which asks no target."""
     return Search(mapping._replace(platforms=None), source)
 
@@ -1054,12 +904,12 @@ def types_of(manifest: Manifest) -> frozenset[str]:
     This is the artifact type. If that is the type of an empty config, the media types of the layers
     are added.
     """
-    if manifest.artifact_type == _EMPTY_CONFIG:
+    if manifest.artifact_type == EMPTY_CONFIG:
         return types_of_parts(manifest)
     return frozenset({manifest.artifact_type} if manifest.artifact_type else ())
 
 
-async def _unless_absent(answer: Awaitable[_T]) -> _T | None:
+async def unless_absent(answer: Awaitable[_T]) -> _T | None:
     """Await an answer. Returns None if it is a 404."""
     try:
         return await answer
@@ -1102,23 +952,13 @@ def too_many_artifacts() -> ContentError:
     return ContentError(limits)
 
 
-def no_artifact_error(
-    mapping: MappingRule, lookup: TagLookup, artifacts: FoundArtifacts
-) -> SyncError | None:
-    """Return the error for an image without artifacts whose mapping requires an artifact.
-
-    Returns None if the image has an artifact, or if the mapping does not require one.
-    """
-    rule = mapping.artifacts
-    if artifacts.copied or not rule.require_artifacts:
-        return None
-    text = "require_artifacts: the image has no artifact"
-    if rule.include or rule.exclude:
-        text += " that include and exclude allow"
-    if artifacts.stripped:
-        text += "; those of the index before it is trimmed do not count"
-
+def _no_artifact_error(lookup: TagLookup) -> SyncError:
+    """Return the error for an image without artifacts whose mapping requires an artifact."""
+    text = "require_artifacts: the image has no artifact that the mapping copies"
     error = RegistryError(text, status=404)
-    error.hint = "sign the image (with `platforms`, each platform's), or remove require_artifacts"
+    error.hint = (
+        "sign the image (with `platforms`, each platform's), or change include and exclude, or remove"
+        " require_artifacts"
+    )
     reference = lookup.source.name_of(lookup.source_digest)
     return error.add_context(lookup.source.side, "list referrers of", reference)

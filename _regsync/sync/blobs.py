@@ -1,7 +1,7 @@
 """Bring a blob from its source to a repository, and put the manifests of an image.
 
 A blob is an async iterator of pieces, whatever holds its bytes: its source (`Reading.pieces`), memory
-(`in_memory`) or a file (`in_file`). `Body` is what one request sends of it. `Blobs.copy` tells how a
+(`in_memory`) or a file (`in_file`). `Body` is what one request sends of it. `BlobCopy.run` tells how a
 blob comes to a repository: an attempt finds it there, mounts it, or opens a session and sends the
 pieces; `Tries` says how long to wait before the next attempt, or that there is none.
 
@@ -27,9 +27,9 @@ from contextlib import (
     asynccontextmanager,
     nullcontext,
 )
-from functools import partial
+from functools import cache, partial
 from io import FileIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -49,7 +49,7 @@ from _regsync.files import is_link_free, open_safely, replacing
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import CHUNK
-from _regsync.registry.limits import LARGE_BODY, Need, Retry, Turn, is_outage
+from _regsync.registry.limits import LARGE_BODY, Retry, Turn, is_outage, turn_of
 from _regsync.registry.repository import BlobBody, BlobUpload, Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import ABSENT_IS_202, MOUNTS, PRESENT_IS_201, Knowledge, RepositoryKey
@@ -108,20 +108,13 @@ class Body(Pieces):
         self.length = length
         self.left = length  # bytes that the request has not taken yet
         self._stream = stream
-        self._first: memoryview | None = None
 
     @property
     def has_begun(self) -> bool:
         return self.left < self.length
 
-    async def begin(self) -> None:
-        """Read the first piece, so that a source that fails at once costs no request."""
-        self._first = await anext(self._stream, memoryview(b""))
-
     async def next(self) -> memoryview:
-        piece, self._first = self._first, None
-        if piece is None:
-            piece = await anext(self._stream, memoryview(b""))
+        piece = await anext(self._stream, memoryview(b""))
         self.left -= len(piece)
         return piece
 
@@ -218,24 +211,34 @@ class Reading:
         if upload.verifies:
             self._hashed = max(upload.offset, self._hashed)
 
-    async def pieces(self, start: int, turn: Turn | None) -> Stream:
+    async def alone(self) -> Stream:
+        """Read the blob while no request waits for its bytes, so that its source may take its time."""
+        needs = self.source.reading_needs(self.blob.size)
+        async with (
+            self._transport.gate.admitted(*needs) as given,
+            aclosing(self.pieces(0, turn_of(given), grace=math.inf)) as stream,
+        ):
+            async for piece in stream:
+                yield piece
+
+    async def pieces(
+        self, start: int, turn: Turn | None, *, grace: float = _SOURCE_GRACE
+    ) -> Stream:
         """Read from byte `start` on. The last piece comes when the blob is verified (I3). `turn` was
         taken for the first request already.
 
-        A body that breaks is read on by Range, for _SOURCE_GRACE seconds in all, because a request
-        to the target may be open meanwhile. Raises WrongBytes and the errors of the source.
+        A body that breaks is read on by Range, for `grace` seconds each time: a request to the target
+        may be open meanwhile. Raises WrongBytes and the errors of the source.
         """
         size = self.blob.size
         yielded = start  # the next byte to yield
-        has_opened = False
-        grace = _SOURCE_GRACE  # seconds
+        until = math.inf  # when a source that has broken is given up
         buffer = memoryview(bytearray(min(_READ_PIECE, size + 1)))
         with self.source.adding_context("fetch blob", self.source.name_of(self.blob.digest)):
             while yielded < size:
                 try:
-                    seconds = grace if has_opened else math.inf
-                    opened, position = await self._open(yielded, seconds, turn)
-                    turn, has_opened = None, True
+                    opened, position = await self._open(yielded, until, turn)
+                    turn = None
                     async with opened as response:
                         while position < size:
                             count = await response.read_into(buffer[: size + 1 - position])
@@ -247,31 +250,28 @@ class Reading:
                             piece = buffer[max(0, yielded - position) : count]
                             position += count
                             if piece:
-                                yielded = position
+                                yielded, until = position, math.inf
                                 yield piece
                 except SyncError as broken:
-                    if not has_opened or not broken.retryable:
-                        raise
-                    grace -= await self._wait_to_go_on(broken, yielded, grace)
+                    if yielded == start or not broken.retryable:
+                        raise  # of what was never read, the whole attempt is repeated
+                    until = min(until, anyio.current_time() + grace)
+                    await self._wait_to_go_on(broken, yielded, until)
 
-    async def _wait_to_go_on(self, broken: SyncError, offset: int, seconds: float) -> float:
-        """Wait before the rest is asked for. Returns the seconds that it took. Raises `broken` if
-        it would take longer than `seconds`, or if no attempt is left.
-        """
+    async def _wait_to_go_on(self, broken: SyncError, offset: int, until: float) -> None:
+        """Wait before the rest is asked for. Raises `broken` if no attempt or time is left."""
         self._tries.record_progress(offset)
-        began = anyio.current_time()
-        with anyio.move_on_after(seconds) as limit:
-            await self._tries.wait(broken, longest=seconds)
-        if limit.cancelled_caught:
-            raise broken
-        return anyio.current_time() - began
+        with anyio.CancelScope(deadline=until):
+            await self._tries.wait(broken, longest=until - anyio.current_time())
+            return
+        raise broken
 
     async def _open(
-        self, start: int, seconds: float, turn: Turn | None
+        self, start: int, until: float, turn: Turn | None
     ) -> tuple[AbstractAsyncContextManager[BlobBody], int]:
         """Open the blob at byte `start`, or at its first byte if the source has no ranges."""
         open_blob = partial(self.source.open_blob, self.blob, is_fresh=self.is_fresh)
-        with anyio.move_on_after(seconds) as limit:
+        with anyio.CancelScope(deadline=until):
             try:
                 return await open_blob(start, turn=turn), start
             except (ProtocolBroken, RegistryError) as error:
@@ -279,8 +279,7 @@ class Reading:
                 if not start or not is_range_refused:
                     raise
             return await open_blob(0), 0
-        assert limit.cancelled_caught
-        raise TimedOut(f"the source did not go on within {seconds:.0f} s")
+        raise TimedOut("the source did not go on in time")
 
     def _verify(self, piece: memoryview, position: int) -> None:
         """Hash a piece that begins at byte `position`. Raises WrongBytes."""
@@ -299,7 +298,7 @@ class Reading:
 class NoRoom(SyncError):
     """A blob cannot be kept for several targets: each reads it from its source."""
 
-    is_worth_a_warning = True
+    level = "warning"
 
 
 class _Kept:
@@ -321,38 +320,32 @@ class _Shelf:
 
     def __init__(self, limit: float) -> None:
         self.limit = limit  # bytes
-        self._used = 0  # bytes, with those that are being read
-        self._kept = dict[str, _Kept]()
+        self.used = 0  # bytes, with those that are being read
+        self.kept = dict[str, _Kept]()
 
     def find(self, digest: str) -> _Kept | None:
-        kept = self._kept.pop(digest, None)
+        kept = self.kept.pop(digest, None)
         if kept is not None:
-            self._kept[digest] = kept  # now the most recently used
+            self.kept[digest] = kept  # now the most recently used
         return kept
 
     def reserve(self, size: int) -> bool:
         """Promise `size` bytes. Drops blobs that nobody uses, if need be. False: no room."""
         if size > self.limit:
             return False
-        for digest, kept in [*self._kept.items()]:
-            if self._used + size <= self.limit:
+        for digest, kept in [*self.kept.items()]:
+            if self.used + size <= self.limit:
                 break
             if not kept.users:
                 self.drop(digest)
-        if self._used + size > self.limit:
+        if self.used + size > self.limit:
             return False
-        self._used += size
+        self.used += size
         return True
 
-    def give_back(self, size: int) -> None:
-        self._used -= size
-
-    def add(self, digest: str, kept: _Kept) -> None:
-        self._kept[digest] = kept
-
     def drop(self, digest: str) -> None:
-        kept = self._kept.pop(digest)
-        self._used -= kept.size
+        kept = self.kept.pop(digest)
+        self.used -= kept.size
         if isinstance(kept.content, str):
             os.unlink(kept.content)
 
@@ -369,7 +362,7 @@ class Staging:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._memory = _Shelf(_MEMORY)
         self._disk = _Shelf(math.inf if limit is None else limit)
-        self._unwritten = 0  # bytes that were promised to files and are not in them yet
+        self._promised = 0  # bytes of the files that are being written
         self._locks = defaultdict[str, anyio.Lock](anyio.Lock)
         self._remove()  # what a killed run has left
 
@@ -404,44 +397,37 @@ class Staging:
     ) -> _Kept:
         shelf = next((shelf for shelf in shelves if shelf.reserve(blob.size)), None)
         if shelf is None:
-            error = NoRoom(f"there is no room to stage {blob.size} bytes")
-            error.is_worth_a_warning = False  # the user has set the limit
+            error = NoRoom("the limit leaves no room to stage a blob")
+            error.level = "debug"  # the user has set it
             raise error
-        is_kept = False
         try:
             async with aclosing(read()) as stream:
                 if shelf is self._memory:
                     content: bytes | str = b"".join([bytes(piece) async for piece in stream])
                 else:
                     content = await self._write(blob, stream)
-            kept = _Kept(blob.size, content)
-            shelf.add(blob.digest, kept)
-            is_kept = True
-            return kept
-        finally:
-            if not is_kept:
-                shelf.give_back(blob.size)
+        except BaseException:
+            shelf.used -= blob.size
+            raise
+        kept = shelf.kept[blob.digest] = _Kept(blob.size, content)
+        return kept
 
     async def _write(self, blob: Descriptor, stream: Stream) -> str:
         """Write a blob to a file, and return its path. Raises NoRoom if the disk refuses it."""
-        left = blob.size
         import shutil  # most runs stage nothing
 
         try:
             path = self._path_of(blob)
-            if shutil.disk_usage(os.path.dirname(path)).free < self._unwritten + blob.size:
-                raise NoRoom(f"there is no room to stage {blob.size} bytes")
-            self._unwritten += left
+            if shutil.disk_usage(os.path.dirname(path)).free < self._promised + blob.size:
+                raise NoRoom("the disk has no room to stage a blob")
+            self._promised += blob.size
             try:
                 with replacing(path) as descriptor, FileIO(descriptor, "w") as file:
                     async for piece in stream:
                         while piece:
-                            count = await edge.current().in_thread(file.write, piece)
-                            piece = piece[count:]
-                            left -= count
-                            self._unwritten -= count
+                            piece = piece[await edge.current().in_thread(file.write, piece) :]
             finally:
-                self._unwritten -= left
+                self._promised -= blob.size
         except OSError as error:
             self._disk.limit = 0  # the disk is full or cannot be used: it is not tried again
             raise NoRoom(f"blobs cannot be staged: {reason_of(error)}") from error
@@ -473,64 +459,25 @@ class Staging:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
-class _Job:
-    """One blob that is copied to one repository, over all attempts."""
-
-    def __init__(
-        self,
-        reading: Reading,
-        target: Repository,
-        upload: BlobUpload,
-        tries: Tries,
-        mount_from: str | None,
-        present: str | None,
-    ) -> None:
-        self.reading = reading
-        self.blob = reading.blob
-        self.target = target
-        self.upload = upload
-        self.tries = tries
-        self.mount_from = mount_from
-        self.may_mount = True
-        self.has_failed = False
-        # A blob that the target is known to have, to learn how probing POSTs are answered.
-        self.present = present
-
-        # Whether the blob is read as a whole before it is sent, and whether it is kept longer than
-        # this job; when it has been read, the function that returns its bytes from an offset on.
-        self.is_kept = False
-        self.is_shared = False
-        self.stream_from: Callable[[int], Stream] | None = None
-        self.stack = AsyncExitStack()  # what holds the blob
-
-        # Whether all bytes may have arrived although no answer says so: a HEAD comes first.
-        self.may_have_arrived = False
-        self.is_known_absent = False
-        # The body of this attempt that ends the upload. None: none was sent.
-        self.last_body: Body | None = None
-        self.resets = 0  # connections that the target broke in a PUT, since there was progress
-
-
 class Blobs:
-    """Copies blobs and puts manifests."""
+    """Copies blobs and puts manifests. It has what copies to one registry share."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
-        self._transport = transport
-        self._knowledge = knowledge
-        self._staging = staging
-        self._gate = transport.gate
-        self._chunk_memory = anyio.Semaphore(_CHUNKS_IN_MEMORY)
-        self._has_warned_of_staging = False
+        self.transport = transport
+        self.knowledge = knowledge
+        self.staging = staging
+        self.chunk_memory = anyio.Semaphore(_CHUNKS_IN_MEMORY)
+        self.log_once = cache(transport.machine.log)
         # By target repository: set when its first upload of this run was accepted, refused, or has
         # failed; and the refusal of any upload there, after which none is begun (rule 14).
-        self._answered = dict[RepositoryKey, anyio.Event]()
-        self._refusals = dict[RepositoryKey, SyncError]()
+        self.answered = dict[RepositoryKey, anyio.Event]()
+        self.refusals = dict[RepositoryKey, SyncError]()
         # By source and target: how many uploads of large blobs may be open.
-        self._sessions = defaultdict[tuple[str, str], anyio.Semaphore](
+        self.sessions = defaultdict[tuple[str, str], anyio.Semaphore](
             lambda: anyio.Semaphore(_OPEN_SESSIONS)
         )
         # By area, held while one task finds out what a probing POST is answered.
-        self._testing = defaultdict[str, anyio.Lock](anyio.Lock)
+        self.testing = defaultdict[str, anyio.Lock](anyio.Lock)
 
     async def copy(
         self,
@@ -547,160 +494,190 @@ class Blobs:
 
         Raises SyncError, with side and reference, if all attempts have failed.
         """
-        upload = target.begin_upload(blob)
-        tries = Tries(self._transport, source, target)
-        reading = Reading(self._transport, source, blob)
-        job = _Job(reading, target, upload, tries, mount_from, present)
-        job.is_shared = is_shared
-        job.is_kept = (is_shared or blob.size <= SMALL_BLOB) and not source.is_local
-        is_large = blob.size >= LARGE_BODY
-        sessions = self._sessions[source.host.key, target.host.key] if is_large else nullcontext()
+        copy = BlobCopy(self, blob, source, target, mount_from, present, is_shared=is_shared)
+        return await copy.run()
+
+    async def put_manifests(
+        self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
+    ) -> None:
+        """Put the children in `own_manifests`, each before its index, and then the root (I2)."""
+
+        async def put_child(child: Manifest) -> None:
+            await image.target.put_child(child)
+            on_put(child)
+
+        children = [child for child in image.tree.children if child.digest in own_manifests]
+        await gather(partial(put_child, child) for child in children if not child.is_index)
+        for child in children:  # the indexes among them, each after those that it names
+            if child.is_index:
+                await put_child(child)
+        full_name = image.source.full_name(image.source_reference)
+        await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
+
+
+class BlobCopy:
+    """One blob on its way to one repository, over all attempts."""
+
+    def __init__(
+        self,
+        shared: Blobs,
+        blob: Descriptor,
+        source: Repository,
+        target: Repository,
+        mount_from: str | None,
+        present: str | None,
+        *,
+        is_shared: bool,
+    ) -> None:
+        self._shared = shared
+        self._transport = shared.transport
+        self._known = shared.knowledge
+        self.blob = blob
+        self.target = target
+        self.where = target.store_key
+        self.upload = target.begin_upload(blob)
+        self.reading = Reading(shared.transport, source, blob)
+        self.tries = Tries(shared.transport, source, target)
+        self.mount_from = mount_from
+        self.may_mount = True
+        self.has_failed = False
+        self.present = present  # to learn how probing POSTs are answered
+
+        # Whether the blob is read as a whole before it is sent, and whether it is kept for others;
+        # when its bytes are known, the function that returns them from an offset on.
+        self.is_kept = (is_shared or blob.size <= SMALL_BLOB) and not source.is_local
+        self.is_shared = is_shared
+        self.stream_from: Callable[[int], Stream] | None = None
+        body = known_body(blob)
+        if body is not None:
+            self.stream_from = partial(in_memory, body)
+        self.stack = AsyncExitStack()  # what holds the blob
+
+        # Whether all bytes may have arrived although no answer says so: a HEAD comes first.
+        self.may_have_arrived = False
+        self.is_known_absent = False
+        # The body of this attempt that ends the upload. None: none was sent.
+        self.last_body: Body | None = None
+        self.resets = 0  # connections that the target broke in a PUT, since there was progress
+
+    async def run(self) -> BlobResult:
+        """Copy the blob. No more uploads of large blobs, and of chunks, are open than there may be."""
+        shared, size, upload = self._shared, self.blob.size, self.upload
+        hosts = self.reading.source.host.key, self.target.host.key
+        sessions = shared.sessions[hosts] if size >= LARGE_BODY else nullcontext()
+        is_buffered = size > SMALL_BLOB and self._put_limit() > 0
+        memory = shared.chunk_memory if is_buffered else nullcontext()
         try:
-            async with sessions, self._limiting_chunks(job), job.stack:
-                return await self._copy(job)
+            async with sessions, memory, self.stack:
+                return await self._copy()
         finally:
             if upload.session and not upload.is_broken:  # it takes memory at the registry
                 with anyio.move_on_after(self._transport.machine.timeouts.head):
                     await upload.cancel_upload()
 
-    async def _copy(self, job: _Job) -> BlobResult:
+    async def _copy(self) -> BlobResult:
         """Make attempts until the blob is there. The first one in a repository goes alone."""
-        where = job.target.store_key
-        is_first = where not in self._answered
-        answered = self._answered.setdefault(where, anyio.Event())
+        is_first = self.where not in self._shared.answered
+        answered = self._shared.answered.setdefault(self.where, anyio.Event())
         if not is_first:
             await answered.wait()  # with nothing in hand
         while True:
             try:
-                return await self._attempt(job)
+                return await self._attempt()
             except NoRoom as error:
-                self._tell_of_staging(error)
-                job.is_kept = False
-                job.stream_from = None
-                if job.upload.is_broken:  # by a body of that file
-                    _give_up(job.upload)
+                text = f"{error}; each target reads it from the source"
+                self._shared.log_once(error.level, "staging", text)
+                self.is_kept = False
+                self.stream_from = None
+                if self.upload.is_broken:  # by a body of that file
+                    self._give_up()
                 continue
             except SyncError as error:
                 failure = error
             finally:
                 answered.set()
-            if await self._has_arrived(job, failure):
-                _give_up(job.upload)
+            if await self._has_arrived(failure):
+                self._give_up()
                 return BlobResult.UPLOADED
-            await self._prepare_next(job, failure)
+            await self._prepare_next(failure)
 
-    async def _attempt(self, job: _Job) -> BlobResult:
+    async def _attempt(self) -> BlobResult:
         """Find the blob at its target, mount it, or send it."""
-        upload = job.upload
-        job.last_body = None
+        upload = self.upload
+        self.last_body = None
         if upload.is_broken:
             await upload.resume()  # sets `session` and `offset`
-        if job.tries.record_progress(upload.offset):
-            job.resets = 0
-        result = await self._find_or_start(job)
+        if self.tries.record_progress(upload.offset):
+            self.resets = 0
+        result = await self._find_or_start()
         if result is not None:
             return result
-        body = known_body(job.blob)
-        if body is not None:
-            job.stream_from = partial(in_memory, body)
-        elif job.is_kept and job.stream_from is None:
-            read = partial(self._read_alone, job)
-            holding = self._staging.holding(job.blob, read, is_shared=job.is_shared)
-            job.stream_from = await job.stack.enter_async_context(holding)
+        if self.is_kept and self.stream_from is None:
+            staging, read = self._shared.staging, self.reading.alone
+            holding = staging.holding(self.blob, read, is_shared=self.is_shared)
+            self.stream_from = await self.stack.enter_async_context(holding)
         # Decided once: another blob may teach it while this one waits, and a chunk that enters its lane
         # while it holds the turn of a whole body waits for itself (I8).
-        upload.in_chunks = self._goes_in_chunks(job)
-        put = job.target.writing_needs(job.blob.size, in_chunks=upload.in_chunks)
-        if job.stream_from is not None:
-            async with self._gate.admitted(*put) as given:
-                turn = _turn_of(given, put)
-                return await self._send(job, job.stream_from(upload.offset), turn)
-        # The bytes are sent while they are read: both ends are admitted in one step (I8).
-        reading = job.reading
-        get = reading.source.reading_needs(job.blob.size)
-        async with self._gate.admitted(*get, *put) as given:
-            reading.prepare(upload)
-            stream = reading.pieces(upload.offset, _turn_of(given, get))
-            return await self._send(job, stream, _turn_of(given, put))
+        limit = self._put_limit()
+        upload.in_chunks = limit > 0 and self.blob.size > self.target.dialect.put_limit
+        put = self.target.writing_needs(self.blob.size, in_chunks=upload.in_chunks)
+        # Bytes that are sent while they are read need both ends, which are admitted in one step (I8).
+        reading, stream_from = self.reading, self.stream_from
+        get = () if stream_from is not None else reading.source.reading_needs(self.blob.size)
+        async with self._transport.gate.admitted(*get, *put) as given:
+            if stream_from is not None:
+                stream = stream_from(upload.offset)
+            else:
+                reading.prepare(upload)
+                stream = reading.pieces(upload.offset, turn_of(given[: len(get)]))
+            return await self._send(stream, limit, turn_of(given[len(get) :]))
 
-    async def _read_alone(self, job: _Job) -> Stream:
-        """Read a blob for the staging, under a permit of its own, and go on after an outage."""
-        offset = 0
-        while True:
-            try:
-                needs = job.reading.source.reading_needs(job.blob.size)
-                async with (
-                    self._gate.admitted(*needs) as given,
-                    aclosing(job.reading.pieces(offset, _turn_of(given, needs))) as stream,
-                ):
-                    async for piece in stream:
-                        offset += len(piece)
-                        yield piece
-                return
-            except SyncError as error:
-                if error.away is None or not error.retryable:
-                    raise
-                failure = error
-            await Tries(self._transport, job.reading.source).wait(failure)
-
-    def _limiting_chunks(self, job: _Job) -> AbstractAsyncContextManager[object]:
-        is_in_chunks = self._chunk_size(job) > 0 and job.blob.size > SMALL_BLOB
-        return self._chunk_memory if is_in_chunks else nullcontext()
-
-    def _chunk_size(self, job: _Job) -> int:
+    def _put_limit(self) -> int:
         """Return the most bytes that one request to the target may carry, or 0 for no limit."""
-        if job.target.dialect.put_limit:
-            return job.target.dialect.put_limit
-        refused_size = self._refused_size(job.target)
-        return CHUNK if refused_size is not None and job.blob.size >= refused_size else 0
+        if self.target.dialect.put_limit:
+            return self.target.dialect.put_limit
+        refused_size = self._refused_size()
+        return CHUNK if refused_size is not None and self.blob.size >= refused_size else 0
 
-    def _goes_in_chunks(self, job: _Job) -> bool:
-        limit = self._chunk_size(job)
-        return limit > 0 and job.blob.size > job.target.dialect.put_limit
-
-    def _refused_size(self, target: Repository) -> int | None:
-        """Return the size from which on a registry refuses to take a blob in one request."""
-        size = self._knowledge.host_note(target.host.key, "smallest_patch")
+    def _refused_size(self) -> int | None:
+        """Return the size from which on the target refuses to take a blob in one request."""
+        size = self._known.host_note(self.where.host, "smallest_patch")
         return size if isinstance(size, int) else None
 
     # Before the body.
 
-    async def _find_or_start(self, job: _Job) -> BlobResult | None:
+    async def _find_or_start(self) -> BlobResult | None:
         """Find the blob at the target, mount it, or open a session for it: then None.
 
         A probing POST asks to mount the blob from the target itself. Where its answer can be relied
         on, it takes the place of a HEAD and a POST.
         """
-        upload, target = job.upload, job.target
-        where, known = target.store_key, self._knowledge
+        upload, target = self.upload, self.target
+        where, known = self.where, self._known
         if upload.session:  # of an earlier attempt, which has looked for the blob
             return None
-        if where in self._refusals:
-            raise self._refusals[where].copy_without_context()
-        holder = job.mount_from or known.mount_source(where, job.blob.digest)
-        if holder and job.may_mount and not job.may_have_arrived:
-            return await self._mount(job, holder)
+        if where in self._shared.refusals:
+            raise self._shared.refusals[where].copy_without_context()
+        holder = self.mount_from or known.mount_source(where, self.blob.digest)
+        if holder and self.may_mount and not self.may_have_arrived:
+            return await self._mount(holder)
 
-        may_ask = not job.is_known_absent
-        needs_head = may_ask and known.needs_head(where, job.blob.digest)
-        if needs_head and await self._can_probe(job):
-            needs_head = False
-        has_no_probe = job.may_have_arrived or target.probe_from is None
-        if may_ask and (needs_head or has_no_probe):
-            if await target.has_blob(job.blob):
+        is_asked = not self.is_known_absent and await self._needs_head()
+        if is_asked:
+            if await target.has_blob(self.blob):
                 return BlobResult.PRESENT
-            job.is_known_absent = True
-            known.forget(where, job.blob.digest)
-        if job.upload.session:  # of `_can_probe`
+            self.is_known_absent = True
+            known.forget(where, self.blob.digest)
+        if self.upload.session:  # of `_needs_head`
             return None
-        return await self._start(job, is_absence_new=needs_head)
+        return await self._start(is_absence_new=is_asked)
 
-    async def _start(self, job: _Job, *, is_absence_new: bool) -> BlobResult | None:
+    async def _start(self, *, is_absence_new: bool) -> BlobResult | None:
         """Open a session, or learn by a probing POST that the blob is there. `is_absence_new`: a
         HEAD has just shown that it is absent, so that the answer tells how such a POST is answered.
         """
-        upload, target = job.upload, job.target
-        where, known = target.store_key, self._knowledge
+        upload, target = self.upload, self.target
+        where, known = self.where, self._known
         answers = [known.fact(where.area, name) for name in (ABSENT_IS_202, PRESENT_IS_201)]
         is_absent = is_absence_new or known.fact(where.area, PRESENT_IS_201)  # if answered by 202
         probe_from = None if False in answers else target.probe_from
@@ -708,100 +685,102 @@ class Blobs:
             is_present = await upload.start(probe_from)
         except RegistryError as error:
             if not error.retryable:  # it names no blob, so any other would be refused too
-                self._refusals[where] = error.copy_without_context()
+                self._shared.refusals[where] = error.copy_without_context()
             raise
-        self._answered[where].set()
+        self._shared.answered[where].set()
         if not is_present or target.is_local:
             if upload.mount_status in _MOUNTS_REFUSED:
                 known.learn(where.area, PRESENT_IS_201, False)
             elif is_absent and upload.mount_status == 202:
                 known.learn(where.area, ABSENT_IS_202, True)
             return BlobResult.PRESENT if is_present else None
-        async with self._testing[where.area]:
-            is_trusted = known.fact(where.area, ABSENT_IS_202) and not job.is_known_absent
-            if is_trusted:
+        async with self._shared.testing[where.area]:
+            if known.fact(where.area, ABSENT_IS_202) and not self.is_known_absent:
                 return BlobResult.BELIEVED
-            is_right = await target.has_blob(job.blob)  # it may give a 201 to any digest
+            is_right = await target.has_blob(self.blob)  # it may give a 201 to any digest
             known.learn(where.area, ABSENT_IS_202, is_right)
         if not is_right:
             await upload.start()
         return BlobResult.PRESENT if is_right else None
 
-    async def _mount(self, job: _Job, holder: str) -> BlobResult | None:
+    async def _mount(self, holder: str) -> BlobResult | None:
         """Mount the blob, or use the session that a refused mount opens."""
-        where, known = job.target.store_key, self._knowledge
-        if await job.upload.start(holder):
+        where, known = self.where, self._known
+        if await self.upload.start(holder):
             known.learn(where.host, MOUNTS, True)
             return BlobResult.MOUNTED
         source = RepositoryKey(where.host, holder)
-        is_of_this_run = known.is_confirmed(source, job.blob.digest)
+        is_of_this_run = known.is_confirmed(source, self.blob.digest)
         is_first = known.supports_mounts(where.host) is None
-        if is_of_this_run and is_first and job.target.host.registry.kind == "ecr":
+        if is_of_this_run and is_first and self.target.host.registry.kind == "ecr":
             self._transport.machine.log("info", "mount", f"{where.host}: {_ECR_MOUNTS}")
         known.record_refused_mount(where, holder, is_source_confirmed=is_of_this_run)
         if is_of_this_run:
             return None
         # The state may be wrong about the holder, and about this repository too.
-        known.forget(source, job.blob.digest)
-        return BlobResult.PRESENT if await job.target.has_blob(job.blob) else None
+        known.forget(source, self.blob.digest)
+        return BlobResult.PRESENT if await self.target.has_blob(self.blob) else None
 
-    async def _can_probe(self, job: _Job) -> bool:
-        """Find out, once in an area, whether a probing POST for a present blob is answered by 201.
+    async def _needs_head(self) -> bool:
+        """Report whether a HEAD has to ask for the blob, because a probing POST would not tell.
 
-        If it is not, it has opened a session that this blob can use.
+        Finds out, once in an area, whether such a POST for a present blob is answered by 201. If it is
+        not, it has opened a session that this blob can use.
         """
-        where, known = job.target.store_key, self._knowledge
-        probe_from = job.target.probe_from
-        if probe_from is None or known.fact(where.area, ABSENT_IS_202) is False:
+        where, known = self.where, self._known
+        probe_from = self.target.probe_from
+        if self.may_have_arrived or probe_from is None:
+            return True
+        if not known.needs_head(where, self.blob.digest):
             return False
-        async with self._testing[where.area]:
-            present = job.present or known.choose_present_blob(where)
+        if known.fact(where.area, ABSENT_IS_202) is False:
+            return True
+        async with self._shared.testing[where.area]:
+            present = self.present or known.choose_present_blob(where)
             is_known = known.fact(where.area, PRESENT_IS_201) is not None
             if present is not None and not is_known:
                 try:
-                    is_201 = await job.upload.try_mount(present, probe_from)
+                    is_201 = await self.upload.try_mount(present, probe_from)
                 except RegistryError as error:
                     if error.retryable:
                         raise
                     is_201 = False
                 known.learn(where.area, PRESENT_IS_201, is_201)
-        return not known.needs_head(where, job.blob.digest)
+        return known.needs_head(where, self.blob.digest)
 
     # The body.
 
-    async def _send(self, job: _Job, stream: Stream, turn: Turn | None) -> BlobResult:
-        """Send the bytes that the target lacks to the open session. `turn` was taken for a request
-        with all of them.
+    async def _send(self, stream: Stream, limit: int, turn: Turn | None) -> BlobResult:
+        """Send the bytes that the target lacks to the open session. `limit` is that of one request, or
+        0; `turn` was taken for a request with all of them.
         """
-        upload, size = job.upload, job.blob.size
+        upload, size = self.upload, self.blob.size
         left = size - upload.offset
-        limit = self._chunk_size(job)
         buffer = bytearray(min(left, limit))
         async with aclosing(stream), aclosing(in_chunks(stream, buffer)) as chunks:
             try:
                 if upload.in_chunks:
                     async for chunk in chunks:
-                        await self._send_chunk(job, chunk)
-                    job.last_body = Body(stream, 0)
+                        await self._send_chunk(chunk)
+                    self.last_body = Body(stream, 0)
                 else:
                     # A registry with a limit gets a body that is in memory and verified.
-                    job.last_body = Body(chunks if limit else stream, left)
-                    await job.last_body.begin()
-                if await upload.send(job.last_body, turn=turn):
+                    self.last_body = Body(chunks if limit else stream, left)
+                if await upload.send(self.last_body, turn=turn):
                     return BlobResult.UPLOADED
             except RegistryError as error:
                 is_rest = left < size and not upload.in_chunks
                 if not is_rest or error.retryable or error.status in (401, 403):
                     raise
-                job.target.host.can_resume = False  # it holds other bytes than it has said
+                self.target.host.can_resume = False  # it holds other bytes than it has said
                 upload.session = ""
                 raise Disconnected(f"the rest of a broken upload was refused: {error}") from error
-        job.last_body.left = 0  # a HEAD has to find out
+        self.last_body.left = 0  # a HEAD has to find out
         raise WireError("the registry answered before the blob was sent")
 
-    async def _send_chunk(self, job: _Job, chunk: memoryview) -> None:
+    async def _send_chunk(self, chunk: memoryview) -> None:
         """Send a chunk by PATCH, and again what has not arrived of it."""
-        upload = job.upload
+        upload = self.upload
         start = upload.offset
         while True:
             try:
@@ -813,112 +792,83 @@ class Blobs:
                 async with aclosing(in_memory(rest)) as stream:
                     if rest and not await upload.send(Body(stream, len(rest)), is_last=False):
                         raise WireError("the registry answered before the chunk was sent")
-                job.tries.record_progress(upload.offset)
+                self.tries.record_progress(upload.offset)
                 return
             except SyncError as error:
                 if is_session_gone(error):
-                    _give_up(upload)
+                    self._give_up()
                 if not upload.session or error.away is not None:
                     raise
-                await job.tries.wait(error, longest=_SOURCE_GRACE)
+                await self.tries.wait(error, longest=_SOURCE_GRACE)
 
     # After a failure.
 
-    async def _has_arrived(self, job: _Job, failure: SyncError) -> bool:
+    async def _has_arrived(self, failure: SyncError) -> bool:
         """Ask by HEAD, up to three times, for a blob that was sent and got no final answer."""
         is_refused = isinstance(failure, RegistryError) and failure.status < 500
-        was_sent = job.last_body is not None and not job.last_body.left
-        if not was_sent or is_refused or failure.side is Side.SOURCE:
+        was_sent = self.last_body is not None and not self.last_body.left
+        is_of_target = (
+            isinstance(failure, RegistryError | WireError) and failure.side is not Side.SOURCE
+        )
+        if not was_sent or is_refused or not is_of_target:
             return False
-        if not isinstance(failure, RegistryError | WireError):
-            return False
-        ask = partial(job.target.has_blob, job.blob)
-        job.is_known_absent, job.may_have_arrived = False, True
+        target = self.target
+        self.is_known_absent, self.may_have_arrived = False, True
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
             try:
-                has_arrived = await ask(with_retries=job.target.host.limits.is_away)
+                is_away = target.host.limits.is_away
+                has_arrived = await target.has_blob(self.blob, with_retries=is_away)
             except SyncError as error:
                 if not error.retryable:
                     raise
                 continue
-            job.is_known_absent, job.may_have_arrived = not has_arrived, False
+            self.is_known_absent, self.may_have_arrived = not has_arrived, False
             if has_arrived:
                 return True
         return False
 
-    async def _prepare_next(self, job: _Job, error: SyncError) -> None:
+    async def _prepare_next(self, error: SyncError) -> None:
         """Wait before the next attempt. Raises `error` if there is none."""
-        upload, host = job.upload, job.target.host
-        error.add_context(Side.TARGET, "push blob", job.target.name_of(job.blob.digest))
-        if isinstance(error, WrongBytes) and not job.reading.is_fresh:
-            job.reading.start_again()  # a cache may have been wrong
+        upload = self.upload
+        error.add_context(Side.TARGET, "push blob", self.target.name_of(self.blob.digest))
+        if isinstance(error, WrongBytes) and not self.reading.is_fresh:
+            self.reading.start_again()  # a cache may have been wrong
             if upload.is_broken:
-                _give_up(upload)
+                self._give_up()
             elif upload.session and upload.offset:
                 await upload.cancel_upload()  # the session holds some of the wrong bytes
             return
         if error.away is None:
             # The mount may have caused it, unless the registry was away for a moment.
-            job.may_mount = is_outage(error) and not job.has_failed
-            job.has_failed = True
-        if self._needs_chunks(job, error):
+            self.may_mount = is_outage(error) and not self.has_failed
+            self.has_failed = True
+        if self._needs_chunks(error):
             is_refused = isinstance(error, RegistryError) and error.status != 413
-            size = (
-                0 if is_refused else min(job.blob.size, self._refused_size(job.target) or math.inf)
-            )
-            self._knowledge.learn(host.key, "smallest_patch", int(size))
-            _give_up(upload)
+            size = 0 if is_refused else min(self.blob.size, self._refused_size() or self.blob.size)
+            self._known.learn(self.where.host, "smallest_patch", size)
+            self._give_up()
             return
-        await job.tries.wait(error)
+        await self.tries.wait(error)
 
-    def _needs_chunks(self, job: _Job, error: SyncError) -> bool:
+    def _needs_chunks(self, error: SyncError) -> bool:
         """Report whether a PUT was refused in a way that chunks may help against."""
-        upload = job.upload
-        has_begun = job.last_body is not None and job.last_body.has_begun and not upload.offset
-        is_put = has_begun and not upload.in_chunks and job.target.dialect.takes_chunks
+        upload = self.upload
+        has_begun = self.last_body is not None and self.last_body.has_begun and not upload.offset
+        is_put = has_begun and not upload.in_chunks and self.target.dialect.takes_chunks
         if not is_put or is_session_gone(error):
             return False
         if isinstance(error, RegistryError):
             has_code = error.status == 400 and not _PUT_REFUSED_CODES.isdisjoint(error.codes)
             return error.status in _PUT_REFUSED or has_code
         if isinstance(error, Disconnected) and error.side is Side.TARGET:
-            job.resets += 1
-        return job.resets == _MOST_RESETS
+            self.resets += 1
+        return self.resets == _MOST_RESETS
 
-    def _tell_of_staging(self, error: NoRoom) -> None:
-        is_warning = error.is_worth_a_warning and not self._has_warned_of_staging
-        self._has_warned_of_staging |= is_warning
-        text = f"{error}; each target reads it from the source"
-        self._transport.machine.log("warning" if is_warning else "debug", "staging", text)
-
-    # Manifests.
-
-    async def put_manifests(
-        self, image: Image, own_manifests: frozenset[str], on_put: Callable[[Manifest], None]
-    ) -> None:
-        """Put the children in `own_manifests`, each before its index, and then the root (I2)."""
-
-        async def put_child(child: Manifest) -> None:
-            await image.target.put_child(child)
-            on_put(child)
-
-        for level in image.tree.levels(own_manifests):
-            await gather(partial(put_child, child) for child in level)
-        full_name = image.source.full_name(image.source_reference)
-        await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
-
-
-def _give_up(upload: BlobUpload) -> None:
-    """Let the next attempt begin a new session."""
-    upload.session = ""
-    upload.is_broken = False
-
-
-def _turn_of(given: dict[Need, Any], needs: tuple[Need, ...]) -> Turn | None:
-    """Return the turn that was given for the lane among `needs`, if there is one."""
-    turns = (given[need] for need in needs if isinstance(given[need], Turn))
-    return next(turns, None)
+    def _give_up(self) -> None:
+        """Let the next attempt begin a new session."""
+        self.upload.session = ""
+        self.upload.is_broken = False
 
 
 def known_body(blob: Descriptor) -> bytes | None:

@@ -9,13 +9,10 @@ Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, NamedTuple, cast
-
-import anyio
-import anyio.abc
+from typing import TYPE_CHECKING, NamedTuple
 
 from _regsync import tags as tags_module
 from _regsync.config import MappingRule, Registry
@@ -40,7 +37,7 @@ from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
 
 if TYPE_CHECKING:
-    from _regsync.pins import Lock, PinnedSource
+    from _regsync.pins import Lock
 
 # Bytes of manifests in the cache (docs/design.md section 6, rule 13).
 _MANIFEST_BUDGET = 32 * 1024 * 1024
@@ -126,8 +123,6 @@ class TagLookup(NamedTuple):
     source_digest: str
     # The targets that were looked up, except those of `held_tags`.
     targets: tuple[TargetTag, ...]
-    # Whether no manifest was fetched, because digests alone showed that none was needed.
-    needed_no_manifest: bool = False
     # The targets that lack the image but do not get it yet, because of `min_age`.
     held_tags: tuple[TargetTag, ...] = ()
     # When the image of `held_tags` will be old enough, in seconds since 1970.
@@ -198,6 +193,10 @@ class Discovery:
         self.reads_only = reads_only
         self._lock = lock
 
+        # Reports whether a target has all parts of what a tag or digest names there. Without it the
+        # tag, or an answer about the digest, vouches for them.
+        self.is_whole: Callable[[Repository, str, str], Awaitable[bool]] | None = None
+
         # `log_once(level, event, text)` logs each text once in a run.
         self.log_once = cache(transport.machine.log)
 
@@ -209,13 +208,11 @@ class Discovery:
         # By repository, the digest of each tag: None for a digest that the listing does not have,
         # and None in place of the listing if the repository does not exist.
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
-        # By target repository, the result of `list_target_tags`.
-        self._target_listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         self._manifests = _ManifestCache()
-        # By host, repository name and tag, the request for the digest of a source tag
-        # (docs/design.md section 6, rule 4). Two credentials for one registry are two hosts,
-        # because they may have access to different repositories.
-        self._digest_requests: dict[tuple[Host, str, str], Once[str]] = {}
+        # By host, repository name, tag, and the digest that it no longer has, the request for the
+        # digest of a source tag (docs/design.md section 6, rule 4). Two credentials for one
+        # registry are two hosts, because they may have access to different repositories.
+        self._digest_requests: dict[tuple[Host, str, str, str], Once[str]] = {}
         # By target and the cosign tag or digest of an artifact, the request for the digest at the
         # target, which is None if it is absent. Several images may have the same artifact, while any
         # other target tag has one source (`mappings.assign_tags`).
@@ -238,19 +235,8 @@ class Discovery:
         if self._lock is None:
             return source
         if mapping.index not in self._pinned_sources:
-            from _regsync.pins import PinnedSource, source_key  # most runs have no lock
-
-            pinned = PinnedSource(source, self._lock.images_of(source_key(mapping)))
-            self._pinned_sources[mapping.index] = cast(Repository, pinned)
+            self._pinned_sources[mapping.index] = self._lock.pin(mapping, source)
         return self._pinned_sources[mapping.index]
-
-    def pinned(self, source: Repository) -> PinnedSource | None:
-        """Return the source if it is pinned, and None otherwise."""
-        if self._lock is None:
-            return None
-        from _regsync.pins import PinnedSource
-
-        return source if isinstance(source, PinnedSource) else None
 
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
         """Create a repository of a registry, and plan its authentication, without making a request."""
@@ -281,17 +267,21 @@ class Discovery:
         Returns the digest of each tag, or None for a digest that the listing does not have. Returns
         None in place of the listing if the repository does not exist.
         """
-        listing = self._listings.setdefault(repository.key, Once())
-        return await listing.get(repository.list_tags)
+
+        async def list_repository() -> Mapping[str, str | None] | None:
+            listing = await repository.list_tags()
+            self._knowledge.record_populated(repository.key, bool(listing))
+            return listing
+
+        return await self._listings.setdefault(repository.key, Once()).get(list_repository)
 
     def known_listing(self, repository: Repository) -> Mapping[str, str | None] | None:
         """Return the listing of a repository if this run has made it, without making a request.
 
         Returns None if the repository was not listed, and an empty listing if it does not exist.
         """
-        pinned = self.pinned(repository)
-        if pinned is not None:
-            return pinned.tags
+        if repository.known_tags is not None:
+            return repository.known_tags
         listing = self._listings.get(repository.key)
         if listing is None or not listing.answer:
             return None
@@ -306,16 +296,20 @@ class Discovery:
         return tags_module.select(listing, rule)
 
     async def select_tags(self, mapping: MappingRule) -> Selection:
-        """Select the tags of a mapping. Raises SyncError if the source's tags cannot be listed.
+        """Select the tags of a mapping, and log the warnings about the selection.
 
-        The source is not listed if the mapping names its tags without a pattern.
+        The source is not listed if the mapping names its tags without a pattern. Raises SyncError
+        if the source's tags cannot be listed.
         """
-        pinned = self.pinned(self.source_of(mapping))
-        if pinned is not None:
-            return pinned.select(mapping.tags)
-        selection = tags_module.select_literals(mapping.tags)
-        if selection is None:
-            selection = await self.select(mapping.tags, self.source_of(mapping))
+        source = self.source_of(mapping)
+        if source.known_tags is not None:
+            selection = tags_module.select(source.known_tags, mapping.tags)
+        else:
+            selection = tags_module.select_literals(mapping.tags) or await self.select(
+                mapping.tags, source
+            )
+        for event, text in selection.warnings(str(source)):
+            self.log_once("warning", event, text)
         return selection
 
     async def list_target_tags(self, target: Repository) -> Mapping[str, str | None] | None:
@@ -325,18 +319,12 @@ class Discovery:
         does not exist. Returns None if the registry answers 401 or 403, because the repository may
         exist or not.
         """
-
-        async def list_target() -> Mapping[str, str | None] | None:
-            try:
-                listing = await self.list_tags(target)
-            except RegistryError as error:
-                if error.status not in _HIDING_STATUSES:
-                    raise
-                return None
-            self._knowledge.record_populated(target.key, bool(listing))
-            return listing or {}
-
-        return await self._target_listings.setdefault(target.key, Once()).get(list_target)
+        try:
+            return await self.list_tags(target) or {}
+        except RegistryError as error:
+            if error.status not in _HIDING_STATUSES:
+                raise
+            return None
 
     # Tags.
 
@@ -439,7 +427,6 @@ class Discovery:
                     digest=up_to_date,
                     source_digest=image.digest,
                     targets=others,
-                    needed_no_manifest=self.cached_manifest(source, image.digest) is None,
                     held_tags=lacking,
                     held_until=held_until,
                 )
@@ -467,23 +454,20 @@ class Discovery:
         asked, because it lacks its tag. If the source fails, raises SyncError after the targets
         have answered.
         """
-        found: SourceImage | SyncError
-        async with anyio.create_task_group() as look_ups:
-            for tag in tags:
-                if tag.target not in known_to_lack:
-                    look_ups.start_soon(self._look_up_at_target, tag)
-            try:
-                found = await self.resolve_at_source(mapping, reference, by_head=by_head)
-            except SyncError as error:  # raised when the targets have answered
-                found = error
-        if isinstance(found, SyncError):
-            raise found
+        asks: list[Callable[[], Awaitable[SourceImage | None]]] = [
+            partial(self.resolve_at_source, mapping, reference, by_head=by_head)
+        ]
+        asks += [
+            partial(self._look_up_at_target, tag) for tag in tags if tag.target not in known_to_lack
+        ]
+        image, *_ = await gather(asks)
+        assert image is not None
         source = self.source_of(mapping)
         for tag in tags:
             manifest = self.cached_manifest(source, tag.digest or "")
             if manifest is not None:
                 self._learn_manifest(tag.target, manifest)
-        return found
+        return image
 
     def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
         """Report whether to send a HEAD to the source instead of a GET.
@@ -513,83 +497,66 @@ class Discovery:
     ) -> SourceImage:
         """Resolve a tag or digest at a mapping's source. Raises SyncError if that fails."""
         source = self.source_of(mapping)
-        pinned = self.pinned(source)
-        if pinned is not None:
-            return SourceImage(*pinned.resolve(reference))
-        digest = await self.resolve_digest(
-            source, reference, by_head=by_head, refusals=_REFUSALS_OF_HEAD
-        )
+        digest = await self.resolve_digest(source, reference, by_head=by_head)
+        locked = source.locked_parts(reference)
+        if locked is not None:
+            return SourceImage(digest, locked.digest)
         return SourceImage(digest, None if mapping.platforms else digest)
 
     async def resolve_digest(
-        self, source: Repository, reference: str, *, by_head: bool, refusals: Collection[int] = ()
+        self, source: Repository, reference: str, *, by_head: bool, gone: str = ""
     ) -> str:
         """Return the digest that a tag or digest has at its source.
 
         A digest is returned unchanged. If this run has listed the source and the listing has the
         tag's digest, that digest is returned. For any other tag one request is sent in a run, and
         all callers share its answer (docs/design.md section 6, rules 4 and 5): a HEAD if the first
-        caller has set `by_head`, otherwise a GET, which adds the manifest to the cache. A HEAD that
-        finds nothing, or is answered with one of the statuses `refusals`, is followed by a GET.
+        caller has set `by_head` (`find_digest`), otherwise a GET, which adds the manifest to the
+        cache. Pass the digest that a tag had as `gone` if the source has it no longer.
 
         Raises SyncError if the request fails or if the source does not have the tag.
         """
         if is_digest(reference):
             return reference
-        request = self._shared_digest_request(source, reference)
-        ask = partial(self._ask_source, source, reference, by_head=by_head, refusals=refusals)
-        return await request.get(ask)
+        if source.known_tags is not None and reference in source.known_tags:
+            return source.known_tags[reference]
 
-    def _shared_digest_request(self, source: Repository, tag: str) -> Once[str]:
-        """Return the request for a tag's digest that all callers share.
-
-        It has its answer already if the request is finished, or if a listing has the digest.
-        """
-        key = (source.host, source.api_name, tag)
-        if key not in self._digest_requests:
-            listed_digest = (self.known_listing(source) or {}).get(tag)
-            self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
-        return self._digest_requests[key]
-
-    async def _ask_source(
-        self, source: Repository, tag: str, *, by_head: bool, refusals: Collection[int]
-    ) -> str:
-        digest: str | None = ""
-        if by_head:
+        async def ask() -> str:
+            if not by_head:
+                return (await self.fetch_manifest_of_tag(source, reference)).digest
             # Nothing fails for want of a cosign tag; and `head_first` takes a HEAD at its word.
-            is_final = is_referrer_tag(tag) or source.host.registry.head_first
-            if is_final:
-                digest = await source.head_manifest(tag)
-            else:
-                digest = await self.find_digest(source, tag, refusals)
-        if digest is None:
-            error = RegistryError("no such tag or manifest", status=404)
-            raise error.add_context(Side.SOURCE, "look up", source.name_of(tag))
-        # The digest is empty if the registry sends none in the answer to a HEAD.
-        return digest or (await self.fetch_manifest_of_tag(source, tag)).digest
+            is_final = is_referrer_tag(reference) or source.host.registry.head_first
+            digest = await self.find_digest(source, reference, is_final=is_final)
+            if digest is None:
+                error = RegistryError("no such tag or manifest", status=404)
+                raise error.add_context(Side.SOURCE, "look up", source.name_of(reference))
+            return digest
+
+        key = (source.host, source.api_name, reference, gone)
+        if key not in self._digest_requests:
+            listed_digest = None if gone else (self.known_listing(source) or {}).get(reference)
+            self._digest_requests[key] = Once(listed_digest) if listed_digest else Once()
+        return await self._digest_requests[key].get(ask)
 
     async def find_digest(
-        self, where: Repository, tag: str, refusals: Collection[int] = ()
+        self, where: Repository, reference: str, *, is_final: bool = False
     ) -> str | None:
-        """Return the digest that a tag has in a repository. Returns None if it has none.
+        """Return the digest that a reference has in a repository. Returns None if it has none.
 
-        Asks by HEAD, and by GET before it believes a negative answer, which is a 404 or one of the
-        statuses `refusals`. For a tag whose absence is a failure. Raises SyncError.
+        Asks by HEAD, and by GET if the answer has no digest. Unless `is_final` is set, a GET also
+        follows a HEAD that finds nothing or is refused. Raises SyncError.
         """
-        refusal: RegistryError | None = None
         try:
-            digest = await where.head_manifest(tag)
+            digest = await where.head_manifest(reference)
         except RegistryError as error:
-            if error.status not in refusals:
+            if is_final or error.status not in _REFUSALS_OF_HEAD:
                 raise
-            digest, refusal = None, error
-        if digest is not None:
+            digest = None
+        if digest or (digest is None and is_final):
             return digest
         try:
-            return (await self.fetch_manifest_of_tag(where, tag)).digest
+            return (await self.fetch_manifest_of_tag(where, reference)).digest
         except RegistryError as error:
-            if refusal is not None and error.status == refusal.status:
-                raise refusal from None
             if error.status != 404:
                 raise
             return None
@@ -609,11 +576,7 @@ class Discovery:
             if error.status != 404 or reference == digest:
                 raise
 
-        # Of all mappings that find the manifest gone, only the first replaces the shared request. A
-        # request that was replaced has another answer, or none yet.
-        if self._shared_digest_request(source, reference).answer == (digest,):
-            self._digest_requests[source.host, source.api_name, reference] = Once()
-        new_digest = await self.resolve_digest(source, reference, by_head=False)
+        new_digest = await self.resolve_digest(source, reference, by_head=False, gone=digest)
         return await self.fetch_manifest(source, new_digest)
 
     async def _look_up_at_target(self, tag: TargetTag) -> None:
@@ -623,7 +586,7 @@ class Discovery:
         """
         target = tag.target
         reference = tag.reference
-        ask = partial(self._resolve_at_target, target, reference)
+        ask = partial(self._find_at_target, target, reference)
         try:
             # Look-ups of several images may need an artifact: a cosign tag or a digest.
             if is_referrer_tag(reference) or is_digest(reference):
@@ -633,10 +596,9 @@ class Discovery:
                 tag.digest = await ask()
         except SyncError as error:
             tag.error = error
+            return
 
         known, where = self._knowledge, target.store_key
-        if tag.error is not None:
-            return
         if tag.digest is not None:
             known.confirm_tagged_manifest(where, tag.digest)
         elif tag.was_copied:
@@ -645,13 +607,20 @@ class Discovery:
         elif is_digest(reference) and known.is_manifest_believed(where, reference):
             known.forget(where, reference)
 
+    async def _find_at_target(self, target: Repository, reference: str) -> str | None:
+        """Resolve a reference at a target. Returns None if it is absent, or lacks a part."""
+        digest = await self._resolve_at_target(target, reference)
+        if digest is None or self.is_whole is None:
+            return digest
+        return digest if await self.is_whole(target, reference, digest) else None
+
     async def _resolve_at_target(self, target: Repository, reference: str) -> str | None:
         """Resolve a reference at a target, from the target's listing or by a HEAD.
 
         Returns None if the reference is absent, or if the registry answers 401 or 403.
         """
         is_tag = not is_digest(reference)
-        if is_tag and target.key in self._target_listings:  # a listing was made or is under way
+        if is_tag and target.key in self._listings:  # a listing was made or is under way
             listing = await self.list_target_tags(target)
             if listing is not None and reference not in listing:
                 return None
@@ -661,19 +630,16 @@ class Discovery:
                 return listed_digest
 
         try:
-            digest = await target.head_manifest(reference)
+            digest = await self.find_digest(target, reference, is_final=True)
         except RegistryError as error:
             if error.status not in _HIDING_STATUSES:
                 raise
             # The repository may not exist yet. If the credential lacks the right to write, the
             # first write fails.
             return None
-
-        if digest is None:
-            return None
-        self._knowledge.record_populated(target.key)
-        # The digest is empty if the registry sends none in the answer to a HEAD.
-        return digest or (await target.get_manifest(reference)).digest
+        if digest is not None:
+            self._knowledge.record_populated(target.key)
+        return digest
 
     async def _fetch_missing_manifests(
         self,
@@ -688,9 +654,13 @@ class Discovery:
         Also records the content of the image as present at each target that has it.
         """
         root, filtered_indexes = await self._filter_platforms(mapping, source, reference, top)
-        pinned = self.pinned(source)
-        if pinned is not None:
-            pinned.check_pushed(reference, root.digest)
+        locked = source.locked_parts(reference)
+        if locked is not None and locked.digest != root.digest:
+            found = f"is {root.digest}, but {locked.digest} in the lock"
+            text = f"the index trimmed to `platforms` {found}"
+            hint = "run `regsync lock --recheck`, and review what has changed"
+            error = ContentError(text, hint=hint)
+            raise error.add_context(source.side, "filter platforms of", source.name_of(reference))
         lacking = [
             tag.target.store_key for tag in tags if tag.digest != root.digest and tag.error is None
         ]
@@ -733,8 +703,17 @@ class Discovery:
         Concurrent callers share one request (docs/design.md section 6, rules 7, 8 and 13).
         """
 
+        # The entry of an artifact in a lock has only a digest to compare with.
+        descriptor = expected if expected is not None and expected.media_type else None
+
         async def fetch() -> Manifest:
-            manifest = await source.get_manifest(digest, expected=expected)
+            try:
+                manifest = await source.get_manifest(digest, expected=descriptor)
+            except RegistryError as error:
+                if error.status == 404 and expected is not None and expected.attested_digest:
+                    text = f"the attestation of the image {expected.attested_digest} is missing"
+                    error.message = f"{text}: {error.message}"
+                raise
             self._manifests.add(source.store_key, manifest)
             return manifest
 
@@ -743,8 +722,7 @@ class Discovery:
     async def fetch_manifest_of_tag(self, where: Repository, tag: str) -> Manifest:
         """Fetch the manifest that a tag names now, and add it to the cache."""
         manifest = await where.get_manifest(tag)
-        if self._manifests.find(where.store_key, manifest.digest) is None:
-            self._manifests.add(where.store_key, manifest)
+        self._manifests.add(where.store_key, manifest)
         return manifest
 
     def cached_manifest(self, where: Repository, digest: str) -> Manifest | None:
@@ -757,8 +735,8 @@ class Discovery:
             source, tree.source_digest, tree.root, tree.children, is_left_out=lambda entry: False
         )
 
-    async def child_subjects(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
-        """Return the digests below an image's root that may be the subject of artifacts.
+    async def subjects_in(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
+        """Return the digests of an image's manifests that may be the subject of artifacts.
 
         Attestations are left out. Trimmed indexes are left out because the source does not have
         them.
@@ -771,13 +749,10 @@ class Discovery:
             tree = await self._fetch_tree(
                 source, top.digest, root, indexes, is_left_out=lambda entry: not entry.is_index
             )
-        trimmed_digests = {child.digest for child in tree.children if child.is_trimmed}
-        return [
-            entry.digest
-            for manifest in tree.manifests
-            for entry in manifest.children
-            if not entry.attested_digest and entry.digest not in trimmed_digests
-        ]
+        entries = [entry for manifest in tree.manifests for entry in manifest.children]
+        digests = [entry.digest for entry in entries if not entry.attested_digest]
+        trimmed_digests = {each.digest for each in tree.manifests if each.is_trimmed}
+        return [each for each in (tree.root.digest, *digests) if each not in trimmed_digests]
 
     async def look_up_at_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Look up an image at its source only. `digest` is the digest to which the tag was
@@ -878,23 +853,12 @@ class Discovery:
                     break
 
                 parents = await gather(
-                    partial(self._fetch_child, source, entry) for entry in entries_to_fetch
+                    partial(self.fetch_manifest, source, entry.digest, entry)
+                    for entry in entries_to_fetch
                 )
                 for entry, manifest in zip(entries_to_fetch, parents, strict=True):
                     manifests[entry.digest] = manifest
             return build_tree(root, manifests, top_digest)
-
-    async def _fetch_child(self, source: Repository, entry: Descriptor) -> Manifest:
-        """Fetch a manifest that an index names. Of a missing attestation the error says so."""
-        try:
-            return await self.fetch_manifest(source, entry.digest, entry)
-        except RegistryError as error:
-            if error.status != 404 or entry.attested_digest is None:
-                raise
-            text = f"the attestation {entry.digest} of the image {entry.attested_digest} is missing"
-            missing = RegistryError(f"{text}: {error.message}", status=404, codes=error.codes)
-            name = source.name_of(entry.digest)
-            raise missing.add_context(source.side, "fetch manifest", name) from error
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:

@@ -9,7 +9,7 @@ Follows: docs/design.md section 7.
 from __future__ import annotations
 
 import enum
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -84,15 +84,6 @@ class ChildNotFetched(ContentError):
     """The target lacks a child that was not fetched, because the target seemed to have it."""
 
 
-class MissingParts(NamedTuple):
-    """The parts of an image that a target lacks, without the root."""
-
-    # Each blob once.
-    blobs: tuple[Descriptor, ...]
-    # In the order in which they are put.
-    children: tuple[Manifest, ...]
-
-
 class Tree(NamedTuple):
     """The manifests of an image."""
 
@@ -106,6 +97,11 @@ class Tree(NamedTuple):
     def manifests(self) -> tuple[Manifest, ...]:
         """All manifests that were fetched: the root, and then those below it."""
         return self.root, *self.children
+
+    @property
+    def blobs(self) -> dict[str, Descriptor]:
+        """All blobs that these manifests name, by digest."""
+        return {blob.digest: blob for manifest in self.manifests for blob in manifest.blobs}
 
     @property
     def size(self) -> int:
@@ -125,22 +121,6 @@ class Tree(NamedTuple):
             for manifest in self.manifests
         )
 
-    def levels(self, digests: frozenset[str]) -> list[list[Manifest]]:
-        """Group the children with these digests into levels: children before their parents (I2)."""
-        # The children that are in no level yet, by digest.
-        remaining = {child.digest: child for child in self.children if child.digest in digests}
-        levels = list[list[Manifest]]()
-        while remaining:
-            level = [
-                child
-                for child in remaining.values()
-                if not any(entry.digest in remaining for entry in child.children)
-            ]
-            levels.append(level)
-            for child in level:
-                del remaining[child.digest]
-        return levels
-
     def with_ancestors(self, lost: frozenset[str]) -> frozenset[str]:
         """Return the digests `lost`, and the digests of all manifests that name them at any depth."""
         digests = set(lost)
@@ -150,8 +130,11 @@ class Tree(NamedTuple):
                 digests.add(manifest.digest)
         return frozenset(digests)
 
-    def missing_at(self, is_committed: Callable[[str], bool]) -> MissingParts:
-        """Return the blobs and children that a target lacks.
+    def missing_at(
+        self, is_committed: Callable[[str], bool]
+    ) -> tuple[list[Descriptor], list[Manifest]]:
+        """Return the blobs that a target lacks, each once, and the children, in the order in which
+        they are put.
 
         `is_committed(digest)` reports whether the target has a manifest and everything that it
         names at any depth. If it has the root, no part is missing. Raises ChildNotFetched if a
@@ -159,7 +142,7 @@ class Tree(NamedTuple):
         large.
         """
         if is_committed(self.root.digest):
-            return MissingParts((), ())
+            return [], []
 
         fetched = {child.digest: child for child in self.children}
         missing = {self.root.digest: self.root}
@@ -182,8 +165,7 @@ class Tree(NamedTuple):
         if len(blobs) > _MAX_BLOBS:
             raise ContentError(f"the image names more than {_MAX_BLOBS} blobs")
 
-        children = tuple(child for child in self.children if child.digest in missing)
-        return MissingParts(tuple(blobs.values()), children)
+        return [*blobs.values()], [child for child in self.children if child.digest in missing]
 
 
 def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
@@ -260,35 +242,25 @@ class ImageCopy:
     # The digest of the target's tag, if the tag is immutable and was not moved.
     immutable_digest: str | None = None
 
-    # The blobs of the image and its artifacts.
-    blobs_uploaded: list[Descriptor] = field(default_factory=list)
-    blobs_mounted: int = 0
-    # Blobs that were at the target already or that other images have copied there.
-    blobs_present: int = 0
+    # How the blobs of the image and its artifacts got to the target. What other images have copied
+    # there is PRESENT.
+    blobs: list[tuple[Descriptor, BlobResult]] = field(default_factory=list)
 
-    # The tags or digests of the artifacts that this run has copied.
-    artifacts_copied: set[str] = field(default_factory=set)
-    # How many artifacts were at the target already.
-    artifacts_skipped: int = 0
-    artifacts_failed: int = 0
+    # By tag or digest of an artifact: synced, skipped (it was at the target) or failed.
+    artifacts: dict[str, str] = field(default_factory=dict)
     # How many artifacts were left behind, because a rule or a trimmed index excludes them.
     artifacts_stripped: int = 0
     # The lines about artifacts in the output of a dry run.
     planned: list[str] = field(default_factory=list)
 
     @property
-    def source_name(self) -> str:
-        """The full reference at the source, as reports show it."""
-        return self.source.name_of(self.source_reference)
+    def uploaded(self) -> list[Descriptor]:
+        """The blobs that were sent."""
+        return [blob for blob, result in self.blobs if result is BlobResult.UPLOADED]
 
-    def record_blob(self, blob: Descriptor, result: BlobResult) -> None:
-        """Record how a blob got to the target."""
-        if result is BlobResult.UPLOADED:
-            self.blobs_uploaded.append(blob)
-        elif result is BlobResult.MOUNTED:
-            self.blobs_mounted += 1
-        else:
-            self.blobs_present += 1
+    @property
+    def has_put_artifacts(self) -> bool:
+        return "synced" in self.artifacts.values()
 
     def record_success(self, image: Image, *, is_copied: bool) -> None:
         """Record that the target has an image or artifact.
@@ -296,16 +268,13 @@ class ImageCopy:
         Pass `is_copied=False` for an artifact that another copy has put there.
         """
         self.unfinished_images -= 1
-        self.blobs_present += image.blobs_present
         if not image.artifact:
             # If the tag is immutable at the target and names another image, nothing was copied.
             self.is_copied = self.immutable_digest is None
             return
+        self.artifacts[image.reference] = "synced" if is_copied else "skipped"
         if is_copied:
-            self.artifacts_copied.add(image.reference)
             self.planned.append(f"carry {image.artifact}")
-        else:
-            self.artifacts_skipped += 1
 
     def record_failure(self, image: Image) -> None:
         """Record that an image was not copied. Its dependents are not copied either.
@@ -314,10 +283,9 @@ class ImageCopy:
         """
         failed = list(image.with_dependents())
         self.unfinished_images -= len(failed)
-        self.blobs_present += image.blobs_present
         if not image.is_kept_by_immutable_tag:
             self.error = self.error or image.error
-            self.artifacts_failed += sum(1 for dependent in failed if dependent.artifact)
+            self.artifacts.update((each.reference, "failed") for each in failed if each.artifact)
 
     def outcome(
         self, *, started: float = 0.0, duration: float, is_dry_run: bool = False
@@ -328,25 +296,26 @@ class ImageCopy:
         """
         status, reason = self._status(is_dry_run=is_dry_run)
         digest_at_target = self.immutable_digest or self.digest
+        uploaded = self.uploaded
+        results = Counter(result for _, result in self.blobs)
+        artifacts = Counter(self.artifacts.values())
         return Outcome(
-            source=self.source_name,
+            source=self.source.name_of(self.source_reference),
             target=self.target.name_of(self.reference),
             status=status,
             digest=digest_at_target if self.error is None else None,
             source_digest=self.source_digest,
             reason=reason,
             error=self.error,
-            bytes=sum(blob.size for blob in self.blobs_uploaded),
+            bytes=sum(blob.size for blob in uploaded),
             started=started,
             duration=duration,
-            transferred=tuple(blob.digest for blob in self.blobs_uploaded),
-            mounted=self.blobs_mounted,
-            skipped=self.blobs_present,
+            transferred=tuple(blob.digest for blob in uploaded),
+            mounted=results[BlobResult.MOUNTED],
+            skipped=results[BlobResult.PRESENT] + results[BlobResult.BELIEVED],
             planned=tuple(self.planned),
             artifacts={
-                "synced": len(self.artifacts_copied),
-                "skipped": self.artifacts_skipped,
-                "failed": self.artifacts_failed,
+                **{status: artifacts[status] for status in ("synced", "skipped", "failed")},
                 "stripped": self.artifacts_stripped,
             },
         )
@@ -356,7 +325,7 @@ class ImageCopy:
         if self.error is not None:
             return "failed", None
         # The copy is not skipped if it has added an artifact to an image that the target had.
-        if not self.artifacts_copied:
+        if not self.has_put_artifacts:
             if self.immutable_digest is not None:
                 return "skipped", "tag_immutable_exists"
             if self.already_at_target:
@@ -386,8 +355,6 @@ class Image:
     restarts: int = 0
     # Whether the target's tag is immutable and names another image, which is not a failure at ECR.
     is_kept_by_immutable_tag: bool = False
-    # How many of its blobs were at the target already or were copied there by other images.
-    blobs_present: int = 0
     error: RegsyncError | None = None
 
     @property

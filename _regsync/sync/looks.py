@@ -37,29 +37,23 @@ class SearchDepth(enum.IntEnum):
     DEEP = 2  # also the manifests below it
 
 
-def decide_depth(checks: Sequence[ArtifactCheck], listed_tag_bits: int, now: float) -> SearchDepth:
+def decide_depth(
+    checks: Sequence[ArtifactCheck], listed_tag_bits: int, now: float | None
+) -> SearchDepth:
     """Decide how deep to search for the artifacts of an image that all targets hold.
 
-    `checks` has the record of the last search for each target. `listed_tag_bits` is the result of
-    `Referrers.listed_tag_bits`. `now` is in seconds since 1970. The depth is the largest that any
-    target needs (`depth_without_schedule`), and at least TOP when a look is due.
+    `checks` has the record of the last search for each target. `listed_tag_bits` are the tags with
+    artifacts that the source's listing shows now. `now` is in seconds since 1970, or None if no
+    look may be due.
+
+    Returns DEEP if a last search did not find or copy all artifacts. Returns TOP if a look is due,
+    or if the source lists tags that it did not list at a last search, and otherwise NONE.
     """
-    depth = max(depth_without_schedule(check, listed_tag_bits) for check in checks)
-    if depth is SearchDepth.NONE and is_due(checks, now):
-        return SearchDepth.TOP
-    return depth
-
-
-def depth_without_schedule(check: ArtifactCheck, listed_tag_bits: int) -> SearchDepth:
-    """Decide how deep to search for artifacts that one target may lack, if no look is due.
-
-    Returns DEEP if the last search did not find or copy all artifacts. Returns TOP if the source
-    lists tags with artifacts that it did not list at the last search, and otherwise NONE.
-    """
-    if not check.is_complete:
+    if not all(check.is_complete for check in checks):
         return SearchDepth.DEEP
-    has_new_tags = bool(listed_tag_bits & ~check.listed_tag_bits)
-    return SearchDepth.TOP if has_new_tags else SearchDepth.NONE
+    has_new_tags = any(listed_tag_bits & ~check.listed_tag_bits for check in checks)
+    is_look_due = now is not None and is_due(checks, now)
+    return SearchDepth.TOP if has_new_tags or is_look_due else SearchDepth.NONE
 
 
 def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:

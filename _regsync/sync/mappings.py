@@ -4,8 +4,8 @@ Owns: what happens if two mappings write the same target tag; shards.
 May not know: how tags are found, how anything is copied, clocks, tasks.
 Invariants:
 - I10: on a conflict the earlier mapping wins.
-- Each mapping is in exactly one shard. Mappings with a common source or target repository are in the
-  same shard, so that the repository is listed once and conflicts are detected.
+- Each mapping is in exactly one shard. Mappings with a common target repository are in the same
+  shard, so that conflicts are detected.
 Follows: docs/design.md sections 2 and 3.
 """
 
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+from zlib import adler32
 
 from _regsync.config import Config, MappingRule, Registry
-from _regsync.errors import ConfigError
+from _regsync.errors import ConfigError, MappingConflict
 from _regsync.text import printable
 
 # Kubernetes sets this variable in the pods of an Indexed Job.
@@ -30,36 +31,20 @@ ALL_TAGS = "*"
 _SHARD_NUMBER = re.compile("[0-9]{1,3}")
 
 
-def group_mappings(
-    mappings: Iterable[MappingRule], keys: Callable[[MappingRule], list[object]]
-) -> list[list[MappingRule]]:
-    """Group mappings that have a common key, directly or through a chain of other mappings.
+def group_mappings(mappings: Iterable[MappingRule]) -> list[list[MappingRule]]:
+    """Group mappings by the name of their target repository, in the order of the configuration.
 
-    `keys(mapping)` returns the keys of a mapping. Each mapping is in exactly one group. The
-    mappings of a group are in the order of the configuration.
+    So mappings with a common target repository are in one group.
     """
-    all_mappings = list(mappings)
-    mappings_of_key = defaultdict[object, list[MappingRule]](list)
-    for mapping in all_mappings:
-        for key in keys(mapping):
-            mappings_of_key[key].append(mapping)
+    groups = defaultdict[str, list[MappingRule]](list)
+    for mapping in mappings:
+        groups[_target_name(mapping)].append(mapping)
+    return list(groups.values())
 
-    groups = list[list[MappingRule]]()
-    grouped_indices = set[int]()
-    for first in all_mappings:
-        if first.index in grouped_indices:
-            continue
-        grouped_indices.add(first.index)
-        group = [first]
-        for mapping in group:  # the loop also visits the mappings that it appends
-            for key in keys(mapping):
-                # A key that was popped has no further mappings to add.
-                for linked in mappings_of_key.pop(key, ()):
-                    if linked.index not in grouped_indices:
-                        grouped_indices.add(linked.index)
-                        group.append(linked)
-        groups.append(sorted(group, key=lambda mapping: mapping.index))
-    return groups
+
+def _target_name(mapping: MappingRule) -> str:
+    # At Docker Hub `library/alpine` is another name of `alpine`.
+    return mapping.target_repository.removeprefix("library/")
 
 
 class WantedTag(NamedTuple):
@@ -70,27 +55,20 @@ class WantedTag(NamedTuple):
     targets: tuple[Registry, ...]
 
 
-class Conflict(NamedTuple):
-    """A tag that is not copied, because an earlier mapping writes the same target tag."""
-
-    wanted: WantedTag
-    # The earlier mapping, which copies from another source.
-    owner: MappingRule
-
-
 def assign_tags(
     selections: Iterable[tuple[MappingRule, Iterable[str]]],
-) -> tuple[list[WantedTag], list[Conflict]]:
+) -> tuple[list[WantedTag], list[tuple[WantedTag, MappingConflict]]]:
     """Assign each target tag to the first mapping that selects it (docs/design.md section 3).
 
     `selections` has each mapping with the tags that it selects, in the order of the configuration.
-    Returns the assigned tags and the conflicts. If an earlier mapping of the same source writes the
+    Returns the assigned tags, and those that an earlier mapping copies from another source, each
+    with its error. If an earlier mapping of the same source writes the
     same target tag, the later mapping is ignored for this target: it would copy the same image.
     """
     # By target repository and tag, the mapping that copies the tag.
     owners = dict[tuple[object, str], MappingRule]()
     assigned = list[WantedTag]()
-    conflicts = list[Conflict]()
+    conflicts = list[tuple[WantedTag, MappingConflict]]()
 
     for mapping, tags in selections:
         for tag in _order_versions_first(tags):
@@ -102,8 +80,10 @@ def assign_tags(
                     owners[repository, tag] = mapping
                     free_targets.append(target)
                 elif owner.source_key != mapping.source_key:
-                    wanted = WantedTag(mapping, tag, (target,))
-                    conflicts.append(Conflict(wanted, owner))
+                    text = f"mappings[{owner.index}] writes this tag too, from another source"
+                    hint = "give one of the two mappings another `to`, or narrow its tags"
+                    error = MappingConflict(text, hint=hint)
+                    conflicts.append((WantedTag(mapping, tag, (target,)), error))
                 # Otherwise the owner copies the same tag of the same source.
             if free_targets:
                 assigned.append(WantedTag(mapping, tag, tuple(free_targets)))
@@ -121,25 +101,18 @@ def config_of_shard(config: Config, number: int, total: int) -> Config:
     """Return the configuration of shard `number` of `total`. Shards are numbered from 0.
 
     The result has the mappings of the shard, in the order of `config`, and a `cache_dir` of its
-    own.
+    own. The name of its target repository decides about the shard of a mapping. So it stays in its
+    shard, whose state knows it, whatever becomes of the other mappings.
     """
-    groups = group_mappings(config.mappings, _repositories_of)
 
-    # Assign each group to the shard with the fewest mappings, the largest group first. Every
-    # process computes the same shards.
-    shards: list[list[MappingRule]] = [[] for _ in range(total)]
-    for group in sorted(groups, key=len, reverse=True):
-        smallest_shard = min(shards, key=len)
-        smallest_shard.extend(group)
+    # Names that differ in a number, or in one letter, are spread evenly by this checksum.
+    def shard_of(mapping: MappingRule) -> int:
+        return adler32(_target_name(mapping).encode()) % total
 
-    own_mappings = tuple(sorted(shards[number], key=lambda mapping: mapping.index))
+    own_mappings = tuple(each for each in config.mappings if shard_of(each) == number)
     # Shards run at the same time, and only one process may write a state. None stays None.
     cache_dir = config.cache_dir and f"{config.cache_dir}/shard-{number}-of-{total}"
     return config._replace(mappings=own_mappings, cache_dir=cache_dir)
-
-
-def _repositories_of(mapping: MappingRule) -> list[object]:
-    return [mapping.source.repository_key(mapping.source_repository), *mapping.target_keys]
 
 
 def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:

@@ -22,21 +22,17 @@ class Retry:
 
     def __init__(self, images: Iterable[tuple[str, str]]) -> None:
         """`images` are pairs of source and target, as full references with host."""
-        # By the full names of source and target repository, the tags to retry. ALL_TAGS is among
-        # them if the tags of a mapping could not be listed.
-        self._tags = defaultdict[tuple[str, str], set[str]](set)
-        # Source and target of each image that no mapping can select: a digest, or a tag that was
-        # copied to another tag.
-        self._outside_mappings = list[tuple[str, str]]()
+        self._images = list(dict.fromkeys(images))
         self.unselected = list[str]()  # images that are not retried; each is a failure of the run
-
-        for source, target in images:
-            source_repository, source_tag = _split_tag(source)
-            target_repository, target_tag = _split_tag(target)
-            if source_tag and source_tag == target_tag:
-                self._tags[source_repository, target_repository].add(source_tag)
-            else:
-                self._outside_mappings.append((source, target))
+        # By the full names of source and target repository, the tags to retry. ALL_TAGS is among
+        # them if the tags of a mapping could not be listed. What was copied to another tag, no
+        # mapping can select.
+        self._tags = defaultdict[tuple[str, str], set[str]](set)
+        for source, target in self._images:
+            source_repository, _, tag = source.rpartition(":")
+            target_repository, _, target_tag = target.rpartition(":")
+            if tag == target_tag and (is_tag(tag) or tag == ALL_TAGS):
+                self._tags[source_repository, target_repository].add(tag)
 
     def _tags_at(self, mapping: MappingRule, target: Registry) -> set[str]:
         """Return the tags of a mapping to retry at one target. ALL_TAGS may be among them."""
@@ -112,29 +108,15 @@ class Retry:
 
     def find_unselected(self, config: Config) -> list[str]:
         """Return `SOURCE -> TARGET` for each image to retry that no mapping can select any more."""
-        selectable = defaultdict[tuple[str, str], set[str]](set)
+        selectable = set[tuple[str, str]]()
         for mapping in config.mappings:
             for target in mapping.targets:
-                selectable[_names_of(mapping, target)] |= self._selectable_tags(mapping, target)
-
-        unselected = [f"{source} -> {target}" for source, target in self._outside_mappings]
-        for names, tags in self._tags.items():
-            source, target_name = names
-            for tag in sorted(tags - selectable[names]):
-                unselected.append(f"{source}:{tag} -> {target_name}:{tag}")
-        return unselected
-
-
-def _split_tag(reference: str) -> tuple[str, str]:
-    """Split REPOSITORY:TAG into repository and tag. The tag may be ALL_TAGS.
-
-    Returns an empty tag if the reference does not have this form.
-    """
-    repository, _, tag = reference.rpartition(":")
-    # In REPOSITORY@sha256:HEX the part after the colon is a valid tag.
-    if "@" in repository or not (tag == ALL_TAGS or is_tag(tag)):
-        return reference, ""
-    return repository, tag
+                source_name, target_name = _names_of(mapping, target)
+                selectable.update(
+                    (f"{source_name}:{tag}", f"{target_name}:{tag}")
+                    for tag in self._selectable_tags(mapping, target)
+                )
+        return [" -> ".join(image) for image in self._images if image not in selectable]
 
 
 def _names_of(mapping: MappingRule, target: Registry) -> tuple[str, str]:

@@ -11,35 +11,34 @@ Follows: docs/specification.md section 1.1 "Pipeline", sections 1.6 and 3; docs/
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import anyio
 import anyio.abc
 
 from _regsync.config import Config, MappingRule
-from _regsync.errors import MappingConflict, Side, SyncError
+from _regsync.errors import Side, SyncError
 from _regsync.layouts import Layouts
 from _regsync.oci import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import NO_CHECK, Knowledge, Snapshot, StateFile
-from _regsync.sync.artifacts import Artifact, FoundArtifacts, Referrers, no_artifact_error
+from _regsync.sync.artifacts import Artifact, FoundArtifacts, Referrers
 from _regsync.sync.blobs import Blobs, Staging
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
-from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
-from _regsync.sync.looks import SearchDepth, check_after
+from _regsync.sync.image import Image, ImageCopy
+from _regsync.sync.looks import check_after
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign_tags, group_mappings
 from _regsync.sync.once import gather
-from _regsync.sync.report import LayoutSpace, MappingSelection, Outcome, Report, Undone
+from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
 from _regsync.sync.work import Scheduler
 from _regsync.tags import compile_glob
 from _regsync.text import time_text
 
 if TYPE_CHECKING:
-    from _regsync.layout import Layout
     from _regsync.pins import Lock
     from _regsync.state import FirstSeen
     from _regsync.sync.dry_run import DryRun
@@ -90,6 +89,7 @@ class Run:
         state: StateFile | None = None,
         *,
         recheck: bool = False,
+        verify: bool = False,
         first_seen: FirstSeen | None = None,
         lock: Lock | None = None,
         retry: Retry | None = None,
@@ -100,12 +100,14 @@ class Run:
         nothing and finds out what a run would copy.
 
         With `recheck` the run searches for the artifacts of all images, whatever the state says.
+        With `verify` it does so, and asks targets for every part of every image.
         `first_seen` has the times that `min_age` counts from. Without it no image is held back.
         With `lock` the tags and digests of sources are taken from the lock (`PinnedSource`).
         With `retry` only the images of the retry are copied, and `config` is the result of
         `Retry.narrow`.
         """
         machine = transport.machine
+        recheck = recheck or verify
         is_dry_run = kind == "plan"
         self._transport = transport
         self._config = config
@@ -114,6 +116,7 @@ class Run:
         self._report.is_dry_run = is_dry_run
         self._log = machine.log
         self._recheck = recheck
+        self._verify = verify
         self._retry = retry
         self._first_seen = first_seen
         # Compiles each pattern of `immutable_tags` once.
@@ -127,6 +130,11 @@ class Run:
         self._discovery = Discovery(
             transport, self._knowledge, layouts=self._layouts, reads_only=is_dry_run, lock=lock
         )
+        if verify:
+            from _regsync.sync.inspection import Verification  # most runs do not need this module
+
+            verification = Verification(transport, self._discovery, self._knowledge)
+            self._discovery.is_whole = verification.is_whole
         self._referrers = Referrers(
             self._discovery,
             self._knowledge,
@@ -150,8 +158,6 @@ class Run:
             self._discovery,
             transport=transport,
             slots=config.max_concurrent_transfers,
-            start=self._start_task,
-            queue_lookup=self._queue_lookup,
             on_end=self._end_copy,
             lists=self._referrers.lists,
         )
@@ -159,14 +165,12 @@ class Run:
         # By source (host:port), the look-ups that have not started, and how many workers run them.
         self._lookups = defaultdict[str, deque[_Lookup]](deque)
         self._workers = Counter[str]()
-        self._worker_scopes = set[anyio.CancelScope]()
         # By index, the mappings whose tags have not been selected yet.
         self._unlisted = dict[int, MappingRule]()
         self._selected = list[_Selected]()
         # When the run began, on the clock of the event loop.
         self._run_began = 0.0
-        # The look-ups and copies.
-        self._tasks: anyio.abc.TaskGroup
+        self._lookup_tasks: anyio.abc.TaskGroup
         # The copies into layouts that wait until a power cut can no longer lose them.
         self._unsaved_copies: anyio.abc.TaskGroup
 
@@ -177,7 +181,7 @@ class Run:
         self._unlisted = {mapping.index: mapping for mapping in self._config.mappings}
         # Mappings with a common target repository are listed together, so that the earlier mapping
         # wins a conflict (I10).
-        groups = group_mappings(self._config.mappings, lambda mapping: mapping.target_keys)
+        groups = group_mappings(self._config.mappings)
         listings = [
             (group[0].source.authority, partial(self._list_mappings, group)) for group in groups
         ]
@@ -191,7 +195,7 @@ class Run:
         `reference` and `target_reference` are the tag or digest at the source and at the targets.
         """
         wanted = WantedTag(mapping, reference, mapping.targets)
-        selected = _Selected(wanted, self._new_target_tags(wanted, target_reference))
+        selected = self._new_selected(wanted, target_reference)
         self._select([selected])
         lookup = partial(self._look_up, selected)
         await self._run_lookups_and_copies([(mapping.source.authority, lookup)], stop)
@@ -209,8 +213,8 @@ class Run:
             self._transport.dialer.prepare(registry)
             self._layouts.prepare(registry)
         if self._dry_run is not None:
-            layouts = self._target_layouts()
-            self._dry_run.free_bytes = {host.key: host.free_bytes() for host in layouts}
+            targets = [target for mapping in self._config.mappings for target in mapping.targets]
+            self._dry_run.layouts = self._layouts.layouts_among(targets)
 
         # The look-ups and copies. A drain cancels them when its time is over.
         work = anyio.CancelScope()
@@ -223,7 +227,10 @@ class Run:
                 # A copy into a layout ends when the layout has been saved: perhaps after `work`.
                 async with anyio.create_task_group() as self._unsaved_copies:
                     with work:
-                        async with anyio.create_task_group() as self._tasks:
+                        async with (
+                            anyio.create_task_group() as self.scheduler.tasks,
+                            anyio.create_task_group() as self._lookup_tasks,
+                        ):
                             for source, lookup in first:
                                 self._queue_lookup(source, lookup)
                     await self._layouts.commit()
@@ -233,11 +240,12 @@ class Run:
             self._complete_report()
             self._save()
 
-        if self.scheduler.is_draining:
-            self._report.interrupted = work.cancelled_caught or bool(self._report.undone)
-        else:
-            self._report.interrupted = False
-            self._warn_of_held_mappings()
+        self._report.interrupted = work.cancelled_caught or bool(self._report.undone)
+        ends = self._report.hold_ends()
+        if ends and len(ends) == len(self._report.outcomes):
+            until = time_text(min(ends))
+            text = f"min_age holds back all images ({len(ends)}), until {until} at the earliest"
+            self._log("warning", "all_held", text)
 
     def _complete_report(self) -> None:
         """Set the fields of the report that cover the whole run."""
@@ -246,20 +254,8 @@ class Run:
         report.undone = self._find_undone() if self.scheduler.is_draining else []
         report.saved = {"present": traffic.present_bytes, "mounted": traffic.mounted_bytes}
         if self._dry_run is not None:
-            report.layout_spaces = [
-                LayoutSpace(
-                    host.key,
-                    to_write=self._dry_run.bytes_to_write[host.key],
-                    left_out=sum(host.left_out_sizes.values()),
-                    free=self._dry_run.free_bytes[host.key],
-                )
-                for host in self._target_layouts()
-            ]
+            report.layout_spaces = self._dry_run.layout_spaces()
         self._discovery.warn_of_missing_platforms()
-
-    def _target_layouts(self) -> list[Layout]:
-        targets = [target for mapping in self._config.mappings for target in mapping.targets]
-        return self._layouts.layouts_among(targets)
 
     async def _drain_when(self, stop: anyio.Event, work: anyio.CancelScope) -> None:
         """When `stop` is set, start nothing new, and cancel the work after DRAIN_SECONDS or when it
@@ -271,29 +267,20 @@ class Run:
         text = f"stopping: copies under way have {DRAIN_SECONDS:.0f} s to end; a second signal stops at once"
         self._log("warning", "stopping", text)
         self.scheduler.drain()
-        for scope in self._worker_scopes:
-            scope.cancel()  # images that are looked up from now on would not be copied
+        self._lookup_tasks.cancel_scope.cancel()  # what they find would not be copied
 
         self.scheduler.drain_deadline = work.deadline = anyio.current_time() + DRAIN_SECONDS
-        # How many requests had been sent at the last check, if none was under way then.
-        sent_before: int | None = None
         while True:
-            sent: int | None = None
-            if not self._is_request_under_way():
-                sent = sum(counter.total() for counter in self._transport.requests.values())
-                # Every remaining copy waits: for an unreachable registry, or, if no request was
-                # sent since the last check, for the end of a pause that a registry asked for.
-                is_waiting = any(reach.is_out for reach in self._transport.reaches)
-                if is_waiting or sent == sent_before:
-                    work.cancel()
-            sent_before = sent
+            sent = self._count_requests()
             await anyio.sleep(_DRAIN_TICK)
+            # A registry that is away gets one request at a time, to find out whether it is back.
+            limits = self._transport.limits.values()
+            is_request_under_way = any(each.used > each.is_out for each in limits)
+            if not is_request_under_way and sent == self._count_requests():
+                work.cancel()  # every copy waits for a registry that is away, or has asked for a pause
 
-    def _is_request_under_way(self) -> bool:
-        """Report whether a request other than a probe of an unreachable registry is under way."""
-        # Each request holds a permit, and so does each probe.
-        limits = self._transport.limits.values()
-        return any(each.used > each.is_out * each.is_probed for each in limits)
+    def _count_requests(self) -> int:
+        return sum(counter.total() for counter in self._transport.requests.values())
 
     def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""
@@ -327,28 +314,20 @@ class Run:
 
     # Look-ups and tasks.
 
-    def _start_task(
-        self, task: Callable[..., Coroutine[object, object, None]], *arguments: object
-    ) -> None:
-        self._tasks.start_soon(task, *arguments)
-
     def _queue_lookup(self, source: str, lookup: _Lookup) -> None:
         """Queue a look-up for the workers of a source (host:port)."""
         self._lookups[source].append(lookup)
         if self._workers[source] < _WORKERS_PER_SOURCE:
             self._workers[source] += 1
-            self._start_task(self._run_lookups, source)
+            self._lookup_tasks.start_soon(self._run_lookups, source)
 
     async def _run_lookups(self, source: str) -> None:
-        """Run queued look-ups of a source until the queue is empty or a drain begins."""
+        """Run queued look-ups of a source until the queue is empty."""
         queue = self._lookups[source]
-        with anyio.CancelScope() as scope:
-            self._worker_scopes.add(scope)
-            while queue and not self.scheduler.is_draining:
-                lookup = queue.popleft()
-                await lookup()
-                await self.scheduler.wait_for_room()
-        self._worker_scopes.remove(scope)
+        while queue:
+            lookup = queue.popleft()
+            await lookup()
+            await self.scheduler.wait_for_room()
         self._workers[source] -= 1
 
     # Selecting tags.
@@ -358,11 +337,8 @@ class Run:
         selections = await gather(partial(self._select_tags, mapping) for mapping in group)
         assigned, conflicts = assign_tags(zip(group, selections, strict=True))
 
-        for conflict in conflicts:
-            owner = conflict.owner.index
-            text = f"mappings[{owner}] writes this tag too, from another source"
-            hint = "give one of the two mappings another `to`, or narrow its tags"
-            self._report_failure(conflict.wanted, MappingConflict(text, hint=hint))
+        for wanted, error in conflicts:
+            self._report_failure(wanted, error)
 
         all_selected = [self._new_selected(wanted) for wanted in self._filter_by_retry(assigned)]
         self._select(all_selected)
@@ -395,8 +371,6 @@ class Run:
             self._report_failure(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
             return ()
 
-        for event, text in selection.warnings(str(source)):
-            self._log("warning", event, text)
         reasons = Counter(selection.dropped.values())
         self._report.selections[mapping.index] = MappingSelection(
             str(source),
@@ -435,30 +409,25 @@ class Run:
                 partial(self._discovery.list_target_tags, target) for target in worth_listing
             )
 
-    def _new_selected(self, wanted: WantedTag) -> _Selected:
-        return _Selected(wanted, self._new_target_tags(wanted, wanted.tag))
-
-    def _new_target_tags(self, wanted: WantedTag, target_reference: str) -> list[TargetTag]:
-        """Create a TargetTag for each target of a tag."""
-        name = wanted.mapping.target_repository
-        targets = [
-            self._discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets
-        ]
-        return self._discovery.new_target_tags(
-            targets, wanted.mapping, wanted.tag, target_reference
-        )
+    def _new_selected(self, wanted: WantedTag, target_reference: str | None = None) -> _Selected:
+        """Create a TargetTag for each target of a tag, under the same tag or another reference."""
+        mapping, discovery = wanted.mapping, self._discovery
+        name = mapping.target_repository
+        targets = [discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets]
+        reference = target_reference or wanted.tag
+        tags = discovery.new_target_tags(targets, mapping, wanted.tag, reference)
+        return _Selected(wanted, tags)
 
     # Looking up one image.
 
     async def _look_up(self, selected: _Selected) -> None:
         """Look up a tag at its source and its targets, and start the copies that are needed."""
         began = anyio.current_time()
-        wanted = selected.wanted
+        wanted, tags = selected
         mapping = wanted.mapping
-        skipped = [tag for tag in selected.tags if self._is_skipped_unasked(wanted, tag)]
-        immutable = partial(Outcome, status="skipped", reason="immutable_tag")
-        self._report_tags(wanted, skipped, immutable, began)
-        tags = [tag for tag in selected.tags if tag not in skipped]
+        skipped = [tag for tag in tags if self._is_skipped_unasked(wanted, tag)]
+        self._report_tags(wanted, skipped, began, status="skipped", reason="immutable_tag")
+        tags = [tag for tag in tags if tag not in skipped]
         if not tags:
             return
         try:
@@ -466,26 +435,28 @@ class Run:
                 mapping, wanted.tag, tags, first_seen=self._first_seen
             )
         except SyncError as error:
-            self._report_tags(wanted, tags, partial(Outcome, status="failed", error=error), began)
+            self._report_tags(wanted, tags, began, status="failed", error=error)
             return
 
-        if lookup.held_tags and lookup.held_until is not None:
+        if lookup.held_until is not None:
             source_name = lookup.source.name_of(lookup.reference)
             text = f"{source_name}: held back by min_age until {time_text(lookup.held_until)}"
             self._log("info", "held", text)
-            held = partial(
-                Outcome,
+        for tag in lookup.held_tags:
+            self._report_tags(
+                wanted,
+                [tag],
+                began,
                 status="skipped",
-                source_digest=lookup.source_digest,
                 reason="min_age",
                 until=lookup.held_until,
+                digest=tag.digest,
+                source_digest=lookup.source_digest,
             )
-            for tag in lookup.held_tags:
-                self._report_tags(wanted, [tag], partial(held, digest=tag.digest), began)
         if lookup.targets:
-            copies = _copies_of(lookup, began)
+            copies = _copies_of(mapping, lookup, began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
-            self._start_copies(mapping, lookup, copies, artifacts)
+            self._start_copies(lookup, copies, artifacts)
 
     def _is_immutable(self, mapping: MappingRule, tag: str) -> bool:
         """Report whether a tag matches `immutable_tags`."""
@@ -500,7 +471,7 @@ class Run:
         """
         mapping = wanted.mapping
         has_artifacts = mapping.artifacts.enabled
-        is_asked = self._recheck and has_artifacts
+        is_asked = self._verify or (self._recheck and has_artifacts)
         if is_asked or not self._is_immutable(mapping, tag.reference):
             return False
         if tag.reference not in (self._discovery.known_listing(tag.target) or ()):
@@ -515,29 +486,6 @@ class Run:
         source = self._discovery.source_of(mapping)
         return not self._referrers.may_have_new_artifacts(mapping, source, tag, entry.snapshot)
 
-    def _warn_of_held_mappings(self) -> None:
-        """Log a warning for each mapping whose tags are all held back at all targets."""
-        held = {
-            (outcome.source, outcome.target): outcome.until
-            for outcome in self._report.outcomes
-            if outcome.until is not None
-        }
-        selected_of = defaultdict[int, list[_Selected]](list)
-        for each in self._selected if held else ():
-            selected_of[each.wanted.mapping.index].append(each)
-        for all_selected in selected_of.values():
-            names = [name for each in all_selected for name in self._names(each)]
-            if all(name in held for name in names):
-                mapping = all_selected[0].wanted.mapping
-                source = self._discovery.source_of(mapping)
-                text = (
-                    f"{source} -> {mapping.target_repository}:"
-                    " min_age holds back everything that the mapping selects"
-                    f" (tags: {len(all_selected)}), until"
-                    f" {time_text(min(held[name] for name in names))} at the earliest"
-                )
-                self._log("warning", "all_held", text)
-
     async def _find_artifacts(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> FoundArtifacts:
@@ -550,7 +498,7 @@ class Run:
         copies_without_error = [copy for copy in copies if copy.error is None]
         try:
             if mapping.artifacts.enabled and copies_without_error:
-                artifacts = await self._search_if_due(mapping, lookup, copies_without_error)
+                artifacts = await self._referrers.find_if_due(mapping, lookup, copies_without_error)
             if self._dry_run is not None:
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)
                 artifacts = artifacts._replace(stripped=left_behind)
@@ -560,50 +508,11 @@ class Run:
             return FoundArtifacts()
         return artifacts
 
-    async def _search_if_due(
-        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
-    ) -> FoundArtifacts:
-        """Search for the artifacts of an image if a search is due, and set `artifact_search` of
-        copies.
-
-        If the mapping requires an artifact and the image has none, also sets the error of each copy
-        whose target lacks the image. Raises SyncError if a request fails.
-        """
-        for copy in copies:
-            copy.artifact_search = self._referrers.prepare_search(mapping, copy)
-        depth = self._referrers.choose_depth(mapping, lookup, copies)
-        if depth is SearchDepth.NONE:
-            for copy in copies:
-                copy.artifact_search = NO_SEARCH
-            return FoundArtifacts()
-
-        artifacts = await self._referrers.find(mapping, lookup, copies, depth)
-        error = no_artifact_error(mapping, lookup, artifacts)
-        for copy in copies:
-            copy.artifact_search = copy.artifact_search._replace(
-                listing_hash=artifacts.listing_hash
-            )
-            # A target that has the image already keeps it (docs/specification.md section 3).
-            # `error` is None if the mapping requires no artifact, or if the image has one.
-            if not copy.already_at_target:
-                copy.error = error
-        return artifacts
-
     def _start_copies(
-        self,
-        mapping: MappingRule,
-        lookup: TagLookup,
-        copies: Sequence[ImageCopy],
-        artifacts: FoundArtifacts,
+        self, lookup: TagLookup, copies: Sequence[ImageCopy], artifacts: FoundArtifacts
     ) -> None:
         """Hand an image and its artifacts to the scheduler, for the targets that lack them."""
-        lookups = [lookup]
-        lookups += [artifact.lookup for artifact in artifacts.copied if artifact.lookup is not None]
-        for each in lookups:
-            self._count_blobs(each)
-
         for copy, tag in zip(copies, lookup.targets, strict=True):
-            copy.has_several_targets = len(mapping.targets) > 1
             copy.artifacts_stripped = len(artifacts.stripped)
             copy.planned = [f"strip {artifact}" for artifact in artifacts.stripped]
             self._start_copy(copy, lookup, tag, artifacts.copied)
@@ -642,23 +551,6 @@ class Run:
             self.scheduler.add_artifacts(artifact_images)
             self.scheduler.end_if_complete(copy)
 
-    def _count_blobs(self, lookup: TagLookup) -> None:
-        """Count how many manifests name each blob of an image. The scheduler orders blobs by the
-        counts.
-
-        If source and target share a host, also record that the source has the blobs, so that they
-        can be mounted from there.
-        """
-        tree = lookup.tree
-        if tree is None:
-            return
-        source = lookup.source
-        is_host_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
-        for manifest in tree.manifests:
-            self.scheduler.manifests_by_blob.update(blob.digest for blob in manifest.blobs)
-            if is_host_shared and not manifest.is_trimmed:
-                self.scheduler.commit(source.store_key, manifest)
-
     def _plan_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
         """Return an Image for each artifact that the target lacks.
 
@@ -684,13 +576,13 @@ class Run:
             error = tag.error if tag is not None else None
             if error is not None or artifact.subject in failed_digests:
                 copy.error = copy.error or error
-                copy.artifacts_failed += 1
+                copy.artifacts[artifact.reference] = "failed"
                 failed_digests.update((artifact.digest, *artifact.subjects))  # theirs fail too
                 continue
 
             image = _image_of_artifact(copy, artifact, tag) if tag is not None else None
             if image is None:
-                copy.artifacts_skipped += 1
+                copy.artifacts[artifact.reference] = "skipped"
                 self.scheduler.record_artifact(copy.target, artifact.reference)
                 continue
 
@@ -709,7 +601,7 @@ class Run:
 
     def _end_copy(self, copy: ImageCopy) -> None:
         """Report how a copy ended. A copy into a layout is reported after the layout was saved."""
-        has_put = copy.is_copied or bool(copy.artifacts_copied)
+        has_put = copy.is_copied or copy.has_put_artifacts
         if copy.error is None and has_put and copy.target.is_local:
             self._unsaved_copies.start_soon(self._end_when_saved, copy)
         else:
@@ -745,20 +637,18 @@ class Run:
         for each in self._filter_by_retry([wanted]):
             _, tags = self._new_selected(each)
             self.scheduler.images_known += len(tags)
-            failed = partial(Outcome, status="failed", error=error)
-            self._report_tags(each, tags, failed, anyio.current_time())
+            self._report_tags(each, tags, anyio.current_time(), status="failed", error=error)
 
     def _report_tags(
-        self, wanted: WantedTag, tags: list[TargetTag], make: Callable[..., Outcome], began: float
+        self, wanted: WantedTag, tags: list[TargetTag], began: float, **fields: Any
     ) -> None:
-        """Report how a tag ended at targets to which nothing is copied.
-
-        `make` is Outcome with all that is the same at them. `began` is on the clock of the event
-        loop.
+        """Report how a tag ended at targets to which nothing is copied. `fields` are those of Outcome
+        that are the same at them; `began` is on the clock of the event loop.
         """
-        times = {"started": began - self._run_began, "duration": anyio.current_time() - began}
+        fields["started"] = began - self._run_began
+        fields["duration"] = anyio.current_time() - began
         for source, target in self._names(_Selected(wanted, tags)):
-            self._report_outcome(make(source=source, target=target, **times))
+            self._report_outcome(Outcome(source, target, **fields))
 
     def _report_outcome(self, outcome: Outcome) -> None:
         """Add an outcome to the report, count it, and emit it."""
@@ -779,7 +669,7 @@ def _image_of_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> I
     return Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
 
 
-def _copies_of(lookup: TagLookup, lookup_began: float) -> list[ImageCopy]:
+def _copies_of(mapping: MappingRule, lookup: TagLookup, lookup_began: float) -> list[ImageCopy]:
     """Create the copies of an image, one for each target that was looked up."""
     copies = []
     for tag in lookup.targets:
@@ -797,6 +687,7 @@ def _copies_of(lookup: TagLookup, lookup_began: float) -> list[ImageCopy]:
                 began=lookup_began,
                 already_at_target=tag.digest == lookup.digest,
                 error=tag.error,
+                has_several_targets=len(mapping.targets) > 1,
             )
         )
     return copies

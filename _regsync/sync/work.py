@@ -5,9 +5,10 @@ May not know: tags, mappings, how a blob is moved.
 Invariants: I1, I2, I5, I8, I9, I10. An image waits only for images that were promoted before it.
 
 Promotion is synchronous: an image claims each blob and manifest that its target lacks, or joins the
-claim of an older image. The first image of a claim brings it. A claim whose blob an older image (its
-leader) brings to another repository of the host waits until the leader has ended, to mount it. So
-there is one upload a host, and no circle of waits.
+claim of an older image. The first image of a claim brings it. The claims of one blob in all
+repositories of a host stand in a line, the oldest first: its first image is the leader of the
+specification, and the others wait until it has ended, to mount the blob. So there is one upload a
+host, and no circle of waits.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.abc
 
 from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci import Descriptor, Manifest
@@ -62,9 +64,10 @@ class Pending:
         self.artifacts = deque[Image]()
         self._images = dict[int, Image]()
         self._blobs = dict[int, list[HostBlob]]()
-        self._gains = dict[int, int]()
         self._wanted_by = dict[HostBlob, list[int]]()
-        self._heap = list[tuple[int, int]]()  # -gain and number; entries may be outdated
+        # Gains, negative, and the numbers of images. A gain may be outdated, but is never too low:
+        # only a new image raises the gains of others.
+        self._heap = list[tuple[int, int]]()
         self._bytes = 0
         self._numbers = count()
 
@@ -77,38 +80,36 @@ class Pending:
     def add(self, image: Image, blobs: Iterable[HostBlob]) -> None:
         if image.number < 0:
             image.number = next(self._numbers)
-        number = image.number
-        self._images[number] = image
+        self._images[image.number] = image
         self._bytes += image.tree.size
-        self._blobs[number] = list(blobs)
-        self._change_gain(number, 0)
-        for blob in self._blobs[number]:
+        self._blobs[image.number] = list(blobs)
+        gainers = {image.number}
+        for blob in self._blobs[image.number]:
             rivals = self._wanted_by.setdefault(blob, [])
-            if len(rivals) == 1:
-                self._change_gain(rivals[0], +1)
-            if rivals:
-                self._change_gain(number, +1)
-            rivals.append(number)
+            rivals.append(image.number)
+            if len(rivals) == 2:
+                gainers.add(rivals[0])
+        for number in gainers:
+            heapq.heappush(self._heap, (-self._gain_of(number), number))
 
     def take(self) -> Image:
         if self.artifacts:
             return self.artifacts.popleft()
         while True:
             gain, number = heapq.heappop(self._heap)
-            if self._gains.get(number) == -gain:
-                break
-        del self._gains[number]
+            if number in self._images:
+                gain_now = self._gain_of(number)
+                if gain_now == -gain:
+                    break
+                heapq.heappush(self._heap, (-gain_now, number))
         for blob in self._blobs.pop(number):
-            for rival in self._wanted_by.pop(blob, ()):
-                if rival in self._gains:
-                    self._change_gain(rival, -1)
+            self._wanted_by.pop(blob, None)  # it gains nobody any more
         image = self._images.pop(number)
         self._bytes -= image.tree.size
         return image
 
-    def _change_gain(self, number: int, change: int) -> None:
-        self._gains[number] = self._gains.get(number, 0) + change
-        heapq.heappush(self._heap, (-self._gains[number], number))
+    def _gain_of(self, number: int) -> int:
+        return sum(len(self._wanted_by.get(blob, ())) > 1 for blob in self._blobs[number])
 
 
 class Slots:
@@ -144,14 +145,12 @@ class Claim:
     """A blob or manifest that promoted images lack in one repository. The first of them brings it."""
 
     def __init__(self, job: Job, digest: str, blob: Descriptor | None) -> None:
+        self.where = job.where
         self.digest = digest
         self.blob = blob  # None: a manifest
         self.jobs = [job]  # in the order of promotion
-        self.leader: Job | None = None
-
-    @property
-    def key(self) -> tuple[RepositoryKey, str, bool]:
-        return self.jobs[0].where, self.digest, self.blob is None
+        # The claims of the blob on this host, the oldest first; empty when nobody has to wait.
+        self.line = list[Claim]()
 
 
 class Job:
@@ -162,11 +161,9 @@ class Job:
         self.order = order
         self.where = image.target.store_key
         self.open = dict[Claim, None]()  # an ordered set
+        self.brought = list[Claim]()
         self.strays = dict[str, Repository]()
         self.present = list[Descriptor]()
-        self.followers = list[Claim]()  # they wait for this image, their leader
-        self.is_ended = False
-        self.is_waiting = True
         self.has_begun = False
         self.changed = anyio.Event()
 
@@ -178,8 +175,6 @@ class Job:
 class Scheduler:
     """The images of a run on their way to their targets."""
 
-    verb = "copying"
-
     def __init__(
         self,
         blobs: Blobs | DryRun,
@@ -187,8 +182,6 @@ class Scheduler:
         discovery: Discovery,
         *,
         slots: int,
-        start: Callable[..., None],
-        queue_lookup: Callable[[str, Callable[[], Awaitable[None]]], None],
         lists: ReferrerLists,
         on_end: Callable[[ImageCopy], None],
         transport: Transport,
@@ -196,8 +189,7 @@ class Scheduler:
         self._blobs = blobs
         self._known = knowledge
         self._discovery = discovery
-        self._start_task = start
-        self._queue_lookup = queue_lookup
+        self.tasks: anyio.abc.TaskGroup  # of the images that are being copied
         self._on_end = on_end
         self._lists = lists
         self.transport = transport
@@ -208,35 +200,23 @@ class Scheduler:
         self._order = count()
         self._jobs = dict[Job, None]()
         self._claims = dict[tuple[RepositoryKey, str, bool], Claim]()
-        self._leaders = dict[HostBlob, Job]()
+        self._lines = dict[HostBlob, list[Claim]]()
         self.is_draining = False
         self.drain_deadline: float | None = None
 
-        self.manifests_by_blob = Counter[str]()
+        self._manifests_by_blob = Counter[str]()
         # By target and reference, whether this run has copied that artifact.
         self._artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
         self._target_hosts = set[str]()
         self.images_known = 0
         self.images_done = 0
         self.traffic = Traffic()
-        self.failures = Counter[str]()
 
     # For the run and its progress display.
 
     @property
     def bytes_moved(self) -> int:
         return self.transport.bytes_sent
-
-    @property
-    def images(self) -> list[Image]:
-        return [job.image for job in self._jobs]
-
-    def images_under_way(self) -> list[str]:
-        return [
-            job.image.source.name_of(job.image.reference)
-            for job in self._jobs
-            if not job.is_waiting
-        ]
 
     async def wait_for_room(self) -> None:
         while self.pending.is_full() and not self.is_draining:
@@ -246,25 +226,39 @@ class Scheduler:
         """Make an image pending. The caller calls `advance` after the last image."""
         host = image.target.host.key
         self._target_hosts.add(host)
-        manifests = (image.tree.root, *image.tree.children)
-        sizes = {blob.digest: blob.size for each in manifests for blob in each.blobs}
+        self._count_blobs(image)
+        sizes = {digest: blob.size for digest, blob in image.tree.blobs.items()}
         uncovered = [digest for digest in sizes if not self._is_covered(host, digest)]
         self.pending.add(image, [(host, digest) for digest in uncovered])
         for digest in uncovered:
             self.traffic.expect(host, digest, sizes[digest])
 
     def _is_covered(self, host: str, digest: str) -> bool:
-        return (host, digest) in self._leaders or any(self._known.holders(host, digest))
+        return (host, digest) in self._lines or any(self._known.holders(host, digest))
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
+        """Make artifacts pending whose subjects are at their targets."""
+        for image in images:
+            self._count_blobs(image)
         self.pending.artifacts.extend(images)
+
+    def _count_blobs(self, image: Image) -> None:
+        """Count how many manifests of an image and its artifacts name each blob. If source and target
+        share a host, also record that the source has the blobs, so that they can be mounted from there.
+        """
+        is_host_shared = image.source.host.key == image.target.host.key
+        trees = (each.tree for each in image.with_dependents())
+        for manifest in chain.from_iterable(tree.manifests for tree in trees):
+            self._manifests_by_blob.update(blob.digest for blob in manifest.blobs)
+            if is_host_shared and not manifest.is_trimmed:
+                self._commit(image.source.store_key, manifest)
 
     def record_artifact(
         self, target: Repository, reference: str, *, is_copied: bool = False
     ) -> None:
         self._artifacts_at_target.setdefault((target.key, reference), is_copied)
 
-    def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
+    def _commit(self, where: RepositoryKey, manifest: Manifest) -> None:
         blobs = [blob.digest for blob in manifest.blobs]
         children = [child.digest for child in manifest.children]
         self._known.confirm_manifest(where, manifest.digest, blobs, children)
@@ -300,7 +294,7 @@ class Scheduler:
                 self._finish_failed(image)
             else:
                 self._jobs[job] = None
-                self._start_task(self._copy, job)
+                self.tasks.start_soon(self._copy, job)
                 return True
         return False
 
@@ -308,75 +302,58 @@ class Scheduler:
         """Claim what the target lacks. No await: the first image of a claim is the oldest one."""
         job = Job(image, next(self._order))
         where, known = job.where, self._known
-        missing = image.tree.missing_at(partial(known.is_manifest_believed, where))
-        for blob in missing.blobs:
+        blobs, children = image.tree.missing_at(partial(known.is_manifest_believed, where))
+        for blob in blobs:
             must_be_recent = not image.tree.is_image
             if known.is_blob_believed(where, blob.digest, must_be_recent=must_be_recent):
                 job.present.append(blob)
             else:
                 self._join(job, blob.digest, blob)
-        for manifest in (*missing.children, image.tree.root):
+        for manifest in (*children, image.tree.root):
             self._join(job, manifest.digest, None)
         return job
 
     def _join(self, job: Job, digest: str, blob: Descriptor | None) -> None:
-        claim = self._claims.get((job.where, digest, blob is None))
-        if claim is not None:
-            claim.jobs.append(job)
+        key = (job.where, digest, blob is None)
+        claim = self._claims.get(key)
+        if claim is None:
+            claim = self._claims[key] = Claim(job, digest, blob)
+            if blob is not None:
+                claim.line = self._lines.setdefault((job.where.host, digest), [])
+                claim.line.append(claim)
         else:
-            claim = Claim(job, digest, blob)
-            self._claims[claim.key] = claim
-            self._follow(claim)
+            claim.jobs.append(job)
         job.open[claim] = None
-
-    def _follow(self, claim: Claim) -> None:
-        """Let a claim wait for the image that brings its blob to the host, or make it that image."""
-        if claim.blob is None:
-            return
-        owner = claim.jobs[0]
-        leader = self._leaders.setdefault((owner.where.host, claim.digest), owner)
-        claim.leader = None
-        if leader.order < owner.order and not self._can_mount(claim):
-            claim.leader = leader
-            leader.followers.append(claim)
-
-    def _can_mount(self, claim: Claim) -> bool:
-        return self._known.mount_source(claim.jobs[0].where, claim.digest) is not None
 
     def _may_start(self, claim: Claim, job: Job) -> bool:
         """Report whether an image brings a blob, and need not wait for another repository."""
         if claim.blob is None or claim.jobs[0] is not job:
             return False
-        leader = claim.leader
-        if leader is None or leader.is_ended or self._can_mount(claim):
+        if not claim.line or claim.line[0] is claim:
             return True
-        return not self._known.may_mount(job.where, leader.where.name)
+        if self._known.mount_source(job.where, claim.digest) is not None:
+            return True
+        return not self._known.may_mount(job.where, claim.line[0].where.name)
 
     # One image.
 
     async def _copy(self, job: Job) -> None:
         """Copy a promoted image. It holds a slot while one of its steps runs."""
         image = job.image
-        lacking = [claim.blob for claim in job.open if claim.blob]
         is_committed = False
         try:
-            job.strays = await self._find_strays(image, lacking)
+            job.strays = await self._find_strays(job)
             is_committed = await self._bring_and_put(job)
         except SyncError as error:
             image.error = image.error or error
-        is_undone = not is_committed and self.is_draining and not job.has_begun
-        if is_undone:
-            self._withdraw(job)
-            self._slots.used -= 1
-            return  # it stays in `_jobs`, so that the run reports it
         del self._jobs[job]
-        image.blobs_present = len(job.present)
-        for blob in job.present:
-            self.traffic.record(job.where, blob, BlobResult.PRESENT)
-        self._withdraw(job)
+        self._withdraw(job, is_committed=is_committed)
+        if is_committed or image.error is not None:
+            for blob in job.present:
+                self._record_blob(job, blob, BlobResult.PRESENT)
         if is_committed:
             self._finish_copied(image)
-            self.add_artifacts(image.dependents)
+            self.pending.artifacts.extend(image.dependents)
         elif image.error is not None:
             self._finish_failed(image)
         else:
@@ -389,16 +366,14 @@ class Scheduler:
         while job.image.error is None:
             if self.is_draining and not job.has_begun and any(claim.blob for claim in job.open):
                 return False
-            steps = [claim for claim in job.open if self._may_start(claim, job)]
-            waits = any(claim.blob or claim.jobs[0] is not job for claim in job.open)
-            if steps:
-                job.is_waiting, job.has_begun = False, True
-                await self._bring(job, steps)
-            elif waits:
-                job.is_waiting = True
+            mine = [claim for claim in job.open if self._may_start(claim, job)]
+            if mine:
+                job.has_begun = True
+                await self._bring(job, mine)
+            elif any(claim.blob or claim.jobs[0] is not job for claim in job.open):
                 await self._slots.leave_while(job.order, job.changed.wait())
             else:
-                job.is_waiting, job.has_begun = False, True
+                job.has_begun = True
                 return await self._put(job)
         return False
 
@@ -407,7 +382,7 @@ class Scheduler:
 
         async def work() -> None:
             while claims and job.image.error is None:
-                claim = max(claims, key=lambda claim: self.manifests_by_blob[claim.digest])
+                claim = max(claims, key=lambda claim: self._manifests_by_blob[claim.digest])
                 claims.remove(claim)
                 await self._bring_one(job, claim)
 
@@ -416,37 +391,35 @@ class Scheduler:
                 tasks.start_soon(work)
 
     async def _bring_one(self, job: Job, claim: Claim) -> None:
-        image, blob = job.image, claim.blob
+        image, blob, known = job.image, claim.blob, self._known
         assert blob is not None
-        did_mount = self._known.supports_mounts(job.where.host)
+        source = job.strays.get(blob.digest, image.source)
+        could_mount = known.supports_mounts(job.where.host)
+        result = BlobResult.PRESENT
         try:
-            result = await self._copy_blob(job, blob)
+            if source is not image.target:
+                result = await self._blobs.copy(
+                    blob,
+                    source,
+                    image.target,
+                    mount_from=None if source is image.source else source.api_name,
+                    is_shared=self._is_needed_again(image, blob),
+                    present=job.present[0].digest if job.present else None,
+                )
         except SyncError as error:
             image.error = image.error or error
             return
         finally:
-            if self._known.supports_mounts(job.where.host) is not did_mount:
+            if known.supports_mounts(job.where.host) is not could_mount:
                 for other in [*self._jobs]:  # nobody has to wait for a mount any more
                     other.wake()
-        image.copy.record_blob(blob, result)
-        self.traffic.record(job.where, blob, result)
-        is_probed = result is BlobResult.BELIEVED
-        self._known.confirm_blob(job.where, blob.digest, by_probe=is_probed)
-        self._end_claim(claim, brought_by=job)
+        self._record_blob(job, blob, result)
+        known.confirm_blob(job.where, blob.digest, by_probe=result is BlobResult.BELIEVED)
+        self._end_claim(claim)
 
-    async def _copy_blob(self, job: Job, blob: Descriptor) -> BlobResult:
-        image = job.image
-        source = job.strays.get(blob.digest, image.source)
-        if source is image.target:
-            return BlobResult.PRESENT
-        return await self._blobs.copy(
-            blob,
-            source,
-            image.target,
-            mount_from=None if source is image.source else source.api_name,
-            is_shared=self._is_needed_again(image, blob),
-            present=job.present[0].digest if job.present else None,
-        )
+    def _record_blob(self, job: Job, blob: Descriptor, result: BlobResult) -> None:
+        job.image.copy.blobs.append((blob, result))
+        self.traffic.record(job.where, blob, result)
 
     def _is_needed_again(self, image: Image, blob: Descriptor) -> bool:
         """Report whether the bytes of a blob will be sent again: to another target, or to another
@@ -454,20 +427,19 @@ class Scheduler:
         if image.copy.has_several_targets:
             return True
         never_mounts = self._known.supports_mounts(image.target.host.key) is False
-        is_named_again = self.manifests_by_blob[blob.digest] > 1
+        is_named_again = self._manifests_by_blob[blob.digest] > 1
         is_small = blob.size <= SMALL_BLOB
         return is_small and is_named_again and (never_mounts or len(self._target_hosts) > 1)
 
-    async def _find_strays(
-        self, image: Image, blobs: Iterable[Descriptor]
-    ) -> dict[str, Repository]:
+    async def _find_strays(self, job: Job) -> dict[str, Repository]:
         """Find repositories of the target's host for blobs that a layout lacks as the source.
 
         Raises the error of reading a blob that is nowhere.
         """
-        target = image.target
+        image, target = job.image, job.image.target
         strays = dict[str, Repository]()
-        for blob in blobs if image.source.is_local else ():
+        lacking = [claim.blob for claim in job.open if claim.blob is not None]
+        for blob in lacking if image.source.is_local else ():
             try:
                 async with await image.source.open_blob(blob):
                     continue
@@ -486,42 +458,45 @@ class Scheduler:
             strays[blob.digest] = other
         return strays
 
-    def _end_claim(self, claim: Claim, *, brought_by: Job) -> None:
-        """Record that the repository has what was claimed, and wake those that wait for it."""
-        del self._claims[claim.key]
-        jobs, claim.jobs = claim.jobs, []
-        for job in jobs:
+    def _end_claim(self, claim: Claim) -> None:
+        """Record that the first image of a claim has brought it, and wake the others."""
+        del self._claims[claim.where, claim.digest, claim.blob is None]
+        owner, *others = claim.jobs
+        claim.jobs = [owner]
+        del owner.open[claim]
+        owner.brought.append(claim)
+        for job in others:
             del job.open[claim]
-            if job is not brought_by:
-                if claim.blob is not None:
-                    job.present.append(claim.blob)
-                job.wake()
+            if claim.blob is not None:
+                job.present.append(claim.blob)
+            job.wake()
 
-    def _withdraw(self, job: Job) -> None:
+    def _withdraw(self, job: Job, *, is_committed: bool) -> None:
         """End the claims of an image: what it did not bring, the next image of the claim brings."""
-        job.is_ended = True
-        for claim in job.open:
-            key = claim.key
-            was_owner = claim.jobs[0] is job
+        for claim in (*job.open, *job.brought):
+            was_first_in_line = claim.line[:1] == [claim]
             claim.jobs.remove(job)
-            if not claim.jobs:
-                del self._claims[key]
-            elif was_owner:
-                job.followers.append(claim)
-        host = job.where.host
-        for digest in [claim.digest for claim in job.followers] + [*self._led_by(job)]:
-            if self._leaders.get((host, digest)) is job:
-                del self._leaders[host, digest]
-        for claim in sorted(
-            job.followers, key=lambda claim: claim.jobs[0].order if claim.jobs else 0
-        ):
-            if claim.jobs:
-                self._follow(claim)
+            if claim.jobs:  # the next one may be younger than others in the line
+                claim.line.sort(key=lambda each: each.jobs[0].order)
                 claim.jobs[0].wake()
+            elif claim.line:
+                claim.line.remove(claim)
+            if not claim.jobs and claim in job.open:
+                del self._claims[claim.where, claim.digest, claim.blob is None]
+            if was_first_in_line:
+                self._move_up(claim, is_committed=is_committed)
 
-    def _led_by(self, job: Job) -> Iterable[str]:
-        manifests = (job.image.tree.root, *job.image.tree.children)
-        return (blob.digest for each in manifests for blob in each.blobs)
+    def _move_up(self, claim: Claim, *, is_committed: bool) -> None:
+        """Wake those who have waited for the first claim of a line: all of them if its image is at the
+        target, so that they can mount the blob, or else the next one.
+        """
+        waiting = [*claim.line] if is_committed else claim.line[:1]
+        if is_committed:
+            claim.line.clear()
+        if not claim.line:
+            del self._lines[claim.where.host, claim.digest]
+        for each in waiting:
+            each.jobs[0].wake()
 
     # Its manifests.
 
@@ -545,10 +520,10 @@ class Scheduler:
         return is_remote_artifact and self._known.is_manifest_confirmed(where, image.reference)
 
     def _record_put(self, job: Job, manifest: Manifest) -> None:
-        self.commit(job.where, manifest)
+        self._commit(job.where, manifest)
         claim = self._claims.get((job.where, manifest.digest, True))
         if claim is not None and claim.jobs[0] is job:
-            self._end_claim(claim, brought_by=job)
+            self._end_claim(claim)
 
     async def _try_to_put(self, job: Job) -> bool:
         """Put the manifests. Returns False if parts that the target lacks were forgotten."""
@@ -585,12 +560,9 @@ class Scheduler:
         """Ask the target for the parts of an image that no answer of this run has shown there, or
         for all of them if there are none."""
         tree, target = job.image.tree, job.image.target
-        manifests = (tree.root, *tree.children)
-        blobs = {blob.digest: blob for each in manifests for blob in each.blobs}
-        parts = [
-            *blobs,
-            *dict.fromkeys(child.digest for each in manifests for child in each.children),
-        ]
+        blobs = tree.blobs
+        children = (child.digest for each in tree.manifests for child in each.children)
+        parts = [*blobs, *dict.fromkeys(children)]
         doubtful = [part for part in parts if not self._known.is_confirmed(job.where, part)]
 
         async def is_there(digest: str) -> bool:
@@ -623,7 +595,8 @@ class Scheduler:
         return is_same
 
     def _start_again(self, image: Image) -> None:
-        self._queue_lookup(image.source.host.key, partial(self._fetch_lacking, image))
+        if not self.is_draining:
+            self.tasks.start_soon(self._fetch_lacking, image)
 
     async def _fetch_lacking(self, image: Image) -> None:
         try:
@@ -652,13 +625,8 @@ class Scheduler:
         """End a copy if all its images have ended, and add its artifacts to the target's lists."""
         if copy.unfinished_images:
             return
-        copy.listing = {
-            subject: there
-            for subject, entries in copy.listing.items()
-            if (there := [each for each in entries if self._is_to_be_listed(copy, each.digest)])
-        }
         if copy.listing:
-            self._start_task(self._list_artifacts, copy)
+            self.tasks.start_soon(self._list_artifacts, copy)
         else:
             self._on_end(copy)
 
@@ -671,14 +639,16 @@ class Scheduler:
     async def _list_artifacts(self, copy: ImageCopy) -> None:
         try:
             for subject, entries in copy.listing.items():
-                added = await self._lists.ensure_listed(copy.source, copy.target, subject, entries)
+                there = [each for each in entries if self._is_to_be_listed(copy, each.digest)]
+                if not there:
+                    continue
+                added = await self._lists.ensure_listed(copy.source, copy.target, subject, there)
                 relisted = {
                     digest
                     for digest in added
                     if not self._artifacts_at_target[copy.target.key, digest]
                 }
-                copy.artifacts_skipped -= len(relisted)
-                copy.artifacts_copied |= relisted
+                copy.artifacts.update((digest, "synced") for digest in relisted)
                 copy.planned += [f"list {digest} as of {subject}" for digest in sorted(relisted)]
         except SyncError as error:
             copy.error = copy.error or error

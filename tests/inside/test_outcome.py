@@ -30,7 +30,7 @@ def ended(**fields: Any) -> ImageCopy:
     source: Any = End("s.example")
     target: Any = End("t.example")
     made = ImageCopy(source, target, "1", "1", PUSHED, SOURCE, 0.0, False, None)
-    made.blobs_uploaded = [Descriptor("", OTHER, 7)]
+    made.blobs = [(Descriptor("", OTHER, 7), BlobResult.UPLOADED)]
     for name, value in fields.items():
         assert hasattr(made, name)
         setattr(made, name, value)
@@ -41,12 +41,12 @@ def ended(**fields: Any) -> ImageCopy:
     ("fields", "status", "reason", "digest"),
     [
         ({}, "synced", None, PUSHED),
-        ({"artifacts_copied": {"x"}}, "synced", None, PUSHED),
+        ({"artifacts": {"x": "synced"}}, "synced", None, PUSHED),
         ({"already_at_target": True}, "skipped", "unchanged", PUSHED),
         # An artifact was copied: what moves is told.
-        ({"already_at_target": True, "artifacts_copied": {"x"}}, "synced", None, PUSHED),
+        ({"already_at_target": True, "artifacts": {"x": "synced"}}, "synced", None, PUSHED),
         ({"immutable_digest": OTHER}, "skipped", "tag_immutable_exists", OTHER),
-        ({"immutable_digest": OTHER, "artifacts_copied": {"x"}}, "synced", None, OTHER),
+        ({"immutable_digest": OTHER, "artifacts": {"x": "synced"}}, "synced", None, OTHER),
         (
             {"immutable_digest": OTHER, "already_at_target": True},
             "skipped",
@@ -55,7 +55,7 @@ def ended(**fields: Any) -> ImageCopy:
         ),
         ({"error": ERROR}, "failed", None, None),
         (
-            {"error": ERROR, "already_at_target": True, "artifacts_copied": {"x"}},
+            {"error": ERROR, "already_at_target": True, "artifacts": {"x": "synced"}},
             "failed",
             None,
             None,
@@ -81,15 +81,12 @@ def test_a_dry_run_says_what_would_be_copied() -> None:
 
 
 def test_an_outcome_has_what_was_counted_also_when_it_failed() -> None:
-    counts = {
-        "blobs_mounted": 2,
-        "blobs_present": 3,
-        "artifacts_skipped": 4,
-        "artifacts_failed": 5,
-        "artifacts_stripped": 6,
-    }
+    artifacts = dict.fromkeys("ab", "synced") | dict.fromkeys("cdef", "skipped")
+    artifacts |= dict.fromkeys("ghijk", "failed")
+    results = [BlobResult.MOUNTED] * 2 + [BlobResult.PRESENT] * 2 + [BlobResult.BELIEVED]
     for error in (None, ERROR):
-        copy = ended(**counts, artifacts_copied={"x", "y"}, planned=["strip z"], error=error)
+        copy = ended(artifacts=artifacts, artifacts_stripped=6, planned=["strip z"], error=error)
+        copy.blobs += [(Descriptor("", OTHER, 7), result) for result in results]
         outcome = copy.outcome(duration=1.5)
         assert (outcome.bytes, outcome.duration, outcome.transferred) == (7, 1.5, (OTHER,))
         assert (outcome.mounted, outcome.skipped, outcome.planned) == (2, 3, ("strip z",))
@@ -104,7 +101,8 @@ def test_whatever_hangs_on_an_image_that_failed_has_failed_with_it() -> None:
     other = Image(copy, tree, "other", b"", [], "another artifact")
     failed = Image(copy, tree, "1", b"", [sbom, other], error=ERROR)
     copy.record_failure(failed)
-    assert (copy.artifacts_failed, copy.unfinished_images) == (3, 0)
+    assert copy.artifacts == dict.fromkeys(("sbom", "signature", "other"), "failed")
+    assert copy.unfinished_images == 0
     assert copy.error is ERROR
 
 

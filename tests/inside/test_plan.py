@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -178,10 +177,7 @@ def mapping(
 
 
 def groups_of(*mappings: MappingRule) -> list[list[int]]:
-    return [
-        [each.index for each in group]
-        for group in group_mappings(mappings, lambda each: each.target_keys)
-    ]
+    return [[each.index for each in group] for group in group_mappings(mappings)]
 
 
 X, Y, Z = registry("x.example"), registry("y.example"), registry("z.example")
@@ -191,44 +187,13 @@ def test_mappings_of_different_repositories_are_groups_of_their_own():
     assert groups_of(mapping(0, "a", "a"), mapping(1, "b", "b")) == [[0], [1]]
 
 
-def test_mappings_that_a_later_one_joins_are_one_group_in_their_own_order():
+def test_mappings_of_one_name_are_one_group_in_their_own_order():
     apart = [mapping(number, "a", "r", target) for number, target in enumerate((X, Y, Z))]
-    assert groups_of(*apart, mapping(3, "b", "s", X, Y, Z)) == [[0], [1], [2], [3]]
-    joined = [*apart, mapping(3, "b", "r", X, Z)]
-    assert groups_of(*joined) == [[0, 2, 3], [1]]
-    assert groups_of(*joined, mapping(4, "c", "r", Z, Y)) == [[0, 1, 2, 3, 4]]
-
-
-V, W = registry("v.example"), registry("w.example")
-
-
-def test_the_groups_are_those_of_a_search_over_all_pairs():
-    chance = random.Random(11)
-    for _ in range(200):
-        mappings = [
-            mapping(
-                number,
-                "a",
-                chance.choice("rs"),
-                *chance.sample((X, Y, Z, W, V), chance.randint(1, 2)),
-            )
-            for number in range(chance.randint(0, 9))
-        ]
-        expected: list[list[int]] = []
-        for each in mappings:
-            mine = {(target.host, each.target_repository) for target in each.targets}
-            near = [
-                group
-                for group in expected
-                if any(
-                    (target.host, mappings[other].target_repository) in mine
-                    for other in group
-                    for target in mappings[other].targets
-                )
-            ]
-            expected = [group for group in expected if group not in near]
-            expected.append(sorted([each.index, *(other for group in near for other in group)]))
-        assert sorted(groups_of(*mappings)) == sorted(expected)
+    assert groups_of(*apart, mapping(3, "b", "s", X, Y, Z)) == [[0, 1, 2], [3]]
+    assert groups_of(mapping(0, "a", "r"), mapping(1, "b", "s"), mapping(2, "c", "r")) == [
+        [0, 2],
+        [1],
+    ]
 
 
 def assigned(*selected: tuple[MappingRule, str]) -> tuple[list[str], list[str]]:
@@ -237,8 +202,8 @@ def assigned(*selected: tuple[MappingRule, str]) -> tuple[list[str], list[str]]:
         f"{each.mapping.index} {each.tag} {' '.join(target.alias for target in each.targets)}"
         for each in wanted
     ], [
-        f"{each.mapping.index} {each.tag} {each.targets[0].alias} to {owner.index}"
-        for each, owner in lost
+        f"{each.mapping.index} {each.tag} {each.targets[0].alias} to {error.message[9]}"
+        for each, error in lost
     ]
 
 

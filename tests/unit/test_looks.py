@@ -6,21 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from _regsync.errors import ContentError
 from _regsync.state import ArtifactCheck
-from _regsync.sync.artifacts import Search, SearchedTarget
 from _regsync.sync.image import ArtifactSearch, ImageCopy
-from _regsync.sync.looks import (
-    SearchDepth,
-    check_after,
-    decide_depth,
-    hash_of_list,
-    is_due_without_state,
-)
+from _regsync.sync.looks import SearchDepth, check_after, decide_depth, is_due_without_state
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -178,8 +170,8 @@ def copied(**fields: Any) -> ImageCopy:
             },
             COMPLETE | COPIED,
         ),
-        ({"already_at_target": True, "artifacts_skipped": 1}, COMPLETE),
-        ({"already_at_target": True, "artifacts_copied": {"x"}}, COMPLETE),
+        ({"already_at_target": True, "artifacts": {"x": "skipped"}}, COMPLETE),
+        ({"already_at_target": True, "artifacts": {"x": "synced"}}, COMPLETE),
         (
             {"already_at_target": True, "artifact_search": ArtifactSearch(listed_tag_bits=3)},
             COMPLETE | 3,
@@ -199,14 +191,3 @@ def copied(**fields: Any) -> ImageCopy:
 )
 def test_what_is_remembered_of_a_look(fields, flags):
     assert check_after(copied(**fields))._replace(first=0) == check(0, 0, flags)
-
-
-def test_only_what_refers_to_the_image_itself_is_known_to_be_late():
-    """A target has been asked for the image's own list, not for those of the manifests below it."""
-    found_none = check(1, 1, COMPLETE)._replace(listing_hash=hash_of_list(()))
-    known = SearchedTarget(mock.Mock(), lacks_image=False, last_check=found_none)
-    search = Search(mock.Mock(), mock.Mock(), (known,), image_digest="a", listed_tag_bits=1)
-    assert search.is_lacking(known, "a", is_tag=False)
-    assert search.is_lacking(known, "a", is_tag=True)
-    assert not search.is_lacking(known, "b", is_tag=False)
-    assert not search._replace(listed_tag_bits=0).is_lacking(known, "a", is_tag=True)

@@ -28,7 +28,7 @@ from _regsync.pins import (
     read_lock,
     source_key,
 )
-from _regsync.registry.repository import Repository
+from _regsync.registry.repository import Locked, LockedParts, Repository
 from _regsync.registry.runs import Transport
 from _regsync.state import Knowledge
 from _regsync.sync.artifacts import ReferrerLists
@@ -39,7 +39,7 @@ from tests.unit.configs import read_mappings
 
 NOON = 1_795_348_800  # 2026-11-22T12:00:00Z
 RULES = "0123456789abcdef" * 4
-SOURCE = SourceKey("docker.io/library/alpine", None)
+SOURCE = SourceKey("docker.io/library/alpine")
 ARM = SourceKey("docker.io/library/alpine", ("linux/arm64",))
 SIGNATURE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
@@ -49,7 +49,7 @@ def digest(number: int) -> str:
 
 
 def image(tag: str, number: int = 1, source: SourceKey = SOURCE, **more: Any) -> LockedImage:
-    fields = {"pushed": None, "artifacts": (), "first_seen": NOON, **more}
+    fields = {"pushed": "", "artifacts": (), "first_seen": NOON, **more}
     return LockedImage(source, tag, digest(number), **fields)
 
 
@@ -118,14 +118,14 @@ _artifacts = st.builds(
     st.lists(st.sampled_from([SIGNATURE, "ä", "\ud800"]), max_size=2, unique=True).map(
         lambda types: tuple(sorted(types))
     ),
-    st.none() | st.just("sha256-1.sig"),
+    st.sampled_from(["", "sha256-1.sig"]),
 )
 _images = st.builds(
     LockedImage,
     st.sampled_from([SOURCE, ARM]),
     st.sampled_from(["1", "10", "2", "v1.2.3", "latest"]),
     _digests,
-    st.none() | _digests,
+    st.just("") | _digests,
     st.lists(_artifacts, max_size=3, unique=True).map(tuple),
     st.integers(0, 4_000_000_000),
 )
@@ -290,7 +290,7 @@ def test_the_hash_of_rules_stays_what_it_is() -> None:
     ]
     # Whether an artifact is required decides nothing about which are taken.
     hashes = [locked_mapping(each).artifacts_hash for each in (plain, required, disabled)]
-    assert [each is None for each in hashes] == [True, True, False]
+    assert [not each for each in hashes] == [True, True, False]
 
 
 # What has changed.
@@ -338,7 +338,7 @@ def test_of_two_processes_one_writes(tmp_path: Path) -> None:
 MADE = Seed(1).image()
 
 
-class ByDigestAlone:
+class ByDigestAlone(Locked):
     """A source that fails every request by tag, every listing and every look-up."""
 
     side = Side.SOURCE
@@ -390,7 +390,7 @@ async def test_a_run_from_a_lock_asks_its_source_by_digest_alone() -> None:
     assert discovery.known_listing(pinned) == {"3.20": MADE.top, cosign.tag: cosign.digest}
     assert discovery.source_of(mapping) is pinned
     lists = ReferrerLists(discovery, Knowledge())
-    (entry,) = (await lists.read(pinned, MADE.top)).entries
+    (entry,) = await lists.read(pinned, MADE.top)
     assert (entry.digest, entry.artifact_type) == (of_image.digest, SIGNATURE)
     assert lists.has_api(pinned) is None, "nothing is learnt of the registry"
     assert source.asked == []
@@ -413,12 +413,9 @@ async def test_what_the_source_has_removed_is_an_error_that_no_caller_takes_for_
         assert remedy in (gone.value.hint or "")
 
 
-def test_an_index_that_is_trimmed_otherwise_is_refused() -> None:
-    pinned = PinnedSource(
-        cast(Repository, ByDigestAlone()), {"1": image("1", source=ARM, pushed=digest(2))}
-    )
-    assert pinned.resolve("1") == (digest(1), digest(2))
-    pinned.check_pushed("1", digest(2))
-    pinned.check_pushed(digest(9), digest(9))  # an artifact
-    with pytest.raises(SyncError, match="trimmed to `platforms`"):
-        pinned.check_pushed("1", digest(1))
+def test_a_lock_says_what_an_image_is_at_targets() -> None:
+    locked = image("1", source=ARM, pushed=digest(2))
+    pinned = PinnedSource(cast(Repository, ByDigestAlone()), {"1": locked})
+    assert pinned.known_tags == {"1": digest(1)}
+    assert pinned.locked_parts("1") == LockedParts(digest(2), [], [])
+    assert pinned.locked_parts(digest(9)) is None  # an artifact

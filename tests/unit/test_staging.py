@@ -98,7 +98,7 @@ async def test_a_limit_makes_the_least_recently_used_file_go_that_nobody_reads(
         with pytest.raises(NoRoom) as caught:
             async with staging.holding(third.blob, third.read, is_shared=True):
                 await Source(LARGE, b"4").held(staging)
-    assert not caught.value.is_worth_a_warning, "it is the user's own limit"
+    assert caught.value.level == "debug", "it is the user's own limit"
     await first.held(staging)
     assert first.reads == 1
     await second.held(staging)
@@ -124,7 +124,7 @@ async def test_a_file_that_does_not_fit_the_free_space_is_not_begun(
         for letter in (b"1", b"2", b"3"):
             tasks.start_soon(hold, Source(LARGE, letter))
     assert len(refused) == 1
-    assert refused[0].is_worth_a_warning
+    assert refused[0].level == "warning"
     await hold(Source(LARGE, b"4"))
     assert len(refused) == 1, "that blob alone was left out"
 
@@ -140,7 +140,7 @@ async def test_a_full_disk_ends_the_staging_and_leaves_nothing(
     staging = Staging(str(tmp_path / "staged"), None)
     with pytest.raises(NoRoom, match="No space left") as caught:
         await Source(LARGE).held(staging)
-    assert caught.value.is_worth_a_warning
+    assert caught.value.level == "warning"
     monkeypatch.undo()
     with pytest.raises(NoRoom):
         await Source(LARGE).held(staging)

@@ -1,0 +1,280 @@
+"""Look at what a target holds of an image, part by part: its manifests and its blobs.
+
+Nothing that an earlier run has learnt about the target is believed.
+Invariants: nothing is written anywhere. A failed request is an error, never a finding.
+Follows: docs/design.md section 12 ("Audit").
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Literal, NamedTuple
+
+from _regsync.errors import ContentError, RegistryError, Side, SyncError, WrongBytes
+from _regsync.oci import MAX_INDEX_DEPTH, Descriptor, Manifest
+from _regsync.registry.repository import Repository
+from _regsync.registry.runs import Transport
+from _regsync.state import Knowledge, RepositoryKey
+from _regsync.sync.blobs import Reading, Tries, known_body
+from _regsync.sync.discovery import Discovery, check_tree_size
+from _regsync.sync.once import Once, gather
+from _regsync.text import size_text
+
+Kind = Literal["missing", "differs", "incomplete", "artifact_missing", "corrupt"]
+
+
+class Finding(NamedTuple):
+    """A defect of an image at a target: an entry of `findings` of the JSON document."""
+
+    finding: Kind
+    # Full references with host.
+    source: str
+    target: str
+    # The digest of the missing or corrupt blob or manifest. If it "differs", the digest at the
+    # target. None if it is "missing".
+    digest: str | None
+    # The digest that the target should have. None unless it is "missing" or "differs".
+    expected: str | None
+    # Bytes of the missing part. None unless it is "incomplete".
+    size: int | None
+    message: str
+
+    def line(self) -> str:
+        """Return the line for users."""
+        return f"{self.finding} {self.source} -> {self.target}: {self.message}"
+
+
+class Inspection:
+    """What was found out about an image at one target."""
+
+    def __init__(self, source_name: str, target: Repository, reference: str) -> None:
+        self.source_name = source_name
+        self.target = target
+        self.target_name = target.name_of(reference)
+        # Each finding once, although an image and its artifact may lack the same blob.
+        self.findings = dict[Finding, None]()
+        # The first error because of which the inspection is incomplete.
+        self.error: SyncError | None = None
+
+    def add(
+        self,
+        kind: Kind,
+        message: str,
+        digest: str | None,
+        *,
+        expected: str | None = None,
+        size: int | None = None,
+    ) -> None:
+        """Add a finding. `Finding` has the parameters."""
+        names = self.source_name, self.target_name
+        self.findings[Finding(kind, *names, digest, expected, size, message)] = None
+
+    def fail(self, error: SyncError) -> None:
+        """Record an error."""
+        self.error = self.error or error
+
+    def exceed(self, error: ContentError, operation: str) -> None:
+        """Record that the image has more parts than are looked at."""
+        self.fail(error.add_context(Side.TARGET, operation, self.target_name))
+
+    @contextmanager
+    def looking_at(self, part: str, digest: str, size: int | None = None) -> Iterator[None]:
+        """Record a SyncError that ends the block, and continue after the block.
+
+        `part` is the word for what is looked at, such as "blob". A ContentError is the finding that
+        it is corrupt. If `size` is given, a 404 is the finding that it is missing. It is 0 if it is
+        not known.
+        """
+        try:
+            yield
+        except ContentError as error:
+            self.add("corrupt", f"{part} {digest}: {error.message}", digest)
+        except SyncError as error:
+            if size is None or not _is_absent(error):
+                self.fail(error)
+                return
+            shown_size = f" ({size_text(size)})" if size else ""
+            self.add("incomplete", f"{part} {digest}{shown_size} is missing", digest, size=size)
+
+
+class Inspector:
+    """Looks at manifests and blobs. What several images have in common is asked for once."""
+
+    def __init__(
+        self, transport: Transport, discovery: Discovery, *, reads_blobs: bool = False
+    ) -> None:
+        """With `reads_blobs` all blobs are downloaded, and their digests are verified."""
+        self._transport = transport
+        self._discovery = discovery
+        self._reads_blobs = reads_blobs
+
+        # The manifests and blobs that targets have, by digest and repository.
+        self.manifests = set[tuple[str, RepositoryKey]]()
+        self.blobs = set[tuple[str, RepositoryKey]]()
+        # The blobs that are left out of layouts, by digest and repository at the far side.
+        self.left_out = set[tuple[str, RepositoryKey]]()
+        # How many blobs were read, their bytes, and the bytes of the blobs that are to be read.
+        self.blobs_read = 0
+        self.bytes_read = 0
+        self.bytes_to_read = 0
+        # By target, digest and size, the request for a blob. Raises ContentError if it is corrupt.
+        self._blob_requests = defaultdict[tuple[RepositoryKey, str, int], Once[None]](Once)
+
+    async def look_below(self, image: Inspection, top: Manifest) -> list[Descriptor]:
+        """Look at all manifests and blobs that a manifest names at any depth, level by level.
+
+        Returns the descriptors of the manifests that are there.
+        """
+        self.manifests.add((top.digest, image.target.key))
+        present = list[Descriptor]()
+        named = dict[str, Descriptor]()
+        level = [top]
+        # Without bounds, looking at a hostile registry that returns an endless tree would not end.
+        for _ in range(MAX_INDEX_DEPTH + 1):
+            blobs = {blob.digest: blob for manifest in level for blob in manifest.blobs}
+            await gather(partial(self._look_at_blob, image, blob) for blob in blobs.values())
+            children = {
+                child.digest: child
+                for manifest in level
+                for child in manifest.children
+                if child.digest not in named
+            }
+            if not children:
+                return present
+            named |= children
+            try:
+                check_tree_size(named.values())
+            except ContentError as error:
+                image.exceed(error, "read")
+                return present
+            manifests = await gather(
+                partial(self._look_at_child, image, child) for child in children.values()
+            )
+            level = [manifest for manifest in manifests if manifest is not None]
+            present += (children[manifest.digest] for manifest in level)
+
+        too_deep = ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
+        image.exceed(too_deep, "read")
+        return present
+
+    async def _look_at_child(self, image: Inspection, child: Descriptor) -> Manifest | None:
+        """Return a manifest that an index names, or None if it is not there or corrupt."""
+        manifest: Manifest | None = None
+        with image.looking_at("manifest", child.digest, child.size):
+            manifest = await self._discovery.fetch_manifest(image.target, child.digest, child)
+            self.manifests.add((child.digest, image.target.key))
+        return manifest
+
+    async def _look_at_blob(self, image: Inspection, blob: Descriptor) -> None:
+        target = image.target
+        # The blob may be left out of a layout, if the registry to which the layout will be carried
+        # has it.
+        far_repository = target.far_repository(blob.digest)
+        if far_repository is not None:
+            self.left_out.add((blob.digest, RepositoryKey(target.key.host, far_repository)))
+            return
+        request = self._blob_requests[target.store_key, blob.digest, blob.size]
+        with image.looking_at("blob", blob.digest, blob.size):
+            await request.get(partial(self._ask_for_blob, target, blob))
+            self.blobs.add((blob.digest, target.key))
+
+    async def _ask_for_blob(self, target: Repository, blob: Descriptor) -> None:
+        """Find out whether a target has a blob, and read it if that is wanted.
+
+        Raises RegistryError with status 404 if it is absent, and ContentError if it is corrupt.
+        """
+        size: int | None = None  # None if the registry does not report it
+        try:
+            size = await target.blob_size(blob.digest)
+        except SyncError as error:
+            if target.is_local or not _is_absent(error):
+                raise
+            # Some registries answer 404 to a HEAD of what a GET finds. One GET is made for each
+            # blob that seems to be missing, and its body is not read.
+            async with await target.open_blob(blob):
+                pass
+        if size is not None and size != blob.size:
+            raise ContentError(f"it has {size} bytes, its descriptor says {blob.size}")
+        # An empty JSON object, or a blob that is embedded in its descriptor, need not be read.
+        if self._reads_blobs and known_body(blob) is None:
+            self.bytes_to_read += blob.size
+            await self._read_blob(target, blob)
+            self.blobs_read += 1
+            self.bytes_read += blob.size
+
+    async def _read_blob(self, target: Repository, blob: Descriptor) -> None:
+        """Read a blob to its end and verify its digest. Raises SyncError if that fails.
+
+        If the bytes are wrong, the blob is read once more over a new connection, because a cache may
+        have been wrong.
+        """
+        reading = Reading(self._transport, target, blob)
+        tries = Tries(self._transport, target)
+        while True:
+            try:
+                async with aclosing(reading.alone()) as pieces:
+                    async for _ in pieces:
+                        pass
+                return
+            except WrongBytes:
+                if reading.is_fresh:
+                    raise
+                reading.start_again()
+            except SyncError as error:
+                await tries.wait(error)
+
+
+class Verification:
+    """Finds what targets have lost of their images, for `sync --verify`."""
+
+    def __init__(self, transport: Transport, discovery: Discovery, knowledge: Knowledge) -> None:
+        self._discovery = discovery
+        self._known = knowledge
+        self._inspector = Inspector(transport, discovery)
+        self._log = transport.machine.log
+
+    async def is_whole(self, target: Repository, reference: str, digest: str) -> bool:
+        """Ask a target for all parts of the image that a tag or digest names there.
+
+        What is missing is logged and forgotten, so that the run copies it as it always does. Raises
+        SyncError if something cannot be looked at, or if its bytes are wrong: they stay, because a
+        registry takes no other bytes under a digest that it has.
+        """
+        image = Inspection("", target, reference)
+        manifests = [digest]
+        with image.looking_at("manifest", digest, size=0):
+            top = await self._discovery.fetch_manifest(target, digest)
+            manifests += [entry.digest for entry in await self._inspector.look_below(image, top)]
+        if image.error is not None:
+            raise image.error
+
+        where = target.store_key
+        lost = set[str]()
+        for finding in image.findings:
+            if finding.finding == "corrupt":
+                hint = "delete it at the target, and run `sync --verify` again"
+                error = ContentError(finding.message, hint=hint)
+                raise error.add_context(Side.TARGET, "verify", image.target_name)
+            # This run may have brought it since it was looked for.
+            if finding.digest is not None and not self._known.is_confirmed(where, finding.digest):
+                lost.add(finding.digest)
+                self._log("warning", "part_missing", f"{image.target_name}: {finding.message}")
+        if not lost:
+            return True
+        # Nothing is believed of the image now but the blobs that were found.
+        for name in manifests:
+            manifest = self._discovery.cached_manifest(target, name)
+            for blob in manifest.blobs if manifest is not None else ():
+                if (blob.digest, target.key) in self._inspector.blobs:
+                    self._known.confirm_blob(where, blob.digest)
+        for name in (*manifests, *lost):
+            self._known.forget(where, name)
+        return False
+
+
+def _is_absent(error: SyncError) -> bool:
+    """Report whether an error says that something does not exist."""
+    return isinstance(error, RegistryError) and error.status == 404
