@@ -4,6 +4,8 @@ what of them is told or kept.
 
 from __future__ import annotations
 
+import json
+from base64 import b64encode
 from pathlib import Path
 
 import anyio
@@ -12,6 +14,7 @@ import pytest
 from conformance.content.images import Seed
 from conformance.messages import Answer, Request, error
 from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.memory import Link
 from tests.ends import only, tags
 from tests.mirrors import Mirror
 
@@ -44,6 +47,38 @@ async def test_tokens_that_are_never_accepted_end_the_request(world, tmp_path, t
     assert "AUTH_ERROR" in only(ran.failed)
     assert tokens.requests <= 3
     assert ran.seconds < 60
+
+
+@pytest.mark.parametrize("kind", ["basic", "token"])
+@pytest.mark.parametrize("wrong", ["one", "two"])
+async def test_two_logins_of_one_host_stay_apart_and_a_wrong_one_is_shown_once(
+    world, tmp_path, monkeypatch, kind, wrong
+):
+    """A file of podman's has a login for each of two namespaces: 10 repositories wait for each."""
+    users = {"one": "password-of-one", "two": "password-of-two"}
+    service: BasicAuth = BasicAuth(users)
+    if kind == "token":
+        service = TokenService(users, anonymous=False, now=anyio.current_time)
+    far = {"down": Link(latency=0.1), "up": Link(latency=0.1)}
+    mirror = Mirror(world, tmp_path, of={"source": {"auth": service, **far}})
+    names = [f"{namespace}/app{number}" for number in range(10) for namespace in users]
+    for name in names:
+        mirror.push("v1", repository=name)
+    logins = {**users, wrong: "Xyzzy-0pen-Sesame"}
+    auths = {
+        f"source.test:80/{user}": {"username": user, "password": password}
+        for user, password in logins.items()
+    }
+    monkeypatch.setenv("DOCKER_AUTH_CONFIG", json.dumps({"auths": auths}))
+    ran = await mirror.sync(*({**MAPPING, "from": name} for name in names))
+    assert ran.status == 1
+    assert sorted(ran.statuses()) == ["failed"] * 10 + ["synced"] * 10
+    assert all(f"source.test/{wrong}/" in line for line in ran.failed)
+
+    asked = mirror.source.journal.entries
+    shown = [entry.header("authorization").removeprefix("Basic ") for entry in asked]
+    assert shown.count(b64encode(f"{wrong}:{logins[wrong]}".encode()).decode()) == 1
+    assert not [entry for entry in asked if ":one/" in entry.target and ":two/" in entry.target]
 
 
 async def test_a_token_that_was_replaced_is_not_shown_either(world, tmp_path, tokens):

@@ -228,7 +228,7 @@ async def _asks_for_login(repository: RemoteRepository) -> bool:
     # request. If the first answer had challenges, as zot's has, a second 200 means that the
     # credential is valid. Without challenges the registry may have ignored it.
     challenges = answer.headers.all("www-authenticate")
-    if not await login.log_in_unasked(challenges, repository.api_name, repository.rights):
+    if not await login.log_in_unasked(challenges):
         return False
     await host.request(ping, ok=(200,))
     return bool(challenges)

@@ -10,7 +10,7 @@ Follows: docs/protocol-facts.md sections 1.12, 2.1 and 2.7.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -27,18 +27,6 @@ class Challenge(NamedTuple):
     service: str = ""
     scope: str = ""
     error: str = ""  # `invalid_token` or `insufficient_scope`
-
-    @classmethod
-    def from_json(cls, fields: object) -> Challenge | None:
-        """Build a challenge from the list of its five fields.
-
-        Returns None if the list is malformed.
-        """
-        match fields:
-            case [str(scheme), str(realm), str(service), str(scope), str(error)]:
-                return cls(scheme, realm, service, scope, error)
-            case _:
-                return None
 
 
 # A word with its value if `=` follows. The value is quoted (the closing quote may be missing) or
@@ -89,13 +77,6 @@ _SHARED_DOMAINS = r"""(?x)(?:.*\.)?(?:
     ) |  (?:ac|co|com|edu|go|gob|gov|ltd|me|mil|ne|net|nhs|nom|or|org|plc|sch)\.[a-z]{2} | [0-9.]+"""
 
 
-class _Objection(NamedTuple):
-    """The reason for refusing a realm."""
-
-    text: str  # the end of the error message
-    hint: str | None = None
-
-
 def check_realm(realm: str, registry: str, *, is_http_allowed: bool, has_credentials: bool) -> None:
     """Raise AuthError unless tokens may be requested from the URL `realm`
     (docs/protocol-facts.md section 2.7).
@@ -104,48 +85,29 @@ def check_realm(realm: str, registry: str, *, is_http_allowed: bool, has_credent
     registry itself is reached over plain http. `has_credentials` is true if the token request would
     carry credentials.
     """
-    objection = _objection_to(
-        realm, registry, is_http_allowed=is_http_allowed, has_credentials=has_credentials
-    )
-    if objection is not None:
-        # The user info before an `@` and the query after a `?` may be secrets.
-        without_query = realm.partition("?")[0]
-        without_userinfo = without_query.rpartition("@")[2]
-        shown_realm = printable(without_userinfo, 100)
-        message = f"{registry} asks for a login at {shown_realm!r}, {objection.text}"
-        raise AuthError(message, hint=objection.hint)
-
-
-def _objection_to(
-    realm: str, registry: str, *, is_http_allowed: bool, has_credentials: bool
-) -> _Objection | None:
-    """Return the reason for refusing a realm, or None if the realm is acceptable.
-
-    The parameters are the same as for `check_realm`.
-    """
     url = _split_url(realm)
+    host = _host_of(url) if url is not None else ""
+    hint: str | None = None
     if url is None:
-        return _Objection("which is not a URL")
-    if "@" in url.netloc or "#" in realm:
-        return _Objection("which holds user info or a fragment: refused")
-    is_allowed_http = url.scheme == "http" and is_http_allowed
-    if url.scheme != "https" and not is_allowed_http:
+        objection = "which is not a URL"
+    elif "@" in url.netloc or "#" in realm:
+        objection = "which holds user info or a fragment: refused"
+    elif url.scheme != "https" and not (url.scheme == "http" and is_http_allowed):
+        objection = "which is not https"
         hint = "ask the registry's operator to correct its realm"
-        return _Objection("which is not https", hint)
-
-    host = (url.hostname or "").rstrip(".")
     # All ports of this machine are trusted alike, also under different loopback names.
-    is_same_machine = is_loopback(host) and is_loopback(registry)
-    if host == registry or is_same_machine:
-        return None
-    if is_private(host):
-        return _Objection("which is a private address: refused")
-    if has_credentials and not _has_same_owner(host, registry):
-        return _Objection(
-            "which may have another owner: the credentials are not sent",
-            "use auth_type: anonymous if the images are public",
-        )
-    return None
+    elif host == registry or (is_loopback(host) and is_loopback(registry)):
+        return
+    elif is_private(host):
+        objection = "which is a private address: refused"
+    elif has_credentials and not _has_same_owner(host, registry):
+        objection = "which may have another owner: the credentials are not sent"
+        hint = "use auth_type: anonymous if the images are public"
+    else:
+        return
+    # The user info before an `@` and the query after a `?` may be secrets.
+    shown = printable(realm.partition("?")[0].rpartition("@")[2], 100)
+    raise AuthError(f"{registry} asks for a login at {shown!r}, {objection}", hint=hint)
 
 
 def _split_url(text: str) -> SplitResult | None:
@@ -157,8 +119,11 @@ def _split_url(text: str) -> SplitResult | None:
         _ = url.port  # raises ValueError if the port is not a number from 0 to 65535
     except ValueError:
         return None
-    has_host = bool((url.hostname or "").rstrip("."))
-    return url if has_host else None
+    return url if _host_of(url) else None
+
+
+def _host_of(url: SplitResult) -> str:
+    return (url.hostname or "").rstrip(".")
 
 
 def _has_same_owner(host: str, registry: str) -> bool:
@@ -179,22 +144,11 @@ def _has_same_owner(host: str, registry: str) -> bool:
 _HTML_SEARCHED = 2000
 
 
-class _ErrorEntry(NamedTuple):
-    """One element of `errors` in an error body.
-
-    A field that is missing or not a string is empty.
-    """
-
-    code: str = ""
-    message: str = ""
-
-
 class ErrorBody(NamedTuple):
     """The explanation of an error in the body of an answer."""
 
     codes: tuple[str, ...]
-    # Untrusted text of any length. Secrets must be redacted before it is shortened.
-    message: str
+    message: str  # untrusted text of any length
 
 
 def parse_error_body(body: bytes) -> ErrorBody:
@@ -208,28 +162,24 @@ def parse_error_body(body: bytes) -> ErrorBody:
         is_html = b"<" in body[:_HTML_SEARCHED]
         return ErrorBody((), "" if is_html else body.decode("utf-8", "replace"))
 
-    entries = _error_entries(document.get("errors"))
+    errors = document.get("errors")
+    entries = (
+        [each for each in errors if isinstance(each, dict)] if isinstance(errors, list) else []
+    )
     if not entries:
         # Token services, proxies and some registries send a single message, in one of these fields.
         names = ("message", "error_description", "details", "error")
-        texts = [_as_text(document.get(name)) for name in names]
-        entries = [_ErrorEntry(message=next(filter(None, texts), ""))]
-    codes = tuple(entry.code for entry in entries if entry.code)
-    sentences = [" ".join(filter(None, (entry.code, entry.message))) for entry in entries]
-    # Some registries repeat the same error for each blob.
-    unique = dict.fromkeys(filter(None, sentences))
-    return ErrorBody(codes, "; ".join(unique))
-
-
-def _error_entries(errors: object) -> list[_ErrorEntry]:
-    if not isinstance(errors, list):
-        return []
-    return [
-        _ErrorEntry(_as_text(error.get("code")), _as_text(error.get("message")))
-        for error in errors
-        if isinstance(error, dict)
+        return ErrorBody((), next(filter(None, (_text(document, name) for name in names)), ""))
+    codes = [_text(entry, "code") for entry in entries]
+    sentences = [
+        " ".join(filter(None, (code, _text(entry, "message"))))
+        for code, entry in zip(codes, entries, strict=True)
     ]
+    # Some registries repeat the same error for each blob.
+    return ErrorBody(tuple(filter(None, codes)), "; ".join(dict.fromkeys(filter(None, sentences))))
 
 
-def _as_text(value: object) -> str:
+def _text(fields: Mapping[str, object], name: str) -> str:
+    """Return a field, or "" if it is missing or not a string."""
+    value = fields.get(name)
     return value if isinstance(value, str) else ""

@@ -41,8 +41,7 @@ class Answer(NamedTuple):
 
 # A function that sends one request to a login service, and follows no redirects. Its arguments are
 # method, URL, headers, body, and the seconds of the whole exchange (None: only the connection's
-# time-outs). `check_may_send`, if given, is called before the request is sent, and may raise a
-# SyncError instead. Raises SyncError if there is no answer.
+# time-outs). Raises SyncError if there is no answer.
 Fetch = Callable[..., Awaitable[Answer]]
 
 
@@ -269,7 +268,7 @@ class CloudLogin:
         self._credential: Credential | None = None
         self.expires = math.inf  # of the credential: seconds since 1970, by the wall clock
         # The times of the next renewal and of the credential's end, by the event loop's clock.
-        self._renew_at = -math.inf
+        self.renew_at = -math.inf
         self._valid_until = -math.inf
 
         # One task holds the lock and renews the login. Other tasks wait for the lock, and see by
@@ -290,9 +289,9 @@ class CloudLogin:
         """
         renewals_before = self._renewals
         if refused is not None and refused == self._credential:
-            self._renew_at = -math.inf
+            self.renew_at = -math.inf
             self._valid_until = -math.inf
-        if anyio.current_time() < self._renew_at:
+        if anyio.current_time() < self.renew_at:
             return self._credential
 
         async with self._lock:
@@ -312,7 +311,7 @@ class CloudLogin:
             self._accept(await self._log_in(probing_metadata=is_probe), began)
         except (SyncError, ConfigError) as error:
             if began < self._valid_until:
-                self._renew_at = began + _RETRY_SECONDS
+                self.renew_at = began + _RETRY_SECONDS
             elif isinstance(error, ConfigError):  # a file that cannot be read
                 self._error = AuthError(error.message, hint=error.hint, fatal=True)
             else:
@@ -325,7 +324,7 @@ class CloudLogin:
         Without a login the metadata service is not asked again until `look_again`.
         """
         if login is None:
-            self._renew_at = math.inf
+            self.renew_at = math.inf
             return
         self._credential = login.credential
         self.expires = login.expires
@@ -335,13 +334,13 @@ class CloudLogin:
             life = math.inf
         # If the lifetime is short, use the login for at least half of it.
         time_in_use = min(life * (1 - _EARLY_SHARE), life - _EARLY_SECONDS)
-        self._renew_at = began + max(time_in_use, life / 2)
+        self.renew_at = began + max(time_in_use, life / 2)
         self._valid_until = began + life
 
     def look_again(self) -> None:
         """Ask the metadata service again if it has issued no login: it may have appeared."""
         if self._credential is None:
-            self._renew_at = -math.inf
+            self.renew_at = -math.inf
 
 
 class Clouds:

@@ -1,46 +1,64 @@
-"""The Authorization headers of requests to one registry, and the bearer tokens in them.
+"""The Authorization header of each request to one registry.
 
-Owns: the current challenge, the choice of scopes, token requests to the registry's token service.
-May not know: sockets, permits, sources of credentials, cloud logins.
-Invariants: a secret is only sent to its own registry, or to a realm that `check_realm` accepts. No
-message and no log contains a secret (I6). A refused password is not sent again, because repeated
-failures lock accounts. `authorization` never returns a header that was refused.
+Before a request, `header` says at once what to send, or NEEDED. Then the caller waits in `obtain`,
+while it holds nothing, and asks `header` again; so does who has waited for anything since. After the
+answer the caller calls `record_success`, or `refused`, which says whether another login may help.
+
+Invariants: a secret is only sent to its own registry, or to a realm that `check_realm` accepts. A
+refused password is not sent again in a run, because repeated failures lock accounts. `header` never
+returns a token that was refused.
 Follows: docs/design.md sections 3, 6 and 9, docs/protocol-facts.md sections 2 and 9.2 (R2, R9, R18,
 R19).
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from enum import Enum, auto
+from typing import NamedTuple
 from urllib.parse import urlencode
+
+import anyio
 
 from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin, Fetch, jwt_lifetime
-from _regsync.auth.credentials import Credential, Pair
-from _regsync.auth.token_cache import Scope, Scopes, Token, TokenCache, Use, union_of, use_of
-from _regsync.errors import AuthError, LoginExpired, RegistryError, SyncError
-from _regsync.net.wire import parse_retry_after
-from _regsync.text import json_object, keep_secret, mask, printable
+from _regsync.auth.credentials import Credential
+from _regsync.errors import AuthError, RegistryError, SyncError
+from _regsync.net.wire import Response, parse_retry_after
+from _regsync.text import (
+    forget_secret,
+    json_object,
+    keep_passing_secret,
+    keep_secret,
+    mask,
+    printable,
+)
+
+# What a request needs, or a token covers: repositories, each with its actions, such as
+# ("team/app", "pull,push"). The actions are sorted, because registries compare the text
+# (docs/protocol-facts.md section 2.2).
+Scopes = frozenset[tuple[str, str]]
+
+# What `header` returns if `obtain` has to be called first.
+NEEDED = "needed"
+
+# Methods that read. That a token lets them in says nothing about writing.
+_READING = ("GET", "HEAD")
 
 # The largest number of repositories that one token request names (docs/design.md section 6, rule
 # 2). Even with the longest names, the URL stays below the limits of all known servers.
 _MOST_REPOSITORIES = 8
 
 # The fraction of a token's lifetime after which the token is renewed.
-_REFRESH_AT = 0.9
+_RENEW_AT = 0.9
 
-# Seconds. The token specification requires at least this lifetime. A shorter `expires_in` is
+# Seconds. The token specification requires at least this lifetime, so a shorter `expires_in` is
 # treated as this value (docs/protocol-facts.md section 2.5).
 _SHORTEST_LIFE = 60.0
-
-# Statuses that a token service returns to a POST if it supports only GET, or only some of the POST
-# grants (Artifactory: 401, ACR: 400).
-_STATUSES_WITHOUT_POST = (400, 401, 404, 405)
 
 # Statuses with which a token service may refuse a request for several repositories although it
 # would issue a token for one of them: it refuses another repository, or the number of scopes (ghcr:
@@ -53,49 +71,35 @@ _TOKEN = r"[\x21-\x7e]{1,65536}"
 # The number of characters of a token service's explanation that are shown.
 _MOST_REASON = 198
 
-# The number of refused logins that are kept, so that queued requests do not send them again.
-_MOST_REFUSED = 64
-
-# The number of times that one request may be repeated because its token had ended.
-_MOST_RENEWALS = 5
+_REFUSED_HINT = "check the user name, and whether the password or token has expired or lacks rights"
 
 
-class Refusal(Enum):
-    """The reason why the registry refused a request's login, if another login may help."""
+class Grant(NamedTuple):
+    """A header that may be sent, and what for. Times are seconds of the event loop's clock."""
 
-    # The request had no login, or a login that may never have been sufficient for it.
-    INSUFFICIENT = auto()
+    header: str
+    scopes: Scopes
+    renew_at: float
+    renew_before_body: float  # a request with a body cannot be repeated
 
-    # The request's token was sufficient before. It was revoked, or its number of uses is limited.
-    REVOKED = auto()
-
-    # Like REVOKED, but another request's 401 has already removed the token from the cache.
-    REPLACED = auto()
+    def __repr__(self) -> str:
+        return "<Grant>"  # it holds a secret
 
 
-def may_repeat_after(refusals: list[Refusal]) -> bool:
-    """Report whether a request may be sent again after all these refusals of its login.
+def says_login_ended(answer: Response) -> bool:
+    """Report whether an answer, whose body was read, asks for a new login.
 
-    REPLACED needs no limit. Each replaced token was accepted for other requests, so these
-    requests make progress, and will end.
+    For an expired password ECR answers 400 or 403. Only its text distinguishes that from a missing
+    right.
     """
-    renewals = refusals.count(Refusal.REVOKED)
-    return refusals.count(Refusal.INSUFFICIENT) <= 1 and renewals <= _MOST_RENEWALS
+    is_expired = answer.status in (400, 403) and b"token has expired" in answer.body
+    return answer.status == 401 or is_expired
 
 
 class Authenticator:
-    """Authenticates requests to one registry, with one credential or anonymously.
-
-    The transport calls `authorization` before each request, and `record_success`, `on_unauthorized`
-    or `on_forbidden` after it. The first request to a registry is sent without a login. Its 401
-    contains the challenge that later requests answer, with the password (Basic) or with a token
-    from the registry's token service (Bearer).
+    """What one registry asks for, and the logins that answer it, with one credential or none.
 
     Several tasks may call these methods concurrently. Each call may be cancelled.
-
-    If no other login can help after a refusal, `on_unauthorized` and `on_forbidden` return None,
-    and the caller reports the registry's answer. They raise AuthError if they can explain the
-    refusal better than that answer.
     """
 
     def __init__(
@@ -107,39 +111,48 @@ class Authenticator:
         now: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        self._is_https = origin.scheme == "https"  # whether the registry is reached over TLS
-        self._host = origin.host  # the registry's host, without a port
-        self._authority = origin.authority  # `host` or `host:port`, for messages
+        self._origin = origin
         self._token_service = f"the token service of {origin.authority}"  # for messages
         self._fetch = fetch
         self._now = now  # the event loop's clock, in seconds
         self._wall = wall  # seconds since 1970
 
-        # The logins (Authorization headers and refresh tokens) that were refused recently. A task
-        # checks this list after each wait, before it sends a login.
-        self.refused_logins = deque[str](maxlen=_MOST_REFUSED)
-        # The cloud login that provides the credential, or None.
+        # The cloud login that provides the credential when it is needed, or None.
         self.cloud_login = credential if isinstance(credential, CloudLogin) else None
-        # A cloud login provides its credential later, in `_renew_cloud_login`.
+        self.credential = Credential()
         self._set_credential(credential if isinstance(credential, Credential) else Credential())
+        self._rejected: Credential | None = None  # was refused; only a cloud may replace it
+        self._refusal: SyncError | None = None  # ends all logins of this run
 
-        # The challenge that each request answers. None until the registry has sent a challenge.
+        # The challenge that each request answers. None until the registry has sent one. Its scope
+        # is empty, unless one scope is for all repositories (ECR Public: `aws`).
         self._challenge: Challenge | None = None
-        # False if `_challenge` was saved by an earlier run. Such a challenge may be out of date.
-        self._challenged_in_this_run = False
-        # Repository -> the actions ("pull" or "pull,push") that this run will need there.
-        self._planned_scopes: dict[str, str] = {}
-        self._token_cache = TokenCache(now)  # the registry's bearer tokens, issued and pending
-        # (repository, actions) -> the scope that the registry requested for them in a 401, if it
-        # differs from `repository:NAME:ACTIONS`.
-        self._scope_overrides: dict[Scope, str] = {}
+        self._is_challenge_confirmed = False  # whether it was sent in this run
+        self._wants_exact = False  # whether a token must not cover more than its request needs
+        self._learnt: dict[Scopes, str] = {}  # what to ask for instead, by what is needed
+        self._planned: dict[str, str] = {}  # the actions that this run will need, by repository
+
+        self._grants: dict[Scopes, Grant] = {}  # all tokens, the newest last
+        self._covering: dict[Scopes, Grant] = {}  # what goes with requests that need these scopes
+        # With which header the registry has let in what, and whether it was to read.
+        self._working = set[tuple[str | None, Scopes, bool]]()
+
+        # Logins are obtained one after the other, because each may serve the next request too. If
+        # tokens are exact, this holds for each set of scopes by itself. All who wait for a login
+        # share its failure.
+        self._locks = defaultdict[Scopes | None, anyio.Lock](anyio.Lock)
+        self._attempts = 0  # that have ended
+        self._failures: dict[Scopes, tuple[int, SyncError]] = {}  # each with its attempt's number
 
     def _set_credential(self, credential: Credential) -> None:
+        _retire_secret(*self.credential.secrets)
+        keep_secret(*credential.secrets)
         self.credential = credential
         self.was_accepted = False  # whether the registry has accepted this credential
-        keep_secret(*credential.secrets)
         # The OAuth2 refresh token to send to the token service, or "". The service may replace it.
-        self._refresh_token = self.credential.identity_token
+        self._refresh_token = credential.identity_token
+
+    # For messages.
 
     @property
     def is_anonymous(self) -> bool:
@@ -147,15 +160,18 @@ class Authenticator:
         return self.credential == Credential()  # its fields are empty
 
     @property
+    def service(self) -> str:
+        """The `service` of the registry's challenge. Empty if it has sent none yet."""
+        return self._challenge.service if self._challenge is not None else ""
+
+    @property
     def login_hint(self) -> str:
         """Advice for the user on how to provide a credential."""
-        hint = (
-            f"log in with a container client (docker login {self._authority}), "
-            "or configure auth_type: basic"
+        cloud = "set auth_type (ecr, gar, acr) to see why the cloud's login fails, or "
+        return (
+            f"{cloud if self.cloud_login is not None else ''}log in with a container client "
+            f"(docker login {self._origin.authority}), or configure auth_type: basic"
         )
-        if self.cloud_login is None:
-            return hint
-        return f"set auth_type (ecr, gar, acr) to see why the cloud's login fails, or {hint}"
 
     @property
     def denied_hint(self) -> str:
@@ -167,591 +183,469 @@ class Authenticator:
             )
         return f"check which rights the credentials ({self.credential.found_at}) have there"
 
-    async def _renew_cloud_login(self, refused: Credential | None = None) -> None:
-        """Update `credential` from the cloud login, if there is a cloud login.
+    def _refused_error(self, who: str, *, fatal: bool = True) -> AuthError:
+        message = f"{who} refused the credentials ({self.credential.found_at})"
+        return AuthError(message, hint=_REFUSED_HINT, fatal=fatal)
 
-        The cloud login renews an expiring credential. It also renews the credential that the
-        registry has `refused`. Raises SyncError if it has no valid credential.
-        """
-        if self.cloud_login is None:
-            return
-        credential = await self.cloud_login.credential(refused) or Credential()
-        # Setting the same credential again would reset `was_accepted` and the refresh token.
-        if credential != self.credential:
-            self._set_credential(credential)
-
-    async def _replace_refused_credential(self, refused: Credential) -> bool:
-        """Replace a refused credential if possible. Returns whether it was replaced.
-
-        Returns True if another task has already replaced it. Returns False if the credential does
-        not come from a cloud login, or if no request with it has ever succeeded. Raises SyncError
-        if the cloud issues no new credential.
-        """
-        is_current = refused == self.credential
-        if is_current and not self.was_accepted:
-            return False  # a new login of the same cloud identity would be refused too
-        await self._renew_cloud_login(refused)
-        return self.credential != refused
-
-    def has_new_challenge(self) -> bool:
-        """Report whether a request without a login has to get one, because another was refused."""
-        return self._challenge is not None
-
-    # Runs, and the state that is kept between runs.
+    # Runs, and what is kept between them.
 
     def begin(self) -> None:
-        """Start another run: discard the planned scopes, and treat the challenge as out of date."""
-        self._planned_scopes = {}
-        self._challenged_in_this_run = False
-        self.refused_logins.clear()  # the account may have been unlocked since the last run
+        """Start another run: discard what is planned and what has expired, and treat the challenge
+        as out of date.
+        """
+        now = self._now()
+        ended = {each.header for each in self._grants.values() if not _serves(each, now, False)}
+        self._drop(ended)
+        self._planned.clear()
+        self._failures.clear()
+        self._working.clear()
+        self._is_challenge_confirmed = False
+        # The account may have been unlocked since the last run.
+        self._rejected = self._refusal = None
 
     def plan_scope(self, repository: str, actions: str) -> None:
         """Declare that this run will use a repository, so that the next token request names it too.
 
         One token covers up to eight repositories (rule 2).
         """
-        planned = self._planned_scopes.get(repository, actions)
-        self._planned_scopes[repository] = union_of(planned, actions)
-
-    @property
-    def service(self) -> str:
-        """The `service` of the registry's challenge.
-
-        Empty if the registry sent no challenge yet.
-        """
-        return self._challenge.service if self._challenge is not None else ""
+        self._planned[repository] = _more(actions, self._planned.get(repository))
 
     @property
     def login_facts(self) -> list[list[str] | bool | None]:
-        """The JSON value that `restore` accepts in the next run: a list of two elements.
-
-        The first element is the list of the challenge's fields, or None if there is no challenge or
-        if the challenge may contain a secret. The second element reports whether this registry
-        needs tokens with exact scopes (`TokenCache.needs_exact_scopes`).
+        """The JSON value that `restore` accepts in the next run: the fields of the challenge, or
+        None if there is none or if it contains a secret, and whether tokens must be exact.
         """
-        fields: list[str] | None = None
-        if self._challenge is not None:
-            text = " ".join(self._challenge)
-            fields = [*self._challenge] if mask(text) == text else None
-        return [fields, self._token_cache.needs_exact_scopes]
+        fields = [*self._challenge] if self._challenge is not None else None
+        is_secret = fields is not None and any(mask(field) != field for field in fields)
+        return [None if is_secret else fields, self._wants_exact]
 
     def restore(self, login_facts: object) -> None:
-        """Restore the challenge and `needs_exact_scopes` from the `login_facts` of an earlier run.
+        """Restore the `login_facts` of an earlier run. A malformed value is ignored.
 
         With a saved challenge the first request can carry a token, which saves a 401 round trip.
-        The realm is validated when it is used. A malformed value is ignored.
+        The realm is validated when it is used.
         """
         match login_facts:
-            case [saved_challenge, bool(needs_exact_scopes)]:
-                challenge = Challenge.from_json(saved_challenge)
+            case [fields, bool(wants_exact)]:
+                self._wants_exact |= wants_exact
             case _:
                 return
-        self._token_cache.needs_exact_scopes |= needs_exact_scopes
-        if challenge is None or self._challenge is not None:
-            return
-        # The Basic scheme sends the password itself. Over plain http it is only sent if the
-        # registry has asked for it in this run (docs/protocol-facts.md section 2.6).
-        if challenge.scheme == "bearer" or self._is_https:
-            self._challenge = challenge
+        match fields:
+            # The Basic scheme sends the password itself. Over plain http it is only sent if the
+            # registry has asked for it in this run (docs/protocol-facts.md section 2.6).
+            case [str(scheme), str(), str(), str(), str()] if (
+                scheme == "bearer" or self._origin.scheme == "https"
+            ):
+                self._challenge = self._challenge or Challenge(*fields)
 
-    # Requests and refusals.
+    # Before a request.
 
-    async def authorization(
-        self, repository: str, actions: str, also: Iterable[Scope] = (), can_repeat: bool = True
-    ) -> str | None:
-        """Return the Authorization header for a request.
+    def header(self, needed: Scopes, now: float, *, for_body: bool = False) -> str | None:
+        """Return the header to send: None for none, NEEDED if `obtain` has to be called first.
 
-        Returns None if the registry has not asked for a login, or if the challenge of an earlier
-        run is out of date, which is then discarded. Raises SyncError if no token can be obtained,
-        or if the registry has already refused the password.
-
-        `also` lists other repositories that the request uses, each with its actions. `can_repeat` is
-        false for a request with a body, which cannot be sent again after a 401.
+        `now` is in seconds of the event loop's clock. `for_body`: the request cannot be repeated.
         """
-        challenge = self._challenge  # None if the registry has not asked for a login
         static_token = self.credential.registry_token  # sent as it is, without a token service
         # Over plain http, which can be overheard, it is only sent if the registry asks for a login.
-        if static_token and (challenge is not None or self._is_https):
+        if static_token and (self._challenge is not None or self._origin.scheme == "https"):
             return f"Bearer {static_token}"
-        if challenge is None:
+        if self._challenge is None:
             return None
-        if challenge.scheme == "basic":
-            await self._renew_cloud_login()
-            basic = self.credential.basic
-            if basic in self.refused_logins:  # the cloud has returned the refused password again
-                raise self._refused_error(self._authority)
-            return basic
+        grant = self._covering.get(needed)
+        return grant.header if grant is not None and _serves(grant, now, for_body) else NEEDED
 
-        needed = {repository: actions}
-        needed.update(also)
-        try:
-            return f"Bearer {await self._obtain_token(needed, can_repeat)}"
-        except (AuthError, RegistryError) as error:
-            was_login_refused = isinstance(error, AuthError) and error.fatal
-            if self._challenged_in_this_run or error.retryable or was_login_refused:
+    async def obtain(self, needed: Scopes, *, for_body: bool = False) -> None:
+        """Obtain a login. Who then finds that `header` still says NEEDED calls this again.
+
+        Concurrent callers share one request. Raises SyncError if there is no login, or if it was
+        refused.
+        """
+        attempts_before = self._attempts
+        key = self._lock_key(needed)
+        async with self._locks[key]:
+            if self._refusal is not None:
+                raise self._refusal.copy_without_context()
+            attempt, failure = self._failures.get(needed, (0, None))
+            if failure is not None and attempt > attempts_before:
+                raise failure.copy_without_context() from failure
+            if self._challenge is None or self._lock_key(needed) != key:
+                return
+            if self._find_token(needed, for_body):
+                return
+            try:
+                if self._challenge.scheme == "basic":
+                    await self._obtain_password(needed)
+                else:
+                    await self._obtain_token(needed, for_body)
+            except SyncError as error:
+                is_final = isinstance(error, AuthError) and error.fatal
+                if is_final:
+                    self._refusal = error
+                if not (self._is_challenge_confirmed or error.retryable or is_final):
+                    # The challenge was saved by an earlier run, and no longer leads to a login. The
+                    # registry answers a request without a login with the current one.
+                    self._challenge = None
+                    return
+                self._failures[needed] = (self._attempts + 1, error)
                 raise
-            # The challenge was saved by an earlier run, and its token service no longer issues
-            # tokens. The registry answers a request without a login with its current challenge.
-            self._challenge = None
-            return None
+            finally:
+                self._attempts += 1
 
-    def record_success(self, header: str, repository: str, method: str) -> None:
-        """Record that the registry accepted a request with this Authorization header."""
-        self.was_accepted = True
-        self._challenged_in_this_run = True  # the header answers it
-        token = self._token_cache.token_in(header)
-        if token is not None:
-            # After this, a 401 to the same kind of request means that the token has ended.
-            # Otherwise it could mean that the token does not grant the action.
-            token.accepted_for.add(use_of(repository, method))
+    def _lock_key(self, needed: Scopes) -> Scopes | None:
+        """Return which lock to hold for a login: that of these scopes, or None for that of all."""
+        # A password that may be wrong is sent by one task alone.
+        return needed if self._wants_exact and self.has_let_in else None
 
-    async def on_unauthorized(
-        self,
-        challenges: Iterable[str],
-        refused_header: str | None,
-        repository: str,
-        actions: str,
-        method: str = "GET",
-    ) -> Refusal | None:
-        """Adopt the challenge of a 401 answer, so that later calls of `authorization` answer it.
+    @property
+    def has_let_in(self) -> bool:
+        """Whether the registry has let in a request with a login in this run."""
+        return bool(self._working)
 
-        Returns the reason for the refusal if another login may help. Returns None if neither this
-        401 nor an earlier answer has a challenge. Raises AuthError if the challenge is not
-        supported or not safe to answer, or if there is no login but the refused login.
+    def is_on_trial(self, sent: str | None) -> bool:
+        """Report whether a header shows a password that may be wrong."""
+        return not self._working and sent is not None and sent == self.credential.basic
 
-        `challenges` are the WWW-Authenticate headers of the 401. `refused_header` is the
-        Authorization header of the refused request, or None if the request had no such header.
+    async def _renew_credential(self) -> None:
+        """Update `credential` from the cloud login, if there is one, which renews it when it is due
+        or was refused. Raises SyncError if it has none, or still the refused one.
         """
-        chosen = self._choose_challenge(challenges, was_login_sent=refused_header is not None)
-        if chosen is None:
-            return None
-        refusal = Refusal.INSUFFICIENT
-        if self.credential.registry_token:
-            if refused_header is not None:  # a static token cannot be renewed
-                raise self._refused_error(self._authority, fatal=False)
-        elif chosen.scheme == "basic":
-            await self._ensure_other_password(refused_header)
+        if self.cloud_login is None:
+            return
+        credential = await self.cloud_login.credential(self._rejected) or Credential()
+        if credential == self._rejected:
+            raise self._refused_error(self._origin.authority)
+        # Setting the same credential again would reset `was_accepted` and the refresh token.
+        if credential != self.credential:
+            self._set_credential(credential)
+
+    async def _obtain_password(self, needed: Scopes) -> None:
+        await self._renew_credential()
+        basic = self.credential.basic
+        if basic is None:
+            lack = f"{self.credential.found_at} has none"
+            if self.is_anonymous:
+                lack = "none are configured or found"
+            message = f"{self._origin.authority} asks for a user name and password, and {lack}"
+            raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
+        renew_at = math.inf
+        if self.cloud_login is not None:  # at least this request is sent before the next renewal
+            renew_at = max(self.cloud_login.renew_at, self._now() + 1.0)
+        self._covering[needed] = Grant(basic, needed, renew_at, renew_at)
+
+    def _find_token(self, needed: Scopes, for_body: bool) -> bool:
+        """Look for the newest token that serves a request. Returns whether there is one."""
+        wanted = self._wanted(needed)
+        grants: Iterable[Grant | None] = reversed([*self._grants.values()])
+        if self._wants_exact:  # at most one suffices, and there may be thousands
+            grants = [self._grants.get(wanted)]
+        is_for_all = self._challenge is not None and self._challenge.scope
+        for grant in grants:
+            if grant is None or not _serves(grant, self._now(), for_body):
+                continue
+            if wanted <= grant.scopes or is_for_all:
+                self._covering[needed] = grant
+                return True
+        return False
+
+    # Token requests.
+
+    def _wanted(self, needed: Scopes) -> Scopes:
+        """Return what to ask for: for each repository all that this run will need there."""
+        if self._wants_exact or needed in self._learnt:
+            return needed
+        return frozenset(
+            (name, _more(actions, self._planned.get(name))) for name, actions in needed
+        )
+
+    def _with_planned(self, wanted: Scopes, for_body: bool) -> Scopes:
+        """Return the wanted scopes, and planned ones that no token covers yet."""
+        is_for_all = self._challenge is not None and self._challenge.scope
+        if self._wants_exact or is_for_all or wanted in self._learnt:
+            return wanted
+        now = self._now()
+        grants = self._grants.values()
+        live = [grant.scopes for grant in grants if _serves(grant, now, for_body)]
+        covered = wanted.union(*live)
+        more = [scope for scope in self._planned.items() if scope not in covered]
+        return wanted.union(more[: _MOST_REPOSITORIES - len(wanted)])
+
+    async def _obtain_token(self, needed: Scopes, for_body: bool) -> None:
+        """Request a token, and store it. If the service may have refused it because of more scopes
+        than are needed, tokens have exact scopes from now on, and nothing is stored.
+
+        Raises SyncError if there is no token.
+        """
+        await self._renew_credential()
+        wanted = self._with_planned(self._wanted(needed), for_body)
+        began = self._now()
+        used = self.credential
+        answer = await self._request_token(wanted, needed)
+        # OAuth2 refuses a refresh token with 400 (RFC 6749 section 5.2). A new login of a cloud's
+        # identity that was never let in would be refused too.
+        is_refused = answer.status == 401 or (answer.status == 400 and self._refresh_token)
+        may_be_replaced = self.was_accepted or used != self.credential
+        if is_refused and may_be_replaced and self.cloud_login is not None:
+            self._rejected = used
+            await self._renew_credential()
+            answer = await self._request_token(wanted, needed)
+
+        # A refused password is not sent again, not even for fewer scopes.
+        is_about_scopes = answer.status in _STATUSES_FOR_SCOPES or (
+            answer.status == 401 and self.is_anonymous
+        )
+        if is_about_scopes and wanted != needed:
+            self._demand_exact()
+        elif 200 <= answer.status < 300:
+            grant = self._read_token(answer.body, wanted, began)
+            former = self._grants.pop(wanted, grant)
+            if former.header != grant.header:
+                self._drop({former.header})
+            self._grants[wanted] = self._covering[needed] = grant
         else:
-            self._check_realm(chosen)
-            use = use_of(repository, method)
-            refusal = self._handle_refused_token(chosen, refused_header, use, actions)
-        # The scope and the error apply only to the refused request.
-        self._challenge = chosen._replace(scope="", error="")
-        self._challenged_in_this_run = True
-        return refusal
+            raise self._token_error(answer, wanted, needed)
 
-    def _handle_refused_token(
-        self, challenge: Challenge, refused_header: str | None, use: Use, actions: str
-    ) -> Refusal:
-        """Drop the token that a 401 refused, and store the scope that the registry requires.
-
-        Returns the reason for the refusal. `challenge` is the challenge of the 401. `use` and
-        `actions` describe the refused request.
+    async def _request_token(self, wanted: Scopes, needed: Scopes) -> Answer:
+        """Send a token request: by POST with a refresh token (docs/protocol-facts.md section 2.4),
+        else by GET with a password or anonymously (section 2.3).
         """
-        was_login_sent = refused_header is not None
-        self._adopt_scope(challenge, use.repository, actions, was_login_sent=was_login_sent)
-        token = self._token_cache.token_in(refused_header)
-        if token is None:
-            return Refusal.INSUFFICIENT
+        challenge = self._challenge
+        # Another task may have dropped the challenge while this task waited for a cloud's login.
+        if challenge is None:
+            raise AuthError("another request has found that this host's challenge is out of date")
+        self._check_realm(challenge)
+        scope = challenge.scope or self._learnt.get(wanted) or _scope_text(wanted, needed)
+        query = [("service", challenge.service)] if challenge.service else []
+        if self._refresh_token:
+            query += [
+                ("grant_type", "refresh_token"),
+                ("client_id", "regsync"),
+                ("scope", scope),
+                ("refresh_token", self._refresh_token),
+            ]
+            headers = [("Content-Type", "application/x-www-form-urlencoded")]
+            body = urlencode(query, errors="surrogatepass").encode()
+            return await self._fetch("POST", challenge.realm, headers, body)
 
-        match challenge.error:
-            case "invalid_token":
-                may_lack_right = False
-            case "insufficient_scope":
-                may_lack_right = True
-            case _:
-                may_lack_right = use not in token.accepted_for
-        was_dropped = token.is_dropped  # by another request's 401
-        if not was_dropped:
-            self._drop_refused_token(token, {use.repository: actions})
-            # Some registries read only the first scope of a token. They refuse a valid token for a
-            # repository in another scope, without the error `insufficient_scope`.
-            is_valid = challenge.error == "insufficient_scope" or self._token_cache.is_live(
-                token, can_repeat=False
-            )
-            # Set after the drop, which would otherwise spare the tokens that cover more.
-            if token.covers_more and may_lack_right and is_valid:
-                self._token_cache.needs_exact_scopes = True
-        if may_lack_right or not token.accepted_for:
-            return Refusal.INSUFFICIENT
-        return Refusal.REPLACED if was_dropped else Refusal.REVOKED
-
-    def _drop_refused_token(self, token: Token, needed: Scopes) -> None:
-        """Drop a token that was refused for a request that needs these scopes, and similar tokens."""
-        dropped_values = self._token_cache.drop(token, needed)
-        # A queued request may be about to send a dropped token.
-        for value in dropped_values:
-            self._record_refused(f"Bearer {value}")
+        query += [("scope", word) for word in dict.fromkeys(scope.split())]
+        headers = []
+        if basic := self.credential.basic:
+            query.append(("account", self.credential.username))
+            headers = [("Authorization", basic)]
+        separator = "&" if "?" in challenge.realm else "?"
+        url = f"{challenge.realm}{separator}{urlencode(query, errors='surrogatepass')}"
+        return await self._fetch("GET", url, headers, b"")
 
     def _check_realm(self, challenge: Challenge) -> None:
         check_realm(
             challenge.realm,
-            self._host,
-            is_http_allowed=not self._is_https,
+            self._origin.host,
+            is_http_allowed=self._origin.scheme == "http",
             has_credentials=not self.is_anonymous,
         )
 
-    async def log_in_unasked(
-        self, challenges: Iterable[str], repository: str, actions: str
-    ) -> bool:
-        """Send the credential with all further requests, although the registry requires no login.
-
-        Returns False if there is no credential that can be sent. Raises AuthError in the same cases
-        as `on_unauthorized`.
-
-        `challenges` are the WWW-Authenticate headers of a successful answer. If there are no
-        challenges, the credential is sent to the registry itself by the Basic scheme.
+    def _read_token(self, body: bytes, scopes: Scopes, began: float) -> Grant:
+        """Read the answer to a token request that began at this time. Raises AuthError if it has no
+        usable token.
         """
-        await self._renew_cloud_login()
-        if self.is_anonymous:
-            return False
-        offered = [*challenges]
-        if not parse_challenges(offered):
-            can_go_to_registry = self.credential.basic or self.credential.registry_token
-            if not can_go_to_registry:
-                return False
-            offered = ["Basic"]
-        # The challenges are handled like the challenges of a 401 to a request without a login.
-        await self.on_unauthorized(offered, None, repository, actions)
-        return True
+        document = json_object(body) or {}
+        token = document.get("token") or document.get("access_token")
+        if not isinstance(token, str) or not re.fullmatch(_TOKEN, token):
+            raise AuthError(f"{self._token_service} answered without a usable token")
+        keep_secret(token)
+        refresh_token = document.get("refresh_token")
+        # If there is no refresh token to replace, tokens are requested by password.
+        if self._refresh_token and refresh_token and isinstance(refresh_token, str):
+            _retire_secret(self._refresh_token)
+            keep_secret(refresh_token)
+            self._refresh_token = refresh_token
 
-    def _choose_challenge(
-        self, challenges: Iterable[str], *, was_login_sent: bool
-    ) -> Challenge | None:
+        lifetime = document.get("expires_in")  # seconds, as a number or as a string
+        if lifetime is None:
+            lifetime = jwt_lifetime(token, self._wall())
+        # A token of unknown lifetime serves requests that can be repeated until it is refused.
+        renew_at, renew_before_body = math.inf, began + _SHORTEST_LIFE
+        with suppress(ValueError):  # `float("None")` fails if the lifetime is unknown
+            seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
+            renew_at = renew_before_body = began + seconds * _RENEW_AT
+        return Grant(f"Bearer {token}", scopes, renew_at, renew_before_body)
+
+    def _token_error(self, answer: Answer, wanted: Scopes, needed: Scopes) -> SyncError:
+        """Return the error for an error status of the token service: a RegistryError if a later
+        attempt may succeed, otherwise an AuthError.
+        """
+        who, status = self._token_service, answer.status
+        if status == 401 and not self.is_anonymous:
+            return self._refused_error(who)
+        reason = parse_error_body(answer.body).message
+        suffix = f": {printable(reason, _MOST_REASON)}" if reason else ""
+        if status in (408, 429) or status >= 500:
+            wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())
+            message = f"{who} answered {status}{suffix}"
+            return RegistryError(message, status=status, retry_after=wait)
+
+        shown = ", ".join(f"{name} ({actions})" for name, actions in _in_order(wanted, needed)[:2])
+        recipient = f"to the credentials from {self.credential.found_at}"
+        if self.is_anonymous:
+            recipient = "without credentials"
+        message = f"{who} gives no token for {shown} {recipient}: status {status}{suffix}"
+        return AuthError(message, hint=self.denied_hint)
+
+    def _demand_exact(self) -> None:
+        """Let no token cover more than its request needs."""
+        self._wants_exact = True
+        self._covering.clear()
+
+    def _drop(self, headers: set[str]) -> None:
+        """Let tokens serve no more, under whatever scopes they were issued."""
+        for grants in (self._grants, self._covering):
+            for scopes in [scopes for scopes, grant in grants.items() if grant.header in headers]:
+                del grants[scopes]
+        _retire_secret(*(header.removeprefix("Bearer ") for header in headers))
+
+    # After a request.
+
+    def record_success(self, sent: str, needed: Scopes, method: str) -> None:
+        """Record that the registry has let a request with this header in."""
+        self.was_accepted = True
+        self._is_challenge_confirmed = True  # the header answers it
+        self._working.add((sent, needed, method in _READING))
+
+    def refused(
+        self, answer: Response, sent: str | None, needed: Scopes, method: str, earlier: list[bool]
+    ) -> bool:
+        """Record that the registry has refused a request, so that `header` and `obtain` answer it.
+
+        `answer` has been read, and `sent` is the header of the request, or None. Returns whether
+        another login may help. A login that has worked has ended, and of those that have not, one
+        may be refused; `earlier` has whether those refused before had worked, and gets this one.
+        Raises AuthError if the challenge is not supported, or if the credential was refused.
+        """
+        grant = self._covering.get(needed)
+        is_current = grant is not None and grant.header == sent  # else it was replaced meanwhile
+        is_wide = grant is not None and is_current and grant.scopes != needed
+        has_worked = (sent, needed, method in _READING) in self._working
+        if is_current or not has_worked:
+            earlier.append(has_worked)
+        may_help = earlier.count(False) <= 1
+
+        is_static = bool(self.credential.registry_token)
+        if not says_login_ended(answer):
+            if is_wide:
+                # The service may have granted fewer rights, because it was asked for several
+                # repositories at once.
+                self._demand_exact()
+            is_token = sent is not None and sent.startswith("Bearer ") and not is_static
+            return is_token and may_help and (is_wide or not is_current)
+
+        chosen = self._choose_challenge(answer.headers.all("www-authenticate"), sent)
+        if chosen is None:
+            return False
+        if sent is not None and is_static:
+            raise self._refused_error(self._origin.authority, fatal=False)  # nothing renews it
+        self._adopt(chosen)
+        if chosen.scheme == "basic":
+            if sent is not None and sent == self.credential.basic:
+                self._rejected = self.credential
+                self._covering.clear()
+                # A new login of a cloud's identity that was never let in would be refused too.
+                if self.cloud_login is None or not self.was_accepted:
+                    self._refusal = self._refused_error(self._origin.authority)
+                    raise self._refusal.copy_without_context()
+            return may_help
+        if sent is not None and is_current:
+            # Other tokens for the same are older, and have probably ended too.
+            wanted = self._wanted(needed)
+            older = (each.header for each in self._grants.values() if wanted <= each.scopes)
+            self._drop({sent, *older})
+            # Some registries read only the first scope of a token, and refuse it for the others.
+            if is_wide and chosen.error != "invalid_token":
+                self._demand_exact()
+        self._learn_scope(chosen, sent, needed)
+        return may_help
+
+    def _adopt(self, challenge: Challenge) -> None:
+        """Answer a challenge from now on. Raises AuthError if its realm must not be asked."""
+        if challenge.scheme == "bearer" and not self.credential.registry_token:
+            self._check_realm(challenge)
+        if self._challenge is not None and challenge.scheme != self._challenge.scheme:
+            self._covering.clear()
+        # Other scopes, and errors, apply to the refused request alone.
+        scope_for_all = "" if ":" in challenge.scope else challenge.scope
+        self._challenge = challenge._replace(scope=scope_for_all, error="")
+        self._is_challenge_confirmed = True
+
+    def _learn_scope(self, challenge: Challenge, sent: str | None, needed: Scopes) -> None:
+        """Ask for the scope of a challenge, if it names another repository than the URL has (some
+        proxies do), or a right that we do not ask for (such as `delete`).
+        """
+        scope = challenge.scope
+        own_scope = _scope_text(needed, needed)
+        if ":" in scope and not any(f"repository:{name}:" in scope for name, _ in needed):
+            self._learnt[needed] = scope
+            self._demand_exact()
+        elif challenge.error == "insufficient_scope" and sent and scope not in own_scope:
+            # All requests with these needs get the same token, and must not lose their rights.
+            self._learnt[needed] = f"{own_scope} {scope}"
+
+    def _choose_challenge(self, challenges: Iterable[str], sent: str | None) -> Challenge | None:
         """Choose the challenge to answer: a bearer challenge, or else a basic challenge.
 
         If there is neither, the challenge that the refused login answered still applies. Returns
         None if no challenge applies. Raises AuthError if there are only unsupported challenges.
         """
         offered = parse_challenges(challenges)
-        previous = self._challenge if was_login_sent else None
+        previous = self._challenge if sent is not None else None
         bearer = [one for one in offered if one.scheme == "bearer" and one.realm]
         basic = [one for one in offered if one.scheme == "basic"]
         # If the registry has asked for tokens in this run, a single Basic challenge is ignored. By
         # accepting it, every further request would carry the password.
-        uses_tokens = (
-            self._challenged_in_this_run and previous is not None and previous.scheme == "bearer"
-        )
-        if uses_tokens:
+        if previous is not None and previous.scheme == "bearer" and self._is_challenge_confirmed:
             basic = []
         # Quay offers both. A token has fewer rights and a shorter life than a password.
         chosen = next(iter((*bearer, *basic)), previous)
         if chosen is None and offered:
             schemes = printable(", ".join(challenge.scheme for challenge in offered), 60)
-            raise AuthError(
-                f"{self._authority} asks for a login by {schemes}, which is not supported"
-            )
+            who = self._origin.authority
+            raise AuthError(f"{who} asks for a login by {schemes}, which is not supported")
         return chosen
 
-    async def _ensure_other_password(self, refused_header: str | None) -> None:
-        """Ensure that further requests carry a password, and not the password in `refused_header`.
+    async def log_in_unasked(self, challenges: Iterable[str]) -> bool:
+        """Send the credential with all further requests, although the registry requires no login.
 
-        Raises AuthError if there is no password, or if the refused password cannot be replaced.
+        Returns False if there is no credential that can be sent. Raises AuthError as `refused` does.
+
+        `challenges` are the WWW-Authenticate headers of a successful answer. If there are no
+        challenges, the credential is sent to the registry itself by the Basic scheme.
         """
-        if refused_header is not None and refused_header == self.credential.basic:
-            self._record_refused(refused_header)
-        await self._renew_cloud_login()  # if it is due; this may change `credential`
-        if self.credential.basic is None:
-            lack = f"{self.credential.found_at} has none"
-            if self.is_anonymous:
-                lack = "none are configured or found"
-            message = f"{self._authority} asks for a user name and password, and {lack}"
-            raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
-
-        is_still_refused = refused_header == self.credential.basic
-        if is_still_refused and not await self._replace_refused_credential(self.credential):
-            raise self._refused_error(self._authority)
-
-    def on_forbidden(self, refused_header: str | None) -> Refusal | None:
-        """Handle a 403 answer. Returns the reason for the refusal if another token may help.
-
-        `refused_header` is the Authorization header of the refused request.
-        """
-        has_static_token = bool(self.credential.registry_token)
-        is_bearer = refused_header is not None and refused_header.startswith("Bearer ")
-        if has_static_token or not is_bearer:
-            return None
-        token = self._token_cache.token_in(refused_header)
-        if token is None or token.is_dropped:
-            return Refusal.INSUFFICIENT  # another request has already replaced the token
-        if not token.covers_more:
-            return None  # a new token would have the same scopes
-        # The token service may have granted fewer rights, because it was asked for several
-        # repositories at once.
-        self._token_cache.needs_exact_scopes = True
-        return Refusal.INSUFFICIENT
-
-    def _record_refused(self, login: str) -> None:
-        if login not in self.refused_logins:
-            self.refused_logins.append(login)
-
-    def _refused_error(self, who: str, *, fatal: bool = True) -> AuthError:
-        hint = "check the user name, and whether the password or token has expired or lacks rights"
-        message = f"{who} refused the credentials ({self.credential.found_at})"
-        return AuthError(message, hint=hint, fatal=fatal)
-
-    def _adopt_scope(
-        self, challenge: Challenge, repository: str, actions: str, *, was_login_sent: bool
-    ) -> None:
-        """Store the scope of a 401 for later token requests, if we would request another scope.
-
-        A scope for all repositories is used for every request. Another scope is only used for this
-        repository and these actions (docs/protocol-facts.md sections 2.2 and 2.3).
-        """
-        scope = challenge.scope
-        if not scope:
-            return
-        if ":" not in scope:
-            # ECR Public uses the scope `aws` for every repository.
-            self._token_cache.scope_for_all = scope
-            return
-
-        # Some registries use another repository name in the scope than in the URL.
-        is_of_other_repository = f" repository:{repository}:" not in f" {scope}"
-        was_too_narrow = challenge.error == "insufficient_scope" and was_login_sent
-        own_scope = re.fullmatch(f"repository:{re.escape(repository)}:([^ *]+)", scope)
-        if own_scope is not None and not set(actions.split(",")) <= set(own_scope[1].split(",")):
-            # The scope is only for the refused request, such as a DELETE. All other requests with
-            # these actions get the same token, and must not lose their rights.
-            scope = f"repository:{repository}:{union_of(own_scope[1], actions)}"
-        if is_of_other_repository or was_too_narrow:
-            self._scope_overrides[repository, actions] = scope
-        if is_of_other_repository:
-            self._token_cache.needs_exact_scopes = True
-
-    # Tokens.
-
-    async def _obtain_token(self, needed: Scopes, can_repeat: bool) -> str:
-        """Return a token that covers the needed scopes, from the cache or from the token service.
-
-        Concurrent requests that can use the same token share one token request. If the task that
-        made the token request was cancelled, or its request named too many scopes, the first
-        waiting task makes another token request. Raises SyncError if no token can be obtained.
-        """
-        while True:
-            token = self._token_cache.find(needed, can_repeat)
-            if token is None:
-                token = await self._request_token(needed, can_repeat)
-            if token.value:
-                return token.value
-            if not token.done.is_set():
-                await token.done.wait()  # another task is requesting this token
-            # If exact scopes have become necessary while this task waited, the token request was
-            # for other scopes, and its error does not concern this task.
-            if token.error is not None and self._token_cache.is_sufficient(token, needed):
-                raise token.error.copy_without_context() from token.error
-
-    async def _request_token(self, needed: Scopes, can_repeat: bool) -> Token:
-        """Request a token for the needed scopes and for planned scopes, and store it in the cache.
-
-        A SyncError is not raised, but stored in the token, because it also concerns the tasks that
-        wait for the token. If the token service may have refused the planned scopes, the token has
-        neither a value nor an error, and the caller must request another token.
-        """
-        scopes = self._scopes_to_request(needed, can_repeat)
-        token = Token(scopes, covers_more=scopes != needed, requested_at=self._now())
-        self._token_cache.pending.append(token)  # so that other tasks wait for this token
-        try:
-            answer = await self._ask_token_service(scopes)
-            if token.covers_more and self._may_be_refused_for_scopes(answer):
-                self._token_cache.needs_exact_scopes = True
-            else:
-                self._complete_token(token, answer)
-        except SyncError as error:
-            token.error = error
-        finally:
-            self._token_cache.pending.remove(token)
-            token.done.set()
-
-        return token
-
-    async def _ask_token_service(self, scopes: Scopes) -> Answer:
-        """Send a token request. Repeat it if the login is refused and the cloud login renews it.
-
-        Returns the service's answer, which may have an error status. Raises SyncError in the same
-        cases as `_send_token_request`.
-        """
-        await self._renew_cloud_login()
-        sent_credential = self.credential
-        answer = await self._send_token_request(scopes)
-        if answer.status == 401 and await self._replace_refused_credential(sent_credential):
-            return await self._send_token_request(scopes)
-        return answer
-
-    def _may_be_refused_for_scopes(self, answer: Answer) -> bool:
-        """Report whether the service may have refused a token because of the planned scopes."""
-        if answer.status == 401:
-            # A refused password is not sent again, not even for fewer scopes: accounts get locked.
-            return self.is_anonymous
-        return answer.status in _STATUSES_FOR_SCOPES
-
-    def _scopes_to_request(self, needed: Scopes, can_repeat: bool) -> Scopes:
-        """Return the needed scopes, and planned scopes that no token covers yet.
-
-        Planned scopes are only added if the registry accepts one token for several repositories.
-        """
-        if self._token_cache.needs_exact_scopes or self._token_cache.scope_for_all:
-            return {**needed}
-        # Actions that this run will need in the same repositories are requested at once.
-        scopes = {
-            name: union_of(actions, self._planned_scopes.get(name, actions))
-            for name, actions in needed.items()
-        }
-        covered = self._token_cache.covered_scopes(can_repeat)
-        for name, actions in self._planned_scopes.items():
-            if len(scopes) < _MOST_REPOSITORIES and (name, actions) not in covered:
-                scopes.setdefault(name, actions)
-        return scopes
-
-    async def _send_token_request(self, scopes: Scopes) -> Answer:
-        """Request a token with the refresh token, with the password, or anonymously.
-
-        If the service supports no refresh tokens, the password is used, and the refresh token is
-        discarded. Returns the service's answer, which may have an error status. Raises SyncError if
-        there is no answer, or if the realm must not be contacted.
-        """
-        challenge = self._challenge
-        # Another task may have dropped the challenge while this task waited for a cloud's login.
-        if challenge is None:
-            raise AuthError(
-                "another request to this host has found that the challenge is out of date"
-            )
-        self._check_realm(challenge)
-        scope = self._scope_text(scopes)
-        if not self._refresh_token:
-            return await self._request_by_get(challenge, scope)
-
-        answer = await self._request_by_post(challenge, scope)
-        has_password = self.credential.basic is not None
-        may_support_only_get = answer.status in _STATUSES_WITHOUT_POST
-        if may_support_only_get and has_password:
-            answer = await self._request_by_get(challenge, scope)
-            if answer.status == 200:
-                # The service accepts the password by GET. Do not try POST again.
-                self._refresh_token = ""
-        return answer
-
-    def _scope_text(self, scopes: Scopes) -> str:
-        if self._token_cache.scope_for_all:
-            return self._token_cache.scope_for_all
-        return " ".join(
-            self._scope_overrides.get((name, actions)) or f"repository:{name}:{actions}"
-            for name, actions in scopes.items()
-        )
-
-    async def _request_by_post(self, challenge: Challenge, scope: str) -> Answer:
-        """Request a token by POST, with the refresh token (docs/protocol-facts.md section 2.4)."""
-        form = [
-            ("grant_type", "refresh_token"),
-            *_service_of(challenge),
-            ("client_id", "regsync"),
-            ("scope", scope),
-            ("refresh_token", self._refresh_token),
-        ]
-        headers = [("Content-Type", "application/x-www-form-urlencoded")]
-        body = urlencode(form, errors="surrogatepass").encode()
-        return await self._fetch_unless_refused(
-            "POST", challenge.realm, headers, body, login=self._refresh_token
-        )
-
-    async def _request_by_get(self, challenge: Challenge, scope: str) -> Answer:
-        """Request a token by GET, with the password or anonymously.
-
-        See docs/protocol-facts.md section 2.3.
-        """
-        query = _service_of(challenge)
-        query += [("scope", word) for word in dict.fromkeys(scope.split())]
-        headers: list[Pair] = []
-        basic = self.credential.basic
-        if basic:
-            query.append(("account", self.credential.username))
-            headers.append(("Authorization", basic))
-        separator = "&" if "?" in challenge.realm else "?"
-        url = f"{challenge.realm}{separator}{urlencode(query, errors='surrogatepass')}"
-        return await self._fetch_unless_refused("GET", url, headers, b"", login=basic or "")
-
-    async def _fetch_unless_refused(
-        self, method: str, url: str, headers: list[Pair], body: bytes, *, login: str
-    ) -> Answer:
-        """Send one request to the token service, and return its answer.
-
-        `login` is the secret in the request, or "". If the service has already refused this login,
-        the request is not sent, and the method returns an answer with status 401. A login that the
-        service refuses now is recorded as refused.
-        """
-
-        def check_login() -> None:
-            if login in self.refused_logins:
-                raise LoginExpired("the login was refused to another request")
-
-        try:
-            check_login()
-            # `_fetch` checks again before it sends the request, because it may wait before.
-            answer = await self._fetch(method, url, headers, body, check_may_send=check_login)
-        except LoginExpired:
-            return Answer(401, {}, b"")
-        if answer.status == 401 and login:
-            self._record_refused(login)
-        return answer
-
-    def _complete_token(self, token: Token, answer: Answer) -> None:
-        """Complete a pending token with the token service's answer, and add it to the cache.
-
-        Raises AuthError or RegistryError if the answer does not contain a token.
-        """
-        if not 200 <= answer.status < 300:
-            raise self._token_error(answer, token.scopes)
-        document = json_object(answer.body) or {}
-        value = document.get("token") or document.get("access_token")
-        if not isinstance(value, str) or not re.fullmatch(_TOKEN, value):
-            raise AuthError(f"{self._token_service} answered without a usable token")
-
-        lifetime = document.get("expires_in")  # seconds, as a number or as a string
-        if lifetime is None:
-            lifetime = jwt_lifetime(value, self._wall())
-        with suppress(ValueError):  # `float("None")` fails if the lifetime is unknown
-            seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
-            token.renew_at = token.requested_at + seconds * _REFRESH_AT
-        refresh_token = document.get("refresh_token")
-        # If there is no refresh token to replace, tokens are requested by password.
-        if self._refresh_token and refresh_token and isinstance(refresh_token, str):
-            self._refresh_token = refresh_token
-            keep_secret(refresh_token)
-
-        token.value = value
-        self._token_cache.add(token)
-        keep_secret(value)
-        with suppress(ValueError):  # the service may have issued a refused token again
-            self.refused_logins.remove(f"Bearer {value}")
-
-    def _token_error(self, answer: Answer, scopes: Scopes) -> SyncError:
-        """Return the error for an error status of the token service.
-
-        Returns a RegistryError if a later attempt may succeed, otherwise an AuthError. `scopes` are
-        the scopes of the token request.
-        """
-        who = self._token_service
-        status = answer.status
-        if status == 401 and not self.is_anonymous:
-            return self._refused_error(who)
-
-        reason = parse_error_body(answer.body).message
-        suffix = f": {printable(reason, _MOST_REASON)}" if reason else ""
-        is_temporary = status in (408, 429) or status >= 500
-        if is_temporary:
-            wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())
-            message = f"{who} answered {status}{suffix}"
-            return RegistryError(message, status=status, retry_after=wait)
-
-        # The needed scopes come first; the planned scopes follow.
-        first_two = [*scopes.items()][:2]
-        shown_scopes = ", ".join(f"{name} ({actions})" for name, actions in first_two)
-        recipient = f"to the credentials from {self.credential.found_at}"
-        if self.is_anonymous:
-            recipient = "without credentials"
-        message = f"{who} gives no token for {shown_scopes} {recipient}: status {status}{suffix}"
-        return AuthError(message, hint=self.denied_hint)
+        await self._renew_credential()
+        challenge = self._choose_challenge(challenges, None) or Challenge("basic")
+        is_for_service = challenge.scheme == "bearer" and not self.is_anonymous
+        if not (is_for_service or self.credential.basic or self.credential.registry_token):
+            return False
+        self._adopt(challenge)
+        return True
 
 
-def _service_of(challenge: Challenge) -> list[Pair]:
-    return [("service", challenge.service)] if challenge.service else []
+def _retire_secret(*secrets: str) -> None:
+    """Mask secrets that have ended a while longer, because a late answer may repeat them."""
+    keep_passing_secret(*secrets)
+    forget_secret(*secrets)
+
+
+def _serves(grant: Grant, now: float, for_body: bool) -> bool:
+    return now < (grant.renew_before_body if for_body else grant.renew_at)
+
+
+def _more(actions: str, planned: str | None) -> str:
+    """Return the larger of two sets of actions: `pull` or `pull,push`."""
+    return max(actions, planned or "", key=len)
+
+
+def _in_order(scopes: Scopes, needed: Scopes) -> list[tuple[str, str]]:
+    """Return scopes in order: needed repositories first, and those that are written to."""
+    names = {name for name, _ in needed}
+    return sorted(scopes, key=lambda scope: (scope[0] not in names, "push" not in scope[1], scope))
+
+
+def _scope_text(scopes: Scopes, needed: Scopes) -> str:
+    return " ".join(f"repository:{name}:{actions}" for name, actions in _in_order(scopes, needed))

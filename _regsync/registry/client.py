@@ -31,7 +31,7 @@ from _regsync.addresses import DEFAULT_PORTS, Origin, is_private
 from _regsync.auth.challenge import parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.auth.tokens import Authenticator, Refusal, may_repeat_after
+from _regsync.auth.tokens import NEEDED, Authenticator, Scopes, says_login_ended
 from _regsync.config import Registry
 from _regsync.errors import (
     AuthError,
@@ -54,6 +54,7 @@ from _regsync.registry.limits import (
     HostLimits,
     Lane,
     Retry,
+    Trial,
     Turn,
     is_gateway_failure,
     quota_wait,
@@ -63,6 +64,9 @@ from _regsync.text import duration_text, keep_passing_secret, one_line, printabl
 # How many redirects of one request are followed (R4).
 _MOST_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
+
+# How often a request is repeated with a new login.
+_MOST_LOGINS = 2
 
 # How many bytes of an error's body are read (R14). Manifests and listings have limits of their own.
 ERROR_BODY = 64 * 1024
@@ -148,14 +152,12 @@ class Run:
         headers: list[Pair],
         body: bytes,
         seconds: float | None = None,
-        check_may_send: Callable[[], None] = lambda: None,
     ) -> Answer:
         """Send a request to a login service, under no permit (I8). No redirect is followed (R2).
 
         `client` is that of the registry which names the service, None for a cloud's own service,
         whose modules retry by themselves. The response has to arrive within `seconds`.
-        `check_may_send` is called before the request is sent, and passed to Pool.exchange. Raises
-        WireError if no response arrives, and RegistryError if the service is away.
+        Raises WireError if no response arrives, and RegistryError if the service is away.
         """
         # `url` is absolute. It is resolved only to check it and to split it.
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
@@ -167,7 +169,7 @@ class Run:
         headers = [USER_AGENT, ("Accept", "application/json"), *headers]
         request = Request(method, target, tuple(headers), body)
         is_foreign = client is not None and origin != client.origin
-        ask = partial(self._ask, origin, request, seconds, check_may_send, is_foreign=is_foreign)
+        ask = partial(self._ask, origin, request, seconds, is_foreign=is_foreign)
         if client is None:
             return await ask()
 
@@ -192,20 +194,11 @@ class Run:
         raise failure
 
     async def _ask(
-        self,
-        origin: Origin,
-        request: Request,
-        seconds: float | None,
-        check_may_send: Callable[[], None],
-        *,
-        is_foreign: bool,
+        self, origin: Origin, request: Request, seconds: float | None, *, is_foreign: bool
     ) -> Answer:
         """Send the request of `fetch` once. Raises TimedOut after `seconds`, if they are given."""
-        check_may_send()
         with anyio.move_on_after(seconds):
-            async with await self.pool.exchange(
-                origin, request, check_may_send=check_may_send, is_foreign=is_foreign
-            ) as response:
+            async with await self.pool.exchange(origin, request, is_foreign=is_foreign) as response:
                 # The path is not logged, because some metadata services return credentials to
                 # anybody who knows it.
                 trace = f"{request.method} {origin} -> {response.status}"
@@ -252,6 +245,11 @@ class Call(NamedTuple):
     # How long the response may take after the request was sent. `request` does not repeat a request
     # that had this time. None: the default.
     seconds: float | None = None
+
+    @property
+    def scopes(self) -> Scopes:
+        """What its token has to cover."""
+        return frozenset(((self.repository, self.rights), *self.other_rights))
 
     @property
     def shown_path(self) -> str:
@@ -332,6 +330,9 @@ class RegistryClient:
             wall=run.machine.wall,
         )
 
+        # A password that is refused again and again locks its account.
+        self._trial = Trial(limits, lambda: self.authenticator.has_let_in)
+
         # Whether this run uses the client. A client that a run did not use is dropped.
         self.is_used = True
 
@@ -407,11 +408,13 @@ class RegistryClient:
         is sent once (I7), so the caller has to handle a refused login, and a success that arrives
         before the last byte was sent. `turn` was taken for it already.
         """
-        refusals: list[Refusal] = []
+        refusals: list[bool] = []
         while True:
             authorization = await self._log_in(call, can_repeat=body is None)
             if turn is None:
-                (turn,) = await self._run.gate.enter(self.lane_of(call))
+                on_trial = [self._trial] if self.authenticator.is_on_trial(authorization) else []
+                turn, *places = await self._run.gate.enter(self.lane_of(call), *on_trial)
+                turn.places = places
             exchange = Exchange(call, call.origin or self.origin, turn, authorization, body)
             exchange.is_home = exchange.origin == self.origin
             turn = None  # it ends with the exchange
@@ -430,13 +433,10 @@ class RegistryClient:
                 return exchange
             async with exchange as response:
                 await response.read(ERROR_BODY)
-                is_about_login = response.status in (401, 403) and exchange.is_home
-                if not is_about_login or body is not None:
+                is_denied = response.status == 403 or says_login_ended(response)
+                if not is_denied or not exchange.is_home or body is not None:
                     raise self.refusal(exchange)
-                if not self.limits.has_answered:  # the others wait until this one has its login
-                    await self.refresh_login(exchange, refusals)
-                    continue
-            await self.refresh_login(exchange, refusals)
+                self.refresh_login(exchange, refusals)
 
     async def _follow(self, exchange: Exchange) -> None:
         """Send a request, and follow its redirects (R4)."""
@@ -499,49 +499,39 @@ class RegistryClient:
         self._raise_if_stopped()
         if call.origin not in (None, self.origin):
             return None
+        login, scopes = self.authenticator, call.scopes
         with self._stopping():
-            return await self.authenticator.authorization(
-                call.repository, call.rights, call.other_rights, can_repeat
-            )
+            while True:
+                header = login.header(scopes, anyio.current_time(), for_body=not can_repeat)
+                if header is not NEEDED:
+                    return header
+                await login.obtain(scopes, for_body=not can_repeat)
 
     def _check_login(self, call: Call, authorization: str | None) -> None:
         """Raise the error of a client that was stopped meanwhile. Raises LoginExpired if the login
         was refused to another request, or if the registry has asked another one for a login.
         """
         self._raise_if_stopped()
-        login = self.authenticator
         if call.origin not in (None, self.origin):
             return  # no login goes there
-        if authorization is None:
-            is_outdated = login.has_new_challenge()
-        else:
-            is_outdated = authorization in login.refused_logins
-        if is_outdated:
+        if self.authenticator.header(call.scopes, anyio.current_time()) != authorization:
             raise LoginExpired("another request has shown that this one needs another login")
 
-    async def refresh_login(self, refused: Exchange, refusals: list[Refusal]) -> None:
-        """Handle an answer with status 401 or 403, whose body was read. Returns if its request may
-        be repeated with a new login. Otherwise raises the refusal as an error.
+    def refresh_login(
+        self, refused: Exchange, refusals: list[bool], most: int = _MOST_LOGINS
+    ) -> None:
+        """Handle an answer that refuses a login, whose body was read. Returns if its request may be
+        repeated with a new login, as it may `most` times. Otherwise raises the refusal as an error.
 
-        `refusals` are the earlier refusals of the request; the new one is added.
+        `refusals` are the earlier ones of the request (see `Authenticator.refused`).
         """
-        login, call, response = self.authenticator, refused.call, refused.response
-        # For an expired password ECR answers 403 instead of 401. Only the text of the body
-        # distinguishes that from a missing right.
-        is_unauthorized = response.status == 401 or b"token has expired" in response.body
+        call = refused.call
         with self._stopping():
-            if is_unauthorized:
-                challenges = response.headers.all("www-authenticate")
-                refusal = await login.on_unauthorized(
-                    challenges, refused.authorization, call.repository, call.rights, call.method
-                )
-            else:
-                refusal = login.on_forbidden(refused.authorization)
-        if refusal is not None:  # else no other login would help
-            refusals.append(refusal)
-            if may_repeat_after(refusals):
-                return
-        raise self.refusal(refused)
+            may_help = self.authenticator.refused(
+                refused.response, refused.authorization, call.scopes, call.method, refusals
+            )
+        if not may_help or len(refusals) > most:
+            raise self.refusal(refused)
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
@@ -563,7 +553,7 @@ class RegistryClient:
         login = exchange.authorization
         # With 429 or 5xx the server may not have checked the login.
         if login is not None and status < 500 and status not in (401, 403, 429):
-            self.authenticator.record_success(login, exchange.call.repository, exchange.call.method)
+            self.authenticator.record_success(login, exchange.call.scopes, exchange.call.method)
         # Until a registry has answered a request with its login, one request goes at a time.
         is_first_refusal = exchange.is_home and status == 401 and not self.limits.has_answered
         retry_after = self._asked_wait(response)

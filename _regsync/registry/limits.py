@@ -443,6 +443,17 @@ class Streams:
         self.host.wake()
 
 
+class Trial(Streams):
+    """Requests that show a password which may be wrong: one at a time, until one is let in."""
+
+    def __init__(self, host: HostLimits, is_over: Callable[[], bool]) -> None:
+        super().__init__(host)
+        self._is_over = is_over
+
+    def opens_at(self) -> float:
+        return math.inf if self.used and not self._is_over() else -math.inf
+
+
 Need = HostLimits | Lane | Streams
 
 
@@ -454,6 +465,7 @@ class Turn:
         self.number = lane.admitted
         self.began = now
         self.is_probe = lane.host.is_away
+        self.places: list[Streams] = []  # what is given back with the permit
         self._is_in_window = self._has_permit = True
 
     def record_answer(self, status: int, now: float, retry_after: float = 0.0) -> None:
@@ -473,6 +485,8 @@ class Turn:
         if not self._has_permit:
             return
         self._has_permit = False
+        for place in self.places:
+            place.leave()
         self.lane.used -= self._is_in_window
         self._is_in_window = False
         host = self.lane.host

@@ -15,7 +15,7 @@ import re
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-from _regsync.auth.tokens import Refusal
+from _regsync.auth.tokens import says_login_ended
 from _regsync.errors import (
     AuthError,
     ContentError,
@@ -43,6 +43,9 @@ _MIB = 1024 * 1024
 
 _OCTETS: Header = ("Content-Type", "application/octet-stream")
 _ANY_STATUS = range(600)
+
+# How often a blob goes on with a new login after one of its bodies was refused.
+_MOST_LOGINS = 5
 
 
 class UploadTarget(Protocol):
@@ -75,7 +78,7 @@ class Upload:
         self.mount_status = 0  # of the answer to the last request to mount; 0: none
         self._end = 0  # the offset after the body that is being sent
         self._was_throttled = False  # whether the session's last body was refused with 429
-        self._login_refusals: list[Refusal] = []  # of the requests with a body
+        self._login_refusals: list[bool] = []  # of the requests with a body
 
     async def start(self, mount_from: str | None = None) -> bool:
         """Mount the blob, or open a session. Returns True if the repository has the blob now, and
@@ -195,8 +198,9 @@ class Upload:
             self._leave_broken()  # the answer does not say what became of the body
         elif is_gone or not (self.in_chunks or self._was_throttled):
             self.session = ""
-        if response.status == 401 and self._origin == self._host.origin:
-            await self._host.refresh_login(exchange, self._login_refusals)
+        is_login_over = says_login_ended(response)
+        if is_login_over and self._origin == self._host.origin:
+            self._host.refresh_login(exchange, self._login_refusals, _MOST_LOGINS)
             raise LoginExpired("the login expired during the upload")
         error = self._host.refusal(exchange)
         error.is_session_gone = error.is_session_gone or is_gone

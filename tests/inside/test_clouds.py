@@ -15,10 +15,8 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.addresses import Origin
 from _regsync.auth.cloud import CloudEnvironment, CloudLogin, CloudModule, Clouds, Login
 from _regsync.auth.credentials import Credential
-from _regsync.auth.tokens import Authenticator
 from _regsync.config import Registry
 from _regsync.edge import using
 from _regsync.errors import AuthError, ConfigError, ConnectFailed, ContentError, SyncError, TimedOut
@@ -555,28 +553,6 @@ async def test_a_password_that_is_refused_twice_stops_the_registry(cloud: Cloud)
         assert len(cloud.asked) == 2
         assert {each["error"]["code"] for each in ran.images} == {"AUTH_ERROR"}
         assert "(a cloud of the tests)" in ran.err
-
-
-async def test_a_refused_password_that_a_cloud_gives_again_serves_nobody(cloud: Cloud) -> None:
-    """Whoever asks next hears it, where the task that heard the 401 was cancelled."""
-    cloud.given = [Login(cloud.credential(1), math.inf), Login(cloud.credential(1), math.inf)]
-    login = Authenticator(
-        origin=Origin("https", ECR, 443),
-        credential=chain(),
-        fetch=machine().fetch,
-        now=anyio.current_time,
-        wall=anyio.current_time,
-    )
-    await login.on_unauthorized(["Basic"], None, "app", "pull")
-    used = await login.authorization("app", "pull")
-    login.record_success(used, "app", "GET")
-    cloud.takes = 10.0
-    with anyio.move_on_after(1):
-        await login.on_unauthorized(["Basic"], used, "app", "pull")
-    with pytest.raises(AuthError, match="a cloud of the tests") as caught:
-        await login.authorization("app", "pull")
-    assert caught.value.fatal
-    assert len(cloud.asked) == 3
 
 
 async def test_a_login_that_was_never_good_is_not_asked_for_again(cloud: Cloud) -> None:

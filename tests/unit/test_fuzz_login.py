@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import base64
 import json
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from _regsync.addresses import Origin
 from _regsync.auth.cloud import Answer
 from _regsync.auth.credentials import Credential, Pair, find_credential
-from _regsync.auth.tokens import Authenticator
+from _regsync.auth.tokens import NEEDED, Authenticator
 from _regsync.config import Config, registry_for
 from _regsync.errors import AuthError, SyncError
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
@@ -205,11 +207,14 @@ def test_any_token_answers_give_a_header_or_one_error(answers, challenges, crede
             wall=lambda: now,
         )
         login.plan_scope("other", "pull")
-        used = None
+        used, needed = None, frozenset({("app", "pull")})
         for challenge in challenges:
+            headers = SimpleNamespace(all=lambda _, challenge=challenge: [challenge])
+            refusal: Any = SimpleNamespace(status=401, headers=headers, body=b"")
             try:
-                if await login.on_unauthorized([challenge], used, "app", "pull"):
-                    used = await login.authorization("app", "pull", can_repeat=False)
+                if login.refused(refusal, used, needed, "GET", []):
+                    while (used := login.header(needed, now, for_body=True)) is NEEDED:
+                        await login.obtain(needed, for_body=True)
             except SyncError as error:
                 shown.append(str(error))
                 continue
