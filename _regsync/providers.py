@@ -16,10 +16,6 @@ from typing import Literal, NamedTuple, cast
 
 Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "unknown"]
 
-# How the body of a blob is sent after the POST that starts its upload (docs/protocol-facts.md
-# section 1.7). put: one PUT with the body. patch: one PATCH without Content-Range, then an empty
-# PUT. chunks: PATCHes with `Content-Range: start-end`, then an empty PUT.
-
 # Bytes of one request for registries that accept no larger body (docs/specification.md section 8.2).
 CHUNK = 16 * 1024 * 1024
 
@@ -58,10 +54,6 @@ class Dialect(NamedTuple):
     page_size: int = 1000  # tags requested per page of a listing
     listing_has_digests: bool = False  # whether a listing has the digest of each tag
     per_project: bool = False  # whether each first segment of a repository has its own windows
-
-    # The action whose requests `ratelimit-remaining` counts. None: the action of the request whose
-    # response has this header.
-    quota_action: str | None = None
 
 
 # Actions that occur in several windows.
@@ -139,7 +131,6 @@ _DOCKER_HUB = Dialect(
     # docs/protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)
     # The pull quota counts GETs of manifests but not HEADs. Responses to both have its header.
     # https://github.com/docker/docs/blob/bb3cdd21c88e3ca4ac1bbf88d75238e7622d5997/content/manuals/docker-hub/usage/pulls.md
-    quota_action="manifest_get",
     limits=(Limits(_HEADS, 8), Limits("manifest_get", 1), Limits(f"tag_list blob_get {_WRITES}")),
 )
 
@@ -172,9 +163,8 @@ _CONTAINER_REGISTRY = _ARTIFACT_REGISTRY._replace(hosts=r"(?:[a-z]+\.)?gcr\.io")
 _GHCR = Dialect(
     r"ghcr\.io",
     # docs/protocol-facts.md section 7.1 (host, upload, rate)
-    # Reports about PATCH with Content-Range contradict each other. All reports agree that a PATCH
-    # with the whole body and without Content-Range works.
-    # cirruslabs/tart#179, https://github.com/ocx-sh/ocx/pull/237
+    # Reports about PATCH with Content-Range contradict each other, so it comes after a PUT that was
+    # refused or reset twice: cirruslabs/tart#179, https://github.com/ocx-sh/ocx/pull/237
     takes_chunks=True,
     # 2,000 requests per minute according to users. GitHub does not document the limit.
     # https://github.com/clowdhaus/ocync/blob/7d433c5caee1b1cf8e2420c62086c528bb111064/docs/src/content/registries/ghcr.md

@@ -1,6 +1,6 @@
 """What registries have answered, in this run and in earlier ones, and what of it is believed.
 
-Owns: the file `state.db` and its lock; the one rule of belief (`Knowledge.is_held`); the times from
+Owns: the file `state.db` and its lock; the one rule of belief (`Knowledge._is_held`); the times from
 which `min_age` counts.
 May not know: how requests are made, what is copied, and when.
 Invariants: every entry was made from a registry's answer. A wrong entry costs requests, and never
@@ -9,9 +9,9 @@ a run.
 Follows: docs/specification.md section 1.1 (three-step look-up), docs/design.md sections 6 (rules
 10, 11), 7 and 8.
 
-The file has one relation and one table of notes. `held` says that a repository holds a digest, and
-why: because of an answer about the digest itself, or because of a manifest that names it. `note` has
-everything else, by key. `Knowledge` has the same relation for this run, in front of the file: an answer
+The file has one relation and one table of notes, and the numbers of repositories. `held` says that a
+repository holds a digest, and why: because of an answer about the digest itself, or because of a
+manifest that names it. `note` has everything else, by key. `Knowledge` has the same relation for this run, in front of the file: an answer
 of this run is one whose time is later than all times in the file.
 """
 
@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import anyio
 
@@ -337,7 +337,8 @@ class StateFile:
         except FileNotFoundError:
             return  # there is no state yet
 
-        uri = f"{Path(self._path).absolute().as_uri()}?mode={'rw' if self.is_writer else 'ro'}"
+        path = os.path.abspath(self._path).replace(os.sep, "/").lstrip("/")
+        uri = f"file:///{quote(os.fsencode(path))}?mode={'rw' if self.is_writer else 'ro'}"
         patience = _WRITER_PATIENCE if self.is_writer else _READER_PATIENCE
         database = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
         self._connection = database

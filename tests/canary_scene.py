@@ -647,7 +647,7 @@ def arranged(
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "sync": ("sync", "-vv", "--json", "-c", "FILE"),
-    "sync, its log": ("sync", "--recheck", "-vv", "--log-format", "json", "-c", "FILE"),
+    "sync, its log": ("sync", "--recheck", "--verify", "-vv", "--log-format", "json", "-c", "FILE"),
     "sync --dry-run": ("sync", "--dry-run", "-vv", "--json", "-c", "FILE"),
     "lock": ("lock", "-vv", "--recheck", "-c", "FILE"),
     "lock --check": ("lock", "-vv", "--recheck", "--check", "-c", "FILE"),

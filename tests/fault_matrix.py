@@ -424,7 +424,7 @@ def _disk(where: str) -> Strike:
 
     `write` and `read` fail in the kernel, because the descriptor is of another device or cannot be
     read; the others fail by themselves. What a full disk does to the state is
-    tests/inside/test_database.py's.
+    tests/test_hostile_files.py's.
     """
 
     @contextlib.asynccontextmanager

@@ -435,7 +435,7 @@ def test_a_target_that_lies_about_every_blob_gets_no_tag(world):
     assert not world.target.app.tags("app")
 
 
-# What tests/inside/test_tokens.py tells of words and lifetimes is not repeated here.
+# What tests/unit/test_tokens.py tells of words and lifetimes is not repeated here.
 TOKENS: dict[str, tuple[Answer, str, int]] = {
     "a page": (HTML, "usable token", 4),
     "not found": (Response(404), "404", 4),

@@ -294,4 +294,4 @@ def test_a_digest_in_a_field_is_shown():
         "-",
         stdin=json.dumps({"registries": {"a": {"url": "h.test"}}, "mappings": [mapping]}),
     )
-    assert f"app:v1@sha256:{'a' * 64}' has" in ran.err
+    assert f"app:v1@sha256:{'a' * 64}'" in ran.err

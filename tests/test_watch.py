@@ -197,8 +197,8 @@ async def test_an_outcome_that_comes_back_or_changes_is_said_again(stage):
     assert [line.partition(": ")[2][:14] for line in lines(ran, "failed ")] == [
         "SOURCE_ERROR: ",
         "SOURCE_ERROR: ",
-        "AUTH_ERROR: lo",
-        "AUTH_ERROR: lo",
+        "AUTH_ERROR: fe",
+        "AUTH_ERROR: fe",
     ]
     assert len(lines(ran, "no longer failing")) == 1
 

@@ -1,6 +1,6 @@
 """The interface of a repository for a copy, implemented for registries and for image layouts.
 
-Owns: the methods that `remote` and the layouts have in common; the meaning of a refused manifest.
+Owns: the methods that `endpoints` and the layouts have in common; the meaning of a refused manifest.
 May not know: HTTP, files, which images are copied where, and why.
 Follows: OCI distribution-spec 1.1, docs/design.md sections 7 and 13.
 """
@@ -131,10 +131,12 @@ class Repository(Locked, Protocol):
         """Return a context that adds side, operation and reference to each error raised in it."""
 
     def reading_needs(self, size: int) -> tuple[Need, ...]:
-        """Return what reading a blob of this size needs. A lane comes first."""
+        """Return what reading a blob of this size needs. At a registry its lane comes first."""
 
     def writing_needs(self, size: int, *, in_chunks: bool = False) -> tuple[Need, ...]:
-        """Return what sending a blob of this size needs. A lane comes first."""
+        """Return what sending a blob of this size needs. At a registry the lane of a whole body comes
+        first; each chunk enters by itself.
+        """
 
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return all tags. The values are digests if the listing contains them, otherwise None.
