@@ -11,8 +11,9 @@ Follows: docs/specification.md section 1.1 (three-step look-up), docs/design.md 
 
 The file has one relation and one table of notes, and the numbers of repositories. `held` says that a
 repository holds a digest, and why: because of an answer about the digest itself, or because of a
-manifest that names it. `note` has everything else, by key. `Knowledge` has the same relation for this run, in front of the file: an answer
-of this run is one whose time is later than all times in the file.
+manifest that names it. `note` has everything else, by key. `Knowledge` has the same relation for
+this run, in front of the file: an answer of this run is one whose time is later than all times in
+the file.
 """
 
 from __future__ import annotations
