@@ -160,7 +160,7 @@ async def test_many_who_find_a_registry_busy_come_in_the_order_in_which_they_cam
 
 
 @pytest.mark.provokes("upload_abandoned")
-@pytest.mark.parametrize("cap", [2, 3])
+@pytest.mark.parametrize("cap", [1, 2, 3])
 async def test_a_registry_that_takes_chunks_only_is_no_trap_for_bodies_that_wait(
     world: Virtual, cap: int
 ) -> None:
@@ -174,3 +174,25 @@ async def test_a_registry_that_takes_chunks_only_is_no_trap_for_bodies_that_wait
     ran = await within_ten_minutes(world, registries, {"from": "app", "tags": tags("*")})
     assert ran.statuses() == ["synced"] * 8, ran.err
     assert all(held(target, "app", image) for image in images)
+
+
+@pytest.mark.provokes("upload_abandoned")
+async def test_chunks_both_ways_between_two_registries_with_one_permit_each_arrive(
+    world: Virtual,
+) -> None:
+    """A body that is being read keeps its permit, which the other way's chunk would wait for."""
+    one, two = world.registry("one.test"), world.registry("two.test")
+    there = images_at(one, "there", 3, 20 * MIB, 3 * MIB, seed=1)
+    back = images_at(two, "back", 3, 20 * MIB, 3 * MIB, seed=2)
+    for place in (one, two):
+        whole = place.app.faults.on("PUT", "upload", where=lambda asked: bool(asked.length()))
+        whole.status(405)
+    registries = {
+        "source": {"url": one.url, "max_concurrent": 1},
+        "target": {"url": two.url, "max_concurrent": 1},
+    }
+    away = {"source": "target", "from": "back", "targets": ["source"], "tags": tags("*")}
+    ran = await within_ten_minutes(world, registries, {"from": "there", "tags": tags("*")}, away)
+    assert ran.statuses() == ["synced"] * 6, ran.err
+    assert all(held(two, "there", image) for image in there)
+    assert all(held(one, "back", image) for image in back)

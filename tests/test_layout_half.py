@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from conformance.content.images import Image, Seed
+from conformance.messages import Response
 from conformance.registry.app import App
 from conformance.server.exchange import Answer, Reception, Request
 from conformance.server.memory import Link, Place
@@ -165,3 +166,32 @@ async def test_a_source_that_has_lost_the_blob_is_asked_once_for_the_rest(world,
     assert scene.asked == [f"bytes={HALF}-"]
     assert ran.images[0]["error"]["side"] == "source"
     assert scene.partial.read_bytes() == scene.body[:HALF]
+
+
+async def test_a_blob_that_is_read_anew_from_its_beginning_is_hashed_anew(world, tmp_path):
+    """A small one: its source breaks, gives no rest, and then other bytes. Nothing gets a name."""
+    scene = Scene(tmp_path, world)
+    size, half = 900_000, 600_000
+    image = Seed(3).image(layers=[Seed(4).blob(size)])
+    image.load_into(scene.place.app, "app", tag="v1")
+    digest = max(image.blobs, key=lambda each: len(image.blobs[each]))
+    asked = list[str]()
+
+    def change(request: Request) -> Answer | None:
+        is_whole = request.kind == "blob" and not request.header("range")
+        if is_whole and request.reference == digest:
+            asked.append(request.target)
+            if len(asked) > 1:
+                body = b"x" * half + image.blobs[digest][half:]
+                return Response(200, [("Content-Length", str(size))], body)
+        return None
+
+    scene.place.app.intercept = change
+    faults = scene.place.app.faults
+    rest = faults.on("GET", "blob", reference=digest, header={"Range": "*"})
+    rest.drop(of="response", after=0)
+    faults.on("GET", "blob", reference=digest).first().drop(of="response", after=half)
+    ran = await scene.sync()
+    assert len(asked) > 1
+    assert ran.statuses() == ["failed"]
+    assert "CONTENT_ERROR" in ran.failed[0]

@@ -201,7 +201,9 @@ class RemoteRepository(Locked):
         """
         stream = (self.host.limits.writing,) if size >= LARGE_BODY else ()
         if in_chunks:
-            return stream
+            # With one permit, a body that is read there would wait for ever while it keeps it.
+            is_single = self.host.limits.cap == 1
+            return (*stream, self.host.limits.reading) if is_single else stream
         return (self.host.lane_of(self.build_call("upload_body", "PUT", "")), *stream)
 
     # Tags.

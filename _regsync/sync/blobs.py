@@ -45,7 +45,7 @@ from _regsync.errors import (
     WireError,
     WrongBytes,
 )
-from _regsync.files import is_link_free, open_safely, replacing
+from _regsync.files import is_link_free, open_safely, remove_if_possible, replacing
 from _regsync.net.wire import Pieces
 from _regsync.oci import Descriptor, Manifest, split_digest
 from _regsync.providers import CHUNK
@@ -220,6 +220,7 @@ class Reading:
 
     async def alone(self) -> Stream:
         """Read the blob while no request waits for its bytes, so that its source may take its time."""
+        self.start_again(is_fresh=self.is_fresh)  # all bytes are read anew, and so they are hashed
         needs = self.source.reading_needs(self.blob.size)
         async with (
             self._transport.gate.admitted(*needs) as given,
@@ -354,7 +355,7 @@ class _Shelf:
         kept = self.kept.pop(digest)
         self.used -= kept.size
         if isinstance(kept.content, str):
-            os.unlink(kept.content)
+            remove_if_possible(kept.content)  # somebody else may have removed it
 
 
 class Staging:
@@ -568,14 +569,12 @@ class BlobCopy:
         self.resets = 0  # connections that the target broke in a PUT, since there was progress
 
     async def run(self) -> BlobResult:
-        """Copy the blob. No more uploads of large blobs, and of chunks, are open than there may be."""
+        """Copy the blob. No more uploads of large blobs are open than there may be."""
         shared, size, upload = self._shared, self.blob.size, self.upload
         hosts = self.reading.source.host.key, self.target.host.key
         sessions = shared.sessions[hosts] if size >= LARGE_BODY else nullcontext()
-        is_buffered = size > SMALL_BLOB and self._put_limit() > 0
-        memory = shared.chunk_memory if is_buffered else nullcontext()
         try:
-            async with sessions, memory, self.stack:
+            async with sessions, self.stack:
                 return await self._copy()
         finally:
             if upload.session and not upload.is_broken:  # it takes memory at the registry
@@ -598,6 +597,8 @@ class BlobCopy:
                 self.stream_from = None
                 if self.upload.is_broken:  # by a body of that file
                     self._give_up()
+                elif self.upload.session and self.upload.offset:
+                    await self.upload.cancel_upload()  # its bytes were not hashed by `reading`
                 continue
             except SyncError as error:
                 failure = error
@@ -631,7 +632,9 @@ class BlobCopy:
         # Bytes that are sent while they are read need both ends, which are admitted in one step (I8).
         reading, stream_from = self.reading, self.stream_from
         get = () if stream_from is not None else reading.source.reading_needs(self.blob.size)
-        async with self._transport.gate.admitted(*get, *put) as given:
+        is_buffered = limit > 0 and self.blob.size > SMALL_BLOB
+        memory = self._shared.chunk_memory if is_buffered else nullcontext()
+        async with memory, self._transport.gate.admitted(*get, *put) as given:
             if stream_from is not None:
                 stream = stream_from(upload.offset)
             else:

@@ -276,16 +276,18 @@ class Run:
 
         self.scheduler.drain_deadline = work.deadline = anyio.current_time() + DRAIN_SECONDS
         while True:
-            sent = self._count_requests()
+            before = self._progress()
             await anyio.sleep(_DRAIN_TICK)
             # A registry that is away gets one request at a time, to find out whether it is back.
             limits = self._transport.limits.values()
             is_request_under_way = any(each.used > each.is_out for each in limits)
-            if not is_request_under_way and sent == self._count_requests():
+            if not is_request_under_way and before == self._progress():
                 work.cancel()  # every copy waits for a registry that is away, or has asked for a pause
 
-    def _count_requests(self) -> int:
-        return sum(counter.total() for counter in self._transport.requests.values())
+    def _progress(self) -> tuple[int, int]:
+        """Return the requests so far, and the bytes of blobs: layouts are copied without requests."""
+        requests = sum(counter.total() for counter in self._transport.requests.values())
+        return requests, self._transport.blob_bytes
 
     def _save(self) -> None:
         """Save the state for the next run, and delete temporary files."""

@@ -473,3 +473,19 @@ def test_what_each_need_gives_is_left() -> None:
     turn.leave()
     registry.reading.take(0.0).leave()
     assert (registry.used, registry.reading.used) == (0, 0)
+
+
+@pytest.mark.anyio
+async def test_both_ends_of_a_body_at_one_registry_need_two_permits() -> None:
+    gate = Gate()
+    one = host(2, gate=gate)
+    order: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        (first,) = await gate.enter(one.lane("upload_start"))
+        needs = (one.lane("blob_get"), one.lane("upload_body"))
+        tasks.start_soon(enter, gate, order, "both", *needs)
+        await until_still()
+        assert (one.used, order) == (1, [])
+        first.leave()
+        await until_still()
+        assert order == ["both"]
