@@ -12,6 +12,7 @@ import pytest
 
 from conformance.client import copies
 from conformance.content.images import Image, Seed
+from tests.test_fips import SETUP
 from tools import demo, fips_provider
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,7 +74,10 @@ def test_the_build_with_the_gate_is_shown_where_it_holds(monkeypatch, pyz, tmp_p
     assert "gate closed: " in why
     assert why.endswith(f": no fips.so in ['{tmp_path}']")
     if there := fips_provider.find():
+        setup = SETUP.format(settings=Path(there) / "fipsmodule.cnf", section="fips_sect")
+        (tmp_path / "own.cnf").write_text(setup)
         monkeypatch.setenv("OPENSSL_MODULES", there)
+        monkeypatch.setenv("OPENSSL_CONF", str(tmp_path / "own.cnf"))
         program, why = demo.choose()
         assert str(program) == "dist/regsync.pyz"
         assert "gate holds: " in why

@@ -118,4 +118,4 @@ def test_whatever_the_byte_tags_are_old_or_new_and_the_next_run_brings_the_rest(
         assert all(scene.has(image) for image in (*scene.new, *scene.signatures))
         assert moment + scene.line.bytes / whole < MOST
     # A layout is given its tags at the end of a short run.
-    assert kind == "layout" or len(counts) > 2
+    assert kind == "layout" or len(counts) > 1

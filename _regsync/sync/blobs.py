@@ -559,7 +559,8 @@ class BlobCopy:
         body = known_body(blob)
         if body is not None:
             self.stream_from = partial(in_memory, body)
-        self.stack = AsyncExitStack()  # what holds the blob
+        self.stack = AsyncExitStack()  # what holds the blob, and the memory of its chunks
+        self.has_chunk_memory = False
 
         # Whether all bytes may have arrived although no answer says so: a HEAD comes first.
         self.may_have_arrived = False
@@ -575,6 +576,7 @@ class BlobCopy:
         sessions = shared.sessions[hosts] if size >= LARGE_BODY else nullcontext()
         try:
             async with sessions, self.stack:
+                await self._take_chunk_memory()
                 return await self._copy()
         finally:
             if upload.session and not upload.is_broken:  # it takes memory at the registry
@@ -632,15 +634,21 @@ class BlobCopy:
         # Bytes that are sent while they are read need both ends, which are admitted in one step (I8).
         reading, stream_from = self.reading, self.stream_from
         get = () if stream_from is not None else reading.source.reading_needs(self.blob.size)
-        is_buffered = limit > 0 and self.blob.size > SMALL_BLOB
-        memory = self._shared.chunk_memory if is_buffered else nullcontext()
-        async with memory, self._transport.gate.admitted(*get, *put) as given:
+        await self._take_chunk_memory()  # it may have been learnt since the blob began
+        async with self._transport.gate.admitted(*get, *put) as given:
             if stream_from is not None:
                 stream = stream_from(upload.offset)
             else:
                 reading.prepare(upload)
                 stream = reading.pieces(upload.offset, turn_of(given[: len(get)]))
             return await self._send(stream, limit, turn_of(given[len(get) :]))
+
+    async def _take_chunk_memory(self) -> None:
+        """Wait until there is memory for chunks, if the blob is sent in chunks."""
+        is_buffered = self.blob.size > SMALL_BLOB and self._put_limit() > 0
+        if is_buffered and not self.has_chunk_memory:
+            await self.stack.enter_async_context(self._shared.chunk_memory)
+            self.has_chunk_memory = True
 
     def _put_limit(self) -> int:
         """Return the most bytes that one request to the target may carry, or 0 for no limit."""

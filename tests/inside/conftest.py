@@ -13,5 +13,6 @@ from tests.inside.a_cloud import cloud  # noqa: F401
 @pytest.fixture(autouse=True)
 def without_secrets() -> Iterator[None]:
     """Let no secret of one test be masked in the texts of another."""
+    forget_all_secrets()
     yield
     forget_all_secrets()
