@@ -196,3 +196,27 @@ async def test_chunks_both_ways_between_two_registries_with_one_permit_each_arri
     assert ran.statuses() == ["synced"] * 6, ran.err
     assert all(held(two, "there", image) for image in there)
     assert all(held(one, "back", image) for image in back)
+
+
+async def test_chunks_that_a_refusal_has_taught_are_three_blobs_at_a_time(world: Virtual) -> None:
+    """Each takes 16 MiB of memory, although all were on their way when the first was refused."""
+    source = world.registry("source.test")
+    target = world.registry("target.test", up=Link(bandwidth=8 * MIB))
+    images = images_at(source, "app", 8, 17 * MIB, seed=9)
+    whole = target.app.faults.on("PUT", "upload", where=lambda asked: bool(asked.length()))
+    whole.status(405)
+    ran = await within_ten_minutes(
+        world, {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
+    )
+    assert ran.statuses() == ["synced"] * 8, ran.err
+    assert all(held(target, "app", image) for image in images)
+    patches = [
+        each for each in target.journal.matching("PATCH", "upload") if each.request_bytes >= MIB
+    ]
+    blobs: dict[str, list[int]] = {each.reference: [] for each in patches}
+    for each in patches:
+        blobs[each.reference] += [each.begun, each.ended or each.begun]
+    begun_and_ended = [(min(times), max(times)) for times in blobs.values()]
+    assert len(begun_and_ended) == 8
+    for moment, _ in begun_and_ended:
+        assert sum(begun <= moment <= ended for begun, ended in begun_and_ended) <= 3

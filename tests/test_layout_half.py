@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import signal
 from pathlib import Path
@@ -195,3 +197,44 @@ async def test_a_blob_that_is_read_anew_from_its_beginning_is_hashed_anew(world,
     assert len(asked) > 1
     assert ran.statuses() == ["failed"]
     assert "CONTENT_ERROR" in ran.failed[0]
+
+
+async def test_a_blob_whose_staged_file_fails_half_way_is_read_and_hashed_from_its_source(
+    world, tmp_path
+):
+    """With the rest from a source that now has other bytes: no layout names them."""
+    scene = Scene(tmp_path, world)
+    world.registry("other.test")
+    asked = list[str]()
+
+    def change(request: Request) -> Answer | None:
+        if request.kind == "blob" and request.reference == scene.digest:
+            asked.append(request.header("range"))
+            if len(asked) > 1:
+                start = int(asked[-1].removeprefix("bytes=").removesuffix("-") or 0)
+                headers = [("Content-Length", str(SIZE - start))]
+                if start:
+                    headers.append(("Content-Range", f"bytes {start}-{SIZE - 1}/{SIZE}"))
+                return Response(206 if start else 200, headers, b"x" * (SIZE - start))
+        return None
+
+    scene.place.app.intercept = change
+    plain = world.edge()
+    readings = list[int]()
+
+    async def fail_half_way(function: Any, *arguments: Any) -> Any:
+        if getattr(function, "__name__", "") == "readinto":
+            readings.append(1)
+            if len(readings) > 6:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return await plain.in_thread(function, *arguments)
+
+    world.edge = lambda env=None: plain._replace(in_thread=fail_half_way)
+    ran = await scene.sync(other={"url": "http://other.test"})
+    assert len(readings) > 6
+    assert "failed" in ran.statuses()
+    assert all("CONTENT_ERROR" in each for each in ran.failed)
+    world.edge = lambda env=None: plain
+    for name in scene.disk.rglob("*"):
+        if len(name.name) == 64:
+            assert hashlib.sha256(name.read_bytes()).hexdigest() == name.name

@@ -169,3 +169,11 @@ async def test_what_somebody_else_has_put_there_is_not_removed(
         await source.held(staging)
     staging.close()
     assert files(tmp_path) == before
+
+
+async def test_a_file_that_somebody_has_removed_gives_room_too(tmp_path: Path) -> None:
+    first, second = Source(LARGE), Source(LARGE, b"y")
+    staging = Staging(str(tmp_path), LARGE)
+    await first.held(staging)
+    shutil.rmtree(tmp_path / "sha256")
+    assert await second.held(staging) == second.body
