@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from _regsync.text import strip_userinfo
@@ -129,6 +131,16 @@ class SyncError(RegsyncError):
         context = " ".join(filter(None, (self.operation, self.reference)))
         text = f"{context}: {self.message}" if context else self.message
         return f"{text} (tried {self.retries + 1} times)" if self.retries else text
+
+
+@contextmanager
+def adding_context(side: Side, operation: str, reference: str) -> Iterator[None]:
+    """Return a context that adds these (`SyncError.add_context`) to each SyncError raised in it."""
+    try:
+        yield
+    except SyncError as error:
+        error.add_context(side, operation, reference)
+        raise
 
 
 class WireError(SyncError):

@@ -38,7 +38,15 @@ import anyio
 from _regsync import edge
 from _regsync.config import Registry
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
-from _regsync.errors import ConfigError, ContentError, RegistryError, Side, SyncError, WrongBytes
+from _regsync.errors import (
+    ConfigError,
+    ContentError,
+    RegistryError,
+    Side,
+    SyncError,
+    WrongBytes,
+    adding_context,
+)
 from _regsync.files import (
     PARTIAL_SUFFIX,
     WRITE_FLAGS,
@@ -738,14 +746,8 @@ class LayoutRepository(Locked):
         known = entry.label(_FULL_NAME) if entry else ""
         return known or image_name(self.name, reference)
 
-    @contextmanager
-    def adding_context(self, operation: str, reference: str) -> Iterator[None]:
-        """Add side, operation and reference to each SyncError that is raised in the block."""
-        try:
-            yield
-        except SyncError as error:
-            error.add_context(self.side, operation, reference)
-            raise
+    def adding_context(self, operation: str, reference: str) -> AbstractContextManager[None]:
+        return adding_context(self.side, operation, reference)
 
     def reading_needs(self, size: int) -> tuple[Need, ...]:
         return (self.host.limits.reading,)
@@ -1078,5 +1080,5 @@ def list_repositories(path: str) -> list[str]:
     if body is None:
         text = f"{printable(path)} is not an image layout: it has no file index.json"
         raise SyncError(text, hint="check the path, and whether the disk is mounted")
-    names = [entry.own_name for entry in Index(body).entries.values()]
+    names = [entry.own_name or entry.other_name for entry in Index(body).entries.values()]
     return sorted({name[0] for name in names if name})

@@ -10,6 +10,7 @@ import pytest
 from conformance.content.images import Seed
 from conformance.server.sockets import Server
 from tests.ends import document, held, run_regsync, tags
+from tests.layouts import FULL_NAME, NAME, make_layout
 
 DISK = {"url": "oci-layout:disk"}
 
@@ -109,3 +110,21 @@ def test_a_mapping_that_names_its_repository_goes_before(
     assert ran.status == 1
     assert ["mappings[1] writes this tag too" in line for line in ran.failed] == [True]
     assert target.app.tags("app") == {"v1": image.top}
+
+
+def test_images_that_other_tools_have_named_with_their_hosts_belong_to_it(
+    target: Server, tmp_path: Path
+) -> None:
+    seed = Seed(3)
+    images = {"app:v1": seed.image(), "lib:v2": seed.image()}
+    index = make_layout(tmp_path / "disk", images) / "index.json"
+    document_of_it = json.loads(index.read_bytes())
+    for entry in document_of_it["manifests"]:
+        if entry["annotations"][NAME] == "lib:v2":
+            entry["annotations"] = {NAME: "v2", FULL_NAME: "docker.io/team/lib:v2"}
+    index.write_text(json.dumps(document_of_it))
+    text = document({"source": DISK, "target": target}, {"from": "*"})
+    ran = run_regsync("sync", "--json", "-c", write(tmp_path, "inside.yaml", text))
+    assert (ran.status, ran.statuses()) == (0, ["synced"] * 2)
+    assert held(target, "app", images["app:v1"])
+    assert held(target, "team/lib", images["lib:v2"])

@@ -10,8 +10,8 @@ Follows: OCI distribution-spec 1.1, docs/protocol-facts.md section 1 (its number
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Collection
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 from _regsync.errors import (
@@ -23,6 +23,7 @@ from _regsync.errors import (
     SyncError,
     TimedOut,
     WrongBytes,
+    adding_context,
 )
 from _regsync.net.wire import Decoder, Header, Response, coding_error
 from _regsync.oci import (
@@ -171,14 +172,8 @@ class RemoteRepository(Locked):
         """
         return image_name(f"{self.host.key}/{self.api_name}", reference)
 
-    @contextmanager
-    def adding_context(self, operation: str, reference: str) -> Iterator[None]:
-        """A context that adds side, operation and reference to each error raised in it."""
-        try:
-            yield
-        except SyncError as error:
-            error.add_context(self.side, operation, reference)
-            raise
+    def adding_context(self, operation: str, reference: str) -> AbstractContextManager[None]:
+        return adding_context(self.side, operation, reference)
 
     def build_call(
         self, action: str, method: str, path: str, *headers: Header, **options: Any

@@ -559,9 +559,10 @@ class Gate:
     def _opens_at(needs: tuple[Need, ...]) -> float:
         for need in needs:
             need.host.raise_if_stopped()
+        # Each lane takes a permit, and both ends of a body may be at one registry.
         hosts = [need.host for need in needs if isinstance(need, Lane)]
         if any(host.used + hosts.count(host) > host.cap for host in hosts):
-            return math.inf  # both ends of a body may be at one registry
+            return math.inf
         return max((need.opens_at() for need in needs), default=-math.inf)
 
     def wake(self, host: HostLimits) -> None:

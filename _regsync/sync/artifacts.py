@@ -449,8 +449,8 @@ class Referrers:
     def listed_tag_bits(self, source: Repository, digest: str) -> int:
         """Return, as bits, which tags with artifacts of a digest the source's tag listing has.
 
-        The bits are 1 for the fallback tag; 2, 4 and 8 for the
-        cosign tags `.sig`, `.att` and `.sbom`. Returns 0 if the source's tags have not been listed.
+        The bits are 1 for the fallback tag; 2, 4 and 8 for the cosign tags `.sig`, `.att` and
+        `.sbom`. Returns 0 if the source's tags have not been listed.
         """
         listed_tags = self._discovery.known_listing(source) or ()
         tags = [referrers_tag(digest), *_cosign_tags(digest)]

@@ -247,7 +247,7 @@ class Run:
 
         self._report.interrupted = work.cancelled_caught or bool(self._report.undone)
         ends = self._report.hold_ends()
-        if ends and len(ends) == len(self._report.outcomes):
+        if ends and len(ends) == len(self._report.outcomes) and not self._report.interrupted:
             until = time_text(min(ends))
             text = f"min_age holds back all images ({len(ends)}), until {until} at the earliest"
             self._log("warning", "all_held", text)

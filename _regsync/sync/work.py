@@ -226,7 +226,8 @@ class Scheduler:
         """Make an image pending. The caller calls `advance` after the last image."""
         host = image.target.host.key
         self._target_hosts.add(host)
-        self._count_blobs(image)
+        if image.number < 0:  # else it starts again, and is counted
+            self._count_blobs(image)
         sizes = {digest: blob.size for digest, blob in image.tree.blobs.items()}
         uncovered = [digest for digest in sizes if not self._is_covered(host, digest)]
         self.pending.add(image, [(host, digest) for digest in uncovered])
