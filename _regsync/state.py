@@ -701,6 +701,7 @@ class Knowledge:
         repository, key = self._repositories[where], _blob_key(digest)
         now = int(self._now())
         if key not in repository.held:
+            # Not a copy, for memory's sake: from now on nobody reads this key of the cache.
             repository.held[key] = self._read(where, key)
         held = repository.held[key]
         if held.at == _THIS_RUN:

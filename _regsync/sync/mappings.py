@@ -62,8 +62,8 @@ def assign_tags(
 
     `selections` has each mapping with the tags that it selects, in the order of the configuration.
     Returns the assigned tags, and those that an earlier mapping copies from another source, each
-    with its error. If an earlier mapping of the same source writes the
-    same target tag, the later mapping is ignored for this target: it would copy the same image.
+    with its error. If an earlier mapping of the same source writes the same target tag, the later
+    mapping is ignored for this target: it would copy the same image.
     """
     # By target repository and tag, the mapping that copies the tag.
     owners = dict[tuple[object, str], MappingRule]()
