@@ -620,7 +620,6 @@ class BlobCopy:
         if self.tries.record_progress(upload.offset):
             self.resets = 0
         result = await self._find_or_start()
-        self._shared.answered[self.where].set()
         if result is not None:
             return result
         if self.is_kept and self.stream_from is None:
@@ -706,6 +705,7 @@ class BlobCopy:
             if not error.retryable:  # it names no blob, so any other would be refused too
                 self._shared.refusals[where] = error.copy_without_context()
             raise
+        self._shared.answered[where].set()
         if not is_present or target.is_local:
             if upload.mount_status in _MOUNTS_REFUSED:
                 known.learn(where.area, PRESENT_IS_201, False)
