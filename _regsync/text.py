@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -86,25 +87,16 @@ def reason_of(error: Exception, limit: int = 500) -> str:
 
 
 class _Secrets:
-    """The secrets of the process. The thread of the probes reads them too."""
+    """The secrets of the process, each with its spellings. The thread of the probes reads them too."""
 
     def __init__(self) -> None:
-        self.kept = dict[str, None]()  # until they are forgotten
-        self.passing = dict[str, None]()  # of single requests: the newest ones, in order
-        self._changes = 0
-        self._spellings: tuple[int, list[str]] = (0, [])  # as of that number of changes
+        self.kept = dict[str, Sequence[str]]()  # until they are forgotten
+        self.passing = dict[str, Sequence[str]]()  # of single requests: the newest ones, in order
 
-    def record_change(self) -> None:
-        self._changes += 1
-
-    def spellings(self) -> list[str]:
-        """Return all spellings of all secrets, as `_spellings_of` does."""
-        changes, spellings = self._spellings
-        if changes != self._changes:
-            changes = self._changes
-            spellings = _spellings_of([*self.kept, *self.passing])
-            self._spellings = (changes, spellings)
-        return spellings
+    def spellings(self) -> Iterator[str]:
+        """Yield all spellings of all secrets."""
+        # Copies, because another thread may add a secret meanwhile.
+        return chain.from_iterable([*self.kept.values(), *self.passing.values()])
 
 
 _secrets = _Secrets()
@@ -112,8 +104,8 @@ _secrets = _Secrets()
 
 def keep_secret(*secrets: str) -> None:
     """Mask these secrets in all that leaves the process."""
-    _secrets.kept.update(dict.fromkeys(secrets))
-    _secrets.record_change()
+    for secret in secrets:
+        _secrets.kept[secret] = _spellings_of(secret)
 
 
 def keep_passing_secret(*secrets: str) -> None:
@@ -122,30 +114,22 @@ def keep_passing_secret(*secrets: str) -> None:
     Only the newest of these are masked, so that they need not be forgotten.
     """
     for secret in secrets:
-        _secrets.passing.pop(secret, None)
-        _secrets.passing[secret] = None
+        spellings = _secrets.passing.pop(secret, None) or _spellings_of(secret)
+        _secrets.passing[secret] = spellings
     while len(_secrets.passing) > _MOST_PASSING:
         del _secrets.passing[next(iter(_secrets.passing))]
-    _secrets.record_change()
 
 
 def forget_secret(*secrets: str) -> None:
     """Stop masking these secrets, because they have ended, so that the list does not grow."""
     for secret in secrets:
         _secrets.kept.pop(secret, None)
-    _secrets.record_change()
 
 
 def forget_all_secrets() -> None:
     """Begin with an empty list, for a command in a process that has run another one."""
     _secrets.kept.clear()
     _secrets.passing.clear()
-    _secrets.record_change()
-
-
-def mask(text: str) -> str:
-    """Return a text with each secret of the process replaced by `***`."""
-    return _masked(text, _secrets.spellings())
 
 
 def json_text(value: object) -> str:
@@ -168,18 +152,19 @@ def _with_masked_strings(value: object) -> object:
             return mask(str(value))
 
 
-def _masked(text: str, spellings: list[str]) -> str:
-    """Return a text with each of these spellings of secrets replaced by `***`.
+def mask(text: str) -> str:
+    """Return a text with each secret of the process replaced by `***`.
 
-    They are found in the text as it is, and percent-decoded once or twice. A text in which one is
+    Secrets are found in the text as it is, and percent-decoded once or twice. A text in which one is
     found is returned on one line, and decoded as far as was needed to find it.
     """
     masked = text
     decoded = text.replace("\\/", "/")  # JSON may escape a slash
     for _ in range(3):
         decoded = _without_controls(decoded)
-        found = [spelling for spelling in spellings if spelling in decoded]
-        for spelling in found:
+        found = [spelling for spelling in _secrets.spellings() if spelling in decoded]
+        # The longest first, because a secret may be the beginning of another secret.
+        for spelling in sorted(found, key=len, reverse=True):
             decoded = decoded.replace(spelling, _MASK)
         if found:
             masked = decoded
@@ -189,18 +174,12 @@ def _masked(text: str, spellings: list[str]) -> str:
     return masked
 
 
-def _spellings_of(secrets: Iterable[str]) -> list[str]:
-    """Return all spellings in which secrets can appear in a text that was percent-decoded.
-
-    The longest come first, because a secret may be the beginning of another secret.
-    """
-    spellings: set[str] = set()
-    for secret in secrets:
-        # Names of hosts are converted to lower case.
-        written = (secret, secret.lower(), json.dumps(secret)[1:-1])
-        spellings.update(map(_without_controls, written))
-    long_enough = [each for each in spellings if len(each) >= _SHORTEST_SECRET]
-    return sorted(long_enough, key=lambda spelling: (-len(spelling), spelling))
+def _spellings_of(secret: str) -> Sequence[str]:
+    """Return the spellings in which a secret can appear in a text that was percent-decoded."""
+    # Names of hosts are converted to lower case.
+    written = (secret, secret.lower(), json.dumps(secret)[1:-1])
+    spellings = dict.fromkeys(map(_without_controls, written))
+    return [each for each in spellings if len(each) >= _SHORTEST_SECRET]
 
 
 def _without_controls(text: str) -> str:

@@ -738,8 +738,11 @@ def mask_signature(path: str) -> None:
 
 def check_foreign(base: Origin, origin: Origin) -> None:
     """Raise ProtocolBroken if an origin is less safe than the `base` that names it (R3, R4)."""
-    where = printable(origin.host, 100)
     if base.scheme == "https" and origin.scheme != "https":
-        raise ProtocolBroken(f"the registry redirects from https to http ({where}): not followed")
-    if is_private(origin.host) and not is_private(base.host):
-        raise ProtocolBroken(f"the registry redirects to a private address ({where}): not followed")
+        kind = "from https to http"
+    elif is_private(origin.host) and not is_private(base.host):
+        kind = "to a private address"
+    else:
+        return
+    where = printable(origin.host, 100)
+    raise ProtocolBroken(f"the registry redirects {kind} ({where}): not followed")

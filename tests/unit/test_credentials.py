@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from _regsync.text import (
-    _masked,
-    _spellings_of,
     clean_beginning,
     forget_secret,
     keep_secret,
+    mask,
     printable,
 )
 
 
-def redact(text: str, secrets: Iterable[str]) -> str:
-    return _masked(text, _spellings_of(secrets))
+def redact(text: str, secrets: Collection[str]) -> str:
+    keep_secret(*secrets)
+    try:
+        return mask(text)
+    finally:
+        forget_secret(*secrets)
 
 
 @contextmanager
