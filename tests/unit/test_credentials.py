@@ -7,13 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from _regsync.text import (
-    clean_beginning,
-    forget_secret,
-    keep_secret,
-    mask,
-    printable,
-)
+from _regsync.text import clean_beginning, forget_secret, keep_secret, mask, printable
 
 
 def redact(text: str, secrets: Collection[str]) -> str:
