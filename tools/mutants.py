@@ -4,21 +4,25 @@
     python3 tools/mutants.py reach              run the tests once, and note which lines each executes
     python3 tools/mutants.py try                try the mutants that nothing has killed yet
     python3 tools/mutants.py try -k staging     those with the word in their file or title, again
+    python3 tools/mutants.py try --generated    the 500 that chance has made, in place of those by hand
 
-A mutant is a piece of `_regsync` that is replaced by another one; `mutant_lists/` has them, a file
-for each package. The judges are the tests that know only the boundary (those of tests/ itself) and the
-pure units (tests/unit): of these, those that execute the line, the quick ones first. A kill counts
-when it happens twice, and the test passes twice without the mutant. The verdicts go to
-tools/mutant_lists/kills.json, which is gone on with.
+A mutant is a piece of `_regsync` that is replaced by another one; `mutant_lists/` has those by hand, a
+file for each package. Others are made: a condition is negated, a comparison takes its border in or
+leaves it out, a number is one more, a statement goes. A seed chooses which.
+
+The judges are the tests that know only the boundary (those of tests/ itself) and the pure units
+(tests/unit): of these, those that execute the line, the quick ones first. A kill counts when it happens
+twice, and the test passes twice without the mutant. The verdicts go to build/kills.json, which is gone
+on with.
 
 What lives shows that no test cares for what the title says: it takes a test, or the mutant changes
-nothing that anybody can see and goes. A mutant is stale when its text no longer stands in its file,
-exactly once: then it is written again for the code that took the place, or goes with its promise.
+nothing that anybody can see and goes; `mutant_lists/reasons.yaml` says why a made one may live. A mutant
+is stale when its text no longer stands in its file, exactly once: then it is written again for the code
+that took the place, or goes with its promise.
 
-Exit status: 0 where all are killed, 1 where one lives, 2 where one is stale.
+Exit status: 0 where all are killed or have a reason, 1 where one lives, 2 where one is stale.
 
-Invariants: of the checkout only the verdicts are written, and what lies below build/; each mutant runs
-alone in a copy.
+Invariants: the checkout is written to below build/ alone; each mutant runs alone in a copy.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import yaml
@@ -47,43 +52,122 @@ ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "tools" / "mutant_lists"
 PROGRAM = "_regsync"
 REACH = ROOT / "build" / "reach.json"
-KILLS = LISTS / "kills.json"
+KILLS = ROOT / "build" / "kills.json"
+REASONS = LISTS / "reasons.yaml"
 WITHOUT = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "build", "dist")
 
 # Files of tests that judge nothing of `_regsync`, or take minutes for what others show in seconds.
 NO_JUDGES = ("layering", "demo", "deploy", "hosts", "readme", "static", "static_file", "zipapp")
+
+MADE = 500  # mutants that chance makes
+SEED = 1
 
 LONGEST = 20.0  # seconds that one test may take, or it counts as one that hangs
 LATE = 600.0  # seconds after which a whole try has hung
 
 
 class Mutant(NamedTuple):
-    """One change of one file."""
+    """One change of one file: `old`, which stands at `start`, becomes `new`."""
 
     breaks: str  # what is no longer so, or what is wrong instead; its title
     file: str  # below _regsync/
-    old: str  # stands exactly once in the file
+    old: str
     new: str
-    tests: tuple[str, ...]  # `tokens` for test_tokens.py: where it is likeliest to be noticed
+    start: int  # characters from the start of the file; -1 where `old` does not stand there once
+
+    @property
+    def text(self) -> str:
+        return (ROOT / PROGRAM / self.file).read_text("utf-8")
+
+    @property
+    def changed(self) -> str:
+        """The file with this change."""
+        text = self.text
+        return text[: self.start] + self.new + text[self.start + len(self.old) :]
 
 
 def read_lists() -> list[Mutant]:
-    rows = [
-        row
-        for path in sorted(LISTS.glob("*.yaml"))
-        for row in yaml.safe_load(path.read_text("utf-8"))
-    ]
-    return [Mutant(**{**row, "tests": tuple(row["tests"].split())}) for row in rows]
+    """Return the mutants that were written by hand."""
+    mutants = []
+    for path in sorted(LISTS.glob("*.yaml")):
+        for row in yaml.safe_load(path.read_text("utf-8")) if path != REASONS else ():
+            file = ROOT / PROGRAM / row["file"]
+            text = file.read_text("utf-8") if file.exists() else ""
+            is_there = text.count(row["old"]) == 1
+            mutants.append(Mutant(**row, start=text.index(row["old"]) if is_there else -1))
+    return mutants
 
 
 def troubles(mutants: Iterable[Mutant]) -> list[str]:
     """Tell which mutants cannot be tried as they stand, a line for each."""
-    found = []
-    for mutant in mutants:
-        path = ROOT / PROGRAM / mutant.file
-        count = path.read_text("utf-8").count(mutant.old) if path.exists() else 0
-        if count != 1:
-            found.append(f"{mutant.file}: {mutant.breaks}: its text stands there {count} times")
+    return [
+        f"{mutant.file}: {mutant.breaks}: its text does not stand there once"
+        for mutant in mutants
+        if mutant.start < 0
+    ]
+
+
+# Mutants by chance
+
+BORDERS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
+
+
+def make_mutants() -> list[Mutant]:
+    """Return MADE mutants, chosen by SEED among all that can be made."""
+    every: dict[str, Mutant] = {}  # by file and title, of which a verdict has nothing else
+    for path in sorted((ROOT / PROGRAM).rglob("*.py")):
+        text = path.read_text("utf-8")
+        file = str(path.relative_to(ROOT / PROGRAM))
+        for function in functions_of(ast.parse(text)):
+            for node in ast.walk(function):
+                for mutant in changes_of(node, function.name, file, text):
+                    every.setdefault(f"{file}: {mutant.breaks}", mutant)
+    chosen = Random(SEED).sample([*every.values()], MADE)
+    return sorted(chosen, key=lambda mutant: (mutant.file, mutant.start))
+
+
+def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions that stand in no other one."""
+    for node in tree.body:
+        for each in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield each
+
+
+def changes_of(node: ast.AST, function: str, file: str, text: str) -> Iterator[Mutant]:
+    """Yield the mutants that change one node of the syntax."""
+
+    def mutant(old: ast.expr | ast.stmt, new: str, kind: str) -> Mutant:
+        start = place_of(text, old.lineno, old.col_offset)
+        end = place_of(text, old.end_lineno or 0, old.end_col_offset or 0)
+        piece = text[start:end]
+        line = " ".join(piece.split())[:60]
+        return Mutant(f"{function}: {kind}: {line}", file, piece, new.format(piece), start)
+
+    match node:
+        case ast.If() | ast.While() | ast.IfExp() | ast.Assert():
+            yield mutant(node.test, "(not ({}))", "negated")
+        case ast.Compare(ops=[operator]) if type(operator) in BORDERS:
+            left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
+            new = f"({left} {BORDERS[type(operator)]} {right})"
+            yield mutant(node, new.replace("{", "{{").replace("}", "}}"), "compared otherwise")
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            yield mutant(node, str(value + 1), "one more")
+        case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign() | ast.Raise():
+            yield mutant(node, "pass", "left out")
+
+
+def place_of(text: str, line: int, column: int) -> int:
+    """Return how many characters precede a line's column, which ast counts in bytes."""
+    lines = text.splitlines(keepends=True)
+    before = lines[line - 1].encode()[:column].decode()
+    return sum(map(len, lines[: line - 1])) + len(before)
+
+
+def reasons() -> dict[str, str]:
+    """Return why a mutant by chance may live, by its file and title."""
+    found = yaml.safe_load(REASONS.read_text("utf-8"))
+    assert isinstance(found, dict)
     return found
 
 
@@ -188,20 +272,18 @@ class Reach:
 
     def judges_of(self, mutant: Mutant, seconds: float) -> list[str]:
         """Return the tests that execute what the mutant changes, in the order in which to ask them:
-        those of the files that the list names; then, of each function of tests, its quickest case;
-        then the others. They took at most so many seconds together when they were noted.
+        of each function of tests its quickest case; then the others. They took at most so many
+        seconds together when they were noted.
         """
         found: set[int] = set()
         lines = self._lines.get(mutant.file, {})
         for line in lines_of(mutant):
             found.update(lines.get(str(line), ()))
         tests = sorted((self._tests[number] for number in found), key=self.seconds.__getitem__)
-        likely = [test for test in tests if name_of(test) in mutant.tests]
-        tests = [test for test in tests if name_of(test) not in mutant.tests]
         cases: defaultdict[str, list[str]] = defaultdict(list)
         for test in tests:
             cases[test.partition("[")[0]].append(test)
-        ordered = likely + [each[0] for each in cases.values()]
+        ordered = [each[0] for each in cases.values()]
         ordered += [test for each in cases.values() for test in each[1:]]
 
         chosen = []
@@ -214,17 +296,12 @@ class Reach:
         return chosen
 
 
-def name_of(test: str) -> str:
-    """Return `tokens` of tests/test_tokens.py::test_a."""
-    return Path(test.partition("::")[0]).stem.removeprefix("test_")
-
-
 def lines_of(mutant: Mutant) -> range:
     """Return the numbers of the lines that the mutant changes, or of the smallest statement that
     has them where it begins before.
     """
-    text = (ROOT / PROGRAM / mutant.file).read_text("utf-8")
-    start = text[: text.index(mutant.old)].count("\n") + 1
+    text = mutant.text
+    start = text[: mutant.start].count("\n") + 1
     end = start + mutant.old.count("\n")
     inner = range(start, end + 1)
     for node in ast.walk(ast.parse(text)):
@@ -258,7 +335,7 @@ def try_all(mutants: Sequence[Mutant], at_once: int, seconds: float) -> dict[str
             finally:
                 copies.put(tree)
             with lock:
-                kills[mutant.breaks] = killer
+                kills[f"{mutant.file}: {mutant.breaks}"] = killer
                 KILLS.write_text(json.dumps(kills, indent=0, sort_keys=True), "utf-8")
                 fate = f"killed by {killer}" if killer else "LIVES"
                 print(f"{mutant.file}: {mutant.breaks}: {fate}", flush=True)
@@ -292,9 +369,8 @@ def applied(mutant: Mutant, tree: Path) -> Iterator[None]:
     """Change the copy, and change it back."""
     path = tree / PROGRAM / mutant.file
     text = path.read_text("utf-8")
-    changed = text.replace(mutant.old, mutant.new)
-    ast.parse(changed, f"{mutant.file} ({mutant.breaks})")  # else all tests would kill it
-    path.write_text(changed, "utf-8")
+    ast.parse(mutant.changed, f"{mutant.file} ({mutant.breaks})")  # else all tests would kill it
+    path.write_text(mutant.changed, "utf-8")
     try:
         yield
     finally:
@@ -337,6 +413,11 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("what", choices=["reach", "try"])
     parser.add_argument("-k", metavar="WORD", help="those with it in their file or title, again")
+    parser.add_argument(
+        "--generated",
+        action="store_true",
+        help="those that chance makes, in place of those by hand",
+    )
     parser.add_argument("-j", metavar="N", type=int, default=2, help="so many at a time")
     parser.add_argument(
         "-s",
@@ -349,24 +430,19 @@ def main(argv: Sequence[str]) -> int:
     if arguments.what == "reach":
         return note_reach(arguments.j)
 
-    mutants = read_lists()
+    mutants = make_mutants() if arguments.generated else read_lists()
     stale = troubles(mutants)
     print("\n".join(f"stale   {line}" for line in stale))
     known = json.loads(KILLS.read_text("utf-8")) if KILLS.exists() else {}
+    known |= reasons()
     word = (arguments.k or "").lower()
-    stale_titles = "\n".join(stale)
-    wanted = [
-        mutant
-        for mutant in mutants
-        if f"{mutant.file}: {mutant.breaks}: " not in stale_titles
-        and (
-            word in f"{mutant.file} {mutant.breaks}".lower()
-            if word
-            else not known.get(mutant.breaks)
-        )
-    ]
-    kills = try_all(wanted, arguments.j, arguments.s)
-    living = [mutant for mutant in mutants if not kills.get(mutant.breaks)]
+    wanted = []
+    for mutant in mutants:
+        title = f"{mutant.file}: {mutant.breaks}"
+        if mutant.start >= 0 and (word in title.lower() if word else not known.get(title)):
+            wanted.append(mutant)
+    known |= try_all(wanted, arguments.j, arguments.s)
+    living = [mutant for mutant in mutants if not known.get(f"{mutant.file}: {mutant.breaks}")]
     for mutant in living:
         print(f"lives   {mutant.file}: {mutant.breaks}")
     print(f"{len(mutants)} mutants, {len(living)} live")
