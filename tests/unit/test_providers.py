@@ -152,12 +152,13 @@ def test_a_public_registry_may_send_us_to_a_public_host_over_https_only(host):
         (PUBLIC, "https://O.example:8443", OTHER._replace(port=8443), "/"),
         (PUBLIC, " https://o.example/token\n", OTHER, "/token"),
         (PUBLIC, "https://o.example/u?", OTHER, "/u"),
+        (PRIVATE, "https://o.example/u;?q;", OTHER, "/u;?q;"),
         (PUBLIC, "http://registry.example/u?s=1", PUBLIC, "/u?s=1"),
         (SECURE, "http://registry.example:8443/u", SECURE, "/u"),
         (SECURE, "http://registry.example:80/u", Origin("http", "registry.example", 80), "/u"),
     ],
     ids=["a path", "a query", "a relative path", "a host", "a url", "a line break behind a variable",
-         "no query", "scheme lost, no port", "scheme lost, same port", "another port is another origin"],
+        "no query", "empty parameters", "scheme lost, no port", "scheme lost, same port", "another port"],
 )  # fmt: skip
 def test_locations_keep_their_bytes(base, location, origin, path):
     assert resolve_location(base, "/v2/x/uploads/", location) == (origin, path)
