@@ -25,36 +25,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from _regsync import config, oci, tags
 from _regsync.addresses import Origin
 from _regsync.app import cli, environment
 from _regsync.auth.challenge import Challenge, parse_challenges
-from _regsync.config import (
-    Registry,
-    parse_duration,
-    parse_registry_url,
-    parse_size,
-    shown_form,
-    substitute,
-)
 from _regsync.errors import ConfigError, ContentError, ProtocolBroken, Side, SyncError, WireError
 from _regsync.net.proxies import proxy_for
 from _regsync.net.wire import parse_retry_after
-from _regsync.oci import (
-    Descriptor,
-    Manifest,
-    digest_of,
-    is_repository,
-    is_tag,
-    parse_manifest,
-    parse_platform,
-    parse_reference,
-    trim_index,
-)
 from _regsync.registry.client import Machine, resolve_location
 from _regsync.registry.endpoints import RemoteRepository
 from _regsync.registry.runs import Transport
 from _regsync.registry.upload import Upload
-from _regsync.tags import admits, compile_glob, parse_range, parse_version
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 from tests.unit.wires import Blob, Wire, answer
 
@@ -73,7 +54,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 )
 def test_a_duration_is_the_sum_of_its_parts(parts):
     text = "".join(f"{number}{unit}" for number, unit in parts)
-    assert parse_duration(text) == sum(number * UNITS[unit] for number, unit in parts)
+    assert config.parse_duration(text) == sum(number * UNITS[unit] for number, unit in parts)
 
 
 @fuzz(100)
@@ -88,13 +69,13 @@ def test_a_size_is_what_its_unit_says(whole, millionths, prefix, blank, upper):
     factor = (1024 if prefix.endswith("i") else 1000) ** " kmgt".index(prefix[:1] or " ")
     text = f"{whole}.{millionths:06}{blank}{prefix}b"
     exact = (Fraction(whole) + Fraction(millionths, 10**6)) * factor
-    assert abs(parse_size(text.upper() if upper else text) - exact) <= max(1, exact / 10**15)
+    assert abs(config.parse_size(text.upper() if upper else text) - exact) <= max(1, exact / 10**15)
 
 
 @fuzz(100)
 @given(scraps("1 0 30 s m h d . k K i B - e", " ", "9" * 30, other="٣²ºKı"))
 def test_any_text_is_a_duration_a_size_or_an_error(text):
-    for parse in (parse_duration, parse_size):
+    for parse in (config.parse_duration, config.parse_size):
         try:
             value = parse(text)
         except ValueError as error:
@@ -151,19 +132,19 @@ def by_hand(text):
 @example("${UNSET:-$$}")
 def test_variables_are_replaced_as_by_hand(text):
     try:
-        found = substitute(text, VALUES)
+        found = config.substitute(text, VALUES)
     except ValueError:
         found = None
     assert found == by_hand(text)
     if found is not None:
-        shown = shown_form(text.replace("x", "secret"), is_url=False)
+        shown = config.shown_form(text.replace("x", "secret"), is_url=False)
         assert "secret" not in shown.replace("${secret}", "")
 
 
 @pytest.mark.parametrize("unit", ["${", "${A:-", "${A:-$", "$$", "${A:?x", "{", "}"])
 def test_variables_without_end_are_looked_at_once(unit):
     # A square of this is hours, and would be the run's own time-out.
-    assert "A" not in shown_form(unit * (1_000_000 // len(unit)), is_url=False)
+    assert "A" not in config.shown_form(unit * (1_000_000 // len(unit)), is_url=False)
 
 
 # Globs.
@@ -196,7 +177,7 @@ def expression(pattern):
 )
 def test_globs_match_what_regular_expressions_match(pattern, names):
     try:
-        matches = compile_glob(pattern)
+        matches = tags.compile_glob(pattern)
     except ValueError:
         return
     same = re.compile(expression(pattern), re.DOTALL)
@@ -243,12 +224,14 @@ def spelled(operator, partial, wild, blank):
     st.sampled_from(["", "", "-rc.1", "+b", "_b"]),
 )
 def test_a_range_takes_what_its_words_say(sets, numbers, end):
-    allowed = parse_range(" || ".join(", ".join(spelled(*each) for each in part) for part in sets))
+    allowed = tags.parse_range(
+        " || ".join(", ".join(spelled(*each) for each in part) for part in sets)
+    )
     wanted = any(all(takes(*each[:2], numbers) for each in part) for part in sets)
-    version = parse_version("v" + ".".join(map(str, numbers)) + end)
-    assert admits(allowed, version, "include") is wanted
-    assert admits(allowed, version, "exclude") is (wanted and end != "-rc.1")
-    assert admits(allowed, version, "only") is (wanted and end == "-rc.1")
+    version = tags.parse_version("v" + ".".join(map(str, numbers)) + end)
+    assert tags.admits(allowed, version, "include") is wanted
+    assert tags.admits(allowed, version, "exclude") is (wanted and end != "-rc.1")
+    assert tags.admits(allowed, version, "only") is (wanted and end == "-rc.1")
 
 
 VERSION = r"v?\d+(\.\d+){0,2}(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?([+_][0-9A-Za-z._+-]+)?"
@@ -260,13 +243,13 @@ VERSION = r"v?\d+(\.\d+){0,2}(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?([+_][0-9A-Za-z.
     scraps("1 2.1 .x * v -rc.1 + , || = < > ! ^ ~", " ", most=8, other="0123a"),
 )
 def test_any_text_is_a_version_or_none_and_a_range_or_an_error(tag, text):
-    version = parse_version(tag)
+    version = tags.parse_version(tag)
     assert (version is not None) is (re.fullmatch(VERSION, tag, re.ASCII) is not None)
     with contextlib.suppress(ValueError):
-        allowed = parse_range(text)
-        for found in (version or parse_version("1.2.3"), parse_version("2.1.0-rc.1")):
-            taken = [rule for rule in ("exclude", "only") if admits(allowed, found, rule)]
-            assert not taken or admits(allowed, found, "include")
+        allowed = tags.parse_range(text)
+        for found in (version or tags.parse_version("1.2.3"), tags.parse_version("2.1.0-rc.1")):
+            taken = [rule for rule in ("exclude", "only") if tags.admits(allowed, found, rule)]
+            assert not taken or tags.admits(allowed, found, "include")
             assert found.is_prerelease or "only" not in taken
 
 
@@ -279,13 +262,13 @@ def test_any_text_is_a_version_or_none_and_a_range_or_an_error(tag, text):
 )
 def test_a_reference_means_the_same_when_it_is_read_again(text):
     try:
-        reference = parse_reference(text)
+        reference = oci.parse_reference(text)
     except ConfigError as error:
         assert "\n" not in str(error)  # noqa: PT017
         return
-    assert is_repository(reference.repository)
-    assert reference.tag is None or is_tag(reference.tag)
-    assert parse_reference(str(reference)) == reference
+    assert oci.is_repository(reference.repository)
+    assert reference.tag is None or oci.is_tag(reference.tag)
+    assert oci.parse_reference(str(reference)) == reference
     spellings = (str(reference), str(reference).removeprefix("docker.io/"))
     assert text in spellings or text.lower() != text
 
@@ -300,10 +283,10 @@ def test_a_reference_means_the_same_when_it_is_read_again(text):
 )
 def test_a_registrys_address_means_the_same_when_it_is_written_whole(text):
     with contextlib.suppress(ValueError):
-        scheme, host, port = parse_registry_url(text)
+        scheme, host, port = config.parse_registry_url(text)
         assert 0 < port < 65536
         whole = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        assert parse_registry_url(whole) == (scheme, host, port)
+        assert config.parse_registry_url(whole) == (scheme, host, port)
 
 
 TOKENS = st.from_regex(r"[A-Za-z!#$%&'*+.^_`|~0-9-]{1,8}", fullmatch=True)
@@ -363,7 +346,7 @@ def test_any_environment_gives_a_proxy_or_none_or_a_config_error(text, host, no_
 
 # Manifests.
 
-DIGESTS = [digest_of(bytes([number])) for number in range(4)]
+DIGESTS = [oci.digest_of(bytes([number])) for number in range(4)]
 
 
 def near(good):
@@ -424,7 +407,7 @@ TYPES = st.sampled_from(
 )
 A_BLOB = {
     "mediaType": "application/vnd.oci.image.layer.v1.tar",
-    "digest": digest_of(b"layer"),
+    "digest": oci.digest_of(b"layer"),
     "size": 5,
 }
 
@@ -438,15 +421,15 @@ A_BLOB = {
 @example({"schemaVersion": 2, "mediaType": INDEX, "manifests": [A_BLOB]}, None, ["linux/amd64"])
 def test_what_is_nearly_a_manifest_is_one_or_a_content_error(document, content_type, wanted):
     body = json.dumps(document).encode()
-    platforms = [parse_platform(text) for text in wanted]
+    platforms = [oci.parse_platform(text) for text in wanted]
     try:
-        read = parse_manifest(body, content_type=content_type, digest=digest_of(body))
+        read = oci.parse_manifest(body, content_type=content_type, digest=oci.digest_of(body))
         named = [document["config"]] if document.get("config") else []
         named += [*(document.get("layers") or []), *(document.get("manifests") or [])]
         parts = [*filter(None, [read.config]), *read.layers, *read.children]
         assert sorted(each.digest for each in parts) == sorted(each["digest"] for each in named)
         nested = {each.digest: read._replace(children=()) for each in read.children}
-        trimmed, _ = trim_index(read, platforms, nested)
+        trimmed, _ = oci.trim_index(read, platforms, nested)
         if trimmed.manifest.body == body:
             return  # whole: what it names beside its children are blobs
         again = json.loads(trimmed.manifest.body)
@@ -474,12 +457,12 @@ FILES = [
 @example(["tags", "a.test/app", "--latest", "3"], b"")
 @example(["copy", "a.test/app:v1", "\udcff", "--json"], b"")
 @example(["validate", "-", "a\nb"], b"")
-def test_any_command_line_ends_in_a_status_and_one_line(words, config):
+def test_any_command_line_ends_in_a_status_and_one_line(words, file):
     out, err = io.StringIO(), io.StringIO()
     ran = mock.Mock(return_value=0)
     with (
         mock.patch.object(environment, "run_async", ran),
-        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(config))),
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(file))),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -500,8 +483,8 @@ def test_any_command_line_ends_in_a_status_and_one_line(words, config):
 # What registries answer.
 
 BODY = b'{"schemaVersion":2,"manifests":[]}'
-DIGEST = digest_of(BODY)
-BLOB = Descriptor("a/b", digest_of(b"blob"), 4)
+DIGEST = oci.digest_of(BODY)
+BLOB = oci.Descriptor("a/b", oci.digest_of(b"blob"), 4)
 
 URLS = scraps(
     "http:// https:// registry.test .registry.test other.test 127.0.0.1 [::1] [ "
@@ -605,7 +588,9 @@ class World:
         if login:
             who = {"auth_type": "basic", "username": "me", "password": SECRET}
         port = 443 if scheme == "https" else 80
-        self.host = transport.client(Registry("r", scheme, "registry.test", port, kind, **who))
+        self.host = transport.client(
+            config.Registry("r", scheme, "registry.test", port, kind, **who)
+        )
         self.repository = RemoteRepository(self.host, "app", Side.TARGET)
 
     async def dial(self, origin, is_foreign):
@@ -662,7 +647,7 @@ METHODS = {
     "get": lambda repository: repository.get_manifest("v1"),
     "get by digest": lambda repository: repository.get_manifest(DIGEST),
     "referrers": lambda repository: repository.list_referrers(DIGEST),
-    "put": lambda repository: repository.put_manifest("v1", Manifest(INDEX, DIGEST, BODY)),
+    "put": lambda repository: repository.put_manifest("v1", oci.Manifest(INDEX, DIGEST, BODY)),
     "has blob": lambda repository: repository.has_blob(BLOB),
     "fetch": fetch,
     "mount": lambda repository: upload(repository, "mount"),
@@ -692,7 +677,7 @@ def test_any_answers_give_a_value_or_one_error(method, scheme, kind, login, answ
                 assert not login or SECRET not in shown
                 assert len(shown) < 3000
             else:
-                assert method != "list" or value is None or all(map(is_tag, value))
+                assert method != "list" or value is None or all(map(oci.is_tag, value))
                 assert method != "get by digest" or value.digest == DIGEST
         world.check()
 
