@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 from base64 import b64encode
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import anyio
@@ -242,15 +243,7 @@ class Attempts:
         except BaseException:
             self.closed.append(name)
             raise
-        return Connected(name, self.closed)
-
-
-class Connected:
-    def __init__(self, name, closed):
-        self.name, self._closed = name, closed
-
-    def close(self):
-        self._closed.append(self.name)
+        return SimpleNamespace(name=name, close=lambda: self.closed.append(name))
 
 
 @pytest.mark.virtual_time

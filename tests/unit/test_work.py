@@ -45,7 +45,7 @@ def test_the_election_is_the_greedy_set_cover(steps):
 
 
 def test_an_election_is_near_linear():
-    """2,000 images of 40 blobs, all shared: what is done for an image does not grow with their number."""
+    """1,000 images of 40 blobs, all shared: what is done for an image does not grow with their number."""
 
     def pushes(images):
         pending = Pending()
@@ -53,7 +53,7 @@ def test_an_election_is_near_linear():
             add(pending, [("h", (number * 7 + blob) % (images * 4)) for blob in range(40)])
         return len(pending._heap)
 
-    assert pushes(2000) < 21 * pushes(100)
+    assert pushes(1000) < 21 * pushes(50)
 
 
 def test_no_more_than_512_candidates_wait():
