@@ -550,6 +550,15 @@ def test_an_index_that_would_not_survive_is_refused_only_when_it_changes(extra, 
         extend_referrers_list(source, source.children)
 
 
+def test_a_list_of_referrers_is_extended_with_whole_entries():
+    held = parse(index(child(1, "linux/amd64"), x=1))
+    more = Descriptor(MANIFEST, digest(2), 2, artifact_type="a/b", annotations={"k": "v"})
+    fields = {"artifactType": "a/b", "annotations": {"k": "v"}}
+    entries = [child(1, "linux/amd64"), child(2, None, **fields)]
+    assert json.loads(extend_referrers_list(held, [more]).body) == index(*entries, x=1)
+    assert json.loads(extend_referrers_list(None, [more]).body) == index(entries[1])
+
+
 @given(
     st.lists(st.sampled_from(PLATFORMS[:-1]), max_size=6),
     st.lists(st.sampled_from(PLATFORMS[:-2]).map(parse_platform), min_size=1, max_size=3),

@@ -547,7 +547,8 @@ async def test_a_connection_serves_its_own_origin_alone():
     wires = [Wire(answers=((answer(),),) * 2) for _ in origins]
     pool = pool_of(*wires)
     for origin, is_foreign in origins * 2:
-        await (await pool.exchange(origin, GET, is_foreign=is_foreign)).close()
+        with anyio.fail_after(1):
+            await (await pool.exchange(origin, GET, is_foreign=is_foreign)).close()
     assert [wire.dialled for wire in wires] == origins
     assert [len(wire.requests) for wire in wires] == [2] * len(origins)
     pool.close(ORIGIN)
