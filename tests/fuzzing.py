@@ -85,17 +85,3 @@ def trees(
         ),
         max_leaves=12,
     )
-
-
-class Watched(str):
-    """A tag that counts how often a pattern looks at it."""
-
-    looks = 0
-
-    def __getitem__(self, place: Any) -> str:
-        self.looks += 1
-        return super().__getitem__(place)
-
-    def startswith(self, *arguments: Any) -> bool:
-        self.looks += 1
-        return super().startswith(*arguments)

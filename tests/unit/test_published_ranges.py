@@ -263,27 +263,21 @@ def takes(text: str, version: str, rule: Prerelease) -> bool:
     return admits(parse_range(text), parsed, rule)
 
 
-@pytest.mark.parametrize(
-    ("rule", "text", "taken", "refused"), ROWS, ids=[f"{a} {b}" for a, b, *_ in ROWS]
-)
-def test_published_range_holds(
-    rule: Prerelease, text: str, taken: list[str], refused: list[str]
-) -> None:
-    assert [version for version in taken if not takes(text, version, rule)] == []
-    assert [version for version in refused if takes(text, version, rule)] == []
+def test_published_ranges_hold():
+    wrong = [
+        (rule, text, version)
+        for rule, text, taken, refused in ROWS
+        for version in taken + refused
+        if takes(text, version, rule) is not (version in taken)
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("text", "version", "rule", "theirs", "ours"),
-    [row[1:6] for row in DIFFERENT],
-    ids=[f"{row[0]} {row[1]} {row[3]}" for row in DIFFERENT],
-)
-def test_what_differs_differs_as_documented(
-    text: str, version: str, rule: Prerelease, theirs: bool, ours: bool | None
-) -> None:
-    assert theirs is not ours
-    if ours is None:
-        with pytest.raises(ValueError, match=r"comparator|three numbers"):
-            parse_range(text)
-    else:
-        assert takes(text, version, rule) is ours
+def test_what_differs_differs_as_documented():
+    for _, text, version, rule, theirs, ours, _ in DIFFERENT:
+        assert theirs is not ours
+        if ours is None:
+            with pytest.raises(ValueError, match=r"comparator|three numbers"):
+                parse_range(text)
+        else:
+            assert takes(text, version, rule) is ours, (text, version, rule)

@@ -1,18 +1,23 @@
-"""What a run believes of what earlier ones left, and the file that keeps it (docs/design.md sections 7
-and 8).
+"""What is kept: what a run believes of what earlier ones left, the file that keeps it (docs/design.md
+sections 7 and 8), and blobs that are staged for several uploads.
 """
 
 from __future__ import annotations
 
+import errno
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+import tracemalloc
 from contextlib import closing, contextmanager
-from pathlib import Path
 from random import Random
-from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
+from _regsync import edge
+from _regsync.app.process import process_edge
+from _regsync.oci import Descriptor, digest_of
 from _regsync.state import (
     ABSENT_IS_202,
     MOST_HOLDERS,
@@ -29,6 +34,8 @@ from _regsync.state import (
     _blob_key,
     hashed_key,
 )
+from _regsync.sync import blobs
+from _regsync.sync.blobs import SMALL_BLOB, NoRoom, Staging
 
 HOUR, DAY = 3600, 86400
 NOW = 2_000_000_000
@@ -40,20 +47,18 @@ TOP, CHILD, BLOB, OTHER = (f"sha256:{number:064x}" for number in range(1, 5))
 class State:
     """A state on disk: each block of `known` is a run of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.path = directory / "state.db"
         self.directory = directory
-        self.said = list[tuple[str, str]]()
+        self.said = []
 
-    def file(self) -> StateFile:
+    def file(self):
         return StateFile(
             str(self.directory), lambda level, _, text: self.said.append((level, text))
         )
 
     @contextmanager
-    def known(
-        self, now: float = NOW, *, ttl: float = DAY, may_write: bool = True
-    ) -> Iterator[Knowledge]:
+    def known(self, now=NOW, *, ttl=DAY, may_write=True):
         file = self.file()
         file.load(may_write=may_write)
         knowledge = Knowledge(file, now=lambda: now, ttl=ttl)
@@ -61,19 +66,19 @@ class State:
         knowledge.finish()
         file.close()
 
-    def hold(self, now: float = NOW - HOUR) -> None:
+    def hold(self, now=NOW - HOUR):
         """Put an index with one child of one blob into A."""
         with self.known(now) as known:
             known.confirm_manifest(A, CHILD, [BLOB])
             known.confirm_manifest(A, TOP, [], [CHILD])
 
-    def change(self, statement: str, *values: object) -> None:
+    def sql(self, statement, *values):
         with closing(sqlite3.connect(self.path)) as database, database:
-            database.execute(statement, values)
+            return database.execute(statement, values).fetchall()
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> State:
+def state(tmp_path):
     return State(tmp_path)
 
 
@@ -108,13 +113,18 @@ def test_what_is_too_old_is_believed_below_a_tag_and_is_young_again_after_that_r
     state.hold(NOW - 3 * DAY)
     with state.known() as known:
         assert not known.is_blob_believed(A, BLOB)
+        assert known.choose_present_blob(A) is None
         known.confirm_tagged_manifest(A, TOP)
         assert known.is_blob_believed(A, BLOB)
         assert known.mount_source(B, BLOB) == "a"
-    with state.known(NOW + HOUR) as known:
-        assert known.is_blob_believed(A, BLOB)
-    with state.known(NOW + 3 * DAY) as known:
-        assert not known.is_blob_believed(A, BLOB)
+        assert known.choose_present_blob(A) == BLOB
+    for later, is_believed in ((HOUR, True), (3 * DAY, False)):
+        with state.known(NOW + later) as known:
+            assert known.is_blob_believed(A, BLOB) is is_believed
+    with state.known() as known:
+        known.confirm_tagged_manifest(A, TOP)
+        known.forget(A, BLOB)
+        assert known.choose_present_blob(A) is None
 
 
 def test_a_contradicted_repository_is_believed_below_tags_that_are_found_later(state):
@@ -161,7 +171,7 @@ def test_bytes_that_are_a_manifest_here_are_no_blob_here(state):
 
 
 @pytest.fixture(params=["file", "memory"])
-def known(request: pytest.FixtureRequest, state: State) -> Iterator[Knowledge]:
+def known(request, state):
     if request.param == "memory":
         yield Knowledge(now=lambda: NOW, ttl=DAY)
     else:
@@ -169,7 +179,7 @@ def known(request: pytest.FixtureRequest, state: State) -> Iterator[Knowledge]:
             yield knowledge
 
 
-def show(known: Knowledge) -> None:
+def show(known):
     """Let a tag of A answer with an index, and read both manifests."""
     known.confirm_tagged_manifest(A, TOP)
     known.record_tagged_content(HOST, TOP, [], [CHILD])
@@ -244,17 +254,7 @@ def test_a_refused_mount_of_what_only_old_entries_knew_says_little_of_the_host(
     assert known.may_mount(B, "x0")
 
 
-def test_a_blob_to_ask_for_is_found_below_a_tag(state):
-    state.hold(NOW - 3 * DAY)
-    with state.known() as known:
-        assert known.choose_present_blob(A) is None
-        known.confirm_tagged_manifest(A, TOP)
-        assert known.choose_present_blob(A) == BLOB
-        known.forget(A, BLOB)
-        assert known.choose_present_blob(A) is None
-
-
-# Facts, tags, looks.
+# Facts, tags, looks, the age of digests.
 
 
 def test_a_fact_of_a_host_lasts_a_day(state):
@@ -268,8 +268,8 @@ def test_a_fact_of_a_host_lasts_a_day(state):
         assert known.host_note(HOST, "login") == login
         assert known.fact(RepositoryKey(HOST, "b/two").area, "api") is False
         assert known.fact(A.area, "api") is None
-        assert known.fact(B.area, ABSENT_IS_202) is True
-        assert known.fact(B.area, PRESENT_IS_201) is False
+        facts = [known.fact(B.area, name) for name in (ABSENT_IS_202, PRESENT_IS_201)]
+        assert facts == [True, False]
     with state.known(NOW + DAY + 1) as known:
         assert known.host_note(HOST, "login") is None
         assert known.fact(B.area, ABSENT_IS_202) is None
@@ -281,7 +281,7 @@ def test_notes_of_another_form_are_passed_over(state, value):
         known.learn(HOST, MOUNTS, True)
         known.learn(A.area, ABSENT_IS_202, True)
         known.record_artifact_check(b"name", ArtifactCheck(is_complete=True))
-    state.change("UPDATE note SET value = ?", value)
+    state.sql("UPDATE note SET value = ?", value)
     with state.known() as known:
         assert known.supports_mounts(HOST) is None
         assert known.fact(A.area, ABSENT_IS_202) is None
@@ -313,13 +313,9 @@ def test_a_look_outlives_every_other_entry(state):
         assert check == made._replace(last=NOW, first=NOW)
         known.record_artifact_check(name, check)
         assert known.artifact_check(name).first == NOW
-    with closing(sqlite3.connect(state.path)) as database:
-        assert database.execute("SELECT count(*) FROM held").fetchone() == (0,)
-        notes = sorted(key.split()[0] for (key,) in database.execute("SELECT key FROM note"))
-        assert notes == [b"look", b"swept"]
-
-
-# The age of digests.
+    assert state.sql("SELECT count(*) FROM held") == [(0,)]
+    notes = sorted(key.split()[0] for (key,) in state.sql("SELECT key FROM note"))
+    assert notes == [b"look", b"swept"]
 
 
 def test_a_digest_that_is_seen_again_keeps_its_age_in_a_file_and_in_memory(state):
@@ -347,7 +343,7 @@ def test_of_a_lock_and_the_state_the_earlier_time_counts():
 
 def test_what_stands_at_random_bytes_fails_no_run(state):
     random = Random(5)
-    for _ in range(60):
+    for _ in range(30):
         state.hold()
         data = bytearray(state.path.read_bytes())
         for _ in range(random.choice([1, 40, 400])):
@@ -365,25 +361,21 @@ def test_what_stands_at_random_bytes_fails_no_run(state):
         state.path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("name", ["a b", "a&digest=x", "a\r\nX: y", "A", "", "a/../b", b"\xff"])
+@pytest.mark.parametrize("name", ["a&digest=x", "a\r\nX: y", "A", "", "a/../b", b"\xff"])
 def test_a_name_that_no_repository_has_is_never_mounted_from(state, name):
     state.hold()
-    state.change("UPDATE place SET name = CAST(? AS TEXT)", name)
+    state.sql("UPDATE place SET name = CAST(? AS TEXT)", name)
     with state.known() as known:
         assert known.mount_source(B, BLOB) is None
 
 
-ForeignFile = Callable[[State], Any]
-FOREIGN: dict[str, ForeignFile] = {
-    "another program": lambda state: state.change("PRAGMA application_id = 7"),
-    "newer version": lambda state: state.change("PRAGMA user_version = 99"),
-}
-
-
-@pytest.mark.parametrize("whose", FOREIGN)
-def test_a_file_of_others_is_left_alone(state, whose):
+@pytest.mark.parametrize(
+    ("whose", "statement"),
+    [("another program", "application_id = 7"), ("newer version", "user_version = 99")],
+)
+def test_a_file_of_others_is_left_alone(state, whose, statement):
     state.hold()
-    FOREIGN[whose](state)
+    state.sql(f"PRAGMA {statement}")
     before = state.path.read_bytes()
     with state.known() as known:
         assert not known.is_blob_believed(A, BLOB)
@@ -398,7 +390,7 @@ def test_a_file_of_others_is_left_alone(state, whose):
 )
 def test_a_file_of_other_tables_begins_anew(state, statement, level):
     state.hold()
-    state.change(statement)
+    state.sql(statement)
     with state.known() as known:
         assert not known.is_blob_believed(A, BLOB)
         known.confirm_blob(A, OTHER)
@@ -409,15 +401,14 @@ def test_a_file_of_other_tables_begins_anew(state, statement, level):
 
 def test_a_second_process_reads_and_saves_nothing(state):
     state.hold()
-    with state.known():
-        with state.known() as second:
-            assert second.is_blob_believed(A, BLOB)
-            second.confirm_blob(A, OTHER)
-            second.learn(HOST, MOUNTS, True)
-            second.forget(A, BLOB)
-            assert not second.is_blob_believed(A, BLOB)
-            assert second.supports_mounts(HOST)
-        assert [level for level, text in state.said if "another run uses" in text] == ["warning"]
+    with state.known(), state.known() as second:
+        assert second.is_blob_believed(A, BLOB)
+        second.confirm_blob(A, OTHER)
+        second.learn(HOST, MOUNTS, True)
+        second.forget(A, BLOB)
+        assert not second.is_blob_believed(A, BLOB)
+        assert second.supports_mounts(HOST)
+    assert [level for level, text in state.said if "another run uses" in text] == ["warning"]
     with state.known() as known:
         assert known.is_blob_believed(A, BLOB)
         assert not known.is_blob_believed(A, OTHER)
@@ -437,7 +428,11 @@ def test_a_dry_run_leaves_no_trace(state):
 
 def test_notes_that_could_not_be_written_are_kept_until_they_can(state, monkeypatch):
     """As in a watch whose disk is full for some cycles."""
-    monkeypatch.setattr(sqlite3, "connect", full := Full())
+
+    def refuse(*_, **__):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
     file = state.file()
     for cycle in range(3):
         file.load()
@@ -445,40 +440,156 @@ def test_notes_that_could_not_be_written_are_kept_until_they_can(state, monkeypa
         assert known.supports_mounts(HOST) is (None if cycle == 0 else True)
         known.learn(HOST, MOUNTS, True)
         if cycle == 1:
-            full.has_room = True
+            monkeypatch.undo()
         file.close()
     assert ["is full" in text for _, text in state.said] == [True, True]
     with state.known() as known:
         assert known.supports_mounts(HOST) is True
 
 
-class Full:
-    """`sqlite3.connect` on a disk without room, until there is some."""
-
-    has_room = False
-    connect = staticmethod(sqlite3.connect)
-
-    def __call__(self, *given: Any, **named: Any) -> sqlite3.Connection:
-        if not self.has_room:
-            raise sqlite3.OperationalError("database or disk is full")
-        return self.connect(*given, **named)
-
-
-def test_what_a_run_knows_of_a_blob_that_it_copies_is_small() -> None:
+def test_what_a_run_knows_of_a_blob_that_it_copies_is_small():
     """An image of six layers takes 3 kB of it: 20,000 images take 60 MB."""
-    import tracemalloc
-
-    images = [
-        (f"sha256:{n:064x}", [f"sha256:{1000 * layer + n:064x}" for layer in range(7, 14)])
-        for n in range(1000)
-    ]
     known = Knowledge(now=lambda: NOW)
+    images = [[f"sha256:{1000 * part + n:064x}" for part in range(8)] for n in range(1000)]
     tracemalloc.start()
-    for top, blobs in images:
-        for blob in blobs:
+    for top, *parts in images:
+        for blob in parts:
             known.confirm_blob(A, blob)
-        known.confirm_manifest(A, top, blobs)
+        known.confirm_manifest(A, top, parts)
     _blob_key.cache_clear()
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken / 7000 < 400
+
+
+# Blobs that are kept for several uploads.
+
+LARGE = SMALL_BLOB + 1
+
+
+class Source:
+    """A blob that counts how often it is read."""
+
+    def __init__(self, size, letter=b"x"):
+        self.body = letter * size
+        self.blob = Descriptor("application/octet-stream", digest_of(self.body), size)
+        self.reads = 0
+
+    async def read(self):
+        self.reads += 1
+        for start in range(0, len(self.body), 300_000):
+            await anyio.lowlevel.checkpoint()
+            yield memoryview(self.body)[start : start + 300_000]
+
+    async def held(self, staging, *, is_shared=True, start=0):
+        async with staging.holding(self.blob, self.read, is_shared=is_shared) as stream:
+            return b"".join([bytes(piece) async for piece in stream(start)])
+
+
+@pytest.fixture
+async def stage(tmp_path):
+    """Return a function that makes a place for blobs."""
+    with edge.using(process_edge()):
+        yield lambda limit=None: Staging(str(tmp_path / "staged"), limit)
+
+
+def files(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("size", [900, LARGE])
+async def test_a_shared_blob_is_read_once_and_given_from_any_byte(stage, tmp_path, size):
+    source, staging = Source(size), stage()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(source.held, staging)
+    assert await source.held(staging, start=size - 7) == source.body[-7:]
+    assert source.reads == 1
+    assert files(tmp_path) == ([] if size < SMALL_BLOB else [source.blob.digest.partition(":")[2]])
+    staging.close()
+    assert files(tmp_path) == []
+
+
+async def test_what_nobody_else_needs_is_never_on_disk(stage, tmp_path):
+    staging, small = stage(), Source(900)
+    with pytest.raises(NoRoom):
+        await Source(LARGE).held(staging, is_shared=False)
+    for _ in range(2):
+        assert await small.held(staging, is_shared=False) == small.body
+    assert (small.reads, files(tmp_path)) == (2, [])
+
+
+async def test_memory_has_a_bound_and_gives_room_again(stage):
+    staging = stage(0)
+    sources = [Source(SMALL_BLOB, bytes([letter])) for letter in range(30)]
+    for source in (*sources, sources[-1], sources[0]):
+        await source.held(staging)
+    assert (sources[-1].reads, sources[0].reads) == (1, 2)
+
+
+async def test_a_limit_makes_the_least_recently_used_file_go_that_nobody_reads(stage, tmp_path):
+    staging = stage(2 * LARGE)
+    first, second, third = (Source(LARGE, letter) for letter in (b"1", b"2", b"3"))
+    async with staging.holding(first.blob, first.read, is_shared=True):
+        await second.held(staging)
+        await third.held(staging)
+        with pytest.raises(NoRoom) as caught:
+            async with staging.holding(third.blob, third.read, is_shared=True):
+                await Source(LARGE, b"4").held(staging)
+    assert caught.value.level == "debug", "it is the user's own limit"
+    await first.held(staging)
+    await second.held(staging)
+    assert (first.reads, second.reads) == (1, 2)
+    shutil.rmtree(tmp_path / "staged" / "sha256")  # by somebody else, which gives room too
+    assert await third.held(staging) == third.body
+
+
+async def test_a_file_that_does_not_fit_the_free_space_is_not_begun(stage, tmp_path, monkeypatch):
+    """With what is promised to others: two of three would fit."""
+    free = shutil.disk_usage(tmp_path)._replace(free=2 * LARGE + 5)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    staging, refused = stage(), []
+
+    async def hold(source):
+        try:
+            await source.held(staging)
+        except NoRoom as error:
+            refused.append(error.level)
+
+    async with anyio.create_task_group() as tasks:
+        for letter in (b"1", b"2", b"3"):
+            tasks.start_soon(hold, Source(LARGE, letter))
+    assert refused == ["warning"]
+    await hold(Source(LARGE, b"4"))
+    assert refused == ["warning"], "that blob alone was left out"
+
+
+async def test_a_full_disk_ends_the_staging_and_leaves_nothing(stage, tmp_path, monkeypatch):
+    class Full(blobs.FileIO):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(blobs, "FileIO", Full)
+    staging = stage()
+    with pytest.raises(NoRoom, match="No space left") as caught:
+        await Source(LARGE).held(staging)
+    assert caught.value.level == "warning"
+    monkeypatch.undo()
+    with pytest.raises(NoRoom):
+        await Source(LARGE).held(staging)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+async def test_what_somebody_else_has_put_there_is_not_removed(stage, tmp_path, is_link):
+    mine = tmp_path / ("elsewhere" if is_link else "staged")
+    if is_link:
+        mine.mkdir()
+        (tmp_path / "staged").symlink_to(mine)
+        mine /= "mine"
+    mine.write_text("mine")
+    before, staging = files(tmp_path), stage()
+    with pytest.raises(NoRoom):
+        await Source(LARGE).held(staging)
+    staging.close()
+    assert files(tmp_path) == before

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import gzip
 import re
-import time
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync.addresses import Origin
@@ -30,7 +29,8 @@ from _regsync.errors import (
     WireError,
     WrongBytes,
 )
-from _regsync.net.wire import PIECE, Header, Request, Response
+from _regsync.net.wire import PIECE, Request
+from tests.fuzzing import fuzz
 from tests.unit.wires import (
     GET,
     NEVER,
@@ -47,84 +47,75 @@ from tests.unit.wires import (
     watched,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = pytest.mark.virtual_time
 
 HEAD = Request("HEAD", "/v2/")
-POST = Request("POST", "/v2/app/blobs/uploads/")
 CREATED = answer(status=201)
-REFUSED = answer(b"no", status=413)
+OK = b"HTTP/1.1 200 OK\r\n"
+GO_ON = b"HTTP/1.1 100 Go on\r\n\r\n"
 
 
-async def alone(*incoming: Item, request: Request = GET, limit: int = 10**6) -> Response:
+async def alone(*incoming, request=GET, limit=10**6):
     """Ask once over a connection of its own, whose answer this is."""
     return await ask(pool_of(Wire(answers=(incoming,))), request, limit=limit)
+
+
+def packets(data, *cuts):
+    """Return the data in packets that end at these places."""
+    places = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
+    return tuple(data[start:end] for start, end in pairwise(places))
 
 
 # The request.
 
 
 @pytest.mark.parametrize(
-    ("request_", "lines"),
+    ("origin", "request_", "lines"),
     [
-        (GET, "GET /v2/ HTTP/1.1|Host: registry.test||"),
-        (Request("HEAD", "/x?y=z", (("A", "b"), ("A", "c"))), "HEAD /x?y=z HTTP/1.1|Host: registry.test|A: b|A: c||"),
-        (Request("DELETE", "/"), "DELETE / HTTP/1.1|Host: registry.test||"),
-        (Request("POST", "/"), "POST / HTTP/1.1|Host: registry.test|Content-Length: 0||"),
-        (Request("PUT", "/", (), b"{}"), "PUT / HTTP/1.1|Host: registry.test|Content-Length: 2||{}"),
+        (ORIGIN, GET, "GET /v2/ HTTP/1.1|Host: registry.test||"),
+        (ORIGIN, Request("HEAD", "/x?y=z", (("A", "b"), ("A", "c"))),
+            "HEAD /x?y=z HTTP/1.1|Host: registry.test|A: b|A: c||"),
+        (ORIGIN, Request("DELETE", "/"), "DELETE / HTTP/1.1|Host: registry.test||"),
+        (ORIGIN, Request("POST", "/"), "POST / HTTP/1.1|Host: registry.test|Content-Length: 0||"),
+        (ORIGIN, Request("PUT", "/", (), b"{}"), "PUT / HTTP/1.1|Host: registry.test|Content-Length: 2||{}"),
+        (Origin("https", "a.test", 443), GET, "GET /v2/ HTTP/1.1|Host: a.test||"),
+        (Origin("http", "::1", 443), GET, "GET /v2/ HTTP/1.1|Host: [::1]:443||"),
     ],
 )  # fmt: skip
-async def test_head_and_body_leave_in_one_write(request_: Request, lines: str) -> None:
+async def test_head_and_body_leave_in_one_write(origin, request_, lines):
     wire = Wire(answers=((answer(),),))
-    await ask(pool_of(wire), request_)
-    assert wire.writes == [lines.replace("|", "\r\n").encode()]
-
-
-@pytest.mark.parametrize(
-    ("origin", "host"),
-    [
-        (Origin("https", "a.test", 443), "a.test"),
-        (Origin("http", "a.test", 443), "a.test:443"),
-        (Origin("http", "::1", 5000), "[::1]:5000"),
-    ],
-)
-async def test_the_host_has_brackets_and_no_default_port(origin: Origin, host: str) -> None:
-    wire = Wire(answers=((answer(),),))
-    async with await pool_of(wire).exchange(origin, GET):
-        assert wire.requests[0].headers["host"] == host
+    async with await pool_of(wire).exchange(origin, request_):
+        assert wire.writes == [lines.replace("|", "\r\n").encode()]
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        Request("GET", "/a b"),
         Request("GET", "/ HTTP/1.1\r\nInjected: x\r\nRest:"),
-        Request("GET", "/\u00e9"),
+        Request("GET", "/a b"),
         Request("GET", "/", (("Name: x\r\nInjected", "x"),)),
         Request("GET", "/", (("Authorization", "Bearer secret\ny"),)),
         Request("GET", "/", (("Authorization", "Bearer secret\u00e9"),)),
-        Request("GET", "/", (("Authorization", "Bearer secret\x7f"),)),
     ],
 )
-async def test_no_line_of_a_head_is_more_than_it_says(request_: Request) -> None:
+async def test_no_line_of_a_head_is_more_than_it_says(request_):
     wire = Wire()
     with pytest.raises(ProtocolBroken) as caught:
         await ask(pool_of(wire), request_)
     assert (wire.writes, "secret" in str(caught.value)) == ([], False)
 
 
-async def test_the_first_piece_goes_with_the_head_and_the_others_from_their_own_memory() -> None:
-    wire = Wire(answers=((CREATED,),))
-    blob = Blob(b"first", b"second", b"third")
+async def test_the_first_piece_goes_with_the_head_and_the_others_from_their_own_memory():
+    wire, blob = Wire(answers=((CREATED,),)), Blob(b"first", b"second", b"third")
     assert (await put(pool_of(wire), blob)).status == 201
     assert wire.writes[0].endswith(b"\r\nContent-Length: 16\r\n\r\nfirst")
-    assert [
-        offer.obj is buffer for offer, buffer in zip(wire.offers[1:], blob.buffers[1:], strict=True)
-    ]
+    assert [offer.obj for offer in wire.offers[1:]] == blob.buffers[1:]
+    assert wire.offers[1].obj is blob.buffers[1]
     assert wire.requests[0].body == b"firstsecondthird"
 
 
 @given(st.lists(st.sampled_from([1, 3, 70, WANT_WRITE]), max_size=30))
-async def test_a_stream_that_takes_little_at_a_time_gets_every_byte_once(steps: list[int]) -> None:
+async def test_a_stream_that_takes_little_at_a_time_gets_every_byte_once(steps):
     wire = Wire(sends=tuple(steps), answers=((WANT_WRITE, CREATED),))
     assert (await put(pool_of(wire), Blob(b"a" * 100, b"b" * 50, b"c"))).status == 201
     assert wire.requests[0].body == b"a" * 100 + b"b" * 50 + b"c"
@@ -134,25 +125,20 @@ async def test_a_stream_that_takes_little_at_a_time_gets_every_byte_once(steps: 
             assert len(following) == len(offer)
 
 
-@pytest.mark.parametrize(
-    "length", [2, 5, 7], ids=["first too long", "second too long", "too short"]
-)
-async def test_no_byte_more_is_sent_than_was_declared_and_no_fewer_are_told(length: int) -> None:
+@pytest.mark.parametrize("length", [2, 5, 7], ids=["first too long", "second too long", "short"])
+async def test_no_byte_more_is_sent_than_was_declared_and_no_fewer_are_told(length):
     wire = Wire(answers=((CREATED,),) * 2)
     with pytest.raises(ContentError, match="declared length"):
         await put(pool_of(wire), Blob(b"abc", b"def", length=length))
-    assert len(wire.writes[0].partition(b"\r\n\r\n")[2] if wire.writes else b"") <= length
-    assert sum(map(len, wire.writes[1:])) <= length - 3 or not wire.writes
+    assert len(b"".join(wire.writes).partition(b"\r\n\r\n")[2]) <= length
     assert wire.is_closed
 
 
 @pytest.mark.parametrize("failure", [Disconnected("gone"), WrongBytes("the digest is wrong")])
-async def test_a_source_that_fails_is_the_error_and_no_answer_is_waited_for(
-    failure: SyncError,
-) -> None:
+async def test_a_source_that_fails_is_the_error_and_no_answer_is_waited_for(failure):
     """I3: a wrong digest takes the place of the last piece, and the connection is closed."""
 
-    def fail() -> None:
+    def fail():
         if blob.given == 1:
             raise failure
 
@@ -169,43 +155,36 @@ async def test_a_source_that_fails_is_the_error_and_no_answer_is_waited_for(
 # Answers before the request is sent.
 
 
-@pytest.mark.parametrize("status", [200, 401, 413, 503])
-async def test_an_early_answer_saves_the_rest_of_the_body_and_ends_its_connection(
-    status: int,
-) -> None:
+@pytest.mark.parametrize("status", [200, 413])
+async def test_an_early_answer_saves_the_rest_of_the_body_and_ends_its_connection(status):
     wire, other = Wire(), Wire(answers=((answer(),),))
     wire.when(1, answer(b"early", status=status))
-    pool = pool_of(wire, other)
-    blob = Blob(*[b"x" * 1000] * 50, pause=1)
+    pool, blob = pool_of(wire, other), Blob(*[b"x" * 1000] * 50, pause=1)
     response = await put(pool, blob)
     assert (response.status, response.is_early, response.body) == (status, True, b"early")
-    assert blob.given < 5
-    assert wire.is_closed
+    assert (blob.given < 5, wire.is_closed) == (True, True)
     assert not (await ask(pool)).is_early
     assert other.requests
 
 
-async def test_interim_answers_do_not_end_the_sending() -> None:
+async def test_interim_answers_do_not_end_the_sending():
     wire = Wire(answers=((CREATED,),))
-    wire.when(1, b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nLink: x\r\n\r\n")
+    wire.when(1, GO_ON + b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\n")
     response = await put(pool_of(wire), Blob(b"a", b"b", pause=1))
     assert (response.status, response.is_early, wire.requests[0].whole) == (201, False, True)
 
 
 @pytest.mark.parametrize("sends", [(End.RESET,), (5, WANT_WRITE, End.RESET), (500, End.RESET)])
-async def test_what_the_peer_said_before_it_closed_its_side_is_heard(
-    sends: tuple[Item, ...],
-) -> None:
-    wire = Wire(Pause(1), REFUSED, End.EOF, sends=sends)
+async def test_what_the_peer_said_before_it_closed_its_side_is_heard(sends):
+    wire = Wire(Pause(1), answer(b"no", status=413), End.EOF, sends=sends)
     async with watched(pool_of(wire)) as pool:
         response = await put(pool, Blob(b"a" * 400, b"b" * 400, pause=0.1))
     assert (response.status, response.body, wire.is_closed) == (413, b"no", True)
 
 
-async def test_last_words_are_waited_for_two_seconds() -> None:
-    wire = Wire(sends=(500, End.RESET))
+async def test_last_words_are_waited_for_two_seconds():
     began = anyio.current_time()
-    async with watched(pool_of(wire)) as pool:
+    async with watched(pool_of(Wire(sends=(500, End.RESET)))) as pool:
         with pytest.raises(Disconnected, match="the connection broke: Broken pipe"):
             await put(pool, Blob(b"a", b"b"))
     assert anyio.current_time() - began == 2.0
@@ -214,16 +193,15 @@ async def test_last_words_are_waited_for_two_seconds() -> None:
 # The answer: how it is framed.
 
 
-@dataclass
-class Framed:
-    """An answer's bytes, and what it says."""
+class Framed(NamedTuple):
+    """An answer's bytes, what it says, and whether its connection serves another exchange."""
 
     data: bytes
     status: int
     body: bytes
     is_kept: bool
     method: str = "GET"
-    ends: bool = False  # by the end of the connection
+    end: tuple[Item, ...] = ()
 
 
 CHUNKED = b"HTTP/1.1 %d Words\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\n%s\r\n"
@@ -235,49 +213,33 @@ FRAMED = {
     "chunked": Framed(CHUNKED % (200, b""), 200, b"abcdefg", True),
     "chunked error": Framed(CHUNKED % (503, b""), 503, b"abcdefg", True),
     "trailers": Framed(CHUNKED % (200, b"X: y\r\n"), 200, b"abcdefg", True),
-    "until the end": Framed(b"HTTP/1.1 200 OK\r\n\r\nabc", 200, b"abc", False, ends=True),
+    "until the end": Framed(b"HTTP/1.1 200 OK\r\n\r\nabc", 200, b"abc", False, end=(End.EOF,)),
     "1.0": Framed(answer(b"abc", version="1.0"), 200, b"abc", False),
-    "close": Framed(answer(b"abc", "Connection: close"), 200, b"abc", False),
-    "close among others": Framed(answer(b"abc", "Connection: a", "Connection: b, Close"), 200, b"abc", False),
-    "head": Framed(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", 200, b"", True, "HEAD"),
+    "close": Framed(answer(b"abc", "Connection: a", "Connection: b, Close"), 200, b"abc", False),
+    "head": Framed(OK + b"Content-Length: 99\r\n\r\n", 200, b"", True, "HEAD"),
     "no content": Framed(b"HTTP/1.1 204 No\r\n\r\n", 204, b"", True),
     "not modified": Framed(b"HTTP/1.1 304 No\r\nContent-Length: 9\r\n\r\n", 304, b"", True),
-    "interim": Framed(b"HTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 103 Hints\r\n\r\n" + answer(b"abc"), 200, b"abc", True),
+    "interim": Framed(GO_ON + b"HTTP/1.1 103 Hints\r\n\r\n" + answer(b"abc"), 200, b"abc", True),
     "bare line feeds": Framed(b"HTTP/1.1 200 OK\nContent-Length: 3\n\nabc", 200, b"abc", True),
     "the same length twice": Framed(answer(b"abc", "Content-Length: 3"), 200, b"abc", True),
 }  # fmt: skip
 
 
-def packets(data: bytes, *cuts: int) -> tuple[Item, ...]:
-    """Return the data in packets that end at these places."""
-    places = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
-    return tuple(data[start:end] for start, end in pairwise(places))
-
-
-async def check_framed(case: Framed, *cuts: int) -> None:
-    end = (End.EOF,) if case.ends else ()
-    wire = Wire(answers=((*packets(case.data, *cuts), *end), (answer(),)))
-    pool = pool_of(wire, Wire(answers=((answer(),),)))
-    response = await ask(pool, Request(case.method, "/"))
-    assert (response.status, response.body, response.is_early) == (case.status, case.body, False)
-    await ask(pool)
-    assert len(wire.requests) == 1 + case.is_kept
-
-
 @pytest.mark.parametrize("case", FRAMED.values(), ids=FRAMED)
-async def test_an_answer_says_the_same_wherever_it_is_cut(case: Framed) -> None:
-    for cut in range(len(case.data)):
-        await check_framed(case, cut)
-
-
-@given(st.sampled_from([*FRAMED.values()]), st.sets(st.integers(1, 150)))
-async def test_an_answer_says_the_same_in_any_packets(case: Framed, cuts: set[int]) -> None:
-    await check_framed(case, *cuts)
+async def test_an_answer_says_the_same_wherever_it_is_cut(case):
+    for cuts in (range(len(case.data)), *((cut,) for cut in range(len(case.data)))):
+        wire = Wire(answers=((*packets(case.data, *cuts), *case.end), (answer(),)))
+        pool = pool_of(wire, Wire(answers=((answer(),),)))
+        response = await ask(pool, Request(case.method, "/"))
+        told = (response.status, response.body, response.is_early)
+        assert told == (case.status, case.body, False)
+        await ask(pool)
+        assert len(wire.requests) == 1 + case.is_kept
 
 
 @pytest.mark.parametrize("end", [End.EOF, End.RESET])
-@pytest.mark.parametrize("name", ["length", "range", "chunked", "trailers", "interim"])
-async def test_an_answer_that_ends_too_early_is_no_answer(name: str, end: End) -> None:
+@pytest.mark.parametrize("name", ["length", "chunked", "trailers", "interim"])
+async def test_an_answer_that_ends_too_early_is_no_answer(name, end):
     data = FRAMED[name].data
     for cut in range(len(data)):
         with pytest.raises(Disconnected):
@@ -285,94 +247,79 @@ async def test_an_answer_that_ends_too_early_is_no_answer(name: str, end: End) -
 
 
 @pytest.mark.parametrize("name", ["error", "chunked error"])
-async def test_an_error_that_is_cut_short_is_still_that_error(name: str) -> None:
+async def test_an_error_that_is_cut_short_is_still_that_error(name):
     case = FRAMED[name]
-    body_at = case.data.index(b"\r\n\r\n") + 4
-    for cut in range(body_at, len(case.data)):
+    for cut in range(case.data.index(b"\r\n\r\n") + 4, len(case.data)):
         response = await alone(*packets(case.data[:cut]), End.EOF)
         assert response.status == case.status
         assert case.body.startswith(response.body)
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_a_body_may_be_as_long_as_its_limit_and_of_an_error_the_beginning_is_read(
-    framing: str,
-) -> None:
+async def test_a_body_is_as_long_as_its_limit_at_most_and_of_an_error_that_much_is_read(framing):
     data, long = FRAMED[framing].data, FRAMED[framing].body
     assert (await alone(data, limit=len(long))).body == long
     with pytest.raises(ContentError, match="longer than 5 bytes"):
         await alone(data, limit=5)
-    refused = data.replace(b"200", b"500")
-    assert (await alone(refused, limit=5)).body == long[:5]
+    assert (await alone(data.replace(b"200", b"500"), limit=5)).body == long[:5]
 
 
-async def test_a_long_body_is_read_into_the_callers_memory_and_nothing_behind_it() -> None:
+async def test_a_long_body_is_read_into_the_callers_memory_and_nothing_behind_it():
     body = bytes(range(256)) * 5000
     wire = Wire(*packets(answer(body), *range(0, len(body), 7001)), b"behind")
     response = await pool_of(wire).exchange(ORIGIN, GET)
     read, buffer = bytearray(), memoryview(bytearray(PIECE))
     while count := await response.read_into(buffer):
         read += buffer[:count]
-    assert (read, response.length) == (body, len(body))
-    assert b"".join(item for item in wire.incoming if isinstance(item, bytes)) == b"behind"
+    assert (read, response.length, [*wire.incoming]) == (body, len(body), [b"behind"])
     await response.close()
 
 
-@pytest.mark.parametrize(
-    "length", [0, 1, 3], ids=["all of it", "all but its end", "all but a few bytes"]
-)
-async def test_bytes_that_came_before_a_reset_are_read(length: int) -> None:
-    wire = Wire(answer(b"x" * 1000)[: -length or None], End.RESET)
+@pytest.mark.parametrize("lacks", [0, 1, 3])
+async def test_bytes_that_came_before_a_reset_are_read(lacks):
+    wire = Wire(answer(b"x" * 1000)[: -lacks or None], End.RESET)
     response = await pool_of(wire).exchange(ORIGIN, GET)
     buffer, read = memoryview(bytearray(PIECE)), 0
     with suppress(Disconnected):
         while count := await response.read_into(buffer):
             read += count
-    assert read == 1000 - length
+    assert read == 1000 - lacks
     await response.close()
 
 
-@pytest.mark.parametrize(
-    ("request_", "status", "is_read"),
-    [(GET, 200, False), (GET, 206, False), (GET, 404, True), (HEAD, 200, True)],
-)
-async def test_a_coding_that_was_not_asked_for_is_refused(
-    request_: Request, status: int, is_read: bool
-) -> None:
-    data = answer(b"abc", "Content-Encoding: gzip", status=status)
-    if is_read:
-        assert (await alone(data, request=request_)).status == status
-    else:
-        with pytest.raises(ContentError, match="Content-Encoding 'gzip'"):
-            await alone(data, request=request_)
-    assert (await alone(answer(b"abc", "Content-Encoding: Identity"))).body == b"abc"
-
-
-@pytest.mark.parametrize("coding", ["gzip", "X-GZip", "identity, gzip"])
-@pytest.mark.parametrize("is_coded", [True, False])
-async def test_json_is_read_in_gzip_or_with_its_label_alone(coding: str, is_coded: bool) -> None:
-    text = b'{"tags": ["v1"]}'
-    body = gzip.compress(text) if is_coded else text
-    assert (await alone(answer(body, f"Content-Encoding: {coding}"))).body == text
+TEXT = b'{"tags": ["v1"]}'
+PACKED = gzip.compress(TEXT)
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "coding", "found"),
     [
-        (gzip.compress(b"{}")[:-1], "Content-Encoding 'gzip'"),
-        (b"[]", "Content-Encoding 'gzip'"),
-        (gzip.compress(bytes(9_000_000)), "longer than"),
+        (b"abc", "gzip", "Content-Encoding 'gzip'"),
+        (b"abc", "zstd", "Content-Encoding 'zstd'"),
+        (b"abc", "Identity", b"abc"),
+        (PACKED, "gzip", TEXT),
+        (PACKED, "X-GZip", TEXT),
+        (PACKED, "identity, gzip", TEXT),
+        (TEXT, "gzip", TEXT),
+        (PACKED[:-1], "gzip", "Content-Encoding 'gzip'"),
+        (gzip.compress(bytes(9_000_000)), "gzip", "longer than"),
     ],
-    ids=["cut", "not coded", "bomb"],
+    ids=["no gzip", "zstd", "none", "gzip", "its other name", "the last", "label", "cut", "bomb"],
 )
-async def test_what_gunzip_does_not_take_is_refused(body: bytes, words: str) -> None:
-    with pytest.raises(ContentError, match=words):
-        await alone(answer(body, "Content-Encoding: gzip"))
+async def test_a_coding_was_not_asked_for_and_json_is_read_in_gzip(body, coding, found):
+    for status in (200, 206):
+        data = answer(body, f"Content-Encoding: {coding}", status=status)
+        if isinstance(found, bytes):
+            assert (await alone(data)).body == found
+        else:
+            with pytest.raises(ContentError, match=found):
+                await alone(data)
+    assert (await alone(answer(body, f"Content-Encoding: {coding}", status=404))).status == 404
+    head = answer(b"", f"Content-Encoding: {coding}")
+    assert (await alone(head, request=HEAD)).status == 200
 
 
 # Answers that hide another one, or cost more than they should.
-
-OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize(
@@ -387,37 +334,34 @@ OK = b"HTTP/1.1 200 OK\r\n"
         OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
         OK + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         OK + b"Transfer-Encoding: chunked\r\n\r\n-3\r\nabc\r\n0\r\n\r\n",
-        OK + b"Transfer-Encoding: chunked\r\n\r\n3 \x00\r\nabc\r\n0\r\n\r\n",
         OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n",
         OK + b"Content-Length : 3\r\n\r\nabc",
         OK + b"Content-Length: 3\r\nA\x00: b\r\n\r\nabc",
         OK + b" folded: first\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
-        b"ICY 200 OK\r\n\r\n",
         b"\r\n\r\n\r\n\r\n",
         b"\x16\x03\x01\x00\x00",
     ],
 )
-async def test_an_answer_that_may_be_read_in_two_ways_is_refused(data: bytes) -> None:
+async def test_an_answer_that_may_be_read_in_two_ways_is_refused(data):
     wire = Wire(answers=((data, End.EOF),))
     with pytest.raises(WireError) as caught:
         await ask(pool_of(wire))
-    assert str(caught.value).isprintable()
-    assert wire.is_closed
+    assert (str(caught.value).isprintable(), wire.is_closed) == (True, True)
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        answer(b"abc", "Transfer-Encoding: chunked").replace(b"\r\n\r\nabc", b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
+        OK + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
         answer(b"abc") + answer(b"hidden"),
         answer(b"abc", status=404) + answer(b"hidden"),
-        CHUNKED.replace(b"4;x=y\r\ndefg\r\n", b"") % (200, b"") + answer(b"hidden"),
+        OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n" + answer(b"hidden"),
         answer(b"abc") + b"\n",
     ],
     ids=["two framings", "behind a body", "behind an error", "behind chunks", "a byte"],
-)  # fmt: skip
-async def test_what_hides_behind_an_answer_answers_nobody(data: bytes) -> None:
+)
+async def test_what_hides_behind_an_answer_answers_nobody(data):
     wire, other = Wire(answers=((data,),)), Wire(answers=((answer(b"ours"),),))
     pool = pool_of(wire, other)
     assert (await ask(pool)).body == b"abc"
@@ -425,75 +369,43 @@ async def test_what_hides_behind_an_answer_answers_nobody(data: bytes) -> None:
     assert wire.is_closed
 
 
-async def test_a_head_may_have_64_kib() -> None:
+async def test_a_head_may_have_64_kib():
     long, too_long = (answer(b"x", "Location: " + "a" * size) for size in (60_000, 80_000))
     assert (await alone(*packets(long, *range(0, 60_000, 9000)))).body == b"x"
     with pytest.raises(ProtocolBroken, match="longer than 65536 bytes"):
         await alone(*packets(too_long, *range(0, 80_000, 9000)))
 
 
-@pytest.mark.parametrize("unit", [b" ", b"\t", b" \t", b"\r\n ", b"\n\t"])
-@pytest.mark.parametrize("before", [b"", b"HTTP/1.1 100 Go on\r\n\r\n"], ids=["final", "interim"])
-async def test_a_head_with_long_runs_of_blanks_costs_nothing(unit: bytes, before: bytes) -> None:
+@pytest.mark.parametrize("unit", [b" ", b" \t", b"\r\n ", b"\n\t"])
+@pytest.mark.parametrize("before", [b"", GO_ON], ids=["final", "interim"])
+async def test_a_head_with_long_runs_of_blanks_never_reaches_the_parser(unit, before):
+    """Whose time grows with the square of their length."""
     for size in (1000, 1100, 60_000):
         run = unit * (size // len(unit))
         data = before + OK + b"X: a" + run + b"b\r\nContent-Length: 1\r\n\r\nx"
         for cuts in ((), range(0, len(data), 500)):
-            began = time.process_time()
             if size == 1000:
                 assert (await alone(*packets(data, *cuts))).body == b"x"
             else:
                 with pytest.raises(ProtocolBroken, match="more than 1024 blanks in a row"):
                     await alone(*packets(data, *cuts))
-            assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("head", [OK + b"Content-Length: 60000\r\n\r\n", OK + b"\r\n"])
-async def test_a_body_may_be_of_blanks(head: bytes) -> None:
+async def test_a_body_may_be_of_blanks(head):
     for cuts in ((), range(0, 60_000, 900)):
         assert (await alone(*packets(head + b" " * 60_000, *cuts), End.EOF)).body == b" " * 60_000
 
 
-async def test_a_line_between_chunks_is_bounded() -> None:
-    endless = (OK + b"Transfer-Encoding: chunked\r\n\r\n3;", *[b"x" * 1000] * 100)
+async def test_a_line_between_chunks_is_bounded():
     with pytest.raises(ProtocolBroken, match="too long"):
-        await alone(*endless)
+        await alone(OK + b"Transfer-Encoding: chunked\r\n\r\n3;", *[b"x" * 1000] * 100)
 
 
-# Deadlines.
+async def test_a_flood_of_interim_answers_lets_others_go_on():
+    flood, turns = Wire(*[b"HTTP/1.1 102 Wait\r\n\r\n"] * 500, answer(b"x")), 0
 
-
-async def timed_out(pool_wire: Wire, request: Request = GET, **options: float) -> tuple[str, float]:
-    """Return the text of the time-out that an exchange ends with, and the seconds it took."""
-    began = anyio.current_time()
-    async with watched(pool_of(pool_wire)) as pool:
-        with pytest.raises(TimedOut) as caught:
-            async with await pool.exchange(ORIGIN, request, **options) as response:
-                await response.read(10**6)
-    assert pool_wire.is_closed
-    return str(caught.value), round(anyio.current_time() - began, 3)
-
-
-async def test_an_answer_is_waited_for_a_minute_or_as_long_as_is_said() -> None:
-    assert await timed_out(Wire()) == ("no answer from registry.test within 60 s", 60.0)
-    assert (await timed_out(Wire(), seconds=900))[1] == 900.0
-    part = Wire(b"HTTP/1.1 200 OK\r\n", *[Pause(9.5), b"A: b\r\n"] * 20)
-    assert (await timed_out(part))[1] == 60.0
-    flood = Wire(*[Pause(1), b"HTTP/1.1 102 Wait\r\n\r\n"] * 200)
-    assert (await timed_out(flood))[1] == 60.0
-    in_time = Wire(Pause(899), answer(b"x"))
-    async with (
-        watched(pool_of(in_time)) as pool,
-        await pool.exchange(ORIGIN, GET, seconds=900) as response,
-    ):
-        assert await response.read(9) == b"x"
-
-
-async def test_a_flood_of_interim_answers_lets_others_go_on() -> None:
-    flood = Wire(*[b"HTTP/1.1 102 Wait\r\n\r\n"] * 500, answer(b"x"))
-    turns = 0
-
-    async def count_turns() -> None:
+    async def count_turns():
         nonlocal turns
         while True:
             await anyio.lowlevel.checkpoint()
@@ -506,98 +418,102 @@ async def test_a_flood_of_interim_answers_lets_others_go_on() -> None:
     assert turns >= 500
 
 
-@pytest.mark.parametrize("case", ["length", "chunked", "error"])
-async def test_a_body_that_stands_still_is_given_up_after_a_minute(case: str) -> None:
-    data = FRAMED[case].data
-    wire = Wire(data[:-3], Pause(40), data[-3:-2])
-    if FRAMED[case].status < 400:
-        assert await timed_out(wire) == ("registry.test moved nothing for 60 s", 100.0)
-        return
+# Deadlines.
+
+NO_ANSWER = "no answer from registry.test within {} s"
+STILL = "registry.test moved nothing for 60 s"
+CRAWLS = "only N bytes of the body moved in 300 s"
+
+
+@pytest.mark.parametrize(
+    ("incoming", "limit", "text", "seconds"),
+    [
+        ((), None, NO_ANSWER.format(60), 60),
+        ((), 900, NO_ANSWER.format(900), 900),
+        ((OK, *[Pause(9.5), b"A: b\r\n"] * 20), None, NO_ANSWER.format(60), 60),
+        ([Pause(1), b"HTTP/1.1 102 Wait\r\n\r\n"] * 200, None, NO_ANSWER.format(60), 60),
+        ((answer(b"abc")[:-3], Pause(40), b"a"), None, STILL, 100),
+        (((CHUNKED % (200, b""))[:-3], Pause(40), b"\r"), None, STILL, 100),
+        ((answer(b"x" * 10**6)[: -(10**6)], *[Pause(30), b"x" * 1000] * 100), None, CRAWLS, 300),
+    ],
+    ids=["none", "as said", "part", "interim", "still", "chunks still", "crawls"],
+)
+async def test_an_answer_is_waited_for_in_measure(incoming, limit, text, seconds):
+    wire, began = Wire(*incoming), anyio.current_time()
+    async with watched(pool_of(wire)) as pool:
+        with pytest.raises(TimedOut) as caught:
+            async with await pool.exchange(ORIGIN, GET, seconds=limit) as response:
+                await response.read(10**6)
+    assert re.sub(r"only \d+", "only N", str(caught.value)) == text
+    assert (round(anyio.current_time() - began, 3), wire.is_closed) == (seconds, True)
+
+
+@pytest.mark.parametrize(
+    ("sends", "text", "seconds"),
+    [((100, NEVER), "moved nothing for 60 s", 60),
+     ((100, *[Pause(25), 1] * 50), r"only \d+ bytes of the body moved in 300 s", 302)],
+    ids=["takes nothing", "crawls, with the last words"],
+)  # fmt: skip
+async def test_a_peer_that_does_not_take_a_body_is_given_up(sends, text, seconds):
+    wire, began = Wire(sends=sends), anyio.current_time()
+    async with watched(pool_of(wire)) as pool:
+        with pytest.raises(TimedOut, match=text):
+            await put(pool, Blob(b"a" * 1000))
+    assert (anyio.current_time() - began, wire.is_closed) == (seconds, True)
+
+
+async def test_an_answer_within_its_time_is_read_and_the_beginning_of_an_error_is_an_error():
+    async with (
+        watched(pool_of(Wire(Pause(899), answer(b"x")))) as pool,
+        await pool.exchange(ORIGIN, GET, seconds=900) as response,
+    ):
+        assert await response.read(9) == b"x"
     began = anyio.current_time()
-    async with watched(pool_of(wire)) as pool:  # the beginning of an error is an error
+    async with watched(pool_of(Wire(answer(b"ab", status=404)[:-1]))) as pool:
         assert (await ask(pool)).status == 404
-    assert anyio.current_time() - began == 100.0
+    assert anyio.current_time() - began == 60
 
 
-async def test_a_body_that_crawls_is_given_up_after_five_minutes() -> None:
-    crawling = Wire(answer(b"x" * 10**6)[: -(10**6)], *[Pause(30), b"x" * 1000] * 100)
-    text, seconds = await timed_out(crawling)
-    assert (re.sub(r"10\d\d\d", "N", text), seconds) == (
-        "only N bytes of the body moved in 300 s",
-        300.0,
-    )
-
-
-async def test_a_body_that_comes_at_one_kib_a_second_is_read_however_long_it_takes() -> None:
+async def test_a_body_that_comes_at_one_kib_a_second_is_read_however_long_it_takes():
     body = b"x" * (1024 * 1200)
-    wire = Wire(answer(body)[: -len(body)])
-    wire.incoming.extend(item for _ in range(40) for item in (Pause(30), body[: 30 * 1024]))
+    wire = Wire(answer(body)[: -len(body)], *[Pause(30), body[: 30 * 1024]] * 40)
     began = anyio.current_time()
     async with watched(pool_of(wire)) as pool:
         assert len((await ask(pool, limit=10**7)).body) == len(body)
     assert anyio.current_time() - began == 1200.0
 
 
-async def test_a_peer_that_takes_no_body_is_given_up_after_a_minute() -> None:
-    wire = Wire(sends=(100, NEVER))
-    began = anyio.current_time()
-    async with watched(pool_of(wire)) as pool:
-        with pytest.raises(TimedOut, match="moved nothing for 60 s"):
-            await put(pool, Blob(b"a" * 1000))
-    assert (anyio.current_time() - began, wire.is_closed) == (60.0, True)
-
-
-async def test_a_peer_that_takes_a_byte_now_and_then_is_given_up_after_five_minutes() -> None:
-    wire = Wire(sends=(100, *[Pause(25), 1] * 50))
-    began = anyio.current_time()
-    async with watched(pool_of(wire)) as pool:
-        with pytest.raises(TimedOut, match=r"only \d+ bytes of the body moved in 300 s"):
-            await put(pool, Blob(b"a" * 1000))
-    assert anyio.current_time() - began == 302.0  # with the last words
-
-
-async def test_nobody_pays_for_the_other_end_of_a_body() -> None:
+async def test_nobody_pays_for_the_other_end_of_a_body():
     """Neither a target whose source is slow, nor a source whose target is."""
-    wire = Wire(answers=((Pause(50), CREATED),))
-    async with watched(pool_of(wire)) as pool:
+    async with watched(pool_of(Wire(answers=((Pause(50), CREATED),)))) as pool:
         assert (await put(pool, Blob(*[b"x"] * 4, pause=200))).status == 201
-        wire = Wire(answer(b"x" * 100)[:-100], *[Pause(1), b"x" * 20] * 5)
-        async with watched(pool_of(wire)) as pool:
-            response = await pool.exchange(ORIGIN, GET)
-            buffer, read = memoryview(bytearray(10)), 0
-            while count := await response.read_into(buffer):
-                read += count
-                await anyio.sleep(200)
-            assert read == 100
-            await response.close()
+    wire = Wire(answer(b"x" * 100)[:-100], *[Pause(1), b"x" * 20] * 5)
+    async with watched(pool_of(wire)) as pool, await pool.exchange(ORIGIN, GET) as response:
+        buffer, read = memoryview(bytearray(10)), 0
+        while count := await response.read_into(buffer):
+            read += count
+            await anyio.sleep(200)
+        assert read == 100
 
 
 # Which connection serves which exchange.
 
 
-async def test_a_connection_serves_one_exchange_after_the_other() -> None:
-    logins = ["one", "two", None, "one"]
-    wire = Wire(answers=((answer(b"x"),),) * 4)
-    pool = pool_of(wire)
-    for login in logins:
-        headers: tuple[Header, ...] = (("Authorization", login),) if login else ()
-        assert (await ask(pool, Request("GET", "/", headers))).body == b"x"
-    assert [seen.headers.get("authorization") for seen in wire.requests] == logins
-
-
-async def test_two_exchanges_at_a_time_have_two_connections_and_the_last_one_is_reused() -> None:
-    wires = [Wire(answers=((answer(),),) * 2) for _ in range(2)]
+async def test_exchanges_at_a_time_have_their_own_connections_and_the_last_one_is_reused():
+    """But where a fresh one is asked for."""
+    wires = [Wire(answers=((answer(),),) * 3) for _ in range(3)]
     pool = pool_of(*wires)
-    first = await pool.exchange(ORIGIN, GET)
-    second = await pool.exchange(ORIGIN, GET)
+    first, second = await pool.exchange(ORIGIN, GET), await pool.exchange(ORIGIN, GET)
     await second.close()
     await first.close()
     await ask(pool)
-    assert [len(wire.requests) for wire in wires] == [2, 1]
+    assert [len(wire.requests) for wire in wires] == [2, 1, 0]
+    await (await pool.exchange(ORIGIN, GET, is_fresh=True)).close()
+    assert [len(wire.requests) for wire in wires] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("sign", [End.EOF, End.RESET, b"HTTP/1.1 408 Late\r\n\r\n", b"\n"])
-async def test_a_connection_that_its_peer_closed_or_spoke_on_is_not_used(sign: Item) -> None:
+async def test_a_connection_that_its_peer_closed_or_spoke_on_is_not_used(sign):
     old, new = Wire(answers=((answer(),),)), Wire(answers=((answer(),),) * 2)
     pool = pool_of(old, new)
     await ask(pool)
@@ -607,7 +523,7 @@ async def test_a_connection_that_its_peer_closed_or_spoke_on_is_not_used(sign: I
     assert (len(old.requests), len(new.requests), old.is_closed) == (1, 2, True)
 
 
-async def test_a_connection_is_kept_idle_for_50_seconds() -> None:
+async def test_a_connection_is_kept_idle_for_50_seconds():
     wires = [Wire(answers=((answer(),),) * 9) for _ in range(2)]
     async with watched(pool_of(*wires)) as pool:
         for pause in (49, 49, 51):
@@ -618,7 +534,67 @@ async def test_a_connection_is_kept_idle_for_50_seconds() -> None:
     assert [len(wire.requests) for wire in wires] == [3, 1]
 
 
-def dying(*deaths: Item, sends: tuple[Item, ...] = ()) -> Wire:
+async def test_a_connection_serves_its_own_origin_alone():
+    """Scheme, host and port; the settings by which it was made; whether another one named it."""
+    origins = [
+        (ORIGIN, False),
+        (ORIGIN, True),
+        (ORIGIN._replace(port=81), False),
+        (ORIGIN._replace(host="other.test"), False),
+        (ORIGIN._replace(scheme="https"), False),
+        (ORIGIN._replace(via="alias"), False),
+    ]
+    wires = [Wire(answers=((answer(),),) * 2) for _ in origins]
+    pool = pool_of(*wires)
+    for origin, is_foreign in origins * 2:
+        with anyio.fail_after(1):
+            await (await pool.exchange(origin, GET, is_foreign=is_foreign)).close()
+    assert [wire.dialled for wire in wires] == origins
+    assert [len(wire.requests) for wire in wires] == [2] * len(origins)
+    pool.close(ORIGIN)
+    assert [wire.is_closed for wire in wires] == [True, True, False, False, False, False]
+    pool.close()
+    assert all(wire.is_closed for wire in wires)
+
+
+async def test_of_all_connections_the_one_that_was_idle_longest_makes_room():
+    wires = [Wire(answers=((answer(),),)) for _ in range(300)]
+    pool = pool_of(*wires)
+    origins = [ORIGIN._replace(port=number % 100) for number in range(300)]
+    for response in [await pool.exchange(origin, GET) for origin in origins]:
+        await response.close()
+    assert [wire.is_closed for wire in wires] == [True] * 44 + [False] * 256
+
+
+SHORT = answer(b"x" * 5000)[:-5000]
+
+
+@pytest.mark.parametrize(
+    ("incoming", "is_kept", "seconds"),
+    [
+        ((SHORT, b"x" * 5000), True, 0.0),
+        ((SHORT, b"x" * 2500, Pause(0.5), b"x" * 2500), True, 0.5),
+        ((SHORT, b"x" * 2500, Pause(1.5), b"x" * 2500), False, 1.0),
+        ((SHORT, b"x" * 2500, End.EOF), False, 0.0),
+        ((answer(b"x" * 70_000)[:-70_000], Pause(0.5), b"x" * 70_000), False, 0.0),
+    ],
+    ids=["there", "soon there", "late", "never", "too long"],
+)
+async def test_a_rest_that_nobody_wants_is_read_if_it_is_short_and_soon_there(
+    incoming, is_kept, seconds
+):
+    wire = Wire(answers=(incoming,))
+    async with watched(pool_of(wire)) as pool:
+        response = await pool.exchange(ORIGIN, GET)
+        began = anyio.current_time()
+        await response.close()
+        assert (not wire.is_closed, anyio.current_time() - began) == (is_kept, seconds)
+
+
+# Requests that are sent again.
+
+
+def dying(*deaths, sends=()):
     """Return a connection that answers once and then dies: after the next request, or at it."""
     wire = Wire(answers=((answer(),), deaths))
     wire.sends.extend((10**6, *sends))
@@ -635,113 +611,63 @@ DEATHS = {
 
 @pytest.mark.parametrize("death", DEATHS)
 @pytest.mark.parametrize("has_body", [False, True])
-async def test_a_request_that_a_dead_connection_lost_goes_again_over_a_new_one(
-    death: str, has_body: bool
-) -> None:
+async def test_a_request_that_a_dead_connection_lost_goes_again_over_a_new_one(death, has_body):
     old, new = DEATHS[death](), Wire(answers=((answer(b"x"),),))
     if has_body:  # the death is noticed while the second piece is waited for
         old.when(old.taken + 200, End.RESET)
     async with watched(pool_of(old, new)) as pool:
         await ask(pool)
-        if has_body:
-            response = await put(pool, Blob(b"a" * 300, b"b", pause=5))
-        else:
-            response = await ask(pool)
-        assert (response.body, response.is_early) == (b"x", False)
-        assert old.is_closed
+        blob = Blob(b"a" * 300, b"b", pause=5)
+        response = await (put(pool, blob) if has_body else ask(pool))
+        assert (response.body, response.is_early, old.is_closed) == (b"x", False, True)
         assert new.requests[0].body == (b"a" * 300 + b"b" if has_body else b"")
 
 
-async def lose(old: Wire, *new: Wire, blob: Blob | None = None, is_first: bool = False) -> None:
+async def lose(*wires, blob=None, is_first=False):
     """Have a request fail on the first connection."""
-    async with watched(pool_of(old, *new)) as pool:
+    async with watched(pool_of(*wires)) as pool:
         if not is_first:
             await ask(pool)
         with pytest.raises(Disconnected):
             await (put(pool, blob) if blob else ask(pool))
 
 
-async def test_a_request_is_not_repeated_where_an_answer_began() -> None:
+async def test_a_request_is_repeated_once_and_never_on_a_new_connection():
+    await lose(Wire(End.EOF), is_first=True)
+    await lose(dying(End.EOF), Wire(End.EOF))
+
+
+async def test_a_request_is_not_repeated_where_an_answer_began():
     await lose(dying(b"H", End.EOF))
-    await lose(dying(b"HTTP/1.1 100 Go on\r\n\r\n", End.RESET))
+    await lose(dying(GO_ON, End.RESET))
 
 
-async def test_a_body_is_not_repeated_where_its_second_piece_was_taken() -> None:
+async def test_a_body_is_not_repeated_where_its_second_piece_was_taken():
     old = Wire(answers=((answer(),),))
-    blob = Blob(b"a" * 300, b"b" * 300, b"c" * 300, pause=1)
     old.when(len(b"GET /v2/ HTTP/1.1\r\nHost: registry.test\r\n\r\n") + 600, End.RESET)
-    await lose(old, blob=blob)
+    await lose(old, blob=Blob(b"a" * 300, b"b" * 300, b"c" * 300, pause=1))
 
 
-async def test_a_body_of_which_much_was_taken_is_not_repeated() -> None:
+async def test_a_body_of_which_much_was_taken_is_not_repeated():
     """Its connection was alive; who asks the session learns how much has arrived."""
     old = dying(sends=(300_000, Pause(1)))
     old.when(old.taken + 300_000, Pause(1), End.RESET)
     await lose(old, blob=Blob(b"a" * 500_000))
 
 
-async def test_a_request_is_repeated_once_and_never_on_a_new_connection() -> None:
-    await lose(Wire(End.EOF), is_first=True)
-    await lose(dying(End.EOF), Wire(End.EOF))
-
-
 @pytest.mark.parametrize("status", [400, 404, 416])
-async def test_a_session_that_a_repeated_body_finds_gone_says_nothing_of_the_body(
-    status: int,
-) -> None:
-    new = Wire(answers=((answer(status=status),),))
-    await lose(dying(End.EOF), new, blob=Blob(b"a"))
-    async with watched(pool_of(Wire(answers=((answer(status=status),),)))) as pool:
+async def test_a_session_that_a_repeated_body_finds_gone_says_nothing_of_the_body(status):
+    gone = [Wire(answers=((answer(status=status),),)) for _ in range(2)]
+    await lose(dying(End.EOF), gone[0], blob=Blob(b"a"))
+    async with watched(pool_of(gone[1])) as pool:
         assert (await put(pool, Blob(b"a"))).status == status
 
 
-async def test_what_asks_for_a_fresh_connection_gets_no_used_one() -> None:
-    wires = [Wire(answers=((answer(),),) * 2) for _ in range(2)]
-    pool = pool_of(*wires)
-    await ask(pool)
-    await (await pool.exchange(ORIGIN, GET, is_fresh=True)).close()
-    assert [len(wire.requests) for wire in wires] == [1, 1]
-
-
-async def test_a_connection_serves_its_own_origin_alone() -> None:
-    """Scheme, host and port; the settings by which it was made; whether another one named it."""
-    origins = [
-        (ORIGIN, False),
-        (ORIGIN, True),
-        (ORIGIN._replace(port=81), False),
-        (ORIGIN._replace(host="other.test"), False),
-        (ORIGIN._replace(scheme="https"), False),
-        (ORIGIN._replace(via="alias"), False),
-    ]
-    wires = [Wire(answers=((answer(),),) * 2) for _ in origins]
-    pool = pool_of(*wires)
-    for _ in range(2):
-        for origin, is_foreign in origins:
-            await (await pool.exchange(origin, GET, is_foreign=is_foreign)).close()
-    assert [wire.dialled for wire in wires] == origins
-    assert [len(wire.requests) for wire in wires] == [2] * len(origins)
-    pool.close(ORIGIN)
-    assert [wire.is_closed for wire in wires] == [True, True, False, False, False, False]
-    pool.close()
-    assert all(wire.is_closed for wire in wires)
-
-
-async def test_so_many_connections_are_kept_idle() -> None:
-    """Of all origins; the one that was idle longest makes room."""
-    wires = [Wire(answers=((answer(),),)) for _ in range(300)]
-    pool = pool_of(*wires)
-    origins = [ORIGIN._replace(port=number % 100) for number in range(300)]
-    responses = [await pool.exchange(origin, GET) for origin in origins]
-    for response in responses:
-        await response.close()
-    assert [wire.is_closed for wire in wires] == [True] * 44 + [False] * 256
-
-
-def refuse() -> None:
+def refuse():
     raise LoginExpired("refused meanwhile")
 
 
-async def test_what_is_out_of_date_after_a_dial_is_not_sent_and_its_connection_kept() -> None:
+async def test_what_is_out_of_date_after_a_dial_is_not_sent_and_its_connection_kept():
     wire = Wire(answers=((answer(),),))
     pool = pool_of(wire)
     with pytest.raises(LoginExpired):
@@ -751,50 +677,24 @@ async def test_what_is_out_of_date_after_a_dial_is_not_sent_and_its_connection_k
     assert len(wire.requests) == 1
 
 
-async def test_what_is_out_of_date_when_its_connection_was_lost_is_not_sent_again() -> None:
-    old, new = dying(End.EOF), Wire()
-    pool = pool_of(old, new)
+async def test_what_is_out_of_date_when_its_connection_was_lost_is_not_sent_again():
+    new = Wire()
+    pool = pool_of(dying(End.EOF), new)
     await ask(pool)
     with pytest.raises(LoginExpired):
         await pool.exchange(ORIGIN, GET, check_may_send=refuse)
     assert (new.requests, new.is_closed) == ([], False)
 
 
-@pytest.mark.parametrize(
-    ("rest", "is_kept"),
-    [
-        ((b"x" * 5000,), True),
-        ((b"x" * 2500, Pause(0.5), b"x" * 2500), True),
-        ((b"x" * 2500, Pause(1.5), b"x" * 2500), False),
-        ((b"x" * 2500, End.EOF), False),
-        ((b"x" * 70_000,), False),
-    ],
-    ids=["there", "soon there", "late", "never", "too long"],
-)
-async def test_a_rest_that_nobody_wants_is_read_if_it_is_short_and_soon_there(
-    rest: tuple[Item, ...], is_kept: bool
-) -> None:
-    size = 70_000 if rest == (b"x" * 70_000,) else 5000
-    wire = Wire(answers=((answer(b"x" * size)[:-size], *rest),))
-    async with watched(pool_of(wire)) as pool:
-        response = await pool.exchange(ORIGIN, GET)
-        began = anyio.current_time()
-        await response.close()
-        assert wire.is_closed is not is_kept
-        assert anyio.current_time() - began <= 1.0
-
-
 @pytest.mark.parametrize("case", ["get", "put", "unread"])
-async def test_cancelling_at_any_time_closes_the_connection_or_keeps_it_whole(case: str) -> None:
+async def test_cancelling_at_any_time_closes_the_connection_or_keeps_it_whole(case):
     """I9. What is cancelled leaves no connection in use, and the next exchange its own answer."""
-    is_done = False
-    moment = 0.0
+    is_done, moment = False, 0.0
     while not is_done:
         moment += 0.5
         slow = (Pause(1), answer(b"mine")[:-2], Pause(1), b"ne")
         old = Wire(sends=(20, Pause(1), 20, WANT_WRITE), answers=(slow,))
-        new = Wire(answers=((answer(b"next"),),))
-        pool = pool_of(old, new)
+        pool = pool_of(old, Wire(answers=((answer(b"next"),),)))
         with anyio.move_on_after(moment) as scope:
             if case == "get":
                 await ask(pool)
@@ -813,35 +713,28 @@ async def test_cancelling_at_any_time_closes_the_connection_or_keeps_it_whole(ca
 
 
 @st.composite
-def answers_of_a_peer(draw: st.DrawFn) -> tuple[Request, bytes, int, bytes]:
+def answers_of_a_peer(draw):
     """Give a request, the bytes of an honest answer to it, its status and its body."""
     method = draw(st.sampled_from(["GET", "HEAD", "PUT"]))
     status = draw(st.sampled_from([200, 201, 204, 206, 304, 400, 404, 429, 500]))
     body = draw(st.binary(max_size=60))
-    interim = draw(st.sampled_from([b"", b"HTTP/1.1 100 Go on\r\n\r\n"]))
     has_body = method != "HEAD" and status not in (204, 304)
     if draw(st.booleans()):
         chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) if has_body else b""
         frame = b"Transfer-Encoding: chunked\r\n\r\n" + (chunks + b"0\r\n\r\n" if has_body else b"")
     else:
         frame = b"Content-Length: %d\r\n\r\n" % len(body) + (body if has_body else b"")
-    data = interim + b"HTTP/1.1 %d Words\r\n" % status + frame
+    data = draw(st.sampled_from([b"", GO_ON])) + b"HTTP/1.1 %d Words\r\n" % status + frame
     return Request(method, "/"), data, status, body if has_body else b""
 
 
-Talk = list[tuple[Request, bytes, int, bytes]]
-
-
-@settings(max_examples=60)
+@fuzz(120)
 @given(st.lists(answers_of_a_peer(), min_size=1, max_size=6), st.data())
-async def test_each_request_gets_its_own_answer_whatever_came_before(
-    talk: list[tuple[Request, bytes, int, bytes]], data: st.DataObject
-) -> None:
+async def test_each_request_gets_its_own_answer_whatever_came_before(talk, data):
     """In any packets, read to its end or not: no byte of one answer is in the next."""
-    pool = pool_of()
-    open_wires: list[Wire] = []
+    pool, open_wires = pool_of(), []
 
-    async def dial(origin: Origin, is_foreign: bool) -> Wire:
+    async def dial(origin, is_foreign):
         open_wires.append(Wire(answers=(script,)))
         return open_wires[-1]
 
@@ -859,21 +752,16 @@ async def test_each_request_gets_its_own_answer_whatever_came_before(
             await response.close()
 
 
-@settings(max_examples=150)
-@given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([
-    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Go on\r\n\r\n", b"Content-Length: 3\r\n", b"Content-Length: 9\r\n",
-    b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"\r\n", b"3\r\nabc\r\n", b"0\r\n\r\n", b"abc",
-])), max_size=12))  # fmt: skip
-@example(
-    [
-        b"HTTP/1.1 200 OK\r\n",
-        b"Transfer-Encoding: chunked\r\n",
-        b"Content-Length: 3\r\n",
-        b"\r\n",
-        b"0\r\n\r\n",
-    ]
-)
-async def test_any_bytes_are_an_answer_or_an_error_of_the_wire(parts: list[bytes]) -> None:
+FRAGMENTS = [
+    OK, GO_ON, b"Content-Length: 3\r\n", b"Content-Length: 9\r\n", b"Transfer-Encoding: chunked\r\n",
+    b"Connection: close\r\n", b"\r\n", b"3\r\nabc\r\n", b"0\r\n\r\n", b"abc",
+]  # fmt: skip
+
+
+@fuzz(240)
+@given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from(FRAGMENTS)), max_size=12))
+@example([OK, b"Transfer-Encoding: chunked\r\n", b"Content-Length: 3\r\n", b"\r\n", b"0\r\n\r\n"])
+async def test_any_bytes_are_an_answer_or_an_error_of_the_wire(parts):
     wire = Wire(answers=((*(part for part in parts if part), End.EOF),))
     async with watched(pool_of(wire)) as pool:
         try:

@@ -224,6 +224,7 @@ class Blob(Pieces):
         self.on_taken = lambda: None
         self.tick: Callable[[], None] = lambda: None
         self._pause = pause
+        self._has_ended = False
 
     @property
     def has_begun(self) -> bool:
@@ -233,6 +234,8 @@ class Blob(Pieces):
         self.tick()
         await anyio.sleep(self._pause if self.given else 0)
         if self.given == len(self.buffers):
+            assert not self._has_ended, "it is asked for more than it has"
+            self._has_ended = True
             return memoryview(b"")
         self.given += 1
         return memoryview(self.buffers[self.given - 1])
