@@ -163,6 +163,8 @@ def test_a_configuration_that_is_nonsense_says_where(text: bytes, words: str) ->
         "copy -c - {0}/x:1 {1}/x:1",
         "tags -c - {0}/x",
         "lock --lock x -c -",
+        "audit -c -",
+        "auth check -c -",
     ],
 )
 def test_one_problem_keeps_every_command_from_the_network(
