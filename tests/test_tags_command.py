@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from conformance.content.images import Seed
-from conformance.messages import Response
+from conformance.messages import Response, error
 from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.sockets import Server
@@ -236,7 +236,7 @@ async def test_a_reference_is_the_registry_that_it_names(
 def test_what_the_registry_refuses_is_one_line(
     source: Server, answer: int, status: int, code: str
 ) -> None:
-    source.app.faults.on("GET", "tag_list").status(answer, "DENIED", "no \x1b[31m way")
+    source.app.intercept = lambda request: error(answer, "DENIED", "no \x1b[31m way")
     for more in ((), ("--json",)):
         ran = list_tags(source, *more)
         assert ran.status == status
