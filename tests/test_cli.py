@@ -7,6 +7,9 @@ told as, have files of their own.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import signal
@@ -20,7 +23,6 @@ from typing import Any
 import pytest
 
 from conformance.content.images import Image, Seed
-from conformance.registry.tokens import BasicAuth
 from conformance.server.sockets import Server
 from tests.ends import (
     ROOT,
@@ -240,15 +242,6 @@ def test_a_warning_of_the_configuration_names_its_place_in_each_command_and_q_hi
         assert call(*command, "-q", stdin=text).err == ""
 
 
-def test_registries_of_a_configuration_are_found_by_host(serve, image, source) -> None:
-    target = serve(auth=BasicAuth({"captain": SECRET}))
-    login = {"auth_type": "basic", "credentials": {"username": "captain", "password": SECRET}}
-    text = json.dumps({"registries": {"t": {"url": target.url, **login}}, "mappings": []})
-    where = (f"{source.address}/app:v1", f"{target.address}/app:v1")
-    assert call("copy", "--no-artifacts", "-c", "-", *where, stdin=text).status == 0
-    assert held(target, "app", image)
-
-
 def test_standard_input_keeps_state_in_an_absolute_directory_alone(
     image, source, target, tmp_path
 ) -> None:
@@ -393,6 +386,10 @@ def test_quiet_still_says_what_failed(source, target) -> None:
     failed, hint = ran.err.splitlines()
     assert failed.startswith("failed ")
     assert f"`regsync tags {source.address}/app`" in hint
+    where = (f"{source.address}/app:v1", f"{target.address}/app")
+    ran = call("-q", "--log-format", "json", "copy", *where)
+    entry = json.loads(only(ran.err.splitlines()))
+    assert (entry["level"], entry["event"]) == ("error", "image_failed")
 
 
 def test_each_request_is_a_line_at_vv_beside_one_json_document(source, target) -> None:
@@ -415,13 +412,6 @@ def test_each_request_is_a_line_at_vv_beside_one_json_document(source, target) -
     assert any(line.startswith("PUT") for line in asked)
     plain = call("-vv", "copy", *where)
     assert f"trace: GET {source.url}/v2/app/manifests/v1 -> 200" in plain.err
-
-
-def test_a_failure_in_json_is_one_entry(source, target) -> None:
-    where = [f"{source.address}/app:v1", f"{target.address}/app"]
-    ran = call("--log-format", "json", "copy", *where)
-    entry = json.loads(only(ran.err.splitlines()))
-    assert (entry["level"], entry["event"]) == ("error", "image_failed")
 
 
 @pytest.mark.process
@@ -600,7 +590,6 @@ def run(
         ("<&-", "sync -c -", 3, "error: CONFIG_ERROR: standard input:1:1: the document is empty"),
         ("</dev/null", "sync -c -", 3, "error: CONFIG_ERROR: standard input:1:1: "),
         pytest.param(">/dev/full", "version", 2, LOST, marks=FULL),
-        pytest.param(">/dev/full", "version --json", 2, LOST, marks=FULL),
         pytest.param("2>/dev/full", "sync --json -c /nonexistent", 3, "", marks=FULL),
         pytest.param(">/dev/full 2>&1", "sync --json -c /nonexistent", 3, "", marks=FULL),
     ],
@@ -612,6 +601,18 @@ def test_the_status_is_true_whoever_takes_the_output(
     assert done.returncode == status
     assert done.stderr.startswith(told)
     assert done.stderr.count("\n") == bool(told)
+
+
+@FULL
+def test_a_full_standard_output_is_said_in_one_line_beside_a_document() -> None:
+    err = io.StringIO()
+    full = open("/dev/full", "w")  # noqa: SIM115  to close it would fail
+    with contextlib.redirect_stdout(full), contextlib.redirect_stderr(err):
+        status = importlib.import_module("regsync").main(["version", "--json"])
+    with contextlib.suppress(OSError):
+        full.close()
+    assert status == 2
+    assert only(err.getvalue().splitlines()).startswith(LOST)
 
 
 @POSIX
