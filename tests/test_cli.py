@@ -604,6 +604,7 @@ def test_the_status_is_true_whoever_takes_the_output(
 
 
 @FULL
+@pytest.mark.in_process
 def test_a_full_standard_output_is_said_in_one_line_beside_a_document() -> None:
     err = io.StringIO()
     full = open("/dev/full", "w")  # noqa: SIM115  to close it would fail

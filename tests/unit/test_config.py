@@ -637,7 +637,6 @@ MAPPED = f"{REGISTRIES}mappings:\n- {{{ROUTE}, "
 
 
 HOSTILE = {
-    "blanks in a value": "k: b" + " " * SIZE + "~!:",
     "a variable that stays open": "mappings: '" + "${" * SIZE + "'",
     "stars": MAPPED + "tags: {glob: '" + "*a" * SIZE + "['}}",
     "braces": MAPPED + "tags: {glob: '" + "{" * SIZE + "'}}",
