@@ -165,6 +165,7 @@ def test_colours_are_for_terminals_that_want_them(
         (BUSY._replace(stopping=20.0), f"stopping in 20s at most; {BUSY_LINE}"),
         (BUSY._replace(registries=("b is slow", "c too")), f"{BUSY_LINE}; b is slow; c too"),
         (Progress(0, 0, 0, 0, 0.0, 0.3), "0 of 0 images"),
+        (Progress(1, 1, 999_960, 0, 0.0, 0.3), "1 of 1 images, 1.0 MB of 1.0 MB, 0 B/s"),
         # Read again: more bytes than expected.
         (Progress(1, 1, 3000, 2000, 0.0, 7200.0), "1 of 1 images, 3.0 KB of 3.0 KB, 0 B/s"),
     ],
