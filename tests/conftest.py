@@ -78,12 +78,9 @@ def pytest_configure(config: pytest.Config) -> None:
 # Whose tests are about this checkout: its documents, and how it is built. Some run the built file.
 FOR_THE_CHECKOUT = (
     "test_commands_shown",
-    "test_demo",
-    "test_deploy",
+    "test_documents",
     "test_fips",
     "test_layering",
-    "test_readme",
-    "test_reference",
     "test_start",
     "test_static",
     "test_supply_chain",

@@ -158,6 +158,14 @@ def command_names() -> list[str]:
     return re.findall(r"^  ([a-z]+) ", listed, re.MULTILINE)
 
 
+@functools.cache
+def help_of(command: str) -> str:
+    """Return what a command says to `--help`."""
+    ran = run_process(command, "--help")
+    assert (ran.status, ran.err) == (0, "")
+    return ran.out
+
+
 # The program on the event loop of the test
 
 

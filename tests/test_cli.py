@@ -1,42 +1,43 @@
-"""The command line as a shell sees it: exit statuses, the two streams, signals, pipes.
+"""The command line as a shell sees it: what is refused, exit statuses, the two streams, signals.
 
 Exit statuses and error forms are those of docs/design.md section 2. No output ever holds a
-traceback; every run here is looked at for one.
+traceback; every run here is looked at for one. What a rule of tags selects, and what a failure is
+told as, have files of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from conformance.content.images import Image, Seed
-from conformance.messages import Answer, Request, Response, error
-from conformance.registry.tokens import BasicAuth
 from conformance.server.sockets import Server
 from tests.ends import (
     ROOT,
     Ran,
-    copy,
     document,
     held,
     only,
     program,
     run_regsync,
     started,
+    stopped_at,
     sync,
     tags,
 )
+from tests.program import command_names, help_of, report_schema
 
 SECRET = "Xyzzy-0pen-Sesame"
 
@@ -49,6 +50,27 @@ def call(*arguments: str, **options: Any) -> Ran:
     return ran
 
 
+def refused(*arguments: str, **options: Any) -> str:
+    """Run what is status 3 and attempts nothing; return what is said, one error at least."""
+    ran = call(*arguments, **options)
+    assert ran.status == 3
+    lines = ran.err.splitlines()
+    assert lines[0].startswith("error: CONFIG_ERROR: ")
+    assert all(line.startswith(("error: CONFIG_ERROR: ", "hint: ")) for line in lines)
+    assert all(line.isprintable() for line in lines)
+    if "--json" in arguments:
+        assert ran.report["error"]["code"] == "CONFIG_ERROR"
+    else:
+        assert ran.out == ""
+    return ran.err
+
+
+def config_of(source: Server, target: Server, *names: str, **top: Any) -> str:
+    return document(
+        {"source": source, "target": target}, {"from": "app", "tags": tags(*names)}, **top
+    )
+
+
 @pytest.fixture
 def image(source: Server) -> Image:
     return Seed(11).image().load_into(source.app, "app", "v1", "latest")
@@ -56,554 +78,329 @@ def image(source: Server) -> Image:
 
 # Wrong command lines.
 
+WRONG = [
+    ([], "a command is needed"),
+    (["mirror"], "there is no command"),
+    (["snyc"], "did you mean 'sync'"),
+    (["x" * 5000], "regsync --help"),
+    (["copy"], "SRC, DST"),
+    (["copy", "localhost/a:1"], "DST"),
+    (["copy", "localhost/a:1", "localhost/b:1", SECRET], "unrecognized arguments: ***"),
+    (["copy", "--al", "localhost/a:1", "localhost/b:1"], "unrecognized arguments: --al"),
+    (["copy", "--platform", "linux", "localhost/a:1", "localhost/b:1"], "--platform"),
+    (["copy", "\x1b[31m", "x"], "is not a repository"),
+    (["copy", f"captain:{SECRET}@localhost/a:1", "localhost/b:1"], "user name or password"),
+    (["copy", "localhost/b:1", "localhost/A:1"], "lower case"),
+    (["copy", "localhost/b:1", f"localhost/a@sha256:{'0' * 64}"], "hint: give DST a tag"),
+    (["sync"], "-c"),
+    (["sync", "-c"], "-c"),
+    (["sync", "-c", ""], "a file without a name cannot be read"),
+    (["--log-format", "xml", "version"], "xml"),
+    (["version", "--jso"], "--jso"),
+    (["validate"], "-c/--config"),
+    (["validate", "a.yaml", "-c", "a.yaml"], "-c/--config"),
+    (["watch", "-c", "-"], "watch needs a file, not -"),
+    (["tags", "localhost/app:1.2"], "--glob"),
+    (["tags", f"localhost/app@sha256:{'0' * 64}"], "--glob"),
+    (["tags", "docker://localhost/app"], "docker://"),
+    (["tags", "app", "--latest", "3"], "sort"),
+    (["tags", "app", "--latest", "0"], "--latest"),
+    (["tags", "app", "--latest", "many"], "--latest"),
+    (["tags", "app", "--glob", "["], "--glob"),
+    (["tags", "app", "--glob", "a\nb*"], "--glob"),
+    (["tags", "app", "--semver", "1 2"], "comma"),
+    (["tags", "app", "--semver-prerelease", "some"], "include"),
+    (["tags", "app", "--immutable-tags", "v*"], "--immutable-tags"),
+    (["tags", "app", "-c", "/nowhere/x.yaml"], "/nowhere/x.yaml"),
+]
+
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param([], id="nothing"),
-        pytest.param(["mirror"], id="unknown command"),
-        pytest.param(["copy"], id="no references"),
-        pytest.param(["copy", "localhost/a:1"], id="one reference"),
-        pytest.param(["copy", "localhost/a:1", "localhost/b:1", "c"], id="three references"),
-        pytest.param(["copy", "--al", "localhost/a:1", "localhost/b:1"], id="unknown option"),
-        pytest.param(
-            ["copy", "--platform", "linux", "localhost/a:1", "localhost/b:1"], id="platform"
-        ),
-        pytest.param(["sync"], id="sync without a file"),
-        pytest.param(["sync", "-c"], id="option without its value"),
-        pytest.param(["--log-format", "xml", "version"], id="unknown log format"),
-        pytest.param(["validate"], id="validate nothing"),
-        pytest.param(["copy", "\x1b[31m", "x"], id="control characters"),
-    ],
+    ("arguments", "words"), WRONG, ids=[" ".join(row[0])[:40] or "nothing" for row in WRONG]
 )
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_a_wrong_command_line_is_status_3_and_attempts_nothing(arguments, as_json):
-    ran = call(*arguments, *(["--json"] if as_json else []))
-    assert ran.status == 3
-    assert ran.err.startswith("error: CONFIG_ERROR: ")
-    assert "\x1b" not in ran.out + ran.err
-    assert all(line.startswith(("error: ", "hint: ")) for line in ran.err.splitlines())
-    if as_json:
-        assert ran.report["error"]["code"] == "CONFIG_ERROR"
-        assert ran.report["problems"] == []
-    else:
-        assert ran.out == ""
+def test_a_wrong_command_line_is_status_3_and_attempts_nothing(
+    arguments: list[str], words: str
+) -> None:
+    assert words in refused(*arguments)
+    refused(*arguments, "--json")
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [
-        "",
-        "/",
-        "docker://localhost/a:1",
-        "https://a:1",
-        "localhost:5000",
-        "localhost:5000/",
-        "localhost:99999/a",
-        "localhost/A:1",
-        "localhost/a//b:1",
-        "localhost/a:b:c",
-        "localhost/a:-x",
-        "localhost/a:" + "x" * 129,
-        "localhost/a@sha256:12",
-        "localhost/a@md5:" + "0" * 32,
-        "localhost/a:1@sha256:" + "0" * 64,
-        f"captain:{SECRET}@localhost/a:1",
-        "localhost/a b",
-        "localhost/../etc:1",
-        "::1/a:1",
-    ],
-)
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_a_reference_of_a_wrong_form_is_said_with_its_place(reference, side):
-    pair = (reference, "localhost/b:1") if side == "source" else ("localhost/b:1", reference)
-    ran = call("copy", "--no-artifacts", *pair)
-    assert ran.status == 3
-    assert ran.err.startswith("error: CONFIG_ERROR: ")
-    assert ran.out == ""
+@pytest.mark.parametrize("spelled", [["--log-format", "json"], ["--log-format=json"]], ids=" ".join)
+@pytest.mark.parametrize("rest", [["sync"], ["nonsense"], ["tags", "a:1"]], ids=" ".join)
+def test_what_is_wrong_with_a_command_line_is_logged_as_it_asks(
+    spelled: list[str], rest: list[str]
+) -> None:
+    for arguments in ([*spelled, *rest], [*rest, *spelled]):
+        ran = call(*arguments)
+        assert ran.status == 3
+        assert json.loads(only(ran.err.splitlines()))["code"] == "CONFIG_ERROR"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", [[b"copy", b"\xff/a:1", b"b"], [b"sync", b"-c", b"/\xff"]])
+def test_arguments_that_are_no_text_are_status_3(arguments: Sequence[Any]) -> None:
+    refused(*arguments)
 
 
 # Configurations.
 
 
-def test_a_configuration_that_is_not_there_is_status_3(tmp_path):
-    for name in ("missing.yaml", ".", "a\nb"):
-        ran = call("sync", "-c", str(tmp_path / name), "--json")
-        assert ran.status == 3
-        assert "CONFIG_ERROR" in only(ran.err.splitlines())
-        assert ran.report["error"]["code"] == "CONFIG_ERROR"
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\xff\xfe\x00", b"mappings: [", b"[]", b"mappings: 1\nregistries: 2\n"],
+    ids=["empty", "not utf-8", "not yaml", "a list", "wrong types"],
+)
+@pytest.mark.parametrize("words", ["sync -c", "validate", "expand", "copy a b -c", "tags a -c"])
+def test_a_configuration_that_is_nonsense_says_where(text: bytes, words: str) -> None:
+    said = refused(*words.split(), "-", stdin=text)
+    assert said.startswith("error: CONFIG_ERROR: standard input:1:")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "validate -",
+        "expand -",
+        "sync --json -c -",
+        "copy -c - {0}/x:1 {1}/x:1",
+        "tags -c - {0}/x",
+        "lock --lock x -c -",
+        "audit -c -",
+        "auth check -c -",
+    ],
+)
+def test_one_problem_keeps_every_command_from_the_network(
+    words: str, source: Server, target: Server
+) -> None:
+    text = document({"source": source, "target": target}, {"from": "x"}, {"form": "y"})
+    said = refused(*words.format(source.address, target.address).split(), stdin=text)
+    assert "standard input:1:" in said
+    assert "mean 'from'?" in said
+    assert not source.journal.entries
+    assert not target.journal.entries
+
+
+def test_problems_come_in_one_json_document_with_their_places() -> None:
+    text = "mapings: []\nregistries: {a: {url: 'ftp://x'}}\n"
+    ran = call("sync", "--json", "-c", "-", stdin=text)
+    assert [problem["line"] for problem in ran.report["problems"]] == [1, 1, 2]
+    assert len(ran.err.splitlines()) == 3
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.symlink("loop", tmp_path / "loop")
+    for name, reason in {
+        "nothing.yaml": "nothing.yaml cannot be read: No such file",
+        ".": "cannot be read: Is a directory",
+        "file/c.yaml": "cannot be read: Not a directory",
+        "loop": "cannot be read: ",
+    }.items():
+        for words in ("validate", "expand", "sync --json -c"):
+            said = refused(*words.split(), str(tmp_path / name))
+            assert reason in only(said.splitlines())
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
-def test_a_configuration_that_may_not_be_read_is_status_3(tmp_path):
+def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").touch(mode=0)
+    assert "cannot be read: Permission denied" in refused("validate", str(tmp_path / "c.yaml"))
+
+
+@pytest.mark.rule("R18")
+def test_a_name_with_line_breaks_makes_no_second_line(tmp_path: Path) -> None:
+    path = tmp_path / "a\n\x1b[31merror: b.yaml"
+    path.write_text("mappings: {}")
+    only(refused("validate", str(path)).splitlines())
+
+
+def test_an_endless_file_is_not_read_to_its_end() -> None:
+    """It would not be UTF-8 either."""
+    most = 32 << 20
+    said = refused("validate", "-", stdin=b"\xff" * (most + 1))
+    assert only(said.splitlines()).endswith(f"is larger than {most} bytes")
+
+
+@pytest.mark.parametrize(
+    "words", ["validate {}", "validate -c {}", "sync -c {}", "sync --config {}", "-c {} sync"]
+)
+def test_a_valid_configuration_says_nothing(words: str, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
-    path.write_text("mappings: []")
-    path.chmod(0)
-    assert call("sync", "-c", str(path)).status == 3
+    path.write_text("mappings: []\n")
+    ran = call(*words.format(path).split())
+    assert (ran.status, ran.out, ran.err) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"\xff\xfe\x00",
-        b"mappings: [",
-        b"[]",
-        b"mappings: 1\nregistries: 2\n",
-        b"a: &a [*a]",
-        b"\x00",
-    ],
-    ids=["empty", "not utf-8", "not yaml", "a list", "wrong types", "a knot", "nul"],
-)
-@pytest.mark.parametrize(
-    "command", [["sync", "-c", "-"], ["validate", "-"]], ids=["sync", "validate"]
-)
-def test_a_configuration_that_is_nonsense_says_where(text, command):
-    ran = call(*command, stdin=text)
-    assert ran.status == 3
-    assert ran.out == ""
-    assert all(
-        line.startswith(("error: CONFIG_ERROR: ", "hint: ")) for line in ran.err.splitlines()
-    )
-    assert "standard input" in ran.err
+def test_a_warning_of_the_configuration_names_its_place_in_each_command_and_q_hides_it() -> None:
+    login = "auth_type: static_token, token: written-out"
+    text = f"\nregistries: {{b: {{url: 'http://b.test', {login}}}}}\nmappings: []\n"
+    for command in (("validate", "-"), ("sync", "-c", "-")):
+        ran = call(*command, stdin=text)
+        assert (ran.status, ran.out) == (0, "")
+        assert only(ran.err.splitlines()).startswith("warning: standard input:2:")
+        assert "written-out" not in ran.err
+        assert call(*command, "-q", stdin=text).err == ""
 
 
-def test_problems_come_in_one_json_document_with_their_places():
-    ran = call(
-        "sync", "--json", "-c", "-", stdin="mapings: []\nregistries: {a: {url: 'ftp://x'}}\n"
-    )
-    assert ran.status == 3
-    assert len(ran.report["problems"]) >= 2
-    assert {problem["line"] for problem in ran.report["problems"]} >= {1, 2}
-    assert len(ran.err.splitlines()) >= 2
-
-
-def test_standard_input_keeps_state_in_an_absolute_directory_alone(image, source, target, tmp_path):
+def test_standard_input_keeps_state_in_an_absolute_directory_alone(
+    image, source, target, tmp_path
+) -> None:
     """Where state is kept the second run knows the tag: a HEAD at the source takes the place of the
     manifest. Where none is kept, that is said once, to whom asks for it.
     """
-    mapping = {"from": "app", "tags": {"glob": "v1"}}
     for cache_dir, is_kept in ((str(tmp_path / "state"), True), ("state", False)):
-        top = {"global": {"cache_dir": cache_dir}}
-        text = document({"source": source, "target": target}, mapping, **top)
+        text = config_of(source, target, "v1", **{"global": {"cache_dir": cache_dir}})
         assert "nothing is kept" not in call("sync", "-c", "-", stdin=text).err
         source.journal.clear()
         ran = call("sync", "-v", "-c", "-", stdin=text)
         assert ran.status == 0
-        assert source.journal.summary()["HEAD manifest" if is_kept else "GET manifest"] == 1
-        assert len(source.journal.summary()) == 1
-        said = [line for line in ran.err.splitlines() if "nothing is kept" in line]
-        assert len(said) == (0 if is_kept else 1)
-        assert all(line.startswith("info: ") for line in said)
+        kind = "HEAD manifest" if is_kept else "GET manifest"
+        assert source.journal.summary() == {kind: 1}
+        assert ran.err.count("info: nothing is kept") == (not is_kept)
     assert (tmp_path / "state" / "state.db").exists()
 
 
-def test_a_copy_without_a_configuration_says_that_nothing_is_kept(image, source, target):
-    pair = (f"{source.address}/app:v1", f"{target.address}/app")
-    assert call("copy", "-v", *pair).err.count("nothing is kept") == 1
+# References. Every form of one is read in tests/unit/test_oci.py.
 
 
-def test_a_valid_configuration_says_nothing(tmp_path):
-    path = tmp_path / "x.yaml"
-    path.write_text("mappings: []\n")
-    for arguments in (
-        ["validate", str(path)],
-        ["sync", "-c", str(path)],
-        ["sync", "--config", str(path)],
-    ):
-        ran = call(*arguments)
-        assert (ran.status, ran.out, ran.err) == (0, "", "")
-
-
-def test_a_warning_of_the_configuration_names_its_place_in_each_command():
-    text = """
-registries: {a: {url: a.test}, b: {url: "http://b.test", auth_type: static_token, token: written-out}}
-mappings: []
-"""
-    for command in (("validate", "-"), ("sync", "-c", "-")):
-        ran = call(*command, stdin=text)
-        assert (ran.status, ran.out) == (0, "")
-        assert ran.err.startswith("warning: standard input:2:")
-        assert "written-out" not in ran.err
-
-
-def test_registries_of_a_configuration_are_found_by_host(serve, image, source):
-    target = serve(auth=BasicAuth({"captain": SECRET}))
-    login = {"auth_type": "basic", "credentials": {"username": "captain", "password": SECRET}}
-    text = json.dumps({"registries": {"t": {"url": target.url, **login}}, "mappings": []})
-    where = (f"{source.address}/app:v1", f"{target.address}/app:v1")
-    assert call("copy", "--no-artifacts", "-c", "-", *where, stdin=text).status == 0
-    assert held(target, "app", image)
-
-
-# References that mean something.
-
-
-def test_no_tag_means_latest_and_is_said_when_asked(source, target, image):
-    ran = call("copy", "-v", "--no-artifacts", f"{source.address}/app", f"{target.address}/b")
+@pytest.mark.parametrize(
+    ("source_end", "target_end", "tag"),
+    [
+        ("", "", "latest"),
+        (":v1", "", "v1"),
+        ("@{top}", "", None),
+        ("@{top}", ":x", "x"),
+        ("@{top}", "@{top}", None),
+    ],
+)
+def test_the_targets_reference_defaults_to_the_sources(
+    source, target, image, source_end, target_end, tag
+) -> None:
+    there, here = source_end.format(top=image.top), target_end.format(top=image.top)
+    where = (f"{source.address}/app{there}", f"{target.address}/b{here}")
+    ran = call("copy", "-v", "--no-artifacts", *where)
     assert ran.status == 0
-    assert only([line for line in ran.err.splitlines() if "latest" in line]).startswith("info: ")
-    assert target.app.tags("b") == {"latest": image.top}
-
-
-def test_the_targets_tag_defaults_to_the_sources(source, target, image):
-    ran = call("copy", "--no-artifacts", f"{source.address}/app:v1", f"{target.address}/b")
-    assert target.app.tags("b") == {"v1": image.top}
-    line = only(ran.out.splitlines())
-    assert line.startswith(f"synced {source.address}/app:v1 -> {target.address}/b:v1 (")
-
-
-def test_a_digest_is_pushed_by_digest_or_under_a_tag(source, target, image):
-    there = f"{source.address}/app@{image.top}"
-    assert call("copy", "--no-artifacts", there, f"{target.address}/b").status == 0
     assert held(target, "b", image)
-    assert target.app.tags("b") == {}
-    assert call("copy", "--no-artifacts", there, f"{target.address}/b:x").status == 0
-    assert target.app.tags("b") == {"x": image.top}
-    again = call("copy", "--no-artifacts", there, f"{target.address}/b@{image.top}")
-    assert (again.status, again.out) == (0, "")
+    assert target.app.tags("b") == ({tag: image.top} if tag else {})
+    note = f"info: {source.address}/app: no tag given, using latest\n"
+    assert (note in ran.err) is (not there)
+    assert ran.err.count("nothing is kept") == 1
+    named = f"{source.address}/app{there or ':latest'}"
+    pushed = f"{target.address}/b{here or there or ':latest'}"
+    assert only(ran.out.splitlines()).startswith(f"synced {named} -> {pushed} (")
 
 
-def test_a_target_digest_must_be_the_sources(source, target, image):
-    for there in (f"{source.address}/app:v1", f"{source.address}/app@sha256:{'0' * 64}"):
-        ran = call("copy", "--no-artifacts", there, f"{target.address}/b@{image.top}")
-        assert ran.status == 3
-        assert "hint: " in ran.err
+def test_a_target_digest_must_be_the_sources(source, target, image) -> None:
+    for there in (":v1", f"@sha256:{'0' * 64}"):
+        where = (f"{source.address}/app{there}", f"{target.address}/b@{image.top}")
+        assert "hint: " in refused("copy", "--no-artifacts", *where)
     assert not source.journal.entries
 
 
 # Exit statuses.
 
 
-def refuse(server: Server, status: int, *references: str) -> None:
-    def intercept(request: Request) -> Answer | None:
-        return error(status, "DENIED", "no") if request.reference in references else None
-
-    server.app.intercept = intercept
+def fail(source: Server, status: int, *names: str) -> None:
+    for name in names:
+        source.app.faults.on("GET", "manifest", reference=name).status(status, "DENIED")
 
 
 @pytest.mark.parametrize(
-    ("refusals", "status"),
+    ("denied", "missing", "status"),
     [
-        pytest.param({}, 0, id="nothing failed"),
-        pytest.param({404: ["v1"]}, 1, id="some failed"),
-        pytest.param({404: ["v1", "v2"]}, 2, id="all failed"),
-        pytest.param({403: ["v1"]}, 1, id="some were refused"),
-        pytest.param({403: ["v1", "v2"]}, 4, id="all were refused"),
+        pytest.param([], [], 0, id="nothing failed"),
+        pytest.param([], ["v1"], 1, id="some failed"),
+        pytest.param([], ["v1", "v2"], 2, id="all failed"),
+        pytest.param(["v1"], [], 1, id="some were refused"),
+        pytest.param(["v1", "v2"], [], 4, id="all were refused"),
+        pytest.param(["v1"], ["v2"], 2, id="all failed, one of them refused"),
     ],
 )
-def test_exit_statuses_of_a_run(source, target, refusals, status):
+def test_exit_statuses_of_a_run(source, target, denied, missing, status) -> None:
     for tag in ("v1", "v2"):
         Seed(1).image().load_into(source.app, "app", tag=tag)
-    for code, names in refusals.items():
-        refuse(source, code, *names)
-    text = document({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")})
-    ran = call("sync", "-c", "-", stdin=text)
+    fail(source, 403, *denied)
+    fail(source, 404, *missing)
+    ran = call("sync", "-c", "-", stdin=config_of(source, target, "v1", "v2"))
     assert ran.status == status
-    failed = sum(map(len, refusals.values()))
+    failed = len(denied + missing)
     assert len(ran.failed) == failed
     lines = ran.out.splitlines()
     assert sum(line.startswith("synced ") for line in lines) == 2 - failed
-    assert f"Images: {2 - failed} synced, 0 skipped, {failed} failed" in lines
-    assert [line.partition(":")[0] for line in lines[-4:]] == ["Images", "Layers", "Data", "Time"]
+    assert lines[-4] == f"Images: {2 - failed} synced, 0 skipped, {failed} failed"
+    assert [line.partition(":")[0] for line in lines[-3:]] == ["Layers", "Data", "Time"]
 
 
-def test_different_failures_of_all_images_are_status_2(source, target):
-    refuse(source, 403, "v1")
-    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")})
-    assert ran.status == 2
-    assert {each["error"]["code"] for each in ran.images} == {"AUTH_ERROR", "SOURCE_ERROR"}
+def test_failures_are_part_of_the_json_report(source, target) -> None:
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    cause = only(ran.images)["error"]
+    assert cause.pop("message").endswith("manifest unknown")
+    assert cause.pop("hint").startswith("check the name")
+    expected = {"code": "SOURCE_ERROR", "status": 404, "side": "source", "retries": 0}
+    assert cause == expected
+    assert ran.totals["images"] == {"synced": 0, "skipped": 0, "failed": 1}
+    assert ran.totals["requests"][source.address] == {"manifest_get": 1}
+
+
+async def test_a_defect_shows_no_traceback_unless_it_is_asked_for(world) -> None:
+    async def broken(host: str, port: int) -> None:
+        raise ZeroDivisionError("of our own")
+
+    edge = world.edge()._replace(connect=broken)
+    for more, is_shown in (((), False), (("-v",), False), (("-vv",), True)):
+        ran = await world.run("copy", *more, "http://a.test/a", "http://b.test/b", edge=edge)
+        assert ran.status == 2
+        assert "error: INTERNAL_ERROR: ZeroDivisionError: of our own" in ran.err.splitlines()
+        assert ("Traceback" in ran.err) is is_shown
 
 
 # Streams.
 
 
-def test_json_is_one_document_however_much_is_logged(source, target, image):
-    ran = call(
-        "-vv",
-        "copy",
-        "--json",
-        "--no-artifacts",
-        f"{source.address}/app:v1",
-        f"{target.address}/app",
-    )
-    assert ran.report["images"][0]["status"] == "synced"
-    assert sum(line.startswith("trace: ") for line in ran.err.splitlines()) >= 8
-    assert f"GET {source.url}/v2/app/manifests/v1 -> 200" in ran.err
-
-
 @pytest.mark.parametrize(
-    ("flags", "kinds"),
+    ("words", "kinds"),
     [
-        ([], {"warning"}),
-        (["-q"], set()),
-        (["-v"], {"warning", "info", "debug"}),
-        (["-v", "-v"], {"warning", "info", "debug", "trace"}),
-        (["-vv"], {"warning", "info", "debug", "trace"}),
+        ("sync", {"warning"}),
+        ("sync -q", set()),
+        ("-q sync", set()),
+        ("sync -v", {"warning", "info", "debug"}),
+        ("-v sync", {"warning", "info", "debug"}),
+        ("sync -vv", {"warning", "info", "debug", "trace"}),
+        ("-v sync -v", {"warning", "info", "debug", "trace"}),
     ],
-    ids=lambda words: " ".join(sorted(words)),
 )
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_levels_of_the_log(source, target, image, flags, kinds, place):
+def test_levels_of_the_log(source, target, words, kinds) -> None:
     Seed(12).index().load_into(source.app, "app", "multi")
     mapping = {"from": "app", "tags": tags("multi"), "platforms": ["linux/amd64"]}
     text = document({"source": source, "target": target}, mapping)
-    command = ["sync", "--no-progress", "-c", "-"]
-    ran = call(*([*flags, *command] if place == "before" else [*command, *flags]), stdin=text)
+    ran = call(*words.split(), "--no-progress", "-c", "-", stdin=text)
     assert ran.status == 0
     assert {line.partition(":")[0] for line in ran.err.splitlines()} == kinds
     assert ran.out.startswith("synced ")
 
 
-def test_quiet_still_says_what_failed(source, target):
+def test_quiet_still_says_what_failed(source, target) -> None:
     ran = call("-q", "copy", f"{source.address}/app:v1", f"{target.address}/app")
     assert ran.status == 2
     failed, hint = ran.err.splitlines()
     assert failed.startswith("failed ")
     assert f"`regsync tags {source.address}/app`" in hint
-    assert call("-q", "copy", "x").err.startswith("error: ")
+    where = (f"{source.address}/app:v1", f"{target.address}/app")
+    ran = call("-q", "--log-format", "json", "copy", *where)
+    entry = json.loads(only(ran.err.splitlines()))
+    assert (entry["level"], entry["event"]) == ("error", "image_failed")
 
 
-def test_log_lines_can_be_json(source, target):
-    ran = call(
-        "--log-format", "json", "-vv", "copy", f"{source.address}/app:v1", f"{target.address}/app"
-    )
-    entries = [json.loads(line) for line in ran.err.splitlines()]
-    assert all({"ts", "level", "event", "message"} <= entry.keys() for entry in entries)
-    assert [entry["event"] for entry in entries if entry["level"] == "error"] == ["image_failed"]
-    wrong = call("--log-format", "json", "sync", "-c", "/nowhere")
-    assert only([json.loads(line) for line in wrong.err.splitlines()])["code"] == "CONFIG_ERROR"
-
-
-def test_failures_are_part_of_the_json_report(source, target):
-    ran = copy(source, target)
-    found = only(ran.images)
-    assert found["error"] == {
-        "code": "SOURCE_ERROR",
-        "message": found["error"]["message"],
-        "hint": found["error"]["hint"],
-        "status": 404,
-        "side": "source",
-        "retries": 0,
-    }
-    assert ran.totals["images"] == {"synced": 0, "skipped": 0, "failed": 1}
-    assert ran.totals["requests"][source.address] == {"manifest_get": 1}
-
-
-def test_version_names_program_and_interpreter():
-    ran = call("version", "--json")
-    assert (ran.status, ran.err) == (0, "")
-    assert isinstance(ran.report, dict)
-
-
-# Processes: pipes and signals.
-
-
-class Stall:
-    """Holds every answer that `which` chooses until `go`; `came` says that one is held."""
-
-    def __init__(self, server: Server, **which: str) -> None:
-        self.came = threading.Event()
-        self._go, self._which = threading.Event(), which
-        server.app.intercept = self._intercept
-
-    async def _intercept(self, request: Request) -> Answer | None:
-        if all(getattr(request, name) == value for name, value in self._which.items()):
-            self.came.set()
-            await anyio.to_thread.run_sync(self._go.wait, 60)
-        return None
-
-    def go(self) -> None:
-        self._go.set()
-
-
-@pytest.fixture
-def stalled(source: Server) -> Iterator[Stall]:
-    stall = Stall(source, method="GET", kind="blob")
-    yield stall
-    stall.go()
-
-
-def until(process: subprocess.Popen[str], words: str) -> None:
-    """Read standard error until a line has `words`."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        if words in line:
-            return
-    pytest.fail(f"the process ended without saying {words!r}")
-
-
-def two_images(source: Server, target: Server, path: Path) -> list[str]:
-    """Write a sync of two images, one after the other; return the arguments."""
-    for tag in ("v1", "v2"):
-        Seed(len(tag)).image().load_into(source.app, "app", tag=tag)
-    Seed(9).image().load_into(source.app, "app", tag="v2")
-    path.write_text(
-        document(
-            {"source": source, "target": target},
-            {"from": "app", "tags": tags("v1", "v2")},
-            **{"global": {"max_concurrent_transfers": 1}},
-        )
-    )
-    return ["sync", "--json", "-c", str(path)]
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str
-)
-def test_a_signal_lets_what_is_under_way_end_and_begins_nothing_more(
-    source, target, stalled, tmp_path, number, status
-):
-    with started(*two_images(source, target, tmp_path / "x.yaml")) as process:
-        assert stalled.came.wait(30)
-        process.send_signal(number)
-        until(process, "stopping")
-        stalled.go()
-        out, err = process.communicate(timeout=30)
-    assert process.returncode == status
-    report = json.loads(out)
-    assert report["interrupted"] is True
-    assert [each["status"] for each in report["images"]] == ["synced"]
-    assert report["totals"]["images"] == {"synced": 1, "skipped": 0, "failed": 0, "undone": 1}
-    copied = report["images"][0]["source"].rpartition(":")[2]
-    left = {"v1", "v2"} - {copied}
-    names = {"source": f"{source.address}/app:{left.pop()}"}
-    names["target"] = names["source"].replace(source.address, target.address)
-    assert report["undone"] == [{**names, "status": "undone"}]
-    assert "interrupted, images left undone: 1\n" in err
-    assert len(target.app.tags("app")) == 1
-    assert "Traceback" not in err
-    target.journal.check()
-
-
-@pytest.mark.process
-def test_an_interrupted_run_says_that_mappings_were_not_listed(source, target, tmp_path):
-    stall = Stall(source, method="GET", kind="tag_list")
-    arguments = two_images(source, target, tmp_path / "x.yaml")
-    both = [{"from": "app", "to": name, "tags": tags("*")} for name in ("one", "two")]
-    (tmp_path / "x.yaml").write_text(document({"source": source, "target": target}, *both))
-    with started(*arguments) as process:
-        assert stall.came.wait(30)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
-        stall.go()
-    assert process.returncode == 143
-    assert json.loads(out)["totals"]["images"] == {"synced": 0, "skipped": 0, "failed": 0}
-    assert [(each["source"], each["target"]) for each in json.loads(out)["undone"]] == [
-        (f"{source.address}/app:*", f"{target.address}/{name}:*") for name in ("one", "two")
-    ]
-    words = "images left undone: 0; mappings not listed: 2"
-    assert f"interrupted, {words}\n" in err
-
-
-@pytest.mark.process
-def test_a_signal_when_all_is_under_way_leaves_nothing_undone(source, target, image, stalled):
-    where = [f"{source.address}/app:v1", f"{target.address}/app"]
-    with started("copy", "--no-artifacts", *where) as process:
-        assert stalled.came.wait(30)
-        process.send_signal(signal.SIGTERM)
-        until(process, "stopping")
-        stalled.go()
-        out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (0, "")
-    assert out.startswith("synced ")
-    assert held(target, "app", image)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str
-)
-def test_a_second_signal_ends_at_once(source, target, stalled, tmp_path, number, status):
-    with started(*two_images(source, target, tmp_path / "x.yaml")) as process:
-        assert stalled.came.wait(30)
-        process.send_signal(number)
-        until(process, "stopping")
-        process.send_signal(number)
-        out, err = process.communicate(timeout=20)
-    assert process.returncode == status
-    assert json.loads(out)["interrupted"] is True
-    assert not target.app.tags("app")
-    assert "Traceback" not in err
-
-
-@pytest.mark.process
-def test_what_does_not_end_in_time_after_a_signal_is_left(source, target, stalled, tmp_path):
-    shorter = "import sys, regsync, _regsync.sync.run as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
-    command = [sys.executable, "-c", shorter, *two_images(source, target, tmp_path / "x.yaml")]
-    pipes: dict[str, Any] = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "cwd": ROOT,
-    }
-    with subprocess.Popen(command, **pipes) as process:
-        assert stalled.came.wait(30)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
-    assert process.returncode == 143
-    assert json.loads(out)["interrupted"] is True
-    assert not target.app.tags("app")
-    assert "Traceback" not in err
-
-
-@pytest.mark.skipif(not hasattr(os, "pipe2"), reason="needs pipes")
-@pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
-def test_a_reader_that_left_is_no_traceback(source, target, image, more):
-    reading, writing = os.pipe()
-    os.close(reading)
-    where = [f"{source.address}/app:v1", f"{target.address}/app"]
-    with started("copy", "--no-artifacts", *more, *where, stdout=writing) as process:
-        os.close(writing)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode != 0
-    assert "Traceback" not in err
-    assert "defect" not in err
-    assert "BrokenPipeError" not in err
-
-
-@pytest.mark.process
-def test_a_terminal_without_utf_8_gets_its_lines(source, target):
-    def intercept(request: Request) -> Answer | None:
-        body = json.dumps(
-            {"errors": [{"code": "DENIED", "message": "nicht erlaubt: \u00fc\u2713"}]}
-        )
-        return Response(403, [], body.encode())
-
-    source.app.intercept = intercept
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
-    where = [f"{source.address}/app:v1", f"{target.address}/app"]
-    with started("copy", "--no-artifacts", *where, env=environment) as process:
-        out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (4, "")
-    failed, hint = err.splitlines()
-    assert failed.startswith("failed ")
-    assert "container client" in hint
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_the_built_program_copies_from_any_directory(source, target, image, pyz):
-    where = [f"{source.address}/app:v1", f"{target.address}/app"]
-    command = [*program(pyz, "-I", "-S"), "copy", "--no-artifacts", *where]
-    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("synced ")
-    assert held(target, "app", image)
-    target.journal.check()
-
-
-def test_each_request_is_a_line_at_vv(source, target, tmp_path):
+def test_each_request_is_a_line_at_vv_beside_one_json_document(source, target) -> None:
     """Of a body's PUT as of a look-up, with its status and without a query: what was asked, and
     nothing else.
     """
     Seed(5).image(sizes=(900, 200_000)).load_into(source.app, "app", "v1")
-    ran = call(
-        "--log-format", "json", "-vv", "copy", f"{source.address}/app:v1", f"{target.address}/app"
-    )
-    assert ran.status == 0
+    where = [f"{source.address}/app:v1", f"{target.address}/app"]
+    ran = call("--log-format", "json", "-vv", "copy", "--json", *where)
+    assert only(ran.images)["status"] == "synced"
     told = [json.loads(line) for line in ran.err.splitlines()]
+    assert all({"ts", "level", "event", "message"} <= entry.keys() for entry in told)
     lines = Counter(each["message"] for each in told if each["event"] == "request")
     asked = Counter(
         f"{entry.method} {server.url}{entry.target.partition('?')[0]} -> {entry.status}"
@@ -612,3 +409,262 @@ def test_each_request_is_a_line_at_vv(source, target, tmp_path):
     )
     assert lines == asked
     assert any(line.startswith("PUT") for line in asked)
+    plain = call("-vv", "copy", *where)
+    assert f"trace: GET {source.url}/v2/app/manifests/v1 -> 200" in plain.err
+
+
+@pytest.mark.process
+def test_what_is_printed_is_for_any_terminal_but_a_document_is_utf_8() -> None:
+    text = "mappings: []\nglobal: {cache_dir: /tmp/übung}\n"
+    plain = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    ran = call("expand", "-", stdin=text, env=plain)
+    assert (ran.status, ran.err) == (0, "")
+    assert "cache_dir: /tmp/übung" in ran.out
+    assert "c\\xfc" in refused("validate", "-", stdin="mappings: [{from: cü}]", env=plain)
+
+
+# Signals. When and in which order what happens is test_signals.py's.
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_a_signal_lets_what_is_under_way_end_and_says_what_is_left(
+    mirror, number, status
+) -> None:
+    for tag in ("v1", "v2"):
+        mirror.push(tag)
+    mirror.source.app.faults.on("GET", "blob").delay(2)
+    one = {"global": {"max_concurrent_transfers": 1}}
+    mirror.write({"from": "app", "tags": tags("v1", "v2")}, **one)
+    async with stopped_at(1.0, number=number):
+        ran = await mirror.world.run("sync", "--json", "-c", str(mirror.file))
+    assert (ran.status, ran.report["interrupted"], ran.statuses()) == (status, True, ["synced"])
+    assert ran.totals["images"] == {"synced": 1, "skipped": 0, "failed": 0, "undone": 1}
+    left = {"v1", "v2"} - {ran.images[0]["source"].rpartition(":")[2]}
+    name = f"app:{only([*left])}"
+    ends = {"source": f"source.test/{name}", "target": f"target.test/{name}"}
+    assert ran.report["undone"] == [{**ends, "status": "undone"}]
+    assert "interrupted, images left undone: 1\n" in ran.err
+    assert len(mirror.target.app.tags("app")) == 1
+
+
+async def test_an_interrupted_run_says_that_mappings_were_not_listed(mirror) -> None:
+    mirror.source.app.faults.on("GET", "tag_list").stall()
+    mirror.write(*({"from": "app", "to": name, "tags": tags("*")} for name in ("one", "two")))
+    async with stopped_at(1.0):
+        ran = await mirror.world.run("sync", "--json", "-c", str(mirror.file))
+    assert ran.status == 143
+    assert ran.totals["images"] == {"synced": 0, "skipped": 0, "failed": 0}
+    assert [(each["source"], each["target"]) for each in ran.report["undone"]] == [
+        ("source.test/app:*", f"target.test/{name}:*") for name in ("one", "two")
+    ]
+    assert "interrupted, images left undone: 0; mappings not listed: 2\n" in ran.err
+
+
+@pytest.mark.process
+def test_an_interrupt_ends_a_listing_of_tags(source) -> None:
+    stalled = source.app.faults.on("GET", "tag_list").stall()
+    with started("tags", f"{source.address}/app") as process:
+        stalled.wait()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+# Shards. Which mapping is in which is tests/unit/test_shards.py's.
+
+
+def test_shards_together_copy_everything_once_and_an_empty_one_ends_well(
+    source, target, tmp_path
+) -> None:
+    for name in "ab":
+        Seed(1).image().load_into(source.app, name, "v1", "v2")
+    mappings = [
+        {"from": "a", "tags": tags("v1"), "to": "one/b"},
+        {"from": "a", "tags": tags("v2"), "to": "one/c"},
+        {"from": "b", "tags": tags("v1"), "to": "two/a"},
+        {"from": "b", "tags": tags("v2"), "to": "two/c"},
+    ]
+    path = tmp_path / "mirror.yaml"
+    path.write_text(document({"source": source, "target": target}, *mappings))
+    done: list[str] = []
+    for number in range(3):
+        ran = call("sync", "--json", "-v", "-c", str(path), "--shard", f"{number}/3")
+        assert ran.status == 0, ran.err
+        done += [each["target"].partition("/")[2] for each in ran.images]
+        assert f"info: shard {number} of 3: {len(ran.images)} of 4 mappings" in ran.err
+        assert (tmp_path / ".regsync" / f"shard-{number}-of-3").is_dir()
+    assert sorted(done) == ["one/b:v1", "one/c:v2", "two/a:v1", "two/c:v2"]
+    assert len(ran.images) == 0, "no name is the last one's"
+    index = {"JOB_COMPLETION_INDEX": "0"}
+    again = call("sync", "--json", "-c", str(path), "--shard", "/3", env=index)
+    assert again.statuses() == ["skipped"] * 2, "its state was found again"
+    source.journal.clear()
+    assert call("sync", "--dry-run", "-c", str(path), "--shard", "0/3").status == 0
+    assert {each.repository for each in source.journal.entries} == {
+        each["source"].partition("/")[2].partition(":")[0] for each in again.images
+    }
+
+
+def test_a_shard_that_is_none_stops_before_anything_is_asked(source, target) -> None:
+    text = config_of(source, target, "v1")
+    for words, environ in (("2/2", {}), ("/2", {}), ("/2", {"JOB_COMPLETION_INDEX": "x"})):
+        said = refused("sync", "-q", "-c", "-", "--shard", words, stdin=text, env=environ)
+        assert said.startswith("error: CONFIG_ERROR: --shard ")
+        assert "hint: " in said
+    assert not source.journal.entries
+
+
+# Help and schemas.
+
+
+@pytest.mark.new
+@pytest.mark.parametrize("command", command_names())
+def test_help_shows_examples_and_the_exit_statuses_that_the_command_has(command: str) -> None:
+    said = help_of(command)
+    assert f"\n  regsync {command}" in said
+    statuses = [line.split()[0] for line in said.partition("exit status:\n")[2].splitlines()]
+    assert {"0", "3"} <= {*statuses}
+    assert ("1" in statuses) is (command in ("copy", "sync", "lock", "audit"))
+    assert ("4" in statuses) is (command in ("copy", "sync", "lock", "tags", "auth"))
+    assert "Exit status" not in said, "all meanings are in one place"
+
+
+@pytest.mark.new
+@pytest.mark.parametrize(
+    ("command", "statuses"),
+    [
+        ("audit", ["0    all is there and right", "1    there are findings"]),
+        ("auth", ["0    nothing that is needed", "4    something that is needed is missing"]),
+        ("lock", ["0    nothing failed, with or without changes", "1    something failed"]),
+        ("report", ["0    the report was shown, whatever failed in the run"]),
+        ("sync", ["0    nothing failed", "4    everything failed"]),
+        ("watch", ["0    stopped by SIGINT or SIGTERM"]),
+    ],
+)
+def test_the_help_of_a_command_says_what_its_own_statuses_mean(
+    command: str, statuses: list[str]
+) -> None:
+    said = help_of(command).partition("exit status:\n")[2]
+    assert all(f"  {line}" in said for line in statuses)
+
+
+@pytest.mark.new
+def test_schemas_are_json_on_standard_output() -> None:
+    plain, told = call("schema"), call("schema", "--report")
+    assert (plain.status, plain.err, told.status, told.err) == (0, "", 0, "")
+    assert "mappings" in plain.report["properties"]
+    assert told.report == report_schema()
+
+
+# Output that nobody takes: closed streams, a full disk.
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+POSIX = pytest.mark.skipif(os.name != "posix", reason="uses a POSIX shell")
+LOST = "error: INTERNAL_ERROR: the output of this command cannot be written: "
+
+
+def run(
+    redirections: str, *arguments: str, stdout: Any = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    """Run in a shell with redirections, buffered as for a user."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", *program(), *arguments]
+    pipe = subprocess.PIPE
+    done = subprocess.run(
+        command, stdout=stdout, stderr=pipe, text=True, env=environment, check=False
+    )
+    assert "Traceback" not in (done.stdout or "") + done.stderr
+    assert "Exception ignored" not in done.stderr
+    return done
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("redirections", "words", "status", "told"),
+    [
+        (">&-", "version -v", 0, ""),
+        (">&-", "--help", 0, ""),
+        ("2>&-", "nonsense", 3, ""),
+        ("<&- >&- 2>&-", "sync -c -", 3, ""),
+        ("<&-", "sync -c -", 3, "error: CONFIG_ERROR: standard input:1:1: the document is empty"),
+        ("</dev/null", "sync -c -", 3, "error: CONFIG_ERROR: standard input:1:1: "),
+        pytest.param(">/dev/full", "version", 2, LOST, marks=FULL),
+        pytest.param("2>/dev/full", "sync --json -c /nonexistent", 3, "", marks=FULL),
+        pytest.param(">/dev/full 2>&1", "sync --json -c /nonexistent", 3, "", marks=FULL),
+    ],
+)
+def test_the_status_is_true_whoever_takes_the_output(
+    redirections: str, words: str, status: int, told: str
+) -> None:
+    done = run(redirections, *words.split())
+    assert done.returncode == status
+    assert done.stderr.startswith(told)
+    assert done.stderr.count("\n") == bool(told)
+
+
+@FULL
+@pytest.mark.in_process
+def test_a_full_standard_output_is_said_in_one_line_beside_a_document() -> None:
+    err = io.StringIO()
+    full = open("/dev/full", "w")  # noqa: SIM115  to close it would fail
+    with contextlib.redirect_stdout(full), contextlib.redirect_stderr(err):
+        status = importlib.import_module("regsync").main(["version", "--json"])
+    with contextlib.suppress(OSError):
+        full.close()
+    assert status == 2
+    assert only(err.getvalue().splitlines()).startswith(LOST)
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("redirections", "command", "status"),
+    [("<&- >&- 2>&-", "version", 0), (">&-", "schema", 0), ("2>&-", "nonsense", 3)],
+)
+def test_closed_streams_need_no_dev_null(redirections: str, command: str, status: int) -> None:
+    """An empty root has none. The three numbers are taken all the same."""
+    start = f"""
+import os, sys
+os.devnull = "/nonexistent/null"
+import regsync
+status = regsync.main([{command!r}])
+assert os.open("/", os.O_RDONLY) > 2
+sys.exit(status)
+"""
+    shell = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-c", start]
+    done = subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == status, done.stderr
+
+
+@POSIX
+def test_a_pipe_that_is_full_and_does_not_wait_is_no_defect() -> None:
+    """Whoever shares it may have made it so, and its reader may be slow."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading, "rb"), open(writing, "wb", buffering=0) as pipe:
+        while pipe.write(bytes(4096)) is not None:
+            pass
+        done = run("", "version", "--json", stdout=pipe)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(LOST)
+
+
+@POSIX
+@pytest.mark.process
+@pytest.mark.parametrize("words", ["version --json", "copy {0}/app:v1 {1}/app"])
+def test_a_reader_that_left_is_no_error_to_tell(source, target, image, words) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe:
+        done = run("", *words.format(source.address, target.address).split(), stdout=pipe)
+    assert done.returncode != 0
+    assert done.stderr == ""
+
+
+@POSIX
+@FULL
+@pytest.mark.process
+def test_a_full_standard_error_stops_no_copy(source, target, image) -> None:
+    where = [f"{source.address}/app:v1", f"{target.address}/app:v1"]
+    done = run("2>/dev/full", "copy", "-v", *where)
+    assert target.app.tags("app") == {"v1": image.top}
+    assert (done.returncode, done.stdout.count("synced")) == (0, 1)

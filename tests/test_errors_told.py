@@ -1,10 +1,7 @@
-"""What a user reads when a copy fails: a row for each class of failure, the exact line and its
-remedy.
+"""What a user reads when a copy fails: the exact line of each class of failure, and its remedy.
 
-Each row is a real copy between the harness's registries, or with a peer that no registry would be.
-A line names what failed, where (`S` is the source's address, `T` the target's), why in the
-registry's own cleaned words; a hint says what to do where that is known. Nothing else is said: no
-traceback, no second line.
+A line names what failed, where, and why, in the registry's own cleaned words; a hint says what to do
+where that is known. Nothing else is said: no traceback, no second line.
 """
 
 from __future__ import annotations
@@ -12,24 +9,20 @@ from __future__ import annotations
 import datetime
 import json
 import re
-import select
-import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import trustme
 
-from conformance.content.images import Image, Seed
+from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.sockets import Server
-from tests.ends import Peer, Ran, Start, document, run_regsync, sync, tags, until_blank_line
+from tests.ends import Peer, Ran, Start, Talk, Virtual, document, run_regsync, tags
 
 USER, SECRET = "captain", "hunter2"
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
@@ -42,571 +35,428 @@ UNREACHED = "check host, port and firewalls; set HTTPS_PROXY if a proxy leads th
 PROXY = "check the proxy, which HTTPS_PROXY names; list hosts to reach without it in NO_PROXY"
 WRONG = "check the user name, and whether the password or token has expired or lacks rights"
 PLAIN = "write http:// before the host if it serves plain HTTP"
+RIGHTS = "check which rights the credentials (credentials of registry 'it') have there"
+CREATE = "create the repository, or the project that it belongs to, at the target first"
 
 
-@dataclass
-class Scene:
-    """Two registries, the first with an image, and what it takes to break one of them."""
+class Ends:
+    """A source that has `app:v1`, a target, and a copy from one to the other that fails."""
 
-    serve: Start
-    speaker: Callable[[Callable[[socket.socket], None]], str]
-    ca: trustme.CA
-    directory: Path
-    source: Server
-    target: Server
-    image: Image
-    names: tuple[tuple[str, str], ...] = ()
+    def __init__(self, world: Virtual, directory: Path, **options: Any) -> None:
+        self.world, self.directory = world, directory
+        self.apps = {
+            name: world.registry(f"{name}.test", **options.get(name, {})).app
+            for name in ("source", "target")
+        }
+        self.image = Seed(1).image(sizes=(2000,)).load_into(self.apps["source"], "app", tag="v1")
 
-    @property
-    def app(self) -> App:
-        """What the source holds."""
-        return self.source.app
+    def answers(self, name: str, method: str, kind: str, response: Response) -> None:
+        """Let a registry answer one kind of request so."""
 
-    def copy(
-        self, *more: str, source: str = "", target: str = "", proxy: str = "", **options: Any
-    ) -> Ran:
-        """Copy `app:v1` from S to T, through P."""
-        source, target = source or self.source.address, target or self.target.address
-        self.names = ((source, "S"), (target, "T"), *([(proxy, "P")] if proxy else []))
-        if proxy:
-            options["env"] = {"HTTPS_PROXY": f"http://{options.pop('login', '')}{proxy}"}
-        where = [f"{source}/app:v1", f"{target}/app:v1"]
-        return run_regsync("copy", "--no-artifacts", *more, *where, **options)
+        def intercept(request: Request) -> Answer | None:
+            return response if (request.method, request.kind) == (method, kind) else None
 
-    def told(self, ran: Ran) -> list[str]:
-        """Return what was said, with short names."""
-        text = re.sub("sha256:[0-9a-f]{64}", "DIGEST", ran.err)
-        for name, short in self.names:
-            text = text.replace(name, short)
-        lines = text.replace(str(self.directory), "DIR").splitlines()
-        return [
-            line
-            for line in lines
-            if not line.startswith(("warning: waiting for ", "still running"))
-        ]
-
-    def login(self, address: str, password: str = SECRET, **fields: Any) -> list[str]:
-        """Write a configuration that knows one registry, with credentials."""
-        credentials = {"username": USER, "password": password}
-        return self.config(address, auth_type="basic", credentials=credentials, **fields)
+        self.apps[name].intercept = intercept
 
     def config(self, url: str, **fields: Any) -> list[str]:
+        """Write a configuration that knows one registry."""
         path = self.directory / "mirror.yaml"
         path.write_text(json.dumps({"registries": {"it": {"url": url, **fields}}, "mappings": []}))
         return ["-c", str(path)]
 
-    def secured(self, *names: str, **options: Any) -> str:
-        """Serve TLS with a certificate of our authority; return HOST:PORT."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.ca.issue_cert(*names, **options).configure_cert(context)
-        return self.serve(ssl_context=context).address
+    def login(self, name: str, password: str = SECRET) -> list[str]:
+        credentials = {"username": USER, "password": password}
+        return self.config(f"http://{name}.test", auth_type="basic", credentials=credentials)
 
-    def ca_file(self) -> str:
-        path = self.directory / "ca.pem"
-        self.ca.cert_pem.write_to_path(str(path))
-        return str(path)
+    def talk(self, script: Any) -> str:
+        """Let a script talk to every connection to a port; return HOST:PORT."""
+        place = Talk(script, 40001)
+        self.world.network.attach(place)
+        return place.address
 
     def says(self, text: bytes) -> str:
-        """Start a peer that reads one head and says `text`; return HOST:PORT."""
+        """Start a peer that reads one head and says `text`; without, it is silent."""
 
         async def script(peer: Peer) -> None:
             await peer.head()
-            await peer.send(text)
+            await (peer.send(text) if text else peer.receive())
 
-        return self.speaker(script)
+        return self.talk(script)
+
+    async def copy(self, *more: str, env: Any = None, source: str = "", target: str = "") -> Ran:
+        """Copy, from and to others where that is said."""
+        where = (source or "http://source.test", target or "http://target.test")
+        words = ["copy", "--no-artifacts", *more, *(f"{each}/app:v1" for each in where)]
+        return await self.world.run(*words, env=env)
+
+    def check(self, ran: Ran, cause: str, hint: str | None, **names: str) -> None:
+        """Assert that this is what a run told; `names` are of other registries: S, T, the proxy P."""
+        check(ran, cause, hint, {"S": "source.test", "T": "target.test", **names}, self.directory)
+
+
+def check(ran: Ran, cause: str, hint: str | None, names: dict[str, str], place: Path) -> None:
+    text = re.sub("sha256:[0-9a-f]{64}", "DIGEST", ran.err)
+    text = re.sub(", until [0-9-]{10} [0-9:]{5} UTC", "", text)
+    for short, name in sorted(names.items(), key=lambda row: -len(row[1])):
+        text = text.replace(name, short)
+    lines = text.replace(str(place), "DIR").splitlines()
+    passing = ("warning: waiting for ", "still running")
+    failed, *more = [line for line in lines if not line.startswith(passing)]
+    assert failed == f"failed S/app:v1 -> T/app:v1: {cause}"
+    assert more == ([f"hint: {hint}"] if hint else [])
+    assert ran.status == (4 if cause.startswith("AUTH_ERROR") else 2)
+    assert SECRET not in ran.err
+    assert ran.out == ""
 
 
 @pytest.fixture
-def scene(
-    serve: Start, speaker: Any, ca: trustme.CA, tmp_path: Path, source: Server, target: Server
-) -> Scene:
-    image = Seed(1).image(sizes=(2000,))
-    scene = Scene(serve, speaker, ca, tmp_path, source, target, image)
-    image.load_into(scene.app, "app", tag="v1")
-    return scene
-
-
-def answers(server: Server, kind: str, response: Response, method: str = "") -> Server:
-    """Let a registry answer one kind of request so."""
-
-    def intercept(request: Request) -> Answer | None:
-        return response if request.kind == kind and method in ("", request.method) else None
-
-    server.app.intercept = intercept
-    return server
-
-
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-REFUSED = "DENIED requested access to the resource is denied"
-DENIED = error(403, "DENIED", REFUSED.removeprefix("DENIED "))
-LIMIT = "You have reached your pull rate limit."
-MISSING = "The repository with name 'app' does not exist in the registry with id '123456789012'"
-
-
-Case = Callable[[Scene], Ran]
-CASES: list[Any] = []
-
-ON_SOCKETS = pytest.mark.process  # for TLS
-
-
-def told(cause: str, hint: str | None = None, *marks: Any) -> Callable[[Case], Case]:
-    """Enter a way to fail with what the user reads of it: the code and the cause, the hint."""
-
-    def enter(case: Case) -> Case:
-        CASES.append(pytest.param(case, cause, hint, marks=marks, id=case.__name__))
-        return case
-
-    return enter
+def ends(world: Virtual, tmp_path: Path) -> Ends:
+    return Ends(world, tmp_path)
 
 
 # Who we are.
 
 
-@told(
-    "AUTH_ERROR: look up T/app:v1: T asks for a user name and password, and none are configured or found",
-    LOGIN.format("T"),
-)
-def basic(scene: Scene, password: str | None = None) -> Ran:
-    target = scene.serve(auth=BasicAuth({USER: SECRET})).address
-    return scene.copy(*(scene.login(target, password) if password else []), target=target)
+TOKENS = partial(TokenService, anonymous=False)
+LOGINS = {
+    "basic": ("target", BasicAuth, None,
+        "look up T/app:v1: T asks for a user name and password, and none are configured or found",
+        LOGIN.format("T")),
+    "wrong password": ("target", BasicAuth, "wrong",
+        "look up T/app:v1: T refused the credentials (credentials of registry 'it')", WRONG),
+    "token": ("source", TOKENS, None,
+        "fetch manifest S/app:v1: the token service of S gives no token for app (pull) "
+        "without credentials: status 401: UNAUTHORIZED incorrect username or password",
+        ANONYMOUS.format("S")),
+    "wrong password for a token": ("source", TOKENS, "wrong",
+        "fetch manifest S/app:v1: the token service of S refused the credentials (credentials of registry 'it')",
+        WRONG),
+    "token for reading only": ("target", TokenService, None,
+        "push blob T/app@DIGEST: status 401: UNAUTHORIZED authentication required", ANONYMOUS.format("T")),
+}  # fmt: skip
 
 
-@told(
-    "AUTH_ERROR: look up T/app:v1: T refused the credentials (credentials of registry 'it')", WRONG
-)
-def wrong_password(scene: Scene) -> Ran:
-    return basic(scene, "wrong")
+@pytest.mark.parametrize(("end", "auth", "password", "cause", "hint"), LOGINS.values(), ids=LOGINS)
+async def test_a_login_that_is_missing_or_wrong(
+    world: Virtual,
+    tmp_path: Path,
+    end: str,
+    auth: Callable[[dict[str, str]], Any],
+    password: str | None,
+    cause: str,
+    hint: str,
+) -> None:
+    ends = Ends(world, tmp_path, **{end: {"auth": auth({USER: SECRET})}})
+    ran = await ends.copy(*(ends.login(end, password) if password else []))
+    ends.check(ran, f"AUTH_ERROR: {cause}", hint)
 
 
-@told(
-    "AUTH_ERROR: fetch manifest S/app:v1: the token service of S gives no token for app (pull) "
-    "without credentials: status 401: UNAUTHORIZED incorrect username or password",
-    ANONYMOUS.format("S"),
-)
-def token(scene: Scene, password: str | None = None) -> Ran:
-    source = scene.serve(auth=TokenService({USER: SECRET}, anonymous=False)).address
-    return scene.copy(*(scene.login(source, password) if password else []), source=source)
-
-
-@told(
-    "AUTH_ERROR: fetch manifest S/app:v1: the token service of S refused the credentials "
-    "(credentials of registry 'it')",
-    WRONG,
-)
-def wrong_password_for_a_token(scene: Scene) -> Ran:
-    return token(scene, "wrong")
-
-
-@told(
-    "AUTH_ERROR: push blob T/app@DIGEST: status 401: UNAUTHORIZED authentication required",
-    ANONYMOUS.format("T"),
-)
-def token_for_reading_only(scene: Scene) -> Ran:
-    return scene.copy(target=scene.serve(auth=TokenService({USER: SECRET})).address)
-
-
-@told(f"AUTH_ERROR: push blob T/app@DIGEST: status 403: {REFUSED}", ANONYMOUS.format("T"))
-def denied(scene: Scene) -> Ran:
-    answers(scene.target, "upload_start", DENIED)
-    return scene.copy()
-
-
-@told(
-    f"AUTH_ERROR: push blob T/app@DIGEST: status 403: {REFUSED}",
-    "check which rights the credentials (credentials of registry 'it') have there",
-)
-def denied_to_us(scene: Scene) -> Ran:
-    target = answers(scene.serve(auth=BasicAuth({USER: SECRET})), "upload_start", DENIED).address
-    return scene.copy(*scene.login(target), target=target)
-
-
-@told(
-    "AUTH_ERROR: look up T/app:v1: registry 'it': no credentials for T; looked at the environment "
-    "variable DOCKER_AUTH_CONFIG, DIR/.docker/config.json, DIR/run/containers/auth.json, "
-    "DIR/.config/containers/auth.json",
-    "log in with a container client, or use auth_type: basic with credentials",
-)
-def docker_config_absent(scene: Scene) -> Ran:
-    return scene.copy(
-        *scene.config(scene.target.url, auth_type="docker_config"),
-        env={"HOME": str(scene.directory), "XDG_RUNTIME_DIR": str(scene.directory / "run")}
-        | {"XDG_CONFIG_HOME": str(scene.directory / ".config")},
+async def test_a_file_of_logins_that_is_not_there(ends: Ends) -> None:
+    home = {
+        "HOME": str(ends.directory),
+        "XDG_RUNTIME_DIR": str(ends.directory / "run"),
+        "XDG_CONFIG_HOME": str(ends.directory / ".config"),
+    }
+    config = ends.config("http://target.test", auth_type="docker_config")
+    ends.check(
+        await ends.copy(*config, env=home),
+        "AUTH_ERROR: look up T/app:v1: registry 'it': no credentials for T; looked at the environment "
+        "variable DOCKER_AUTH_CONFIG, DIR/.docker/config.json, DIR/run/containers/auth.json, "
+        "DIR/.config/containers/auth.json",
+        "log in with a container client, or use auth_type: basic with credentials",
     )
 
 
-@told(
-    "AUTH_ERROR: look up T/app:v1: DIR/config.json delegates T to the credential helper "
-    "docker-credential-ecr-login (credHelpers), and regsync starts no other programs",
-    "use auth_type: basic with credentials, or write an auths entry to a separate file and point "
-    "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
-)
-def docker_config_delegates(scene: Scene) -> Ran:
-    entry = {"credHelpers": {scene.target.address: "ecr-login"}}
-    (scene.directory / "config.json").write_text(json.dumps(entry))
-    return scene.copy(env={"DOCKER_CONFIG": str(scene.directory)})
-
-
-# What is there.
-
-
-@told(
-    "SOURCE_ERROR: fetch manifest S/app:v1: status 404: MANIFEST_UNKNOWN manifest unknown",
-    "check the name: `regsync tags S/app` lists what is there",
-)
-def no_tag(scene: Scene) -> Ran:
-    return scene.copy(source=scene.serve().address)
-
-
-@told(
-    "SOURCE_ERROR: list tags of S/nothing: the registry has no such repository",
-    "check the name of the repository",
-)
-def no_repository_to_list(scene: Scene) -> Ran:
-    scene.names = ((scene.source.address, "S"), (scene.target.address, "T"))
-    return sync({"source": scene.source, "target": scene.target}, {"from": "nothing"})
-
-
-@told(
-    "SOURCE_ERROR: filter platforms of S/app@DIGEST: no platform matches the filter windows/amd64; "
-    "the source has linux/amd64, linux/arm64/v8, linux/arm/v7, linux/arm/v6",
-    "choose one of these platforms, or ask the publisher for another",
-)
-def no_platform(scene: Scene) -> Ran:
-    Seed(2).index().load_into(scene.app, "app", tag="v1")
-    return scene.copy("--platform", "windows/amd64")
-
-
-@told(
-    f"TARGET_ERROR: push blob T/app@DIGEST: status 404: NAME_UNKNOWN {MISSING}",
-    "create the repository, or the project that it belongs to, at the target first: "
-    "aws ecr create-repository --repository-name app --registry-id 123456789012 --region eu-west-1",
-    ON_SOCKETS,
-)
-def no_repository_at_ecr(scene: Scene) -> Ran:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    scene.ca.issue_cert(ECR).configure_cert(context)
-    ecr = answers(
-        scene.serve(ssl_context=context), "upload_start", error(404, "NAME_UNKNOWN", MISSING)
+async def test_a_file_of_logins_that_delegates(ends: Ends) -> None:
+    entry = {"credHelpers": {"target.test": "ecr-login"}}
+    (ends.directory / "config.json").write_text(json.dumps(entry))
+    ends.check(
+        await ends.copy(env={"DOCKER_CONFIG": str(ends.directory)}),
+        "AUTH_ERROR: look up T/app:v1: DIR/config.json delegates T to the credential helper "
+        "docker-credential-ecr-login (credHelpers), and regsync starts no other programs",
+        "use auth_type: basic with credentials, or write an auths entry to a separate file and point "
+        "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
     )
-
-    def tunnel(connected: socket.socket) -> None:
-        until_blank_line(connected)
-        host, _, port = ecr.address.partition(":")
-        with socket.create_connection((host, int(port))) as beyond:
-            connected.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            while ready := select.select([connected, beyond], [], [], 10)[0]:
-                if not (piece := ready[0].recv(65536)):
-                    return
-                (beyond if ready[0] is connected else connected).sendall(piece)
-
-    config = scene.config(f"https://{ECR}", ca_file=scene.ca_file())
-    return scene.copy(*config, target=ECR, proxy=scene.speaker(tunnel))
-
-
-@told(
-    "TARGET_ERROR: push blob T/app@DIGEST: status 404: NOT_FOUND project app not found",
-    "create the repository, or the project that it belongs to, at the target first",
-)
-def no_project(scene: Scene) -> Ran:
-    answers(scene.target, "upload_start", error(404, "NOT_FOUND", "project app not found"))
-    return scene.copy()
 
 
 # What a registry refuses.
 
-
-@told(
+DENIED = error(403, "DENIED", "requested access to the resource is denied")
+REFUSED = "status 403: DENIED requested access to the resource is denied"
+MISSING = "The repository with name 'app' does not exist in the registry with id '123456789012'"
+LIMIT = "You have reached your pull rate limit."
+QUOTA = error(429, "TOOMANYREQUESTS", LIMIT, headers=[("Retry-After", "7200")])
+QUOTA_TOLD = (
     f"SOURCE_ERROR: fetch manifest S/app:v1: status 429: TOOMANYREQUESTS {LIMIT} "
-    "(asks to wait 2h00m: longer than a run waits)",
-    f"{LOGIN.format('S')}, for a higher limit",
+    "(asks to wait 2h00m: longer than a run waits)"
 )
-def quota(scene: Scene) -> Ran:
-    refusal = error(429, "TOOMANYREQUESTS", LIMIT, headers=[("Retry-After", "7200")])
-    answers(scene.source, "manifest", refusal)
-    return scene.copy()
+PUSH, PULL = ("target", "POST", "upload_start"), ("source", "GET", "manifest")
+SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+prettyjws"
 
 
-@told(
-    f"SOURCE_ERROR: fetch manifest S/app:v1: status 429: TOOMANYREQUESTS {LIMIT} "
-    "(asks to wait 2h00m: longer than a run waits)",
-    "run again later, or log in with an account that has a higher limit",
+# The request, its answer, whether we have logged in, what is told and the hint.
+ANSWERS = {
+    "denied": (PUSH, DENIED, False, f"AUTH_ERROR: push blob T/app@DIGEST: {REFUSED}", ANONYMOUS.format("T")),
+    "denied to us": (PUSH, DENIED, True, f"AUTH_ERROR: push blob T/app@DIGEST: {REFUSED}", RIGHTS),
+    "quota": (PULL, QUOTA, False, QUOTA_TOLD, f"{LOGIN.format('S')}, for a higher limit"),
+    "quota of ours": (PULL, QUOTA, True, QUOTA_TOLD,
+        "run again later, or log in with an account that has a higher limit"),
+    "no project": (PUSH, error(404, "NOT_FOUND", "project app not found"), False,
+        "TARGET_ERROR: push blob T/app@DIGEST: status 404: NOT_FOUND project app not found", CREATE),
+    "too large": (("target", "PUT", "upload"), Response(413, body=b"<html>413 Request Entity Too Large"), False,
+        "TARGET_ERROR: push blob T/app@DIGEST: status 413",
+        "raise the size limit for requests, at the registry or at a proxy in front of it "
+        "(nginx: client_max_body_size)"),
+    "read-only": (PUSH, error(405, "UNSUPPORTED", "The operation is unsupported."), False,
+        "TARGET_ERROR: push blob T/app@DIGEST: status 405: UNSUPPORTED The operation is unsupported.",
+        "name a registry that accepts pushes: this one may be read-only, or a cache"),
+    "ill": (PUSH, Response(500), False,
+        "TARGET_ERROR: push blob T/app@DIGEST: status 500 (tried 5 times)",
+        "see the registry's logs or status page; the next run copies only what is missing"),
+    "words in colour": (("target", "PUT", "manifest"),
+        error(400, "MANIFEST_INVALID", "\x1b[31mbad\x1b[0m\nfailed a -> b"), False,
+        "TARGET_ERROR: push manifest T/app:v1: status 400: MANIFEST_INVALID [31mbad[0m failed a -> b", None),
+    "no tag": (PULL, error(404, "MANIFEST_UNKNOWN", "manifest unknown"), False,
+        "SOURCE_ERROR: fetch manifest S/app:v1: status 404: MANIFEST_UNKNOWN manifest unknown",
+        "check the name: `regsync tags S/app` lists what is there"),
+    "schema 1": (PULL, Response(200, [("Content-Type", SCHEMA_1)], b'{"schemaVersion": 1, "name": "app"}'), False,
+        "CONTENT_ERROR: fetch manifest S/app:v1: a Docker schema 1 manifest, which cannot be copied unchanged",
+        "push the image again with a current tool, as schema 2 or OCI"),
+    "a page instead": (PULL, Response(200, [("Content-Type", "text/html")], b"<html>login</html>"), False,
+        "CONTENT_ERROR: fetch manifest S/app:v1: not JSON (Expecting value: line 1 column 1 (char 0)); "
+        "received text/html, beginning '<html>login</html>'",
+        "check whether a proxy or a login page answers in place of the registry"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "response", "has_login", "cause", "hint"), ANSWERS.values(), ids=ANSWERS
 )
-def quota_of_ours(scene: Scene) -> Ran:
-    refusal = error(429, "TOOMANYREQUESTS", LIMIT, headers=[("Retry-After", "7200")])
-    source = scene.serve(auth=BasicAuth({USER: SECRET}))
-    answers(source, "manifest", refusal)
-    return scene.copy(*scene.login(source.address), source=source.address)
+async def test_an_answer_that_ends_the_copy(
+    world: Virtual,
+    tmp_path: Path,
+    place: tuple[str, str, str],
+    response: Response,
+    has_login: bool,
+    cause: str,
+    hint: str | None,
+) -> None:
+    name = place[0]
+    asks = {name: {"auth": BasicAuth({USER: SECRET})}} if has_login else {}
+    ends = Ends(world, tmp_path, **asks)
+    ends.answers(*place, response)
+    ran = await ends.copy(*(ends.login(name) if has_login else []))
+    ends.check(ran, cause, hint)
 
 
-@told(
-    "TARGET_ERROR: push blob T/app@DIGEST: status 413",
-    "raise the size limit for requests, at the registry or at a proxy in front of it "
-    "(nginx: client_max_body_size)",
-)
-def too_large(scene: Scene) -> Ran:
-    page = b"<html><h1>413 Request Entity Too Large</h1></html>"
-    answers(scene.target, "upload", Response(413, body=page))
-    return scene.copy()
-
-
-@told(
-    "TARGET_ERROR: push blob T/app@DIGEST: status 405: UNSUPPORTED The operation is unsupported.",
-    "name a registry that accepts pushes: this one may be read-only, or a cache",
-)
-def read_only(scene: Scene) -> Ran:
-    answers(
-        scene.target, "upload_start", error(405, "UNSUPPORTED", "The operation is unsupported.")
+async def test_a_repository_that_is_missing_at_ecr(ends: Ends) -> None:
+    ends.apps["target"] = App()
+    ends.world.listen(ends.apps["target"], ECR, scheme="https")
+    ends.answers(*PUSH, error(404, "NAME_UNKNOWN", MISSING))
+    ends.check(
+        await ends.copy(*ends.config(f"https://{ECR}", auth_type="anonymous"), target=ECR),
+        f"TARGET_ERROR: push blob T/app@DIGEST: status 404: NAME_UNKNOWN {MISSING}",
+        f"{CREATE}: aws ecr create-repository --repository-name app --registry-id 123456789012"
+        " --region eu-west-1",
+        T=ECR,
     )
-    return scene.copy()
 
 
-@told(
-    "TARGET_ERROR: push blob T/app@DIGEST: status 500 (tried 5 times)",
-    "see the registry's logs or status page; the next run copies only what is missing",
-)
-def ill(scene: Scene) -> Ran:
-    answers(scene.target, "upload_start", Response(500))
-    return scene.copy()
-
-
-@told("TARGET_ERROR: push manifest T/app:v1: status 400: MANIFEST_INVALID [31mbad[0m failed a -> b")
-def words_in_colour(scene: Scene) -> Ran:
-    answers(
-        scene.target,
-        "manifest",
-        error(400, "MANIFEST_INVALID", "\x1b[31mbad\x1b[0m\nfailed a -> b"),
-        "PUT",
+async def test_a_platform_that_the_source_lacks(ends: Ends) -> None:
+    Seed(2).index().load_into(ends.apps["source"], "app", tag="v1")
+    ends.check(
+        await ends.copy("--platform", "windows/amd64"),
+        "SOURCE_ERROR: filter platforms of S/app@DIGEST: no platform matches the filter windows/amd64; "
+        "the source has linux/amd64, linux/arm64/v8, linux/arm/v7, linux/arm/v6",
+        "choose one of these platforms, or ask the publisher for another",
     )
-    return scene.copy()
 
 
-# What cannot be copied.
+async def test_a_blob_with_other_bytes(ends: Ends) -> None:
+    digest = max(ends.image.blobs, key=lambda each: len(ends.image.blobs[each]))
+    wrong = b"x" * len(ends.image.blobs[digest])
+    ends.apps["source"].add_blob("app", wrong, digest=digest)
+    ends.check(
+        await ends.copy(),
+        "CONTENT_ERROR: fetch blob S/app@DIGEST: the blob's bytes do not match its digest",
+        "check whether a proxy changes what passes it; if none does, push again",
+    )
 
 
-@told(
-    "CONTENT_ERROR: fetch manifest S/app:v1: a Docker schema 1 manifest, which cannot be copied unchanged",
-    "push the image again with a current tool, as schema 2 or OCI",
-)
-def schema_1(scene: Scene) -> Ran:
-    body = json.dumps({"schemaVersion": 1, "name": "app"}).encode()
-    kind = "application/vnd.docker.distribution.manifest.v1+prettyjws"
-    scene.app.add_manifest("app", body, kind, "v1")
-    return scene.copy()
-
-
-@told(
-    "CONTENT_ERROR: fetch blob S/app@DIGEST: the blob's bytes do not match its digest",
-    "check whether a proxy changes what passes it; if none does, push again",
-)
-def another_blob(scene: Scene) -> Ran:
-    digest = max(scene.image.blobs, key=lambda each: len(scene.image.blobs[each]))
-    scene.app.add_blob("app", b"x" * len(scene.image.blobs[digest]), digest=digest)
-    return scene.copy()
-
-
-@told(
-    "CONTENT_ERROR: fetch manifest S/app:v1: not JSON (Expecting value: line 1 column 1 (char 0)); "
-    "received text/html, beginning '<html>login</html>'",
-    "check whether a proxy or a login page answers in place of the registry",
-)
-def a_page_instead(scene: Scene) -> Ran:
-    page = Response(200, [("Content-Type", "text/html")], body=b"<html>login</html>")
-    answers(scene.source, "manifest", page)
-    return scene.copy()
+async def test_a_repository_to_list_that_is_not_there(ends: Ends) -> None:
+    ends_of = {"source": "http://source.test", "target": "http://target.test"}
+    ran = await ends.world.sync(ends_of, {"from": "nothing"})
+    cause = "list tags of source.test/nothing: the registry has no such repository"
+    assert ran.err.splitlines() == [
+        f"failed source.test/nothing:* -> target.test/nothing:*: SOURCE_ERROR: {cause}",
+        "hint: check the name of the repository",
+    ]
+    assert ran.status == 2
 
 
 # The way there.
 
 
-@told(
-    "NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: its certificate comes from an "
-    "unknown authority",
-    "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE",
-    ON_SOCKETS,
-)
-def unknown_authority(scene: Scene) -> Ran:
-    source = scene.secured("127.0.0.1")
-    return scene.copy(*scene.config(f"https://{source}"), source=source)
-
-
-@told(
-    "NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: its certificate has expired",
-    "check this host's clock; if it is right, the registry's certificate must be renewed",
-    ON_SOCKETS,
-)
-def expired(scene: Scene) -> Ran:
-    past = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
-    source = scene.secured("127.0.0.1", not_after=past)
-    return scene.copy(*scene.config(f"https://{source}", ca_file=scene.ca_file()), source=source)
-
-
-@told(
-    "NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: its certificate is not valid "
-    "for this name",
-    "use a name in the certificate, or have it reissued",
-    ON_SOCKETS,
-)
-def another_name(scene: Scene) -> Ran:
-    source = scene.secured("other.example")
-    return scene.copy(*scene.config(f"https://{source}", ca_file=scene.ca_file()), source=source)
-
-
-@told(
-    "NETWORK_ERROR: look up T/app:v1: the connection broke: Connection reset by peer (waited for 15s)",
-    "write https://T if it serves HTTPS",
-)
-def http_to_https_that_hangs_up(scene: Scene) -> Ran:
+async def test_a_peer_that_hangs_up_on_http(ends: Ends) -> None:
     async def script(peer: Peer) -> None:
         await peer.receive()
         peer.reset()
 
-    return scene.copy(target=scene.speaker(script))
-
-
-@told(
-    "SOURCE_ERROR: fetch manifest S/app:v1: status 400: Client sent an HTTP request to an HTTPS server.",
-    "write https://S if it serves HTTPS",
-)
-def http_to_https_of_go(scene: Scene) -> Ran:
-    words = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
-    return scene.copy(source=scene.says(words))
-
-
-@told("NETWORK_ERROR: look up T/app:v1: 127.0.0.1 does not speak TLS", PLAIN, ON_SOCKETS)
-def https_to_http(scene: Scene) -> Ran:
-    async def script(peer: Peer) -> None:
-        await peer.receive()
-        await peer.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-
-    target = scene.speaker(script)
-    return scene.copy(*scene.config(f"https://{target}"), target=target)
-
-
-@told(
-    "NETWORK_ERROR: look up T/app:v1: 127.0.0.1 closed the connection during the TLS handshake "
-    "(waited for 15s)",
-    PLAIN,
-    ON_SOCKETS,
-)
-def https_to_a_server_that_hangs_up(scene: Scene) -> Ran:
-    return scene.copy(*scene.config(f"https://{scene.target.address}"))
-
-
-@told(
-    "NETWORK_ERROR: fetch manifest S/app:v1: the name S could not be resolved: Name or service not known "
-    "(tried 3 times)",
-    "check the name and this machine's name servers; set HTTPS_PROXY if a proxy leads there",
-)
-def no_such_name(scene: Scene) -> Ran:
-    resolve = socket.getaddrinfo
-
-    def asked(host: str, *more: Any, **options: Any) -> Any:
-        if host.endswith(".invalid"):
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return resolve(host, *more, **options)
-
-    with mock.patch.object(socket, "getaddrinfo", asked):
-        return scene.copy(source="no-such-host.invalid")
-
-
-@told(
-    "NETWORK_ERROR: look up T/app:v1: no connection to T: connection refused (waited for 15s)",
-    UNREACHED,
-)
-def refused(scene: Scene) -> Ran:
-    return scene.copy(target=closed_port())
-
-
-@told("NETWORK_ERROR: fetch manifest S/app:v1: no answer from S within 60 s (waited for 15s)")
-def silent(scene: Scene) -> Ran:
-    async def script(peer: Peer) -> None:
-        await peer.head()
-        await peer.receive()
-
-    return scene.copy(source=scene.speaker(script))
-
-
-@told(
-    "NETWORK_ERROR: fetch manifest S/app:v1: through the proxy http://P: no connection to P: "
-    "connection refused (waited for 15s)",
-    PROXY,
-)
-def proxy_gone(scene: Scene) -> Ran:
-    return scene.copy(source="registry.example", proxy=closed_port())
-
-
-@told(
-    "NETWORK_ERROR: fetch manifest S/app:v1: the proxy http://P did not open a tunnel: "
-    "no answer from P within 60 s (waited for 15s)",
-    PROXY,
-)
-def proxy_silent(scene: Scene) -> Ran:
-    async def script(peer: Peer) -> None:
-        await peer.head()
-        await peer.receive()
-
-    return scene.copy(source="registry.example", proxy=scene.speaker(script))
-
-
-def proxy(scene: Scene, status: str, login: str = "") -> Ran:
-    speaker = scene.says(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
-    return scene.copy(source="registry.example", proxy=speaker, login=login)
-
-
-@told(
-    "NETWORK_ERROR: fetch manifest S/app:v1: the proxy http://P refused a tunnel to S:443 (407)",
-    "put user and password into the proxy's URL, percent-encoded",
-)
-def proxy_wants_a_login(scene: Scene) -> Ran:
-    return proxy(scene, "407 Proxy Authentication Required")
-
-
-@told(
-    "NETWORK_ERROR: fetch manifest S/app:v1: the proxy http://P refused a tunnel to S:443 (407)",
-    "check the user and password in the proxy's URL",
-)
-def proxy_refuses_the_login(scene: Scene) -> Ran:
-    return proxy(scene, "407 Proxy Authentication Required", f"{USER}:{SECRET}@")
-
-
-@told(
-    "NETWORK_ERROR: fetch manifest S/app:v1: the proxy http://P refused a tunnel to S:443 (403)",
-    PROXY,
-)
-def proxy_forbids_the_host(scene: Scene) -> Ran:
-    return proxy(scene, "403 Forbidden")
-
-
-@pytest.mark.parametrize(("case", "cause", "hint"), CASES)
-def test_a_failure_says_what_where_why_and_what_to_do(scene, case, cause, hint):
-    ran = case(scene)
-    failed, *more = scene.told(ran)
-    where = (
-        "S/nothing:* -> T/nothing:*" if case is no_repository_to_list else "S/app:v1 -> T/app:v1"
+    target = ends.talk(script)
+    ends.check(
+        await ends.copy(target=target),
+        "NETWORK_ERROR: look up T/app:v1: the connection broke: Connection reset by peer (waited for 15s)",
+        "write https://T if it serves HTTPS",
+        T=target,
     )
-    assert re.sub(", until [0-9-]{10} [0-9:]{5} UTC", "", failed) == f"failed {where}: {cause}"
-    assert more == ([f"hint: {hint}"] if hint else [])
-    assert ran.status == (4 if cause.startswith("AUTH_ERROR") else 2)
-    assert SECRET not in ran.err
-    assert ran.out == "" or case is no_repository_to_list
 
 
-def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(scene):
-    target = answers(scene.target, "upload_start", DENIED)
+async def test_a_peer_that_says_that_it_wants_https(ends: Ends) -> None:
+    """As Go does."""
+    words = "Client sent an HTTP request to an HTTPS server."
+    source = ends.says(f"HTTP/1.0 400 Bad Request\r\n\r\n{words}\n".encode())
+    ends.check(
+        await ends.copy(source=source),
+        f"SOURCE_ERROR: fetch manifest S/app:v1: status 400: {words}",
+        "write https://S if it serves HTTPS",
+        S=source,
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (None, "closed the connection during the TLS handshake (waited for 15s)"),
+        ("WRONG_VERSION_NUMBER", "does not speak TLS"),
+    ],
+)
+async def test_a_peer_that_knows_no_tls(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, reason: str | None, told: str
+) -> None:
+    async def fail(below: Any, context: Any, host: str) -> Any:
+        failure = ssl.SSLError(1, "broken") if reason else ssl.SSLEOFError(8, "EOF")
+        failure.reason = reason or ""
+        raise failure
+
+    monkeypatch.setattr(ends.world, "start_tls", fail)
+    ends.check(
+        await ends.copy(target="https://target.test:80"),
+        f"NETWORK_ERROR: look up T/app:v1: target.test {told}",
+        PLAIN,
+        T="target.test:80",
+    )
+
+
+async def test_a_name_that_nobody_knows(ends: Ends) -> None:
+    ends.check(
+        await ends.copy(source="no-such-host.invalid"),
+        "NETWORK_ERROR: fetch manifest S/app:v1: the name S could not be resolved: Name or service not known "
+        "(tried 3 times)",
+        "check the name and this machine's name servers; set HTTPS_PROXY if a proxy leads there",
+        S="no-such-host.invalid",
+    )
+
+
+async def test_a_port_that_is_closed(ends: Ends) -> None:
+    ends.check(
+        await ends.copy(target="http://target.test:81"),
+        "NETWORK_ERROR: look up T/app:v1: no connection to T: connection refused (waited for 15s)",
+        UNREACHED,
+        T="target.test:81",
+    )
+
+
+async def test_a_peer_that_is_silent(ends: Ends) -> None:
+    source = ends.says(b"")
+    ends.check(
+        await ends.copy(source=source),
+        "NETWORK_ERROR: fetch manifest S/app:v1: no answer from S within 60 s (waited for 15s)",
+        None,
+        S=source,
+    )
+
+
+NO_LOGIN = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
+# What it says, our login there, what is told and the hint.
+PROXIES = {
+    "gone": (None, "",
+        "through the proxy http://P: no connection to P: connection refused (waited for 15s)", PROXY),
+    "silent": (b"", "",
+        "the proxy http://P did not open a tunnel: no answer from P within 60 s (waited for 15s)", PROXY),
+    "wants a login": (NO_LOGIN, "",
+        "the proxy http://P refused a tunnel to S:443 (407)",
+        "put user and password into the proxy's URL, percent-encoded"),
+    "refuses the login": (NO_LOGIN, f"{USER}:{SECRET}@",
+        "the proxy http://P refused a tunnel to S:443 (407)",
+        "check the user and password in the proxy's URL"),
+    "forbids the host": (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", "",
+        "the proxy http://P refused a tunnel to S:443 (403)", PROXY),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("says", "login", "cause", "hint"), PROXIES.values(), ids=PROXIES)
+async def test_a_proxy_that_opens_no_tunnel(
+    ends: Ends, says: bytes | None, login: str, cause: str, hint: str
+) -> None:
+    proxy = "target.test:81" if says is None else ends.says(says)
+    env = {"HTTPS_PROXY": f"http://{login}{proxy}"}
+    ran = await ends.copy(source="registry.example", env=env)
+    names = {"S": "registry.example", "P": proxy}
+    ends.check(ran, f"NETWORK_ERROR: fetch manifest S/app:v1: {cause}", hint, **names)
+
+
+LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+# Its name, how it is made, whether we know the authority, what is told and the hint.
+CERTIFICATES = {
+    "unknown authority": ("127.0.0.1", {}, False, "comes from an unknown authority",
+        "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"),
+    "expired": ("127.0.0.1", {"not_after": LONG_AGO}, True, "has expired",
+        "check this host's clock; if it is right, the registry's certificate must be renewed"),
+    "another name": ("other.example", {}, True, "is not valid for this name",
+        "use a name in the certificate, or have it reissued"),
+}  # fmt: skip
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "options", "is_known", "cause", "hint"), CERTIFICATES.values(), ids=CERTIFICATES
+)
+def test_a_certificate_that_is_not_trusted(
+    serve: Start,
+    ca: trustme.CA,
+    tmp_path: Path,
+    name: str,
+    options: Any,
+    is_known: bool,
+    cause: str,
+    hint: str,
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert(name, **options).configure_cert(context)
+    source, target = serve(ssl_context=context).address, serve().address
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    env = {"SSL_CERT_FILE": str(tmp_path / "ca.pem")} if is_known else {}
+    where = [f"https://{source}/app:v1", f"{target}/app:v1"]
+    ran = run_regsync("copy", "--no-artifacts", *where, env=env)
+    told = (
+        f"NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: its certificate {cause}"
+    )
+    check(ran, told, hint, {"S": source, "T": target}, tmp_path)
+
+
+async def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(ends: Ends) -> None:
+    ends.answers(*PUSH, DENIED)
     for number in range(2, 6):
-        Seed(number).image().load_into(scene.app, "app", tag=f"v{number}")
-    config = document(
-        {"source": scene.source, "target": target}, {"from": "app", "tags": tags("v*")}
-    )
-    ran = run_regsync("sync", "-q", "-c", "-", stdin=config)
+        Seed(number).image().load_into(ends.apps["source"], "app", tag=f"v{number}")
+    registries = {"source": "http://source.test", "target": "http://target.test"}
+    config = document(registries, {"from": "app", "tags": tags("v*")})
+    ran = await ends.world.run("sync", "-q", "-c", "-", stdin=config)
     lines = ran.err.splitlines()
     assert sum(line.startswith("failed ") for line in lines) == 5
     assert sum(line.startswith("hint: ") for line in lines) == 1
-    assert lines[-1] == f"Failed: 5 x AUTH_ERROR {target.address}: status 403: {REFUSED}"
+    assert lines[-1] == f"Failed: 5 x AUTH_ERROR target.test: {REFUSED}"
     assert len(lines) == 7
     assert ran.out.splitlines()[0] == "Images: 0 synced, 0 skipped, 5 failed"
     assert len(ran.out.splitlines()) == 4

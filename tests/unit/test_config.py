@@ -1,12 +1,15 @@
-"""The configuration: what is accepted, and where each problem is (docs/design.md section 3)."""
+"""The configuration: what is accepted and what it means, and where each problem is.
+
+Follows docs/design.md sections 3 and 4. Wrong types are tried in every field by test_schema.py, and
+test_expand.py has what an expanded configuration shows.
+"""
 
 from __future__ import annotations
 
-import re
+import json
 import textwrap
 from collections.abc import Mapping
 
-import jsonschema
 import pytest
 import yaml
 from hypothesis import given
@@ -29,7 +32,7 @@ from _regsync.config import (
 from _regsync.errors import ConfigError
 from _regsync.oci import Platform
 from _regsync.tags import TagRule
-from tests.unit.configs import NAMES, SECTIONS, TREES
+from tests.unit.configs import NAMES, SECTIONS, TREES, with_field
 
 REGISTRIES = """\
 registries:
@@ -37,14 +40,19 @@ registries:
   one: {url: one.example}
   two: {url: two.example:5000}
 """
+ROUTE = "from: team/app, source: one, targets: two"
+HOME = "/home/me"
 
 
 def read(
-    text: str | bytes, environ: Mapping[str, str] | None = None, base_dir: str | None = "/etc/rs"
+    text: str | bytes,
+    environ: Mapping[str, str] | None = None,
+    base_dir: str | None = "/etc/rs",
+    home: str | None = HOME,
 ) -> Config:
     body = text.encode() if isinstance(text, str) else text
     return load(
-        ConfigFile(body, name="c.yaml", environ=environ or {}, base_dir=base_dir, home="/home/me")
+        ConfigFile(body, name="c.yaml", environ=environ or {}, base_dir=base_dir, home=home)
     )
 
 
@@ -57,29 +65,19 @@ def problems(text: str | bytes, environ: Mapping[str, str] | None = None) -> lis
 
 def mapping(body: str, environ: Mapping[str, str] | None = None) -> MappingRule:
     """Read one mapping of `team/app` from one to two, with `body` in it."""
-    text = f"{REGISTRIES}mappings:\n- {{from: team/app, source: one, targets: two, {body}}}\n"
-    return read(text, environ).mappings[0]
-
-
-def mapping_problem(body: str) -> str:
-    found = problems(
-        f"{REGISTRIES}mappings:\n- {{from: team/app, source: one, targets: two, {body}}}\n"
-    )
-    assert len(found) == 1
-    return found[0]
+    return read(mapped(body), environ).mappings[0]
 
 
 def registry(body: str, environ: Mapping[str, str] | None = None) -> Registry:
-    return read(f"registries: {{r: {{{body}}}}}\nmappings: []\n", environ).registries["r"]
+    return read(listed(body), environ).registries["r"]
 
 
 def registry_problem(body: str, environ: Mapping[str, str] | None = None) -> str:
-    found = problems(f"registries: {{r: {{{body}}}}}\nmappings: []\n", environ)
-    assert len(found) == 1
-    return found[0]
+    (found,) = problems(listed(body), environ)
+    return found
 
 
-# --- what a configuration means ----------------------------------------------------------------
+# What a configuration means.
 
 
 def test_the_smallest_configuration_has_the_specified_defaults() -> None:
@@ -94,6 +92,10 @@ def test_the_smallest_configuration_has_the_specified_defaults() -> None:
         staging_size_limit=None,
         warnings=(),
     )
+    for key, described in schema()["$defs"]["global"]["properties"].items():
+        if "default" in described and key != "cache_dir":
+            written = read(f"mappings: []\nglobal: {{{key}: {described['default']}}}")
+            assert getattr(written, key) == getattr(found, key), "the schema's is the same"
 
 
 def test_a_mapping_falls_back_to_from_and_to_the_defaults() -> None:
@@ -107,107 +109,82 @@ def test_a_mapping_falls_back_to_from_and_to_the_defaults() -> None:
           tags: {glob: "3.*", exclude: ["*-rc*"]}
           platforms: [Linux/AMD64]
           artifacts: {require_artifacts: true}
+          min_age: 1d12h
         mappings:
           - from: library/alpine
           - {from: a/b, to: c/d, source: two, targets: [one], tags: null, platforms: [linux/arm/v7],
-             artifacts: {include: [x/y]}}
-          - {from: a/b, tags: {sort: semver, latest: 2}, targets: two}
-        """)
+             artifacts: {include: [x/y]}, min_age: 0}
+          - {from: a/b, tags: {sort: semver, latest: 2}, targets: two, platforms: all, min_age: 3d}
+          - {from: a/b, tags: {semver: ">=1", latest: 3}, platforms: "${WHICH}"}
+        """),
+        {"WHICH": "all"},
     )
-    first, second, third = found.mappings
-    assert (first.index, first.source.alias, first.source_repository) == (
-        0,
-        "hub",
-        "library/alpine",
-    )
-    assert first.target_repository == "library/alpine"
+    first, second, third, fourth = found.mappings
+    assert (first.index, first.source.alias, first.min_age) == (0, "hub", 129600.0)
+    assert (first.source_repository, first.target_repository) == ("library/alpine",) * 2
     assert [target.alias for target in first.targets] == ["one", "two"]
     assert first.tags == TagRule(glob=("3.*",), exclude=("*-rc*",))
     assert first.platforms == (Platform("linux", "amd64", None),)
     assert first.artifacts.require_artifacts
-    assert (second.target_repository, second.source.alias) == ("c/d", "two")
+    assert (second.target_repository, second.source.alias, second.min_age) == ("c/d", "two", 0)
     assert [target.alias for target in second.targets] == ["one"]
     assert second.tags is first.tags, "null inherits"
     assert second.artifacts == ArtifactRule(include=("x/y",)), "nothing is merged inside"
     assert third.tags == TagRule(sort="semver", latest=2)
     assert [target.alias for target in third.targets] == ["two"]
+    assert (third.platforms, fourth.platforms) == (None, None), "`all` undoes a default"
+    assert third.min_age == 259200.0
+    assert fourth.tags.order == "semver", "a range implies it"
 
 
-def test_global_settings_are_read() -> None:
-    found = read(
-        "mappings: []\n"
-        "global: {max_concurrent_transfers: 7, cache_dir: ../s, cache_ttl: 90m, staging_size_limit: 1.5 GB}"
-    )
-    assert found.max_concurrent_transfers == 7
-    assert found.cache_dir == "/etc/rs/../s"
-    assert found.cache_ttl == 5400
-    assert found.staging_size_limit == 1_500_000_000
-
-
-@pytest.mark.parametrize(
-    ("written", "absolute"), [("/var/x", "/var/x"), ("~/x", "/home/me/x"), ("x/y", "/etc/rs/x/y")]
-)
-def test_paths_are_relative_to_the_file(written: str, absolute: str) -> None:
-    assert read(f"mappings: []\nglobal: {{cache_dir: {written}}}").cache_dir == absolute
-    assert registry(f"url: a.example, ca_file: {written}").ca_file == absolute
-
-
-@pytest.mark.parametrize("home", [None, "~"])
-@pytest.mark.parametrize("written", ["~", "~/x"])
-def test_a_home_that_nobody_knows_is_no_folder_of_that_name(written: str, home: str | None) -> None:
-    text = f"mappings: []\nglobal: {{cache_dir: '{written}'}}".encode()
-    with pytest.raises(
-        ConfigError,
-        match=r"c.yaml:2:21: .*no home directory is known: set HOME, or write the whole path",
-    ):
-        load(ConfigFile(text, name="c.yaml", environ={}, base_dir="/etc/rs", home=home))
-
-
-def test_each_path_of_a_layout_that_begins_with_an_unknown_home_is_named() -> None:
-    text = b"mappings: []\nregistries:\n  disk:\n    assume: ~/far.txt\n    url: oci-layout:~/disk"
-    with pytest.raises(ConfigError) as caught:
-        load(ConfigFile(text, name="c.yaml", environ={}, base_dir="/etc/rs", home=None))
-    assert [(problem.line, problem.path) for problem in caught.value.problems] == [
-        (4, "registries.disk.assume"),
-        (5, "registries.disk.url"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("written", "kept"),
-    [
-        ("/var/x", "/var/x"),
-        ("~/x", "/home/me/x"),
-        ("C:/x", "C:/x"),
-        ("x", None),
-        ("./x", None),
-        (None, None),
-    ],
-)
-def test_standard_input_has_state_in_an_absolute_cache_dir_alone(
-    written: str | None, kept: str | None
-) -> None:
-    text = (
-        "mappings: []" if written is None else f"mappings: []\nglobal: {{cache_dir: '{written}'}}"
-    )
-    assert read(text, base_dir=None).cache_dir == kept
-
-
-def test_unquoted_numbers_are_durations_and_sizes() -> None:
-    found = read("mappings: []\nglobal: {cache_ttl: 0, staging_size_limit: 0}")
-    assert (found.cache_ttl, found.staging_size_limit) == (0, 0)
-
-
-def test_a_whole_registry_is_read() -> None:
+def test_a_whole_registry_is_read_with_global_settings() -> None:
     found = registry(
         "url: 'https://R.example:8443', auth_type: basic, credentials: {username: u, password: p:w}, "
         "head_first: yes, max_concurrent: 3, client_cert: c.pem, client_key: k.pem, proxy: 'http://p:3128'"
     )
     assert (found.alias, found.scheme, found.host, found.port) == ("r", "https", "r.example", 8443)
-    assert (found.username, found.password) == ("u", "p:w")
+    assert (found.username, found.password, found.proxy) == ("u", "p:w", "http://p:3128")
     assert (found.head_first, found.max_concurrent) == (True, 3)
     assert (found.client_cert, found.client_key) == ("/etc/rs/c.pem", "/etc/rs/k.pem")
-    assert found.authority == "r.example:8443"
+    top = "max_concurrent_transfers: 7, cache_dir: ../s, cache_ttl: 90m, staging_size_limit: 1.5 GB"
+    whole = read(f"mappings: []\nglobal: {{{top}}}")
+    assert (whole.max_concurrent_transfers, whole.cache_dir) == (7, "/etc/rs/../s")
+    assert (whole.cache_ttl, whole.staging_size_limit) == (5400, 1_500_000_000)
+    none = read("mappings: []\nglobal: {cache_ttl: 0, staging_size_limit: 0}")
+    assert (none.cache_ttl, none.staging_size_limit) == (0, 0), "numbers need no quotes"
+
+
+@pytest.mark.parametrize(
+    ("written", "beside_a_file", "from_standard_input"),
+    [
+        ("/var/x", "/var/x", "/var/x"),
+        ("~/x", "/home/me/x", "/home/me/x"),
+        ("C:/x", "C:/x", "C:/x"),
+        ("x/y", "/etc/rs/x/y", None),
+        ("./x", "/etc/rs/./x", None),
+    ],
+)
+def test_paths_are_relative_to_the_file(
+    written: str, beside_a_file: str, from_standard_input: str | None
+) -> None:
+    text = f"mappings: []\nglobal: {{cache_dir: '{written}'}}"
+    assert read(text).cache_dir == beside_a_file
+    assert read(text, base_dir=None).cache_dir == from_standard_input
+    assert registry(f"url: a.example, ca_file: '{written}'").ca_file == beside_a_file
+
+
+@pytest.mark.parametrize("home", [None, "~"])
+def test_a_home_that_nobody_knows_is_no_folder_of_that_name(home: str | None) -> None:
+    text = "mappings: []\nregistries:\n  disk:\n    assume: ~/far.txt\n    url: oci-layout:~/disk\n"
+    with pytest.raises(ConfigError) as caught:
+        read(f"{text}global: {{cache_dir: '~'}}", home=home)
+    assert [(problem.line, problem.path) for problem in caught.value.problems] == [
+        (4, "registries.disk.assume"),
+        (5, "registries.disk.url"),
+        (6, "global.cache_dir"),
+    ]
+    remedy = "no home directory is known: set HOME, or write the whole path"
+    assert all(remedy in problem.message for problem in caught.value.problems)
 
 
 def test_a_registry_never_shows_its_secrets() -> None:
@@ -219,124 +196,79 @@ def test_a_registry_never_shows_its_secrets() -> None:
     assert "s3cret" not in f"{whole} {whole.mappings[0]!r} {whole.registries['r']}"
 
 
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        ("url: ghcr.io", "ghcr"),
-        ("url: mirror.example, auth_type: ecr", "ecr"),
-        ("url: mirror.example, auth_type: acr", "acr"),
-        ("url: mirror.example, auth_type: docker_config", "unknown"),
-        ("url: ghcr.io, auth_type: acr", "ghcr"),
-    ],
-)
-def test_kind_is_the_hosts_and_else_that_of_auth_type(body: str, kind: str) -> None:
-    assert registry(body).kind == kind
-
-
 @pytest.mark.parametrize("name", ["cloud_profile", "aws_profile"])
 def test_the_profile_has_two_names(name: str) -> None:
-    assert registry(f"url: a.example, auth_type: ecr, {name}: dev").cloud_profile == "dev"
+    found = registry(f"url: a.example, auth_type: ecr, {name}: dev")
+    assert (found.cloud_profile, found.kind) == ("dev", "ecr"), "its kind is that of auth_type"
 
 
-def test_latest_accepts_the_order_that_semver_implies() -> None:
-    assert mapping("tags: {semver: '>=1', latest: 3}").tags.order == "semver"
+def test_one_registry_is_one_whatever_its_scheme_and_platforms_have_no_order() -> None:
+    found = read(
+        textwrap.dedent("""\
+        registries: {a: {url: "http://a.example:443"}, b: {url: a.example}, c: {url: c.example}}
+        defaults: {targets: c}
+        mappings:
+        - {from: x, source: a, platforms: [linux/amd64, linux/arm64]}
+        - {from: x, source: b, platforms: [linux/arm64, linux/amd64]}
+        """)
+    )
+    assert found.registries["a"].address == found.registries["b"].address
+    assert found.mappings[0].source_key == found.mappings[1].source_key
 
 
-def test_an_unused_alias_is_no_error() -> None:
-    assert set(read(REGISTRIES + "mappings: []").registries) == {"hub", "one", "two"}
+# Variables.
 
-
-# --- environment -------------------------------------------------------------------------------
-
-EXPANSIONS = [
-    ("${A}", "one"),
-    ("x${A}y${A}", "xoneyone"),
-    ("${EMPTY}", ""),
-    ("${NONE:-d}", "d"),
-    ("${EMPTY:-d}", "d"),
-    ("${A:-d}", "one"),
-    ("${NONE:-}", ""),
-    ("${NONE:-a:b-c?}", "a:b-c?"),
-    ("${A:?needed}", "one"),
-    ("$$", "$"),
-    ("$${A}", "${A}"),
-    ("$$$${A}", "$${A}"),
-    ("$A $ a$", "$A $ a$"),
-    ("robot$ci", "robot$ci"),
-    ("${TRICK}", "${A} $$"),
-]
-BAD_EXPANSIONS = [
-    ("${NONE}", "variable NONE is not set"),
-    ("${NONE:?ask the admin}", "NONE is not set: ask the admin"),
-    ("${EMPTY:?}", "EMPTY is not set"),
-    ("${A", "malformed"),
-    ("${}", "malformed"),
-    ("${1A}", "malformed"),
-    ("${A-b}", "malformed"),
-    ("${A:+b}", "malformed"),
-    ("${A:}", "malformed"),
-    ("${A:-${B}}", "malformed"),
-    ("${ A }", "malformed"),
-]
 ENVIRONMENT = {"A": "one", "EMPTY": "", "TRICK": "${A} $$"}
 
 
-@pytest.mark.parametrize(("text", "expanded"), EXPANSIONS, ids=[row[0] for row in EXPANSIONS])
-def test_expansion(text: str, expanded: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("x${A}y${A}", "xoneyone"),
+        ("${EMPTY}", ""),
+        ("${EMPTY:-d}", "d"),
+        ("${A:-d}", "one"),
+        ("${NONE:-}", ""),
+        ("${NONE:-a:b-c?}", "a:b-c?"),
+        ("${A:?needed}", "one"),
+        ("$$", "$"),
+        ("$$$${A}", "$${A}"),
+        ("$A $ a$", "$A $ a$"),
+        ("${TRICK}", "${A} $$"),
+    ],
+)
+def test_a_variable_is_filled_in_once(text: str, expanded: str) -> None:
     assert substitute(text, ENVIRONMENT) == expanded
 
 
-@pytest.mark.parametrize(("text", "remedy"), BAD_EXPANSIONS, ids=[row[0] for row in BAD_EXPANSIONS])
-def test_a_wrong_expansion_is_placed_and_named(text: str, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("${NONE}", "variable NONE is not set: set it, or give a default"),
+        ("${NONE:?ask the admin}", "NONE is not set: ask the admin"),
+        ("${EMPTY:?}", "EMPTY is not set"),
+        ("${A", "malformed"),
+        ("${A:+b}", "malformed"),
+        ("${A:-${B}}", "malformed"),
+        ("${ A }", "malformed"),
+    ],
+)
+def test_a_variable_without_a_value_or_form_is_placed_and_named(text: str, remedy: str) -> None:
     found = registry_problem(f"url: '{text}'", ENVIRONMENT)
     assert found.startswith("c.yaml:1:23: registries.r.url: ")
     assert remedy in found
 
 
-def test_all_platforms_undo_a_default() -> None:
-    text = f"""{REGISTRIES}defaults: {{source: one, targets: two, platforms: [linux/amd64]}}
-mappings:
-- {{from: a}}
-- {{from: b, platforms: all}}
-- {{from: c, platforms: "${{WHICH}}"}}
-"""
-    rules = read(text, {"WHICH": "all"}).mappings
-    assert [rule.platforms for rule in rules] == [(Platform("linux", "amd64"),), None, None]
-
-
-def test_keys_with_x_are_a_place_for_anchors() -> None:
-    text = f"""x-tags: &tags {{glob: latest, sort: alpha}}
-x-unread: [1.20, {{a: '${{NOWHERE}}'}}]
-{REGISTRIES}mappings:
-- {{from: a, source: one, targets: two, tags: *tags}}
-- {{from: b, source: one, targets: two, tags: {{<<: *tags, sort: semver}}}}
-"""
-    rules = read(text).mappings
-    assert [rule.tags.glob for rule in rules] == [("latest",), ("latest",)]
-    assert [rule.tags.sort for rule in rules] == ["alpha", "semver"]
-
-
-@pytest.mark.parametrize("text", ["x: 1\nmappings: []", "mappings: [{from: a, x-a: 1}]"])
-def test_they_are_ignored_at_the_top_and_with_their_hyphen_alone(text: str) -> None:
-    assert any("unknown key" in found for found in problems(text))
-
-
-def test_expansion_never_changes_the_structure() -> None:
+def test_a_value_never_changes_the_structure() -> None:
     environ = {"TRICK": "x\n  evil: true", "GLOB": "a, b", "KEY": "url"}
-    assert "control character" in registry_problem(
-        "url: a.example, cloud_profile: '${TRICK}', auth_type: ecr", environ
+    body = "url: a.example, cloud_profile: '${TRICK}', auth_type: ecr"
+    assert "control character" in registry_problem(body, environ)
+    (found,) = problems(
+        f"{REGISTRIES}mappings: [{{{ROUTE}, tags: {{glob: '${{GLOB}}'}}}}]", environ
     )
-    assert (
-        "never be"
-        in problems(
-            f"{REGISTRIES}mappings: [{{from: a, source: one, targets: two, tags: {{glob: '${{GLOB}}'}}}}]",
-            environ,
-        )[0]
-    )
-    assert any(
-        "unknown key" in found
-        for found in problems("registries: {r: {'${KEY}': a}}\nmappings: []", environ)
-    )
+    assert "never be" in found
+    found = " ".join(problems("registries: {r: {'${KEY}': a}}\nmappings: []", environ))
+    assert "unknown key" in found
 
 
 def test_a_scalar_that_is_one_variable_may_be_a_number_or_truth_value() -> None:
@@ -350,7 +282,7 @@ def test_a_scalar_that_is_one_variable_may_be_a_number_or_truth_value() -> None:
     assert mapping("tags: {glob: '${N}'}", environ).tags.glob == ("8",), "text stays text"
 
 
-# --- problems ----------------------------------------------------------------------------------
+# Problems.
 
 
 def test_all_problems_come_in_one_go_and_in_order() -> None:
@@ -385,98 +317,111 @@ def test_all_problems_come_in_one_go_and_in_order() -> None:
     assert "pw" not in "".join(found)
 
 
+def test_the_message_of_the_error_counts_the_rest() -> None:
+    with pytest.raises(ConfigError, match=r"^c\.yaml:1:\d+: .* \(and 1 more\)$"):
+        read("{a: 1, b: 2, mappings: []}")
+
+
+MORE_REGISTRIES = f"""{REGISTRIES}\
+  both: {{url: both.example}}
+  alike: {{url: 'https://ONE.example:443'}}
+  tight: {{url: t.example, max_concurrent: 1}}
+  loose: {{url: t.example}}
+target_groups: {{group: [one, two], both: [two]}}
+"""
+GROUPS = f"{REGISTRIES}mappings: []\ntarget_groups: "
+
+
+def mapped(body: str) -> str:
+    return f"{REGISTRIES}mappings:\n- {{{ROUTE}, {body}}}\n"
+
+
+def routed(body: str) -> str:
+    return f"{MORE_REGISTRIES}mappings:\n- {{{body}}}\n"
+
+
+def listed(body: str) -> str:
+    return f"registries: {{r: {{{body}}}}}\nmappings: []\n"
+
+
 MAPPING_PROBLEMS = [
     ("tags: {glob: 1.20}", "tags.glob: must be text, not a decimal number: put it in quotes"),
     ("tags: {glob: [a, 2024-01-02]}", "tags.glob[1]: must be text, not a date"),
-    ("tags: {glob: yes}", "not true or false: put it in quotes"),
     ("tags: {glob: [~]}", "glob[0]: must be text, not empty"),
     ("tags: {glob: []}", "glob: the list is empty: omit it to take every tag"),
     ("tags: {glob: ''}", "must not be empty"),
-    ("tags: {glob: '[a'}", "is not a pattern: it may have *, ?,"),
-    ("tags: {exclude: ['a', '{b']}", "exclude[1]: '{b' is not a pattern"),
+    ("tags: {exclude: ['a', '{b']}", "exclude[1]: '{b' is not a pattern: it may have *, ?,"),
     ("tags: {immutable_tags: '['}", "immutable_tags: "),
-    ("tags: {semver: 1.2}", "put it in quotes"),
     ("tags: {semver: '>=1 <2'}", "join comparators with a comma"),
     ("tags: {semver_prerelease: maybe}", "'maybe' is not one of include, exclude, only"),
     ("tags: {sort: date}", "'date' is not one of semver, alpha"),
     ("tags: {sort: alpha, latest: 0}", "latest: must be a whole number from 1"),
     ("tags: {sort: alpha, latest: 1.20}", "must be a whole number without quotes, not a decimal number"),
-    ("tags: {sort: alpha, latest: ~x}", "latest: must be a whole number without quotes, not text"),
     ("tags: {latest: 3}", "latest: needs `sort` or `semver`"),
     ("tags: {min_tags: -1}", "a whole number from 0"),
-    ("tags: {min_tags: 017}", "a whole number from 0"),
     ("tags: {min_tags: 99999999999999999999}", "a whole number from 0"),
     ("tags: [v1]", "tags: must be a mapping, not a list: write `tags: {glob: ...}`"),
-    ("tags: latest", "tags: must be a mapping, not text: write `tags: {glob: ...}`"),
     ("tags: {globs: a}", "globs: unknown key: did you mean 'glob'?"),
     ("platforms: [all]", "platforms[0]: 'all' is not a platform: omit the field"),
     ("platforms: []", "platforms: the list is empty: omit it"),
-    ("platforms: All", "platforms: must be a list, not text"),
     ("platforms: '${REGSYNC_NONE:-All}'", "platforms: must be a list, not text"),
-    ("platforms: '${REGSYNC_NONE}'", "platforms: environment variable REGSYNC_NONE is not set"),
     ("platforms: '${all'", "platforms: malformed '${'"),
-    ("platforms: [linux]", "platforms[0]: "),
     ("artifacts: {enabled: false, require_artifacts: true}", "require_artifacts: contradicts"),
-    ("artifacts: {enabled: 1}", "enabled: must be true or false without quotes, not a whole number"),
     ("to: Team/App", "write a path in lower case"),
     ("to: a:1.0", "without a host, tag or digest"),
-    ("to: /a", "not a repository"),
-    ("to: 'sha256:00'", "without a host, tag or digest"),
+    ("to: 'a/b@sha256:00'", "`regsync copy` copies a digest"),
+    ("min_age: a week", "'a week' is not a duration"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("body", "message"), MAPPING_PROBLEMS, ids=[row[0] for row in MAPPING_PROBLEMS]
-)
-def test_problem_of_a_mapping(body: str, message: str) -> None:
-    found = mapping_problem(body)
+@pytest.mark.parametrize(("body", "message"), MAPPING_PROBLEMS)
+def test_what_is_wrong_with_a_mapping_is_one_problem_with_its_remedy(
+    body: str, message: str
+) -> None:
+    (found,) = problems(mapped(body))
     assert found.startswith("c.yaml:6:")
     assert ": mappings[0]." in found
     assert message in found
 
 
-REGISTRY_PROBLEMS = [
-    ("head_first: true", "registries.r.url: required"),
-    ("url: null", "registries.r.url: required"),
-    ("url: a.example, auth_type: kerberos", "'kerberos' is not one of ecr,"),
-    ("url: a.example, auth_type: basic", "auth_type: basic needs `credentials`"),
-    ("url: a.example, auth_type: static_token", "auth_type: static_token needs `token`"),
-    ("url: a.example, token: t", "token: is only valid with `auth_type: static_token`"),
-    ("url: a.example, credentials: {username: u, password: p}", "is only valid with `auth_type: basic`"),
-    ("url: a.example, auth_type: ghcr, token: t", "token: is only valid with"),
-    ("url: a.example, auth_type: basic, credentials: {username: u}", "credentials.password: required"),
-    ("url: a.example, auth_type: basic, credentials: {username: u:v, password: p}", "username: has a colon"),
-    ("url: a.example, auth_type: basic, credentials: {username: u, password: 12345}", "put it in quotes"),
-    ('url: a.example, auth_type: static_token, token: "abc\\n"', "line break"),
-    ("url: a.example, auth_type: static_token, token: a b", "blank"),
-    ("url: a.example, cloud_profile: p", "cloud_profile: is only valid with `auth_type: ecr`"),
-    ("url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p",
+PROBLEMS = [
+    # Where a mapping leads.
+    (routed("from: a, targets: two"), "mappings[0].source: is missing: set it here or in `defaults`"),
+    (routed("from: a, source: one"), "mappings[0].targets: is missing: set it here or in `defaults`"),
+    (routed("from: a, source: three, targets: two"), "no registry or group is named 'three'"),
+    (routed("from: a, source: one, targets: []"), "targets: the list is empty"),
+    (routed("from: a, source: one, targets: both"), "'both' is both a group and a registry"),
+    (routed("from: a, source: one, targets: [group]"), "targets[0]: 'group' is a group, which can only be"),
+    (routed("from: a, to: a, source: one, targets: group"), "the same repository of one.example"),
+    (routed("from: a, source: one, targets: alike"), "the same repository of one.example"),
+    (routed("from: alpine, to: library/alpine, source: hub, targets: hub"), "the same repository of docker.io"),
+    (routed("from: a, to: b, source: tight, targets: tight"), "max_concurrent is 1: set it to 2"),
+    (routed("from: a, to: b, source: tight, targets: loose"), "max_concurrent is 1: set it to 2"),
+    # A registry.
+    (listed("head_first: true"), "registries.r.url: required"),
+    (listed("url: null"), "registries.r.url: required"),
+    (listed("url: a.example, auth_type: kerberos"), "'kerberos' is not one of ecr,"),
+    (listed("url: a.example, auth_type: basic"), "auth_type: basic needs `credentials`"),
+    (listed("url: a.example, auth_type: static_token"), "auth_type: static_token needs `token`"),
+    (listed("url: a.example, token: t"), "token: is only valid with `auth_type: static_token`"),
+    (listed("url: a.example, credentials: {username: u, password: p}"), "is only valid with `auth_type: basic`"),
+    (listed("url: a.example, auth_type: basic, credentials: {username: u}"), "credentials.password: required"),
+    (listed("url: a.example, auth_type: basic, credentials: {username: u:v, password: p}"), "username: has a colon"),
+    (listed('url: a.example, auth_type: static_token, token: "abc\\n"'), "line break"),
+    (listed("url: a.example, auth_type: static_token, token: a b"), "blank"),
+    (listed("url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p"),
         "aws_profile: is only valid with `auth_type: ecr`"),
-    ("url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p", "the same field as `cloud_profile`"),
-    ("url: a.example, max_concurrent: 0", "max_concurrent: must be a whole number from 1"),
-    ("url: a.example, client_key: k", "client_key: needs `client_cert`"),
-    ("url: a.example, proxy: 'socks5://u:pw@h'", "socks5"),
-    ("url: a.example, urll: b", "unknown key: did you mean 'url'?"),
-    ("url: a.example, zzz: b", "unknown key"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("body", "message"), REGISTRY_PROBLEMS, ids=[row[0] for row in REGISTRY_PROBLEMS]
-)
-def test_problem_of_a_registry(body: str, message: str) -> None:
-    found = registry_problem(body)
-    assert message in found
-    assert "pw" not in found
-    assert "12345" not in found or "123456789012" in body
-
-
-GROUPS = f"{REGISTRIES}mappings: []\ntarget_groups: "
-WHOLE_PROBLEMS = [
+    (listed("url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p"), "the same field as `cloud_profile`"),
+    (listed("url: a.example, max_concurrent: 0"), "max_concurrent: must be a whole number from 1"),
+    (listed("url: a.example, client_key: k"), "client_key: needs `client_cert`"),
+    (listed("url: a.example, proxy: 'socks5://u:pw@h'"), "socks5"),
+    (listed("url: a.example, urll: b"), "unknown key: did you mean 'url'?"),
+    # The document.
     ("registries: {}", "c.yaml:1:1: mappings: required"),
     ("mappings: null", "c.yaml:1:1: mappings: required"),
-    ("mappings: [a]", "mappings[0]: must be a mapping, not text"),
     ("mappings: []\nmapings: []", "c.yaml:2:1: mapings: unknown key: did you mean 'mappings'?"),
+    ("x: 1\nmappings: []", "c.yaml:1:1: x: unknown key"),
+    (f"{REGISTRIES}mappings: [{{{ROUTE}, x-a: 1}}]", "mappings[0].x-a: unknown key"),
     ("- a", "must be a mapping, not a list"),
     ("registries: {1: {url: a.x}}\nmappings: []", "must be a name, not a whole number: put it in quotes"),
     (f"{GROUPS}{{g: []}}", "target_groups.g: the list is empty"),
@@ -488,105 +433,51 @@ WHOLE_PROBLEMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "message"), WHOLE_PROBLEMS, ids=[row[1] for row in WHOLE_PROBLEMS]
-)
-def test_problem_of_the_document(text: str, message: str) -> None:
-    found = problems(text)
-    assert len(found) == 1
-    assert message in found[0]
-
-
-SCHEMA = jsonschema.Draft202012Validator(schema())
-
-
-@pytest.mark.parametrize(
-    "text", [text for text, words in WHOLE_PROBLEMS if not re.search("is no|name", words)]
-)
-def test_the_schema_refuses_such_documents_too(text: str) -> None:
-    assert not SCHEMA.is_valid(yaml.safe_load(text))
-
-
-ROUTES = [
-    ("{from: a, targets: two}", "mappings[0].source: is missing: set it here or in `defaults`"),
-    ("{from: a, source: one}", "mappings[0].targets: is missing: set it here or in `defaults`"),
-    ("{from: a, source: three, targets: two}", "source: no registry or group is named 'three'"),
-    ("{from: a, source: one, targets: []}", "targets: the list is empty"),
-    ("{from: a, source: one, targets: none}", "no registry or group is named 'none'"),
-    ("{from: a, source: one, targets: both}", "'both' is both a group and a registry"),
-    ("{from: a, source: one, targets: [group]}", "targets[0]: 'group' is a group, which can only be"),
-    ("{from: a, source: one, targets: one}", "the same repository of one.example"),
-    ("{from: a, to: a, source: one, targets: group}", "the same repository of one.example"),
-    ("{from: a, source: one, targets: alike}", "the same repository of one.example"),
-    ("{from: alpine, to: library/alpine, source: hub, targets: hub}", "the same repository of docker.io"),
-    ("{from: a, to: b, source: tight, targets: tight}", "max_concurrent is 1: set it to 2"),
-    ("{from: a, to: b, source: tight, targets: loose}", "max_concurrent is 1: set it to 2"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("body", "message"), ROUTES, ids=[row[0] for row in ROUTES])
-def test_problem_of_a_route(body: str, message: str) -> None:
-    text = (
-        f"{REGISTRIES}  both: {{url: both.example}}\n"
-        "  alike: {url: 'https://ONE.example:443'}\n"
-        "  tight: {url: t.example, max_concurrent: 1}\n"
-        "  loose: {url: t.example}\n"
-        f"target_groups: {{group: [one, two], both: [two]}}\nmappings:\n- {body}\n"
-    )
-    found = problems(text)
-    assert len(found) == 1
-    assert message in found[0]
+@pytest.mark.parametrize(("text", "message"), PROBLEMS)
+def test_what_else_is_wrong_is_one_problem_with_its_remedy(text: str, message: str) -> None:
+    (found,) = problems(text)
+    assert message in found
+    assert "pw" not in found
 
 
 def test_one_request_at_a_time_is_enough_where_two_registries_are_involved() -> None:
-    text = "registries: {a: {url: a.example, max_concurrent: 1}, b: {url: b.example, max_concurrent: 1}}\n"
-    assert read(text + "mappings: [{from: x, source: a, targets: b}]").mappings
+    ends = "a: {url: a.example, max_concurrent: 1}, b: {url: b.example, max_concurrent: 1}"
+    assert read(f"registries: {{{ends}}}\nmappings: [{{from: x, source: a, targets: b}}]").mappings
 
 
-def test_a_wrong_field_is_not_judged_by_the_default_that_it_hides() -> None:
-    defaults = "defaults: {source: one, targets: one}\n"
-    found = problems(f"{REGISTRIES}{defaults}mappings: [{{from: a, targets: nowhere}}]")
-    assert len(found) == 1
-    assert "nowhere" in found[0]
+def test_a_wrong_field_hides_the_default_and_what_many_use_is_told_once() -> None:
+    top = f"{REGISTRIES}defaults: {{source: one, targets: one}}\n"
+    (found,) = problems(f"{top}mappings: [{{from: a, targets: nowhere}}]")
+    assert "nowhere" in found
+    top = f"{REGISTRIES}defaults: {{source: one, targets: nope}}\n"
+    assert len(problems(f"{top}mappings: [{{from: a}}, {{from: b}}]")) == 1
 
 
-def test_a_problem_in_what_many_use_is_told_once() -> None:
-    defaults = "defaults: {source: one, targets: nope}\n"
-    assert len(problems(f"{REGISTRIES}{defaults}mappings: [{{from: a}}, {{from: b}}]")) == 1
+def test_a_line_break_in_a_value_and_an_unset_variable_are_told_in_every_field_at_once() -> None:
+    text = json.dumps(with_field("registry", "url", "${HOST}")).replace('"x"', '"${PATH_}"')
+    found = problems(text, {"HOST": "a\u2028b"})
+    assert [line.split(": ", 2)[1] for line in found] == ["registries.c.url", "mappings[0].from"]
+    assert found[0].endswith("has a line break or another control character: remove it")
+    assert found[1].endswith("is not set: set it, or give a default")
 
 
-def test_the_message_of_the_error_counts_the_rest() -> None:
-    with pytest.raises(ConfigError, match=r"^c\.yaml:1:\d+: .* \(and 1 more\)$"):
-        read("{a: 1, b: 2, mappings: []}")
+@pytest.mark.rule("R19")
+def test_no_message_repeats_a_secret() -> None:
+    text = """\
+registries:
+  a: {url: "https://u:S3CRET@a.example"}
+  b: {url: b.example, auth_type: static_token, token: "S3CRET S3CRET"}
+  c: {url: c.example, proxy: "socks5://u:S3CRET@h"}
+  d: {url: d.example, auth_type: basic, credentials: {username: "u:v", password: "S3CRET\\n"}}
+  e: {url: "${URL}", proxy: "${URL}"}
+mappings: []
+"""
+    found = problems(text, {"URL": "http://u:S3CRET@e.example/path"})
+    assert len(found) >= 6
+    assert "S3CRET" not in "".join(found)
 
 
-# --- warnings ----------------------------------------------------------------------------------
-
-
-def test_disabled_artifacts_warn_once_per_scope() -> None:
-    found = read(
-        f"{REGISTRIES}defaults: {{source: one, targets: two, artifacts: {{enabled: false}}}}\n"
-        "mappings: [{from: a}, {from: b}, {from: c, artifacts: {enabled: false}}]\n"
-    )
-    assert len(found.warnings) == 2
-    assert found.warnings[0].startswith("c.yaml:5:")
-    assert (
-        "defaults.artifacts.enabled: is false: signatures and SBOMs are stripped"
-        in found.warnings[0]
-    )
-    assert "mappings[2].artifacts.enabled" in found.warnings[1]
-
-
-def test_credentials_over_plain_http_warn() -> None:
-    basic = "auth_type: basic, credentials: {username: u, password: p}"
-    text = f"registries: {{a: {{url: 'http://a.example', {basic}}}}}\nmappings: []"
-    (warning,) = read(text).warnings
-    assert "registries.a.url: credentials are sent unencrypted to a.example" in warning
-    assert not read("registries: {a: {url: 'http://a.example'}}\nmappings: []").warnings
-    assert not read(f"registries: {{a: {{url: localhost:5000, {basic}}}}}\nmappings: []").warnings
-
-
-# --- warnings ----------------------------------------------------------------------------------
+# Warnings.
 
 
 def warnings_of(text: str) -> list[str]:
@@ -594,21 +485,38 @@ def warnings_of(text: str) -> list[str]:
     return [warning.removeprefix("c.yaml:") for warning in read(text).warnings]
 
 
+def test_a_warning_of_what_many_inherit_is_told_once_and_all_are_in_the_order_of_the_file() -> None:
+    rules = "artifacts: {enabled: false}, tags: {glob: [x, y], exclude: x}"
+    text = f"{REGISTRIES}defaults: {{source: one, targets: two, {rules}}}\nmappings: "
+    found = warnings_of(text + "[{from: a}, {from: b}, {from: c, artifacts: {enabled: false}}]")
+    assert [line.partition(": ")[2] for line in found] == [
+        "defaults.artifacts.enabled: is false: signatures and SBOMs are stripped at targets",
+        "defaults.tags.glob: 'x' is never copied: the exclude rule drops it",
+        "mappings[2].artifacts.enabled: is false: signatures and SBOMs are stripped at targets",
+    ]
+    assert [line.partition(":")[0] for line in found] == ["5", "5", "6"]
+
+
+def test_credentials_over_plain_http_warn() -> None:
+    basic = "auth_type: basic, credentials: {username: u, password: p}"
+    (warning,) = warnings_of(f"registries: {{a: {{url: 'http://a.x', {basic}}}}}\nmappings: []")
+    assert "registries.a.url: credentials are sent unencrypted to a.x" in warning
+    for fine in ("url: 'http://a.x'", f"url: localhost:5000, {basic}"):
+        assert warnings_of(f"registries: {{a: {{{fine}}}}}\nmappings: []") == []
+
+
 @pytest.mark.parametrize(
     ("tags", "dropped"),
     [
         ("glob: ['a', 'b-rc1'], exclude: '*-rc*'", ["b-rc1"]),
         ("glob: [latest, '1.*', edge], exclude: [edge, latest]", ["latest", "edge"]),
-        ("glob: [latest, '1.2.3'], exclude: '*'", ["latest", "1.2.3"]),
         ("glob: '*', exclude: ['*-rc*', latest]", []),
         ("glob: '1.*', exclude: '1.*'", []),  # globs are not held against one another
         ("glob: ['1.2.3', latest], semver: '>=1,<3'", []),
-        ("glob: ['sha256-0.sig'], semver: '1.x'", []),
     ],
 )
 def test_a_tag_written_out_that_exclude_drops_is_told(tags: str, dropped: list[str]) -> None:
-    text = f"{REGISTRIES}mappings:\n- {{from: a, source: one, targets: two, tags: {{{tags}}}}}\n"
-    found = warnings_of(text)
+    found = warnings_of(mapped(f"tags: {{{tags}}}"))
     assert [line.partition(": ")[2] for line in found] == [
         f"mappings[0].tags.glob: '{tag}' is never copied: the exclude rule drops it"
         for tag in dropped
@@ -628,7 +536,6 @@ HUB = "registries: {hub: {url: registry.hub.docker.com}, quay: {url: quay.io}, m
             "write 'org/app'",
         ),
         ("from: docker.io/library/alpine, source: hub, targets: m", "write 'library/alpine'"),
-        ("from: a/b, to: m.test/a/b, source: hub, targets: [quay, m]", ""),
         ("from: a/b, source: lan, targets: m", ""),  # a team may have a name without a dot
         ("from: docker.io/library/alpine, source: quay, targets: m", ""),  # a mirror names it so
         ("from: quay.io, source: quay, targets: m", ""),
@@ -640,125 +547,67 @@ def test_a_repository_that_begins_with_its_registry_is_told(mapping: str, messag
     assert [message in line for line in found] == ([True] if message else [])
 
 
-def test_a_digest_in_from_names_the_command_that_takes_one() -> None:
-    (found,) = problems(
-        f"{REGISTRIES}mappings: [{{from: 'a/b@sha256:00', source: one, targets: two}}]"
-    )
-    assert "`regsync copy` copies a digest" in found
-
-
-def test_a_warning_about_a_rule_that_many_inherit_is_told_once() -> None:
-    rule = "tags: {glob: [x, y], exclude: x}"
-    text = f"{REGISTRIES}defaults: {{source: one, targets: two, {rule}}}\n"
-    (found,) = warnings_of(text + "mappings: [{from: a}, {from: b}, {from: c, tags: {glob: x}}]")
-    assert found.startswith("5:")
-    assert ": defaults.tags.glob: 'x'" in found
-
-
-def test_an_age_is_inherited_and_undone() -> None:
-    text = f"{REGISTRIES}defaults: {{source: one, targets: two, min_age: 1d12h}}\nmappings: "
-    rules = read(f"{text}[{{from: a}}, {{from: b, min_age: 0}}, {{from: c, min_age: 3d}}]").mappings
-    assert [rule.min_age for rule in rules] == [129600.0, 0.0, 259200.0]
-    assert (
-        read(f"{REGISTRIES}mappings: [{{from: a, source: one, targets: two}}]").mappings[0].min_age
-        == 0
-    )
-    (found,) = problems(f"{text}[{{from: a, min_age: a week}}]")
-    assert "'a week' is not a duration" in found
-
-
-BASIC = "auth_type: basic, credentials: {username: u, password: '${P}'}"
-
-
-def test_warnings_are_in_the_order_of_the_file() -> None:
-    text = (
-        "mappings:\n- {from: a, source: one, targets: two, tags: {glob: x, exclude: x}}\n"
-        "registries:\n  one: {url: one.example}\n"
-        f"  two: {{url: 'http://two.example', {BASIC.replace('${P}', 'clear')}}}\n"
-    )
-    assert [line.split(": ")[1] for line in read(text).warnings] == [
-        "mappings[0].tags.glob",
-        "registries.two.url",
-    ]
-
-
-# --- YAML --------------------------------------------------------------------------------------
+# YAML.
 
 DOCUMENTS = [
-    (b"", "c.yaml:1:1: the document is empty"),
     (b"# only a comment\n", "c.yaml:1:1: the document is empty"),
     (b"---\n", "c.yaml:1:1: the document is empty"),
     (b"mappings: []\n---\nmappings: []\n", "c.yaml:2:1: malformed YAML: expected a single document"),
-    (b"mappings: [\xff]", "c.yaml:1:12: not UTF-8"),
     ("mappings: []".encode("utf-16"), "c.yaml:1:1: not UTF-8: save the file as UTF-8"),
     ("mappings: []\nx: ä".encode("latin-1"), "c.yaml:2:4: not UTF-8"),
-    ("mappings: []\n# €".encode()[:-1], "c.yaml:2:3: not UTF-8"),
     ("mappings: \ud800".encode("utf-8", "surrogatepass"), "c.yaml:1:11: not UTF-8"),
     (b"a: 1\nmappings: \x00", "c.yaml:2:11: control character U+0000"),
-    (b"mappings: \x1b[31m", "c.yaml:1:11: control character U+001B"),
     (b'mappings: "\\UFFFFFFFF"', "a number out of range"),
     (b"mappings:\n\t- from: a", "c.yaml:2:1: malformed YAML: a tab"),
-    (b"mappings:\n-\tfrom: a", "c.yaml:2:2: malformed YAML: a tab"),
     (b"mappings: [", "c.yaml:1:12: malformed YAML"),
     (b"mappings: []\nx: *\n", "has to be quoted"),
     (b"registries: {a: {url: ${HOST}}}\nmappings: []", "inside { } and [ ] a '${NAME}' has to be quoted"),
     (b"mappings: *all\n", "no anchor of that name above: quote text beginning with '*'"),
-    (b"mappings: " + b"[" * 100_000, "nested too deep"),
-    (b"mappings: " + b"{a: " * 100_000, "nested too deep"),
-    (b"- " * 100_000, "nested too deep"),
-    (b"? " * 100_000, "nested too deep"),
+    (b"mappings: " + b"{a: " * 20_000, "nested too deep"),
     (b"mappings: &a [*a]", "c.yaml:1:11: mappings[0]: must be a mapping, not a list"),
-    (b"mappings: []\nregistries: &a {x: *a}", "registries.x.url: required"),
-    (b"mappings: []\nglobal: &a {<<: *a, x: 1}", "global.x: unknown key"),
     (b"mappings: []\nglobal: &a {<<: [&b {<<: *a, x: 1}]}", "global.x: unknown key"),
     (b"mappings: []\nglobal: {<<: 1}", "'<<' takes a mapping"),
     (b"mappings:\n- tags: {b: 1, b: 2}\n", "c.yaml:2:16: mappings[0].tags.b: duplicate key: it is on line 2"),
     (b"mappings: []\n[a]: b", "a list cannot be a key"),
-    (b"mappings: []\n? {a: b}\n: c", "a mapping cannot be a key"),
     (b"mappings: []\n? {{a: b}: c}\n: {d: 1, d: 2}", "a mapping cannot be a key"),
     (b"mappings: !!python/object/apply:os.system [x]", "must be a list, not a value with a YAML tag of its own"),
-    (b"mappings: !!map x", "must be a list, not a value with a YAML tag of its own"),
-    (b"mappings: !!seq x", "must be a list, not a value with a YAML tag of its own"),
     (b"mappings: !!seq {}", "must be a list, not a value with a YAML tag of its own"),
     (b"mappings: []\nglobal: {cache_dir: !secret x}", "a YAML tag of its own: put it in quotes"),
-    (b"a: &a 1\nmappings: &a []", "c.yaml:2:11: malformed YAML: found duplicate anchor"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "message"), DOCUMENTS, ids=[row[1][:50] for row in DOCUMENTS])
+@pytest.mark.parametrize(("body", "message"), DOCUMENTS, ids=[row[1] for row in DOCUMENTS])
 def test_problem_of_the_yaml(body: bytes, message: str) -> None:
     assert any(message in found for found in problems(body))
 
 
 def test_byte_order_mark_and_crlf_are_fine() -> None:
-    assert (
-        read(b"\xef\xbb\xbfmappings: []\r\nglobal:\r\n  cache_dir: x\r\n").cache_dir == "/etc/rs/x"
-    )
+    text = b"\xef\xbb\xbfmappings: []\r\nglobal:\r\n  cache_dir: x\r\n"
+    assert read(text).cache_dir == "/etc/rs/x"
 
 
 def test_anchors_and_merge_keys_are_understood() -> None:
     found = read(
         REGISTRIES
         + textwrap.dedent("""\
+        x-unread: [1.20, {a: '${NOWHERE}'}]
+        x-tags: &tags {glob: !!str 1.20, sort: alpha}
         mappings:
           - &base
             from: a
             source: one
             targets: [two]
-            tags: &tags {glob: "1.*"}
+            tags: *tags
           - {<<: *base, from: b}
-          - {from: c, <<: [{source: two}, *base], targets: [one], tags: *tags}
+          - {from: c, <<: [{source: two}, *base], targets: [one], tags: {<<: *tags, sort: semver}}
           - *base
         """)
     )
     assert [rule.source_repository for rule in found.mappings] == ["a", "b", "c", "a"]
     assert [rule.source.alias for rule in found.mappings] == ["one", "one", "two", "one"]
     assert [rule.index for rule in found.mappings] == [0, 1, 2, 3]
-    assert {rule.tags for rule in found.mappings} == {TagRule(glob=("1.*",))}
-
-
-def test_an_explicit_text_tag_is_text() -> None:
-    assert mapping("tags: {glob: !!str 1.20}").tags.glob == ("1.20",)
+    assert {rule.tags.glob for rule in found.mappings} == {("1.20",)}
+    assert [rule.tags.sort for rule in found.mappings] == ["alpha", "alpha", "semver", "alpha"]
 
 
 def test_aliases_do_not_multiply_work() -> None:
@@ -768,41 +617,50 @@ def test_aliases_do_not_multiply_work() -> None:
     entries = "".join(f"- {{from: a{i}, tags: *t}}\n" for i in range(500))
     found = read(f"{REGISTRIES}{shared}mappings:\n{entries}")
     assert len({id(rule.tags) for rule in found.mappings}) == 1
-
-
-def test_an_item_that_aliases_repeat_is_read_once() -> None:
     items = ", ".join([f"&a {'a' * 200_000}", *["*a"] * 2000])
     assert len(problems(f"{REGISTRIES}mappings: []\ndefaults: {{tags: {{glob: [{items}]}}}}")) == 1
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    found_in_bomb = problems("\n".join([*lines, "mappings: *a29"]))
+    assert any("mappings[0]: must be a mapping" in line for line in found_in_bomb)
 
 
 def test_a_chain_of_merges_ends_somewhere() -> None:
-    lines = ["x-0: &a0 {from: a}"] + [f"x-{i}: &a{i} {{<<: *a{i - 1}}}" for i in range(1, 5000)]
-    found = problems("\n".join([*lines, "mappings: [*a4999]"]))
+    lines = ["x-0: &a0 {from: a}"] + [f"x-{i}: &a{i} {{<<: *a{i - 1}}}" for i in range(1, 1500)]
+    found = problems("\n".join([*lines, "mappings: [*a1499]"]))
     assert any("nested too deep" in line for line in found)
 
 
-def test_a_bomb_of_lists_is_read_in_no_time() -> None:
-    lines = ["a0: &a0 [x]"] + [
-        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)
-    ]
-    found = problems("\n".join([*lines, "mappings: *a29"]))
-    assert any("mappings[0]: must be a mapping" in line for line in found)
+SIZE = 100_000
+GLOBAL = "mappings: []\nglobal: {"
+MAPPED = f"{REGISTRIES}mappings:\n- {{{ROUTE}, "
 
 
-# --- small grammars ----------------------------------------------------------------------------
+HOSTILE = {
+    "a variable that stays open": "mappings: '" + "${" * SIZE + "'",
+    "stars": MAPPED + "tags: {glob: '" + "*a" * SIZE + "['}}",
+    "braces": MAPPED + "tags: {glob: '" + "{" * SIZE + "'}}",
+    "a long range": MAPPED + "tags: {semver: '" + ">1," * SIZE + "'}}",
+    "a long platform": MAPPED + "platforms: [" + "a/" * SIZE + "]}",
+    "a long repository": MAPPED + "to: " + "a/" * SIZE + "}",
+    "a long duration": GLOBAL + "cache_ttl: " + "1h" * SIZE + "x}",
+    "digests that are no logins": GLOBAL + "cache_ttl: '" + "=a@sha256:" * SIZE + "'}",
+    "a long size": GLOBAL + "staging_size_limit: " + "1" * SIZE + "}",
+    "a long address": "mappings: []\nregistries: {a: {url: " + "a." * SIZE + "}}",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_text_is_refused_in_linear_work_and_few_words(text: str) -> None:
+    assert all(len(line) < 800 for line in problems(text))
+
+
+# Small grammars.
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [
-        ("0", 0),
-        ("90", 90),
-        ("90s", 90),
-        ("1h30m", 5400),
-        ("2d", 172800),
-        ("30m1h", 5400),
-        ("0s", 0),
-    ],
+    [("0", 0), ("90", 90), ("90s", 90), ("1h30m", 5400), ("2d", 172800), ("30m1h", 5400)],
 )
 def test_duration(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
@@ -818,7 +676,6 @@ def test_no_duration_shows_the_grammar(text: str) -> None:
     ("text", "size"),
     [
         ("0", 0),
-        ("0 GB", 0),
         ("512B", 512),
         ("1 kb", 1000),
         ("1.5GB", 1_500_000_000),
@@ -832,44 +689,42 @@ def test_size(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize(
-    "text", ["", "1", "GB", "-1 GB", "1 G", "1,5 GB", "1e3 B", "1 GBB", "1. GB"]
-)
+@pytest.mark.parametrize("text", ["", "1", "GB", "-1 GB", "1 G", "1,5 GB", "1e3 B", "1. GB"])
 def test_no_size_shows_the_grammar(text: str) -> None:
     with pytest.raises(ValueError, match="KiB"):
         parse_size(text)
 
 
-URLS = [
-    ("ghcr.io", ("https", "ghcr.io", 443)),
-    ("GHCR.io:8443", ("https", "ghcr.io", 8443)),
-    ("https://a.example", ("https", "a.example", 443)),
-    ("HTTP://a.example", ("http", "a.example", 80)),
-    ("http://a.example:443", ("http", "a.example", 443)),
-    ("index.docker.io", ("https", "docker.io", 443)),
-    ("https://registry-1.docker.io", ("https", "docker.io", 443)),
-    ("localhost", ("http", "localhost", 80)),
-    ("localhost:5000", ("http", "localhost", 5000)),
-    ("127.0.0.1:5000", ("http", "127.0.0.1", 5000)),
-    ("127.3.4.5", ("http", "127.3.4.5", 80)),
-    ("[::1]:5000", ("http", "::1", 5000)),
-    ("https://localhost", ("https", "localhost", 443)),
-    ("128.0.0.1", ("https", "128.0.0.1", 443)),
-    ("[2001:DB8:0::1]", ("https", "2001:db8::1", 443)),
-    ("registry", ("https", "registry", 443)),
-]
+@pytest.mark.parametrize(
+    ("text", "parts", "authority"),
+    [
+        ("GHCR.io:8443", ("https", "ghcr.io", 8443), "ghcr.io:8443"),
+        ("https://a.example", ("https", "a.example", 443), "a.example"),
+        ("HTTP://a.example", ("http", "a.example", 80), "a.example"),
+        ("http://a.example:443", ("http", "a.example", 443), "a.example:443"),
+        ("https://registry-1.docker.io", ("https", "docker.io", 443), "docker.io"),
+        ("localhost", ("http", "localhost", 80), "localhost"),
+        ("127.3.4.5", ("http", "127.3.4.5", 80), "127.3.4.5"),
+        ("[::1]:5000", ("http", "::1", 5000), "[::1]:5000"),
+        ("https://localhost", ("https", "localhost", 443), "localhost"),
+        ("128.0.0.1", ("https", "128.0.0.1", 443), "128.0.0.1"),
+        ("[2001:DB8:0::1]", ("https", "2001:db8::1", 443), "[2001:db8::1]"),
+        ("registry", ("https", "registry", 443), "registry"),
+    ],
+)
+def test_an_address_and_the_name_that_reports_have_for_it(
+    text: str, parts: tuple[str, str, int], authority: str
+) -> None:
+    assert parse_registry_url(text) == parts
+    assert registry(f"url: '{text}'").authority == authority
+
+
 BAD_URLS = ["", "https://", "a.example/", "a.example/v2", "a.example?x", "ftp://a.example", "a..b", "-a",
             "a_b", "a:", "a:0", "a:65536", "a:b", "::1", "[::1", "[::g]", "[1.2.3.4]", "a b", "//a",
-            "a.example.", "user@a.example", "https://u:pw@a.example", "a\n", "ä.example",
-            "a" + "-" * 100_000]  # fmt: skip
+            "a.example.", "user@a.example", "https://u:pw@a.example", "a\n", "ä.example"]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "parts"), URLS, ids=[row[0] for row in URLS])
-def test_registry_address(text: str, parts: tuple[str, str, int]) -> None:
-    assert parse_registry_url(text) == parts
-
-
-@pytest.mark.parametrize("text", BAD_URLS, ids=lambda text: repr(text)[:20])
+@pytest.mark.parametrize("text", BAD_URLS)
 def test_no_registry_address(text: str) -> None:
     with pytest.raises(ValueError, match=": ") as caught:
         parse_registry_url(text)
@@ -877,21 +732,25 @@ def test_no_registry_address(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "authority"),
+    ("written", "alias"),
     [
-        ("a.example", "a.example"),
-        ("a.example:443", "a.example"),
-        ("http://a.example", "a.example"),
-        ("http://a.example:8080", "a.example:8080"),
-        ("registry-1.docker.io", "docker.io"),
-        ("'[::1]:5000'", "[::1]:5000"),
+        ("docker.io", "hub"),
+        ("A.example", "tls"),
+        ("a.example:443", "tls"),
+        ("https://a.example", "tls"),
+        ("a.example:5000", "odd"),
+        ("b.example", "plain"),
+        ("b.example:80", "plain"),
+        ("http://b.example", "plain"),
+        ("http://localhost:5000", "local"),
+        ("oci-layout:/disk", "disk"),
+        ("oci-layout:/other", "oci-layout:/other"),
+        ("b.example:444", "b.example:444"),
     ],
 )
-def test_authority_leaves_the_schemes_own_port_out(url: str, authority: str) -> None:
-    assert registry(f"url: {url}").authority == authority
-
-
-def test_a_reference_finds_its_registry_by_host_and_port() -> None:
+def test_a_reference_finds_the_first_registry_that_has_its_address(
+    written: str, alias: str
+) -> None:
     found = read(
         textwrap.dedent("""\
         registries:
@@ -900,64 +759,37 @@ def test_a_reference_finds_its_registry_by_host_and_port() -> None:
           again: {url: a.example}
           odd: {url: a.example:5000}
           plain: {url: http://b.example}
+          local: {url: localhost:5000}
+          disk: {url: "oci-layout:/disk"}
         mappings: []
         """)
     )
-    aliases = {
-        host: registry_for(host, found).alias
-        for host in ("docker.io", "A.example", "a.example:443")
-    }
-    assert aliases == {"docker.io": "hub", "A.example": "tls", "a.example:443": "tls"}
-    assert registry_for("a.example:5000", found).alias == "odd"
-    assert registry_for("b.example", found).scheme == "http"
-    assert registry_for("b.example:80", found).alias == "plain"
-    stranger = registry_for("b.example:444", found)
-    assert (stranger.alias, stranger.scheme, stranger.port) == ("b.example:444", "https", 444)
+    assert registry_for(written, found).alias == alias
 
 
-def test_a_scheme_finds_the_registry_that_has_it() -> None:
-    found = read(
-        "registries: {tls: {url: a.example}, plain: {url: 'http://a.example'}, local: {url: 'localhost:5000'}}"
-        "\nmappings: []"
-    )
-    assert registry_for("https://a.example", found).alias == "tls"
-    assert registry_for("http://a.example", found).alias == "plain"
-    assert registry_for("http://localhost:5000", found).alias == "local"
+def test_a_reference_to_what_is_not_configured_gets_the_scheme_that_its_host_implies() -> None:
+    none = Config({}, ())
+    assert registry_for("localhost:5000", none).scheme == "http"
+    assert registry_for("https://localhost:5000", none).scheme == "https"
+    assert registry_for("ghcr.io:444", none)[:5] == ("ghcr.io:444", "https", "ghcr.io", 444, "ghcr")
+    with pytest.raises(ConfigError, match="registry address"):
+        registry_for("a/b", none)
+    found = read("registries: {local: {url: 'localhost:5000'}}\nmappings: []")
     with pytest.raises(ConfigError, match="the configuration says http:// for registry 'local'"):
         registry_for("https://localhost:5000", found)
-    assert registry_for("https://localhost:5001", found).scheme == "https"
 
 
-def test_a_layout_is_found_by_its_directory() -> None:
-    found = read(
-        "registries: {disk: {url: 'oci-layout:/disk'}, hub: {url: disk.example}}\nmappings: []"
-    )
-    assert registry_for("oci-layout:/disk", found).alias == "disk"
-    assert registry_for("oci-layout:/other", found).alias == "oci-layout:/other"
-    assert registry_for("disk.example", found).alias == "hub"
-
-
-def test_an_unconfigured_reference_gets_the_scheme_that_its_host_implies() -> None:
-    assert registry_for("localhost:5000", Config({}, ())).scheme == "http"
-    assert registry_for("ghcr.io", Config({}, ())).kind == "ghcr"
-    with pytest.raises(ConfigError, match="registry address"):
-        registry_for("a/b", Config({}, ()))
-
-
-# --- the table, and anything at all ------------------------------------------------------------
+# The table, and anything at all.
 
 
 def test_the_table_reads_into_the_model() -> None:
     assert set(SECTIONS["tags"]) == set(TagRule._fields)
     assert set(SECTIONS["artifacts"]) == set(ArtifactRule._fields)
     assert set(SECTIONS["global"]) <= set(Config._fields)
-    for key, described in schema()["$defs"]["global"]["properties"].items():
-        if "default" in described and key != "cache_dir":
-            written = read(f"mappings: []\nglobal: {{{key}: {described['default']}}}")
-            assert getattr(written, key) == getattr(read("mappings: []"), key), "defaults agree"
 
 
 def settles(text: bytes) -> None:
+    """Assert that a document is a configuration, or an error whose problems have a place."""
     try:
         read(text, {"A": "x"})
     except ConfigError as error:
@@ -971,11 +803,6 @@ def settles(text: bytes) -> None:
         assert problem.message
 
 
-@given(TREES)
-def test_any_tree_is_a_config_or_a_config_error(tree: object) -> None:
-    settles(yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass"))
-
-
 @given(st.dictionaries(NAMES, TREES, max_size=6))
 def test_any_document_of_known_names_is_a_config_or_a_config_error(tree: dict[str, object]) -> None:
     tree.setdefault("registries", {"a": {"url": "a.example"}, "b": {"url": "b.example"}})
@@ -986,8 +813,3 @@ def test_any_document_of_known_names_is_a_config_or_a_config_error(tree: dict[st
 @given(st.text("ab:-[]{}&*!|>'\"%@`#, \n\t\\?<$1~=\x00\ufeff\ud800", max_size=40))
 def test_any_text_is_a_config_or_a_config_error(text: str) -> None:
     settles(text.encode("utf-8", "surrogatepass"))
-
-
-@given(st.binary(max_size=40))
-def test_any_bytes_are_a_config_or_a_config_error(body: bytes) -> None:
-    settles(body)
