@@ -16,6 +16,7 @@ import pytest
 
 from conformance.tests.fixtures import *  # noqa: F403
 from tests import costs, fuzzing
+from tests.builds import fips_host, host, open_folder  # noqa: F401
 
 # Fixtures: registries at both ends of a copy, and what is built of them.
 from tests.ends import audited, chance, serve, source, speaker, sync_pair, target, world  # noqa: F401
@@ -77,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Whose tests are about this checkout: its documents, and how it is built. Some run the built file.
 FOR_THE_CHECKOUT = (
+    "test_build",
     "test_commands_shown",
     "test_demo",
     "test_deploy",
@@ -84,10 +86,7 @@ FOR_THE_CHECKOUT = (
     "test_layering",
     "test_readme",
     "test_reference",
-    "test_start",
     "test_static",
-    "test_supply_chain",
-    "test_zipapp",
 )
 
 

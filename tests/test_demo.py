@@ -12,7 +12,7 @@ import pytest
 
 from conformance.client import copies
 from conformance.content.images import Image, Seed
-from tests.test_fips import SETUP
+from tests.builds import SETUP
 from tools import demo, fips_provider
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -51,7 +51,7 @@ KILLS = LISTS / "kills.json"
 WITHOUT = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "build", "dist")
 
 # Files of tests that judge nothing of `_regsync`, or take minutes for what others show in seconds.
-NO_JUDGES = ("layering", "demo", "deploy", "hosts", "readme", "static", "static_file", "zipapp")
+NO_JUDGES = ("build", "layering", "demo", "deploy", "hosts", "readme", "static", "static_file")
 
 LONGEST = 20.0  # seconds that one test may take, or it counts as one that hangs
 LATE = 600.0  # seconds after which a whole try has hung
