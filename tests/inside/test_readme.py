@@ -75,7 +75,6 @@ def test_every_option_exists_and_every_option_is_named():
     tools = {
         "--file",
         "--order-seed",
-        "--program",
         "--python",
         "--help",
         "--thorough",
